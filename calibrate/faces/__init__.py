@@ -1,0 +1,1 @@
+"""Floor 5, faces: what people see. Nothing imports them."""

@@ -1,0 +1,45 @@
+"""Words of the command line, parsed: ranges of sizes and seeds, numbers of bytes."""
+
+import re
+
+import typer
+
+MAX_SIZE = 1 << 20
+_BYTES = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(|k|M|G)B?", re.IGNORECASE)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """"16..256" doubles from 16 to 256; "16,64,100" is a list; both may be mixed."""
+    sizes: list[int] = []
+    for word in text.split(","):
+        first, dots, last = word.partition("..")
+        if not first.strip().isdecimal() or (dots and not last.strip().isdecimal()):
+            raise typer.BadParameter(f"{word!r} is no size; write 16..16384 or 16,64,256")
+        size, end = int(first), int(last) if dots else int(first)
+        if not 2 <= size <= end <= MAX_SIZE:
+            raise typer.BadParameter(f"{word!r} is not within 2..{MAX_SIZE}, lowest first")
+        while size <= end:
+            sizes.append(size)
+            size *= 2
+    return sorted(set(sizes))
+
+
+def parse_seeds(text: str) -> list[int]:
+    """"0", "0,3" or "0-9"."""
+    seeds: list[int] = []
+    for word in text.split(","):
+        first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise typer.BadParameter(f"{word!r} is no seed; write 0 or 0-9")
+        seeds.extend(range(int(first), int(last or first) + 1))
+    if not seeds:
+        raise typer.BadParameter(f"{text!r} holds no seed; write 0 or 0-9")
+    return sorted(set(seeds))
+
+
+def parse_bytes(text: str) -> int:
+    """"1GB", "500 MB", "2e8"; decimal units."""
+    match = _BYTES.fullmatch(text.strip())
+    if not match:
+        raise typer.BadParameter(f"{text!r} is no number of bytes; write 1GB, 500MB or 2e8")
+    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])

@@ -1,0 +1,117 @@
+"""Results in words: tables for people on stdout, and the same as records for --json."""
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.collection import BAD, Collection
+from calibrate.pipeline.evaluate import Score
+from calibrate.pipeline.fit import Fit
+
+stdout = Console(highlight=False, soft_wrap=True)
+
+
+def polynomial(coefficients: tuple[float, ...]) -> str:
+    """p(H) written out, with six digits."""
+    terms = []
+    for power, value in zip((4, 3, 2, 1, 0), coefficients, strict=True):
+        factor = {0: "", 1: " H"}.get(power, f" H^{power}")
+        terms.append(f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}")
+    return " ".join(terms).removeprefix("+ ")
+
+
+def print_collection(collection: Collection) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title=f"Collection {collection.folder}", title_justify="left")
+    for heading in ("n", "sets", "misranked", "share", "ties", "bad", "kept"):
+        table.add_column(heading, justify="right")
+    for size in collection.manifest["sizes"]:
+        table.add_row(
+            f"{size['size']:,}", f"{size['rows']:,}", f"{size['misranked']:,}",
+            f"{size['misranked'] / size['rows']:.1%}", f"{size['ties']:,}",
+            f"{sum(size[reason] for reason in BAD):,}", f"{size['kept']:,}",
+        )  # fmt: skip
+    stdout.print(table)
+    total = sum(shard["bytes"] for shard in collection.manifest["shards"])
+    stdout.print(f"{len(collection.manifest['shards'])} shards, {total / 1e6:,.1f} MB")
+
+
+def print_fit(fit: Fit, figure: Path) -> None:
+    coefficients = fit.coefficients
+    entry, quality = coefficients.only, coefficients.quality
+    rows, residuals = quality["rows"], quality["residuals"]
+    left_out = [
+        f"{rows['rows'] - rows['misranked']:,} not misranked",
+        f"{rows['misranked'] - rows['kept']:,} over the byte budget",
+        f"{rows['flat']:,} flat (no positive optimum)",
+        f"{rows['unsolved']:,} unsolved",
+        f"{sum(rows[reason] for reason in BAD):,} bad",
+    ]
+    stdout.print(f"\n[bold]Fit {coefficients.reference}[/bold]")
+    stdout.print(f"  beta(H)    {polynomial(entry.coefficients)}")
+    stdout.print(f"  domain     {entry.domain[0]:.3f} .. {entry.domain[1]:.3f} nats")
+    stdout.print(
+        f"  residuals  beta {residuals['beta_rms']:.3f} (R^2 {residuals['beta_r_squared']:.3f}), "
+        f"theta {residuals['theta_rms']:.3f}, root mean square"
+    )
+    stdout.print(f"  rows       {rows['interior']:,} used of {rows['rows']:,}; left out: ", end="")
+    stdout.print(", ".join(reason for reason in left_out if not reason.startswith("0 ")))
+    stdout.print(f"  file       {coefficients.path}")
+    stdout.print(f"  figure     {figure}")
+
+
+def fit_record(fit: Fit, figure: Path) -> dict[str, Any]:
+    coefficients = fit.coefficients
+    return {
+        "reference": coefficients.reference,
+        "path": str(coefficients.path),
+        "figure": str(figure),
+        "coefficients": list(coefficients.only.coefficients),
+        "domain": list(coefficients.only.domain),
+        "quality": dict(coefficients.quality),
+    }
+
+
+def print_scores(scores: list[Score], head: str, own: str) -> None:
+    """Accuracy in per cent, each with its standard error; the gain is paired set by set."""
+    sets = len(scores[0].correct["own"])
+    title = f"\nAccuracy of {head} in % ± standard error, {sets:,} sets of each size not used in the fit"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    for heading in ("n", "plain softmax", "the paper's numbers", own, "gain over plain"):
+        table.add_column(heading, justify="right")
+    for score in scores:
+        gain, error = score.gain("own", over="plain")
+        table.add_row(
+            f"{score.size:,}",
+            *(_percent(score.accuracy(r), score.standard_error(r)) for r in ("plain", "paper", "own")),
+            f"{100 * gain:+.1f} ± {100 * error:.1f}",
+        )  # fmt: skip
+    stdout.print(table)
+
+
+def _percent(share: float, error: float) -> str:
+    return f"{100 * share:.1f} ± {100 * error:.1f}"
+
+
+def score_records(scores: list[Score]) -> list[dict[str, Any]]:
+    return [
+        {
+            "size": score.size,
+            "sets": len(next(iter(score.correct.values()))),
+            **{
+                rule: {"accuracy": score.accuracy(rule), "error": score.standard_error(rule)}
+                for rule in score.correct
+            },
+            "gain": dict(zip(("mean", "error"), score.gain("own", over="plain"), strict=True)),
+        }
+        for score in scores
+    ]
+
+
+def print_load_line(coefficients: Coefficients) -> None:
+    stdout.print("\nUse it in place of jax.nn.softmax:")
+    stdout.print(f'  fit = calibrate.load("{coefficients.path}")', markup=False)
+    stdout.print("  probs = calibrate.adaptive_softmax(logits, fit)", markup=False)

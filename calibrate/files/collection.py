@@ -1,0 +1,186 @@
+"""A collection on disk: a folder with one npz shard per unit of work, and a manifest.
+
+A shard holds the kept rows of one unit, all of one set size: `logits` (rows, n) float32, `target`
+(rows,) int32, `entropy` (rows,) float32, `index` (rows,) int64 (which set), and `counts`, int64,
+of everything that the unit saw, in the order of COUNTS.
+
+manifest.json is written when the collection starts ("partial": its configuration) and once more
+when it is complete (its counts per size, and each shard's digest). In between, the shards present
+are the progress: each appears whole or not at all.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError
+from calibrate.files.arrays import digest_of, parse_arrays, read_bytes, write_arrays
+from calibrate.files.whole import write_whole
+
+FORMAT = "calibrate.collection"
+SCHEMA_VERSION = "0.1"
+MANIFEST = "manifest.json"
+BAD = ("nan", "inf", "masked_target")
+COUNTS = ("rows", "misranked", "ties", *BAD)
+ROW_DTYPES = {"logits": "<f4", "target": "<i4", "entropy": "<f4", "index": "<i8"}
+
+# Upper bounds of what a file takes beside its rows; tests hold real files against them.
+SHARD_OVERHEAD = 2_048
+MANIFEST_BASE, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 256, 256
+
+
+class Shard(NamedTuple):
+    """The kept rows of one unit."""
+
+    logits: np.ndarray  # (rows, n)
+    target: np.ndarray
+    entropy: np.ndarray  # nats
+    index: np.ndarray
+    counts: np.ndarray  # (len(COUNTS),)
+
+
+class Receipt(NamedTuple):
+    """What the manifest says of a shard."""
+
+    size: int
+    unit: int
+    kept: int
+    counts: dict[str, int]
+    bytes: int
+    sha256: str
+
+
+def row_bytes(size: int) -> int:
+    """Bytes of one kept row of `size` items."""
+    return 4 * size + 4 + 4 + 8
+
+
+def shard_path(folder: Path, size: int, unit: int) -> Path:
+    return folder / f"n{size:05d}-unit{unit:05d}.npz"
+
+
+def write_shard(folder: Path, size: int, unit: int, shard: Shard) -> Receipt:
+    """Publishes a shard, whole or not at all."""
+    return _receipt(size, unit, shard, write_arrays(shard_path(folder, size, unit), shard._asdict()))
+
+
+def _receipt(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
+    counts = dict(zip(COUNTS, shard.counts.tolist(), strict=True))
+    return Receipt(size, unit, len(shard.target), counts, len(data), digest_of(data))
+
+
+def inspect_shard(folder: Path, size: int, unit: int) -> Receipt:
+    """The receipt of a shard that is on disk already."""
+    path = shard_path(folder, size, unit)
+    data = read_bytes(path)
+    return _receipt(size, unit, _parse_shard(data, path, size), data)
+
+
+def _parse_shard(data: bytes, path: Path, size: int) -> Shard:
+    """The shard of that set size in the bytes of a file; anything else is refused."""
+    arrays = parse_arrays(data, path)
+    n_rows = len(arrays.get("target", ()))
+    shapes = {
+        "logits": (n_rows, size), "target": (n_rows,), "entropy": (n_rows,), "index": (n_rows,),
+        "counts": (len(COUNTS),),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        array, dtype = arrays.get(name), np.dtype(ROW_DTYPES.get(name, "<i8"))
+        if array is None or array.shape != shape or array.dtype != dtype:
+            found = "absent" if array is None else f"{array.dtype}{array.shape}"
+            raise CalibrateError(
+                f"{path}: {name} is {found}, expected {dtype}{shape}; "
+                "delete the file and collect again"
+            )
+    return Shard(**{name: arrays[name] for name in shapes})
+
+
+class Collection(NamedTuple):
+    """A complete collection."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    digest: str  # of the manifest, and so of every shard
+
+    def shards(self) -> Iterator[tuple[int, Shard]]:
+        """(set size, shard) of every shard, each checked against the manifest's digest."""
+        for entry in self.manifest["shards"]:
+            path = shard_path(self.folder, entry["size"], entry["unit"])
+            data = read_bytes(path)
+            if digest_of(data) != entry["sha256"]:
+                raise CalibrateError(
+                    f"{path} is not the shard that {MANIFEST} lists: it was damaged or exchanged; "
+                    "restore it, or collect into a new folder"
+                )
+            yield entry["size"], _parse_shard(data, path, entry["size"])
+
+
+def open_collection(folder: Path) -> Collection:
+    """Opens a complete collection.
+
+    Raises:
+      CalibrateError: there is none, or it is unfinished or damaged.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise CalibrateError(f"{folder} holds no collection; `calibrate collect` makes one")
+    if manifest["status"] != "complete":
+        raise CalibrateError(
+            f"{folder} is unfinished; run the same `calibrate collect` command again to finish it"
+        )
+    return Collection(folder, manifest, digest_of((folder / MANIFEST).read_bytes()))
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder; None if there is none."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        known = manifest["format"], manifest["schema_version"]
+        complete = manifest["status"] == "complete"
+        configuration = manifest["configuration"]
+        if not isinstance(configuration, dict) or (complete and not manifest["shards"]):
+            raise ValueError("fields are missing")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as failure:
+        raise CalibrateError(
+            f"{path} is not a manifest ({failure}); restore it or collect into a new folder"
+        ) from failure
+    if known != (FORMAT, SCHEMA_VERSION):
+        raise CalibrateError(
+            f"{path} says {known[0]} {known[1]}, expected {FORMAT} {SCHEMA_VERSION}; "
+            "collect again with this version of calibrate"
+        )
+    return manifest
+
+
+def write_manifest(
+    folder: Path, configuration: dict[str, Any], receipts: list[Receipt] | None
+) -> None:
+    """Writes the manifest: partial without receipts, complete with all of them."""
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "status": "partial" if receipts is None else "complete",
+        "configuration": configuration,
+    }
+    if receipts is not None:
+        manifest["sizes"] = [
+            _size_counts(size, [r for r in receipts if r.size == size])
+            for size in configuration["sizes"]
+        ]
+        manifest["shards"] = [
+            {key: value for key, value in receipt._asdict().items() if key != "counts"}
+            for receipt in receipts
+        ]
+    text = json.dumps(manifest, indent=1, ensure_ascii=True) + "\n"
+    write_whole(folder / MANIFEST, lambda file: file.write(text.encode()))
+
+
+def _size_counts(size: int, receipts: list[Receipt]) -> dict[str, int]:
+    totals = {name: sum(r.counts[name] for r in receipts) for name in COUNTS}
+    return {"size": size, **totals, "kept": sum(r.kept for r in receipts)}

@@ -1,0 +1,61 @@
+"""Files that appear whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from calibrate.errors import CalibrateError
+
+
+def write_whole(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    *,
+    error: type[CalibrateError] = CalibrateError,
+    exclusive: bool = False,
+) -> None:
+    """Publishes a file in one step: a temporary name in the same folder, fsync, then rename.
+
+    Args:
+      path: where the file shall appear; its folder is made if it is absent.
+      write: called once with the open temporary file.
+      error: the exception that a failing disk is reported as.
+      exclusive: publish only if nothing has that name yet.
+    Raises:
+      FileExistsError: `exclusive`, and the name is taken.
+      error: the folder cannot be made or written; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if exclusive:
+            os.link(temporary, path)
+        else:
+            os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except FileExistsError:
+        if exclusive:
+            raise
+        raise error(f"cannot write {path}: its folder is a file; choose another place") from None
+    except OSError as failure:
+        raise error(
+            f"cannot write {path}: {failure.strerror or failure}; "
+            "free some space or choose a folder that you may write to"
+        ) from failure
+    finally:
+        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the new name itself survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

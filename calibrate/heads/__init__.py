@@ -1,0 +1,56 @@
+"""Floor 3, heads: what can be calibrated, and how a head is named."""
+
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+from calibrate.errors import CalibrateError
+
+_WEIGHTS = Path(__file__).parent / "weights"
+_BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
+
+
+class Head(Protocol):
+    """A trained attention head, as the pipeline sees it.
+
+    A batch, and what `attend` returns, is any pytree whose leaves have `count` as first axis, so
+    that the pipeline can cut it into pieces that fit in memory.
+    """
+
+    name: str
+    fingerprint: str  # "sha256:..." of what determines its logits
+
+    def sample(self, seed: int, size: int, count: int) -> Any:
+        """Draws `count` inputs of `size` items; has `.target`, int (count,)."""
+
+    def attend(self, batch: Any) -> Any:
+        """One forward pass; has `.logits`, (count, size), and whatever scoring needs."""
+
+    def correct(self, attended: Any, weights: Any) -> Any:
+        """bool (count,): is the head right with these attention weights, (count, size)?"""
+
+
+def load_head(reference: str) -> Head:
+    """The head of that name (max-retrieval, max-retrieval-0 .. -9), or in that weights file.
+
+    Raises:
+      CalibrateError: no such head, or weights that are damaged.
+    """
+    from calibrate.heads import max_retrieval
+
+    if reference.endswith(".npz"):
+        path = Path(reference)
+        return max_retrieval.load_head(path.stem, path)
+    match = _BUILT_IN.fullmatch(reference)
+    path = _WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else None
+    if path is None or not path.exists():
+        raise CalibrateError(
+            f"no head is named {reference!r}; use one of {', '.join(built_in_heads())}, "
+            "or the path of a weights file (.npz) that `calibrate train` made"
+        )
+    return max_retrieval.load_head(path.stem, path)
+
+
+def built_in_heads() -> list[str]:
+    """The names of the heads whose weights come with the package."""
+    return ["max-retrieval", *sorted(path.stem for path in _WEIGHTS.glob("max-retrieval-*.npz"))]

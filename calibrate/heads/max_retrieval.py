@@ -1,0 +1,185 @@
+"""The max-retrieval head: data, network and weights (Velickovic et al. 2024, appendix A).
+
+A set holds n items, each with a priority and a class; the head must report the class of the item
+with the highest priority. One dot-product attention head stands between two small MLPs, so its
+coefficients are its belief in which item that is.
+
+Two products are reassociated: logits are h_i . (K^T Q q) and the attended value is V (sum a_i h_i),
+so that the two 128 x 128 projections run once per set instead of once per item. The result is the
+network of A.3 up to rounding.
+"""
+
+import hashlib
+import math
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calibrate.errors import CalibrateError
+from calibrate.files.arrays import read_arrays
+
+N_CLASSES = 10
+N_FEATURES = 128
+
+# (inputs, outputs) of each dense layer, in the order of A.3's code.
+LAYERS = {
+    "item_1": (1 + N_CLASSES, N_FEATURES),
+    "item_2": (N_FEATURES, N_FEATURES),
+    "query_1": (1, N_FEATURES),
+    "query_2": (N_FEATURES, N_FEATURES),
+    "attention_query": (N_FEATURES, N_FEATURES),
+    "attention_key": (N_FEATURES, N_FEATURES),
+    "attention_value": (N_FEATURES, N_FEATURES),
+    "attention_output": (N_FEATURES, N_FEATURES),
+    "answer_1": (N_FEATURES, N_FEATURES),
+    "answer_2": (N_FEATURES, N_CLASSES),
+}
+
+Params = dict[str, dict[str, jax.Array]]
+
+
+class Batch(NamedTuple):
+    """`count` sets of `size` items each (A.2)."""
+
+    priority: np.ndarray  # (count, size) float32, U(0, 1)
+    category: np.ndarray  # (count, size) int8, the class of each item
+    query: np.ndarray  # (count,) float32, U(0, 1)
+    target: np.ndarray  # (count,) int32, the item with the highest priority
+    label: np.ndarray  # (count,) int8, its class
+
+
+class Attended(NamedTuple):
+    """What one forward pass up to the attention leaves behind."""
+
+    logits: jax.Array  # (count, size)
+    features: jax.Array  # (count, size, N_FEATURES), the embedded items
+    label: jax.Array  # (count,)
+
+
+class MaxRetrievalHead:
+    """A trained max-retrieval head, behind the head protocol."""
+
+    def __init__(self, name: str, params: Params):
+        self.name = name
+        self.params = params
+        self.fingerprint = _fingerprint(params)
+
+    def sample(self, seed: int, size: int, count: int) -> Batch:
+        return sample(seed, size, count)
+
+    def attend(self, batch: Batch) -> Attended:
+        return _attend(self.params, batch)
+
+    def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
+        return _correct(self.params, attended, weights)
+
+
+def sample(seed: int | list[int], size: int, count: int) -> Batch:
+    """Draws `count` sets of `size` items; the same seed gives the same sets."""
+    rng = np.random.default_rng(seed)
+    priority = rng.random((count, size), dtype=np.float32)
+    category = rng.integers(0, N_CLASSES, (count, size), dtype=np.int8)
+    query = rng.random(count, dtype=np.float32)
+    target = priority.argmax(axis=1).astype(np.int32)
+    label = np.take_along_axis(category, target[:, None], axis=1)[:, 0]
+    return Batch(priority, category, query, target, label)
+
+
+def initial_params(seed: int) -> Params:
+    """Flax's defaults: LeCun-normal kernels (truncated at two deviations), zero biases."""
+    keys = jax.random.split(jax.random.key(seed), len(LAYERS))
+    kernel = jax.nn.initializers.lecun_normal()
+    return {
+        layer: {"kernel": kernel(key, shape), "bias": jnp.zeros(shape[1])}
+        for key, (layer, shape) in zip(keys, LAYERS.items(), strict=True)
+    }
+
+
+def attend(params: Params, batch: Batch) -> Attended:
+    """Forward pass up to the logits of the attention (A.3, equations 5 to 7)."""
+    # One-hot times kernel is a row of the kernel.
+    first = params["item_1"]
+    hidden = batch.priority[..., None] * first["kernel"][0] + first["kernel"][1:][batch.category]
+    features = jax.nn.gelu(_dense(params["item_2"], jax.nn.gelu(hidden + first["bias"])))
+
+    query = _dense(params["query_2"], jax.nn.gelu(_dense(params["query_1"], batch.query[:, None])))
+    query = _dense(params["attention_query"], query) / math.sqrt(N_FEATURES)
+    key = params["attention_key"]
+    direction = query @ key["kernel"].T
+    logits = jnp.einsum("bnf,bf->bn", features, direction) + (query @ key["bias"])[:, None]
+    return Attended(logits, features, batch.label)
+
+
+def answer(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
+    """Class logits (count, N_CLASSES) for attention weights (count, size) (equations 9 and 10)."""
+    mixed = jnp.einsum("bn,bnf->bf", weights, attended.features)
+    value = _dense(params["attention_value"], mixed)
+    output = _dense(params["attention_output"], value)
+    return _dense(params["answer_2"], jax.nn.gelu(_dense(params["answer_1"], output)))
+
+
+_attend = jax.jit(attend)
+
+
+@jax.jit
+def _correct(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
+    return answer(params, attended, weights).argmax(axis=-1) == attended.label
+
+
+def _dense(layer: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
+    return inputs @ layer["kernel"] + layer["bias"]
+
+
+def _fingerprint(params: Params) -> str:
+    """sha256 over every parameter's name, shape and float32 bytes: what determines the logits."""
+    digest = hashlib.sha256(b"max-retrieval")
+    for name, array in flatten(params).items():
+        digest.update(f"|{name}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
+def flatten(params: Params) -> dict[str, np.ndarray]:
+    """Parameters as one flat mapping, "layer/kernel" and "layer/bias", in the order of LAYERS."""
+    return {
+        f"{layer}/{part}": np.asarray(params[layer][part], np.float32)
+        for layer in LAYERS
+        for part in ("kernel", "bias")
+    }
+
+
+def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
+    """The inverse of `flatten`, for arrays read from `path`; anything amiss is refused."""
+    params: Params = {}
+    for layer, (n_inputs, n_outputs) in LAYERS.items():
+        shapes = {"kernel": (n_inputs, n_outputs), "bias": (n_outputs,)}
+        params[layer] = {
+            part: jnp.asarray(_parameter(arrays, f"{layer}/{part}", shape, path))
+            for part, shape in shapes.items()
+        }
+    return params
+
+
+def _parameter(
+    arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], path: Path
+) -> np.ndarray:
+    array = arrays.get(name)
+    if array is None:
+        raise CalibrateError(f"{path} has no array {name!r}; these are not max-retrieval weights")
+    if array.shape != shape or array.dtype != np.float32:
+        raise CalibrateError(
+            f"{path}: {name!r} is {array.dtype}{array.shape}, expected float32{shape}; "
+            "these are not max-retrieval weights"
+        )
+    if not np.isfinite(array).all():
+        raise CalibrateError(f"{path}: {name!r} is not finite; train the head again")
+    return array
+
+
+def load_head(name: str, path: Path) -> MaxRetrievalHead:
+    """The head whose weights are the npz file at `path`."""
+    return MaxRetrievalHead(name, unflatten(read_arrays(path), path))

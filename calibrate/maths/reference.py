@@ -1,0 +1,86 @@
+"""The float64 NumPy reference: every backend is tested against it, never against itself.
+
+Written for plainness, not for speed, and by other means than the code that it checks.
+"""
+
+import numpy as np
+
+from calibrate.maths.rule import Rule
+
+
+def _unmasked(logits, where):
+    logits = np.asarray(logits, np.float64)
+    where = np.broadcast_to(True if where is None else where, logits.shape)
+    return logits, where & (logits != -np.inf)
+
+
+def _powers(logits, valid, beta, axis):
+    """exp(beta (z - max z)) over the unmasked items, and 0 elsewhere."""
+    peak = np.max(logits, axis=axis, keepdims=True, where=valid, initial=-np.inf)
+    with np.errstate(over="ignore"):
+        shifted = np.where(valid, logits, peak) - np.where(peak == -np.inf, 0.0, peak)
+        return np.where(valid, np.exp(beta * np.where(valid, shifted, 0.0)), 0.0)
+
+
+def softmax(logits, axis=-1, where=None, beta=1.0):
+    """p_i = exp(beta z_i) / sum_j exp(beta z_j) over unmasked items; NaN if there is none."""
+    logits, valid = _unmasked(logits, where)
+    powers = _powers(logits, valid, beta, axis)
+    with np.errstate(invalid="ignore"):
+        probs = powers / powers.sum(axis=axis, keepdims=True)
+    return probs if where is None else np.where(where, probs, 0.0)
+
+
+def entropy(logits, axis=-1, where=None, keepdims=False):
+    """H = -sum p log p in nats over unmasked items, with 0 log 0 = 0."""
+    p = softmax(logits, axis, where)
+    terms = np.where(p == 0, 0.0, -p * np.log(np.where(p == 0, 1.0, p)))
+    return terms.sum(axis=axis, keepdims=keepdims)
+
+
+def inverse_temperature(H, powers, domain, rule=Rule()):  # noqa: B008 (immutable)
+    """beta(H), element by element, in the words of the rule."""
+
+    def beta(entropy):
+        if entropy <= rule.min_entropy:
+            return 1.0
+        if rule.outside == "identity" and not domain[0] <= entropy <= domain[1]:
+            return 1.0
+        clamped = min(max(entropy, domain[0]), domain[1])
+        return min(max(np.polyval(powers, clamped), rule.min_beta), rule.max_beta)
+
+    return np.vectorize(beta, otypes=[np.float64])(H)
+
+
+def adaptive_softmax(logits, powers, domain, rule=Rule(), axis=-1, where=None):  # noqa: B008
+    """softmax(beta(H) z) with H the entropy of softmax(z)."""
+    H = entropy(logits, axis, where, keepdims=True)
+    return softmax(logits, axis, where, beta=inverse_temperature(H, powers, domain, rule))
+
+
+def expected_excess(beta, logits, target):
+    """E_beta[z] - z_t of one row: rises with beta and is 0 at the optimal beta."""
+    u = np.asarray(logits, np.float64) - np.float64(logits[target])
+    u = u[u > -np.inf]
+    weights = np.exp(beta * (u - u.max()) if beta > 0 else 0 * u)
+    return float(weights @ u / weights.sum())
+
+
+def optimal_beta(logits, target):
+    """The root of E_beta[z] = z_t of one row by bisection; 0 if flat, inf if sharp."""
+    u = np.asarray(logits, np.float64) - np.float64(logits[target])
+    u = u[u > -np.inf]
+    if u.max() == 0 and u.mean() < 0:
+        return np.inf
+    if u.mean() >= 0:
+        return 0.0
+    lo, hi = 0.0, 1.0 / (u.max() - u.min())
+    while expected_excess(hi, logits, target) < 0:
+        lo, hi = hi, 2 * hi
+    for _ in range(200):
+        middle = (lo + hi) / 2
+        if expected_excess(middle, logits, target) < 0:
+            lo = middle
+        else:
+            hi = middle
+    return (lo + hi) / 2

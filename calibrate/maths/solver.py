@@ -1,0 +1,179 @@
+"""The optimal beta: the root of E_beta[z] = z_t, exact, batched and jitted.
+
+With u = z - z_t scaled to a range of 1, P(beta) = sum over u > 0 of u exp(beta u) and N(beta) = sum
+over u < 0 of |u| exp(beta u), the root is where g = log P - log N is 0. g rises and is nearly
+linear in beta, so Newton from beta = 0 needs a handful of passes over the row.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
+SHARP, FLAT, INTERIOR, UNSOLVED = 1, 2, 0, 3
+STATUS_NAMES = {SHARP: "sharp", FLAT: "flat", INTERIOR: "interior", UNSOLVED: "unsolved"}
+
+MAX_PASSES = 60
+# A block of rows stays in the second-level cache through all passes.
+ITEMS_PER_BLOCK = 1 << 17
+
+
+class OptimalBeta(NamedTuple):
+    """Optimal beta and row class, one each per row."""
+
+    beta: np.ndarray  # inf for SHARP rows, 0 for FLAT rows, NaN for UNSOLVED rows
+    status: np.ndarray  # int8: INTERIOR, SHARP, FLAT or UNSOLVED
+
+
+class _Passes(NamedTuple):
+    """Newton's state, (rows,) each, in units of 1 / range."""
+
+    beta: jax.Array
+    lower: jax.Array  # g < 0 here
+    upper: jax.Array  # g > 0 here
+    done: jax.Array
+    n_passes: jax.Array
+
+
+def optimal_beta(logits, target, where=None) -> OptimalBeta:
+    """Inverse temperature that maximises the target's probability, row by row.
+
+    Solves E_beta[z] = z_t for beta > 0; the left side rises with beta, so the root is unique.
+
+    Args:
+      logits: (..., n), finite or -inf (masked); float64 is solved in float64, the rest in float32.
+      target: (...) int, an unmasked position in [0, n).
+      where: (..., n) bool, True for real items; None means all.
+    Returns:
+      OptimalBeta(beta, status), each (...): beta is inf for SHARP rows (the target is the maximum
+      and above the mean), 0 for FLAT rows (not above the mean: no positive optimum), NaN for
+      UNSOLVED ones.
+    Raises:
+      ValueError: shapes that do not match, a target that is out of range or masked, a logit that
+        is NaN or +inf (all checked on the host).
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    logits, target = _checked(logits, target, where)
+    beta, status, _ = _solve_in_blocks(logits.reshape(-1, logits.shape[-1]), target.ravel())
+    return OptimalBeta(beta.reshape(target.shape), status.reshape(target.shape))
+
+
+def _checked(logits, target, where) -> tuple[np.ndarray, np.ndarray]:
+    """Validated logits, masked items set to -inf, and targets."""
+    logits, target = np.asarray(logits), np.asarray(target)
+    if logits.ndim == 0 or target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"target has shape {target.shape}, logits {logits.shape}; "
+            "give one target for each row of logits"
+        )
+    if not np.issubdtype(target.dtype, np.integer):
+        raise ValueError(f"target has dtype {target.dtype}; give integer positions")
+    if logits.dtype != np.float64:
+        logits = logits.astype(np.float32)
+    n = logits.shape[-1]
+    outside = (target < 0) | (target >= n)
+    if outside.any():
+        raise ValueError(f"target {target[outside][0]} is not a position in [0, {n})")
+    if where is not None:
+        logits = np.where(where, logits, logits.dtype.type(-np.inf))
+    # The sum over a row is NaN or +inf just when a logit is, unless it overflows.
+    largest = logits.max(axis=-1, initial=-np.inf)
+    if not (largest < np.inf).all():
+        raise ValueError("logits hold NaN or +inf; leave those rows out")
+    at_target = np.take_along_axis(logits, target[..., None], axis=-1) if target.size else logits
+    if (at_target == -np.inf).any():
+        row = np.argwhere(at_target[..., 0] == -np.inf)[0]
+        raise ValueError(f"the target of row {tuple(row.tolist())} is masked; choose a real item")
+    return logits, target.astype(np.int32)
+
+
+def _solve_in_blocks(logits, target) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """beta, status and number of passes for (rows, n) logits, in blocks of one traced shape."""
+    rows, n = logits.shape
+    block = max(1, ITEMS_PER_BLOCK // max(n, 1))
+    block = min(block, 1 << max(rows - 1, 0).bit_length())
+    beta = np.empty(rows, logits.dtype)
+    status = np.empty(rows, np.int8)
+    n_passes = np.empty(rows, np.int8)
+    with jax.enable_x64(logits.dtype == np.float64):
+        for start in range(0, rows, block):
+            part = slice(start, min(start + block, rows))
+            padding = ((0, block - (part.stop - start)), (0, 0))
+            solved = _solve(
+                np.pad(logits[part], padding) if padding[0][1] else logits[part],
+                np.pad(target[part], padding[0]) if padding[0][1] else target[part],
+            )
+            for out, values in zip((beta, status, n_passes), solved, strict=True):
+                out[part] = np.asarray(values)[: part.stop - start]
+    return beta, status, n_passes
+
+
+@jax.jit
+def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Kernel: (rows, n) finite or -inf logits, targets in range -> beta, status, passes."""
+    at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
+    u = jnp.where(logits == -jnp.inf, 0, logits - at_target)
+    spread = jnp.max(u, axis=1) - jnp.min(u, axis=1)
+    scale = jnp.where(spread > 0, spread, 1)
+    v = u / scale[:, None]
+    up = v > 0
+    # As beta grows, the highest item dominates P and the nearest one below the target N.
+    highest = jnp.max(v, axis=1)
+    nearest = jnp.max(jnp.where(v < 0, v, -1), axis=1)
+    exponent = v - jnp.where(up, highest[:, None], nearest[:, None])
+
+    def sums(powers: jax.Array | float) -> tuple[jax.Array, ...]:
+        """P, N and their derivatives (P', -N'), each less its dominant exponential."""
+        first, second = v * powers, v * v * powers
+        return (
+            jnp.sum(jnp.where(up, first, 0), axis=1),
+            jnp.sum(jnp.where(up, 0, -first), axis=1),
+            jnp.sum(jnp.where(up, second, 0), axis=1),
+            jnp.sum(jnp.where(up, 0, second), axis=1),
+        )
+
+    def one_pass(state: _Passes) -> _Passes:
+        P, N, dP, dN = sums(jnp.exp(state.beta[:, None] * exponent))
+        g = state.beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
+        return _advance(state, g, g / (dP / P + dN / N))
+
+    excess, deficit, *_ = sums(1.0)
+    sharp = (excess == 0) & (deficit > 0)
+    flat = (excess >= deficit) & ~sharp
+    start = jnp.zeros_like(excess)
+    state = _Passes(
+        start, start, jnp.full_like(start, jnp.inf), sharp | flat, jnp.zeros_like(start, jnp.int8)
+    )
+    state = jax.lax.while_loop(lambda s: ~jnp.all(s.done), one_pass, state)
+    solved = state.n_passes <= MAX_PASSES
+    beta = jnp.where(solved, state.beta, jnp.nan) / scale
+    beta = jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta))
+    status = jnp.where(sharp, SHARP, jnp.where(flat, FLAT, jnp.where(solved, INTERIOR, UNSOLVED)))
+    return beta, status.astype(jnp.int8), state.n_passes
+
+
+def _advance(state: _Passes, g: jax.Array, step: jax.Array) -> _Passes:
+    """One safeguarded Newton step; a row is done when the step that it takes is the last needed.
+
+    Newton converges quadratically on the nearly linear g: a step of relative size e leaves an
+    error of about e^2, so a step below a tenth of the square root of eps is the last.
+    """
+    eps = jnp.finfo(g.dtype).eps
+    lower = jnp.where(g < 0, state.beta, state.lower)
+    upper = jnp.where(g > 0, state.beta, state.upper)
+    newton = state.beta - step
+    last = jnp.abs(step) <= 0.1 * jnp.sqrt(eps) * newton
+    inside = (newton > lower) & (newton < upper)
+    bisection = jnp.where(upper < jnp.inf, (lower + upper) / 2, 2 * lower + 1)
+    beta = jnp.where(last | inside, newton, bisection)
+    n_passes = state.n_passes + ~state.done
+    return _Passes(
+        beta=jnp.where(state.done, state.beta, beta),
+        lower=lower,
+        upper=upper,
+        done=state.done | last | (n_passes > MAX_PASSES),
+        n_passes=n_passes,
+    )

@@ -1,0 +1,193 @@
+"""Collect: run a head and keep the rows whose target is misranked."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files import collection as files
+from calibrate.heads import Head
+from calibrate.maths.shannon import entropy
+from calibrate.pipeline.units import Unit, attended_pieces, plan_units
+
+STREAM = "collect"
+MAX_BAD_SHARE = 0.01
+
+
+class Progress(NamedTuple):
+    """What one finished unit adds."""
+
+    receipt: files.Receipt
+    finished: int  # units
+    units: int
+    resumed: bool  # it was on disk already
+
+
+def collect(
+    head: Head,
+    sizes: Sequence[int],
+    sets: int,
+    seed: int,
+    folder: Path,
+    max_bytes: int = 10**9,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> files.Collection:
+    """Runs `head` over sets of every size and keeps the misranked rows.
+
+    An interrupted collection is carried on by the same call; a finished one is returned as it is.
+    The same configuration gives the same bytes on one machine.
+
+    Args:
+      head: what is calibrated.
+      sizes: set sizes n.
+      sets: how many sets of each size.
+      seed: of the data.
+      folder: where the collection is, or shall be.
+      max_bytes: of the whole folder. Each unit of work has its share of it and keeps the rows
+        whose index has the lowest hash: a fair sample, whatever the order of the units.
+      report: called after each unit.
+    Raises:
+      CalibrateError: another configuration is in `folder`, or it cannot be written.
+      QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
+    """
+    configuration = {
+        "head": head.name,
+        "fingerprint": head.fingerprint,
+        "sizes": sorted(set(sizes)),
+        "sets": sets,
+        "seed": seed,
+        "max_bytes": max_bytes,
+    }
+    units = [unit for size in configuration["sizes"] for unit in plan_units(size, sets)]
+    quota = row_quotas(units, max_bytes)
+    if not _start(folder, configuration):
+        receipts = []
+        for unit in units:
+            receipt, resumed = _collect_unit(head, seed, folder, unit, quota[unit.size])
+            receipts.append(receipt)
+            report(Progress(receipt, len(receipts), len(units), resumed))
+        files.write_manifest(folder, configuration, receipts)
+    collection = files.open_collection(folder)
+    refuse_bad_rows(collection.manifest)
+    return collection
+
+
+def _start(folder: Path, configuration: dict[str, Any]) -> bool:
+    """Claims the folder for this configuration; True if the collection is complete already."""
+    manifest = files.read_manifest(folder)
+    if manifest is None:
+        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise CalibrateError(
+                f"{folder} holds other files and no collection; choose a new folder"
+            )
+        files.write_manifest(folder, configuration, None)
+        return False
+    there = manifest["configuration"]
+    differences = [
+        f"{key} is {there.get(key)!r} there and {value!r} here"
+        for key, value in configuration.items()
+        if there.get(key) != value
+    ]
+    if differences:
+        raise CalibrateError(
+            f"{folder} holds another collection: {'; '.join(differences)}; "
+            "choose another folder or the same options"
+        )
+    return manifest["status"] == "complete"
+
+
+def row_quotas(units: Sequence[Unit], max_bytes: int) -> dict[int, int]:
+    """How many rows a unit of each size may keep, so that all files together fit in max_bytes.
+
+    Every unit gets the same bytes, save that what one cannot use goes to the others.
+    """
+    sizes = {unit.size for unit in units}
+    overhead = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * len(sizes)
+    overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(units)
+    left = max_bytes - overhead
+    wanted = sorted(unit.count * files.row_bytes(unit.size) for unit in units)
+    level = 0
+    for i, most in enumerate(wanted):
+        level = left // (len(wanted) - i)
+        if most > level:
+            break
+        left -= most
+        level = most
+    if level < files.row_bytes(max(sizes)):
+        needed = overhead + len(units) * files.row_bytes(max(sizes))
+        raise CalibrateError(
+            f"max_bytes is {max_bytes}, too few for one row of each unit; give at least {needed}"
+        )
+    return {size: level // files.row_bytes(size) for size in sizes}
+
+
+def _collect_unit(
+    head: Head, seed: int, folder: Path, unit: Unit, quota: int
+) -> tuple[files.Receipt, bool]:
+    """The receipt of one unit's shard, and whether it was there already."""
+    if files.shard_path(folder, unit.size, unit.number).exists():
+        return files.inspect_shard(folder, unit.size, unit.number), True
+    counts = np.zeros(len(files.COUNTS), np.int64)
+    kept: list[files.Shard] = []
+    for part, batch, attended in attended_pieces(head, STREAM, seed, unit):
+        keep, H, seen = (np.asarray(x) for x in _examine(attended.logits, batch.target))
+        counts += seen
+        rows = np.flatnonzero(keep)
+        kept.append(
+            files.Shard(
+                logits=np.asarray(attended.logits)[rows],
+                target=np.asarray(batch.target)[rows],
+                entropy=H[rows],
+                index=rows + (unit.first + part.start),
+                counts=seen,
+            )
+        )
+    columns = [np.concatenate(column) for column in zip(*(s[:4] for s in kept), strict=True)]
+    chosen = _lowest_hashes(columns[3], quota)
+    dtypes = files.ROW_DTYPES.values()
+    arrays = [c[chosen].astype(t, copy=False) for c, t in zip(columns, dtypes, strict=True)]
+    return files.write_shard(folder, unit.size, unit.number, files.Shard(*arrays, counts)), False
+
+
+@jax.jit
+def _examine(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(count, n) logits -> which rows to keep, their entropy, and the counts of COUNTS."""
+    logits = logits.astype(jnp.float32)
+    at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
+    highest = jnp.max(logits, axis=1, keepdims=True)  # NaN if any item is
+    nan = jnp.isnan(highest)[:, 0]
+    inf = (highest == jnp.inf)[:, 0]
+    masked_target = (at_target == -jnp.inf)[:, 0] & ~nan & ~inf
+    good = ~(nan | inf | masked_target)
+    misranked = good & (highest > at_target)[:, 0]
+    ties = good & ~misranked & (jnp.sum(logits == at_target, axis=1) > 1)
+    counts = [jnp.ones_like(good), misranked, ties, nan, inf, masked_target]
+    return misranked, entropy(logits), jnp.stack([jnp.sum(c, dtype=jnp.int32) for c in counts])
+
+
+def _lowest_hashes(index: np.ndarray, quota: int) -> np.ndarray:
+    """Positions, in order, of the `quota` rows whose index has the lowest hash."""
+    if len(index) <= quota:
+        return np.arange(len(index))
+    # SplitMix64's finaliser: every bit of the index moves every bit of the hash.
+    x = index.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return np.sort(np.argsort(x, kind="stable")[:quota])
+
+
+def refuse_bad_rows(manifest: dict[str, Any]) -> None:
+    """Raises QualityError if more than 1 % of a collection's rows are bad."""
+    totals = {name: sum(size[name] for size in manifest["sizes"]) for name in files.COUNTS}
+    bad = {name: totals[name] for name in files.BAD if totals[name]}
+    if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
+        reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
+        raise QualityError(
+            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
+            f"{MAX_BAD_SHARE:.0%}; look at the head's logits before calibrating it"
+        )

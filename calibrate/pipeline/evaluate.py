@@ -1,0 +1,72 @@
+"""Evaluate: a head's accuracy under several softmax rules, on sets that no fit has seen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from calibrate.files.coefficients import Coefficients
+from calibrate.heads import Head
+from calibrate.pipeline.units import attended_pieces, plan_units
+from calibrate.softmax import adaptive_softmax
+
+STREAM = "evaluate"
+
+
+class Score(NamedTuple):
+    """Accuracy at one set size, of every rule on the same sets."""
+
+    size: int
+    correct: dict[str, np.ndarray]  # rule -> bool (sets,)
+
+    def accuracy(self, rule: str) -> float:
+        return float(self.correct[rule].mean())
+
+    def standard_error(self, rule: str) -> float:
+        """Binomial standard error of the accuracy."""
+        p = self.accuracy(rule)
+        return float(np.sqrt(p * (1 - p) / len(self.correct[rule])))
+
+    def gain(self, rule: str, over: str) -> tuple[float, float]:
+        """(difference of accuracy, its standard error), paired set by set."""
+        difference = self.correct[rule].astype(float) - self.correct[over]
+        return float(difference.mean()), float(difference.std() / np.sqrt(len(difference)))
+
+
+def evaluate(
+    head: Head,
+    sizes: Sequence[int],
+    sets: int,
+    seed: int,
+    rules: Mapping[str, Coefficients | None],
+    report: Callable[[Score], None] = lambda score: None,
+) -> list[Score]:
+    """Scores each rule on the same sets; the head runs once per set.
+
+    Args:
+      head: one whose attention can be scored (`correct`).
+      sizes: set sizes n.
+      sets: how many sets of each size, drawn from the stream "evaluate": no fit has seen them.
+      seed: of the data.
+      rules: name -> fit, or None for plain softmax.
+      report: called after each size.
+    Returns:
+      One Score per size.
+    """
+    scores = []
+    for size in sorted(set(sizes)):
+        correct = {name: np.empty(sets, bool) for name in rules}
+        for unit in plan_units(size, sets):
+            for part, _, attended in attended_pieces(head, STREAM, seed, unit):
+                rows = slice(unit.first + part.start, unit.first + part.stop)
+                for name, fit in rules.items():
+                    weights = _weights(attended.logits, fit)
+                    correct[name][rows] = head.correct(attended, weights)
+        scores.append(Score(size, correct))
+        report(scores[-1])
+    return scores
+
+
+def _weights(logits: jax.Array, fit: Coefficients | None) -> jax.Array:
+    return jax.nn.softmax(logits) if fit is None else adaptive_softmax(logits, fit)

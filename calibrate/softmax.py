@@ -1,0 +1,72 @@
+"""Floor 2, the runtime in JAX: a softmax that applies a fit at inference."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from calibrate.files.coefficients import Coefficients, register_with_jax
+from calibrate.maths.rule import beta_of_entropy
+from calibrate.maths.shannon import Axis, centre
+
+register_with_jax()
+
+
+@jax.jit
+def inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
+    """beta(H) of a fit: clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
+
+    Args:
+      H: entropy in nats, any shape; computed in float32 or wider.
+      coefficients: a fit, from `calibrate.load`; static under jit.
+    Returns:
+      beta, of H's shape, dimensionless.
+    Raises:
+      CoefficientsError: the fit distinguishes layers or heads.
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    H = jnp.asarray(H)
+    H = H.astype(jnp.promote_types(H.dtype, jnp.float32))
+    entry = coefficients.only
+    return beta_of_entropy(H, entry.coefficients, entry.domain, coefficients.rule, jnp)
+
+
+@partial(jax.jit, static_argnames="axis")
+def adaptive_softmax(
+    logits: ArrayLike,
+    coefficients: Coefficients,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> jax.Array:
+    """softmax(beta(H) z), with H the entropy of softmax(z): jax.nn.softmax, sharpened by a fit.
+
+    Args:
+      logits: any shape and real dtype; entropy and beta are computed in float32 or wider.
+      coefficients: a fit, from `calibrate.load`; static under jit: another fit retraces.
+      axis: the axis or axes of the items.
+      where: bool, broadcastable to logits, True for real items; None means all. Masked items get
+        probability 0 and count neither in the entropy nor in the normaliser.
+    Returns:
+      Probabilities, of the logits' shape and dtype. A row whose unmasked items are all -inf is
+      NaN, as in jax.nn.softmax; a row that `where` masks throughout is 0.
+    Raises:
+      CoefficientsError: the fit distinguishes layers or heads.
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    logits = jnp.asarray(logits)
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        logits = logits.astype(float)
+    centred = centre(logits, axis, where)
+    beta = inverse_temperature(centred.entropy, coefficients)
+    powers = jnp.where(centred.valid, jnp.exp(beta * centred.shifted), 0)
+    normaliser = jnp.sum(powers, axis, keepdims=True)
+    if where is None:
+        probs = powers / normaliser
+    else:
+        # A row without valid items divides by 1: its gradient must not be NaN. Its unmasked items,
+        # if it has any, are all -inf.
+        probs = powers / jnp.where(normaliser == 0, 1, normaliser)
+        probs = jnp.where(normaliser == 0, jnp.nan, probs)
+        probs = jnp.where(where, probs, 0)
+    return probs.astype(logits.dtype)
