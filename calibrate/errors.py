@@ -1,4 +1,4 @@
-"""The errors that reach a user: each message is one line that says what was wrong and the remedy."""
+"""The errors that reach a user: one line each, what was wrong and the remedy."""
 
 
 class CalibrateError(Exception):

@@ -107,10 +107,12 @@ def run(
     Example: calibrate run
     """
     from calibrate.faces import tables
-    from calibrate.files.store import load
+    from calibrate.files.store import check_name, load
 
-    chosen, n = _load_head(head), parse_sizes(sizes)
-    collection = _collect(chosen, n, sets, seed, Path("runs") / name, parse_bytes(max_bytes))
+    n, most = parse_sizes(sizes), parse_bytes(max_bytes)
+    check_name(name)
+    chosen = _load_head(head)
+    collection = _collect(chosen, n, sets, seed, Path("runs") / name, most)
     fit, figure = _fit(collection.folder, name, "beta", store, None)
     rules = {"plain": None, "paper": load("paper"), "own": fit.coefficients}
     scores = _evaluate(chosen, n, sets, seed, rules)
@@ -140,8 +142,8 @@ def collect(
     """
     from calibrate.faces import tables
 
-    chosen = _load_head(head)
-    found = _collect(chosen, parse_sizes(sizes), sets, seed, out, parse_bytes(max_bytes))
+    n, most = parse_sizes(sizes), parse_bytes(max_bytes)
+    found = _collect(_load_head(head), n, sets, seed, out, most)
     if as_json:
         _print_json(found.manifest)
     else:
@@ -253,9 +255,10 @@ def _fit(
 ) -> tuple["Fit", Path]:
     from calibrate.faces.plots import save_fit_figure
     from calibrate.faces.progress import stderr
-    from calibrate.files.store import load, publish, writing_store
+    from calibrate.files.store import check_name, load, publish, writing_store
     from calibrate.pipeline.fit import fit_collection, same_fit
 
+    check_name(name)
     stderr.print(f"solving and fitting {folder}")
     fitted = fit_collection(folder, name, objective)
     coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)

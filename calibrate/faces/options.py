@@ -9,7 +9,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(|k|M|G)B?", re.IGNORECASE)
 
 
 def parse_sizes(text: str) -> list[int]:
-    """"16..256" doubles from 16 to 256; "16,64,100" is a list; both may be mixed."""
+    """A range "16..256" doubles, "16,64,100" is a list; both may be mixed."""
     sizes: list[int] = []
     for word in text.split(","):
         first, dots, last = word.partition("..")
@@ -25,7 +25,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """"0", "0,3" or "0-9"."""
+    """One seed "0", a list "0,3" or a range "0-9"."""
     seeds: list[int] = []
     for word in text.split(","):
         first, dash, last = word.partition("-")
@@ -38,7 +38,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_bytes(text: str) -> int:
-    """"1GB", "500 MB", "2e8"; decimal units."""
+    """Decimal units: "1GB", "500 MB", "2e8"."""
     match = _BYTES.fullmatch(text.strip())
     if not match:
         raise typer.BadParameter(f"{text!r} is no number of bytes; write 1GB, 500MB or 2e8")

@@ -34,7 +34,7 @@ def save_figure(path: Path, figure: "Figure") -> None:
     """Writes a figure as PNG, whole or not at all; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    write_whole(path, lambda file: file.write(buffer.getvalue()))
+    write_whole(path, buffer.getvalue())
 
 
 def plot_fit(ax: "Axes", rows: Rows, coefficients: Coefficients, paper: Coefficients) -> "Axes":
@@ -44,14 +44,15 @@ def plot_fit(ax: "Axes", rows: Rows, coefficients: Coefficients, paper: Coeffici
     right = max(hi, float(used.entropy.max())) * 1.08
     ax.axvspan(lo, hi, color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
     points = ax.scatter(
-        used.entropy, 1 / used.beta, c=np.log2(used.size), s=5, alpha=0.35, lw=0, cmap="viridis",
+        used.entropy, 1 / used.beta, c=np.log2(used.size), s=5, alpha=0.4, lw=0, cmap="viridis_r",
         rasterized=True,
     )  # fmt: skip
     sizes = np.unique(used.size)
     shown = sizes[:: max(1, len(sizes) // 6)]
     bar = ax.figure.colorbar(points, ax=ax, ticks=np.log2(shown), label="set size n", pad=0.02)
     bar.ax.set_yticklabels([f"{n:,}" for n in shown])
-    bar.solids.set_alpha(1)
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)
     H = np.linspace(0, right, 600)
     for fit, colour, style, label in (
         (paper, PAPER, "--", "the paper's fit"),

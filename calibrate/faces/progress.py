@@ -18,9 +18,13 @@ class Steps:
         self.title, self.total, self.done = title, total, 0
         self._said_at = time.monotonic()
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(), console=stderr, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeRemainingColumn(),
+            console=stderr,
+            transient=True,
+        )
         self._task = self._bar.add_task(title, total=total)
 
     def __enter__(self) -> "Steps":

@@ -21,11 +21,13 @@ def polynomial(coefficients: tuple[float, ...]) -> str:
     for power, value in zip((4, 3, 2, 1, 0), coefficients, strict=True):
         factor = {0: "", 1: " H"}.get(power, f" H^{power}")
         terms.append(f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}")
-    return " ".join(terms).removeprefix("+ ")
+    return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
 
 
 def print_collection(collection: Collection) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title=f"Collection {collection.folder}", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"Collection {collection.folder}", title_justify="left"
+    )
     for heading in ("n", "sets", "misranked", "share", "ties", "bad", "kept"):
         table.add_column(heading, justify="right")
     for size in collection.manifest["sizes"]:
@@ -78,17 +80,14 @@ def fit_record(fit: Fit, figure: Path) -> dict[str, Any]:
 def print_scores(scores: list[Score], head: str, own: str) -> None:
     """Accuracy in per cent, each with its standard error; the gain is paired set by set."""
     sets = len(scores[0].correct["own"])
-    title = f"\nAccuracy of {head} in % ± standard error, {sets:,} sets of each size not used in the fit"
+    title = f"\nAccuracy of {head} in % ± standard error, on {sets:,} fresh sets of each size"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
     for heading in ("n", "plain softmax", "the paper's numbers", own, "gain over plain"):
         table.add_column(heading, justify="right")
     for score in scores:
         gain, error = score.gain("own", over="plain")
-        table.add_row(
-            f"{score.size:,}",
-            *(_percent(score.accuracy(r), score.standard_error(r)) for r in ("plain", "paper", "own")),
-            f"{100 * gain:+.1f} ± {100 * error:.1f}",
-        )  # fmt: skip
+        cells = (_percent(score.accuracy(r), score.standard_error(r)) for r in score.correct)
+        table.add_row(f"{score.size:,}", *cells, f"{100 * gain:+.1f} ± {100 * error:.1f}")
     stdout.print(table)
 
 

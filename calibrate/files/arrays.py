@@ -22,7 +22,7 @@ def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **{k: np.asarray(v) for k, v in arrays.items()})
     data = buffer.getvalue()
-    write_whole(path, lambda file: file.write(data))
+    write_whole(path, data)
     return data
 
 

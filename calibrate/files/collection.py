@@ -11,6 +11,7 @@ are the progress: each appears whole or not at all.
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ SHARD_OVERHEAD = 2_048
 MANIFEST_BASE, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 256, 256
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """The kept rows of one unit."""
 
     logits: np.ndarray  # (rows, n)
@@ -64,7 +66,8 @@ def shard_path(folder: Path, size: int, unit: int) -> Path:
 
 def write_shard(folder: Path, size: int, unit: int, shard: Shard) -> Receipt:
     """Publishes a shard, whole or not at all."""
-    return _receipt(size, unit, shard, write_arrays(shard_path(folder, size, unit), shard._asdict()))
+    data = write_arrays(shard_path(folder, size, unit), vars(shard))
+    return _receipt(size, unit, shard, data)
 
 
 def _receipt(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
@@ -178,7 +181,7 @@ def write_manifest(
             for receipt in receipts
         ]
     text = json.dumps(manifest, indent=1, ensure_ascii=True) + "\n"
-    write_whole(folder / MANIFEST, lambda file: file.write(text.encode()))
+    write_whole(folder / MANIFEST, text.encode())
 
 
 def _size_counts(size: int, receipts: list[Receipt]) -> dict[str, int]:

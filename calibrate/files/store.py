@@ -81,6 +81,15 @@ def versions(store: Path, name: str) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
+def check_name(name: str) -> None:
+    """Raises CoefficientsError unless a store can hold a fit of that name."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise CoefficientsError(
+            f"{name!r} is no name for a fit; use lower-case letters, digits, '.', '_' and '-', "
+            "at most 64, the first a letter or digit"
+        )
+
+
 def publish(
     coefficients: Coefficients,
     store: Path,
@@ -97,11 +106,7 @@ def publish(
       CoefficientsError: a name that the store cannot hold, or a disk that cannot be written.
     """
     name = coefficients.name
-    if not NAME_PATTERN.fullmatch(name):
-        raise CoefficientsError(
-            f"{name!r} is no name for a fit; use lower-case letters, digits, '.', '_' and '-', "
-            "at most 64, the first a letter or digit"
-        )
+    check_name(name)
     while True:
         present = versions(store, name)
         if present:
@@ -112,12 +117,7 @@ def publish(
         path = store / name / f"{number}.json"
         numbered = replace(coefficients, version=number, path=path)
         try:
-            write_whole(
-                path,
-                lambda file, fit=numbered: file.write(dumps(fit).encode()),
-                error=CoefficientsError,
-                exclusive=True,
-            )
+            write_whole(path, dumps(numbered).encode(), CoefficientsError, exclusive=True)
         except FileExistsError:
             continue  # another writer took the number
         return numbered, True

@@ -1,18 +1,16 @@
 """Files that appear whole or not at all."""
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from calibrate.errors import CalibrateError
 
 
 def write_whole(
     path: Path,
-    write: Callable[[BinaryIO], object],
-    *,
+    data: bytes,
     error: type[CalibrateError] = CalibrateError,
     exclusive: bool = False,
 ) -> None:
@@ -20,7 +18,7 @@ def write_whole(
 
     Args:
       path: where the file shall appear; its folder is made if it is absent.
-      write: called once with the open temporary file.
+      data: what it shall hold.
       error: the exception that a failing disk is reported as.
       exclusive: publish only if nothing has that name yet.
     Raises:
@@ -31,7 +29,7 @@ def write_whole(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb") as file:
-            write(file)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if exclusive:
@@ -49,7 +47,8 @@ def write_whole(
             "free some space or choose a folder that you may write to"
         ) from failure
     finally:
-        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from calibrate.errors import CalibrateError
 
-_WEIGHTS = Path(__file__).parent / "weights"
+WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 
 
@@ -38,12 +38,9 @@ def load_head(reference: str) -> Head:
     """
     from calibrate.heads import max_retrieval
 
-    if reference.endswith(".npz"):
-        path = Path(reference)
-        return max_retrieval.load_head(path.stem, path)
     match = _BUILT_IN.fullmatch(reference)
-    path = _WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else None
-    if path is None or not path.exists():
+    path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else Path(reference)
+    if path.suffix != ".npz" or (match and not path.exists()):
         raise CalibrateError(
             f"no head is named {reference!r}; use one of {', '.join(built_in_heads())}, "
             "or the path of a weights file (.npz) that `calibrate train` made"
@@ -53,4 +50,4 @@ def load_head(reference: str) -> Head:
 
 def built_in_heads() -> list[str]:
     """The names of the heads whose weights come with the package."""
-    return ["max-retrieval", *sorted(path.stem for path in _WEIGHTS.glob("max-retrieval-*.npz"))]
+    return ["max-retrieval", *sorted(path.stem for path in WEIGHTS.glob("max-retrieval-*.npz"))]

@@ -11,13 +11,13 @@ network of A.3 up to rounding.
 
 import hashlib
 import math
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays
@@ -57,7 +57,7 @@ class Attended(NamedTuple):
 
     logits: jax.Array  # (count, size)
     features: jax.Array  # (count, size, N_FEATURES), the embedded items
-    label: jax.Array  # (count,)
+    label: ArrayLike  # (count,)
 
 
 class MaxRetrievalHead:
@@ -130,8 +130,8 @@ def _correct(params: Params, attended: Attended, weights: jax.Array) -> jax.Arra
     return answer(params, attended, weights).argmax(axis=-1) == attended.label
 
 
-def _dense(layer: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    return inputs @ layer["kernel"] + layer["bias"]
+def _dense(layer: dict[str, jax.Array], inputs: ArrayLike) -> jax.Array:
+    return jnp.asarray(inputs) @ layer["kernel"] + layer["bias"]
 
 
 def _fingerprint(params: Params) -> str:

@@ -11,6 +11,7 @@ Each seed is trained in a process of its own on one thread, because the number o
 changes the order of float32 sums: a seed's bytes depend on nothing but the seed.
 """
 
+import functools
 import multiprocessing
 import os
 import time
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays, write_arrays
@@ -167,6 +169,7 @@ def _kernel_norm(params: head.Params) -> jax.Array:
     return sum((jnp.sum(layer["kernel"] ** 2) for layer in params.values()), jnp.zeros(()))
 
 
+@functools.cache
 def _update_function() -> Callable[..., tuple[head.Params, Any, jax.Array]]:
     optimiser = _optimiser()
 
@@ -198,7 +201,7 @@ def _squared_norm(params: head.Params) -> float:
     return float(_kernel_norm(params))
 
 
-def _log_arrays(state: _State) -> dict[str, np.ndarray]:
+def _log_arrays(state: _State) -> dict[str, ArrayLike]:
     rows = np.asarray(state.log, np.float64).reshape(-1, 4)
     return {
         "steps": np.int64(state.step),

@@ -2,11 +2,11 @@
 
 With u = z - z_t scaled to a range of 1, P(beta) = sum over u > 0 of u exp(beta u) and N(beta) = sum
 over u < 0 of |u| exp(beta u), the root is where g = log P - log N is 0. g rises and is nearly
-linear in beta, so Newton from beta = 0 needs a handful of passes over the row.
+linear in beta. Its first two derivatives come from the same exponentials, so Halley's method
+from beta = 0 needs a handful of passes over the row.
 """
 
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class OptimalBeta(NamedTuple):
 
 
 class _Passes(NamedTuple):
-    """Newton's state, (rows,) each, in units of 1 / range."""
+    """State of the iteration, (rows,) each, in units of 1 / range."""
 
     beta: jax.Array
     lower: jax.Array  # g < 0 here
@@ -74,20 +74,26 @@ def _checked(logits, target, where) -> tuple[np.ndarray, np.ndarray]:
     if logits.dtype != np.float64:
         logits = logits.astype(np.float32)
     n = logits.shape[-1]
+    target = target.astype(np.int64)
     outside = (target < 0) | (target >= n)
     if outside.any():
         raise ValueError(f"target {target[outside][0]} is not a position in [0, {n})")
     if where is not None:
+        where = np.asarray(where, bool)
+        if where.shape != logits.shape:
+            raise ValueError(f"where has shape {where.shape}, logits {logits.shape}; give the same")
         logits = np.where(where, logits, logits.dtype.type(-np.inf))
-    # The sum over a row is NaN or +inf just when a logit is, unless it overflows.
-    largest = logits.max(axis=-1, initial=-np.inf)
-    if not (largest < np.inf).all():
-        raise ValueError("logits hold NaN or +inf; leave those rows out")
-    at_target = np.take_along_axis(logits, target[..., None], axis=-1) if target.size else logits
-    if (at_target == -np.inf).any():
-        row = np.argwhere(at_target[..., 0] == -np.inf)[0]
-        raise ValueError(f"the target of row {tuple(row.tolist())} is masked; choose a real item")
+    bad = ~(logits.max(axis=-1, initial=-np.inf) < np.inf)  # the maximum is NaN if any item is
+    if bad.any():
+        raise ValueError(f"logits of row {_first(bad)} hold NaN or +inf; leave such rows out")
+    masked = np.take_along_axis(logits, target[..., None], axis=-1)[..., 0] == -np.inf
+    if masked.any():
+        raise ValueError(f"the target of row {_first(masked)} is masked; choose a real item")
     return logits, target.astype(np.int32)
+
+
+def _first(rows: np.ndarray) -> tuple[int, ...]:
+    return tuple(np.argwhere(rows)[0].tolist())
 
 
 def _solve_in_blocks(logits, target) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -125,29 +131,30 @@ def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, 
     nearest = jnp.max(jnp.where(v < 0, v, -1), axis=1)
     exponent = v - jnp.where(up, highest[:, None], nearest[:, None])
 
-    def sums(powers: jax.Array | float) -> tuple[jax.Array, ...]:
-        """P, N and their derivatives (P', -N'), each less its dominant exponential."""
-        first, second = v * powers, v * v * powers
-        return (
-            jnp.sum(jnp.where(up, first, 0), axis=1),
-            jnp.sum(jnp.where(up, 0, -first), axis=1),
-            jnp.sum(jnp.where(up, second, 0), axis=1),
-            jnp.sum(jnp.where(up, 0, second), axis=1),
-        )
+    def halley(beta: jax.Array, powers: jax.Array | float) -> tuple[jax.Array, ...]:
+        """P and N, each less its dominant exponential, g, and Halley's step for g."""
+        moments = v * powers
+        P, mean_up, variance_up = _moments(jnp.maximum(moments, 0), v)
+        N, mean_down, variance_down = _moments(-jnp.minimum(moments, 0), v)
+        g = beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
+        slope, bend = mean_up - mean_down, variance_up - variance_down
+        newton = g / slope
+        # Between 2/3 and twice Newton's step: far out, the curvature is no guide.
+        return P, N, g, newton / (1 - jnp.clip(newton * bend / slope / 2, -0.5, 0.5))
 
     def one_pass(state: _Passes) -> _Passes:
-        P, N, dP, dN = sums(jnp.exp(state.beta[:, None] * exponent))
-        g = state.beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
-        return _advance(state, g, g / (dP / P + dN / N))
+        *_, g, step = halley(state.beta, jnp.exp(state.beta[:, None] * exponent))
+        return _advance(state, g, step)
 
-    excess, deficit, *_ = sums(1.0)
+    # At beta = 0 every exponential is 1: the first pass classifies the rows as well.
+    zero = jnp.zeros_like(scale)
+    excess, deficit, g, step = halley(zero, 1.0)
     sharp = (excess == 0) & (deficit > 0)
     flat = (excess >= deficit) & ~sharp
-    start = jnp.zeros_like(excess)
-    state = _Passes(
-        start, start, jnp.full_like(start, jnp.inf), sharp | flat, jnp.zeros_like(start, jnp.int8)
+    state = _Passes(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
+    state = jax.lax.while_loop(
+        lambda state: ~jnp.all(state.done), one_pass, _advance(state, g, step)
     )
-    state = jax.lax.while_loop(lambda s: ~jnp.all(s.done), one_pass, state)
     solved = state.n_passes <= MAX_PASSES
     beta = jnp.where(solved, state.beta, jnp.nan) / scale
     beta = jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta))
@@ -155,20 +162,27 @@ def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, 
     return beta, status.astype(jnp.int8), state.n_passes
 
 
-def _advance(state: _Passes, g: jax.Array, step: jax.Array) -> _Passes:
-    """One safeguarded Newton step; a row is done when the step that it takes is the last needed.
+def _moments(weights: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sum of the weights (rows, n), and mean and variance of v under them, row by row."""
+    total = jnp.sum(weights, axis=1)
+    mean = jnp.sum(weights * v, axis=1) / total
+    return total, mean, jnp.sum(weights * v * v, axis=1) / total - mean**2
 
-    Newton converges quadratically on the nearly linear g: a step of relative size e leaves an
-    error of about e^2, so a step below a tenth of the square root of eps is the last.
+
+def _advance(state: _Passes, g: jax.Array, step: jax.Array) -> _Passes:
+    """One safeguarded step; a row is done when the step that it takes is the last needed.
+
+    Halley's method converges with the third power: a step of relative size e leaves an error of
+    about e^3, so one below half the cube root of eps is the last.
     """
-    eps = jnp.finfo(g.dtype).eps
+    tolerance = 0.5 * jnp.cbrt(jnp.finfo(g.dtype).eps).astype(g.dtype)
     lower = jnp.where(g < 0, state.beta, state.lower)
     upper = jnp.where(g > 0, state.beta, state.upper)
-    newton = state.beta - step
-    last = jnp.abs(step) <= 0.1 * jnp.sqrt(eps) * newton
-    inside = (newton > lower) & (newton < upper)
+    beta = state.beta - step
+    last = jnp.abs(step) <= tolerance * beta
+    inside = (beta > lower) & (beta < upper)
     bisection = jnp.where(upper < jnp.inf, (lower + upper) / 2, 2 * lower + 1)
-    beta = jnp.where(last | inside, newton, bisection)
+    beta = jnp.where(last | inside, beta, bisection)
     n_passes = state.n_passes + ~state.done
     return _Passes(
         beta=jnp.where(state.done, state.beta, beta),

@@ -54,7 +54,7 @@ def collect(
       CalibrateError: another configuration is in `folder`, or it cannot be written.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
-    configuration = {
+    configuration: dict[str, Any] = {
         "head": head.name,
         "fingerprint": head.fingerprint,
         "sizes": sorted(set(sizes)),
@@ -109,7 +109,7 @@ def row_quotas(units: Sequence[Unit], max_bytes: int) -> dict[int, int]:
     overhead = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * len(sizes)
     overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(units)
     left = max_bytes - overhead
-    wanted = sorted(unit.count * files.row_bytes(unit.size) for unit in units)
+    wanted = sorted(unit.sets * files.row_bytes(unit.size) for unit in units)
     level = 0
     for i, most in enumerate(wanted):
         level = left // (len(wanted) - i)
@@ -146,11 +146,15 @@ def _collect_unit(
                 counts=seen,
             )
         )
-    columns = [np.concatenate(column) for column in zip(*(s[:4] for s in kept), strict=True)]
-    chosen = _lowest_hashes(columns[3], quota)
-    dtypes = files.ROW_DTYPES.values()
-    arrays = [c[chosen].astype(t, copy=False) for c, t in zip(columns, dtypes, strict=True)]
-    return files.write_shard(folder, unit.size, unit.number, files.Shard(*arrays, counts)), False
+    columns = {
+        name: np.concatenate([getattr(piece, name) for piece in kept]).astype(dtype, copy=False)
+        for name, dtype in files.ROW_DTYPES.items()
+    }
+    chosen = _lowest_hashes(columns["index"], quota)
+    if len(chosen) < len(columns["index"]):
+        columns = {name: column[chosen] for name, column in columns.items()}
+    shard = files.Shard(**columns, counts=counts)
+    return files.write_shard(folder, unit.size, unit.number, shard), False
 
 
 @jax.jit

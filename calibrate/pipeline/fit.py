@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.files.collection import Collection, open_collection
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.collection import Collection, open_collection
 from calibrate.maths import solver
 from calibrate.maths.rule import Rule, beta_of_entropy, horner
 from calibrate.pipeline.collect import refuse_bad_rows
@@ -144,7 +144,7 @@ def _refine_theta(ascending: np.ndarray, design: np.ndarray, beta: np.ndarray) -
     solution = least_squares(
         lambda c: 1 / np.maximum(basis @ c, 1) - theta,
         ascending,
-        jac=lambda c: -basis * np.where(basis @ c > 1, np.maximum(basis @ c, 1) ** -2.0, 0)[:, None],
+        jac=lambda c: -basis * np.where(basis @ c > 1, (basis @ c) ** -2.0, 0)[:, None],
         x_scale="jac",
     )
     if not solution.success:

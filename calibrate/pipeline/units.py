@@ -17,12 +17,12 @@ ITEMS_PER_PIECE = 1 << 15
 
 
 class Unit(NamedTuple):
-    """Sets first .. first + count - 1 of one size."""
+    """Sets first .. first + sets - 1 of one size."""
 
     size: int
     number: int
     first: int
-    count: int
+    sets: int
 
 
 def plan_units(size: int, sets: int) -> list[Unit]:
@@ -48,11 +48,11 @@ def attended_pieces(
 
     The next piece is handed to JAX before this one is consumed, so that the two overlap.
     """
-    batch = head.sample(unit_seed(stream, seed, unit), unit.size, unit.count)
+    batch = head.sample(unit_seed(stream, seed, unit), unit.size, unit.sets)
     per_piece = max(1, ITEMS_PER_PIECE // unit.size)
     ahead = None
-    for start in range(0, unit.count, per_piece):
-        part = slice(start, min(start + per_piece, unit.count))
+    for start in range(0, unit.sets, per_piece):
+        part = slice(start, min(start + per_piece, unit.sets))
         piece = jax.tree.map(lambda leaf, part=part: leaf[part], batch)
         current = part, piece, head.attend(piece)
         if ahead is not None:

@@ -1,0 +1,66 @@
+"""What several tests share: a head made of numbers, and fits with known behaviour."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule
+
+
+class ToyBatch(NamedTuple):
+    logits: np.ndarray
+    target: np.ndarray
+
+
+class ToyHead:
+    """Logits of a noisy scorer: the target has the highest value before noise is added.
+
+    `spoil` may put anything into the logits of a batch, to play a broken head.
+    """
+
+    name = "toy"
+
+    def __init__(self, noise: float = 0.5, spoil=None):
+        self.noise = noise
+        self.spoil = spoil
+        self.fingerprint = f"sha256:toy-{noise}"
+        self.attended = 0
+
+    def sample(self, seed, size, count):
+        rng = np.random.default_rng(seed)
+        value = rng.uniform(0, 6, (count, size))
+        logits = value + self.noise * rng.standard_normal((count, size))
+        logits = logits.astype(np.float32)
+        if self.spoil:
+            self.spoil(logits)
+        return ToyBatch(logits, value.argmax(axis=1).astype(np.int32))
+
+    def attend(self, batch):
+        self.attended += len(batch.target)
+        return batch
+
+    def correct(self, attended, weights):
+        return np.asarray(weights).argmax(axis=1) == attended.target
+
+
+@pytest.fixture
+def toy_head():
+    return ToyHead()
+
+
+@pytest.fixture(scope="session")
+def paper():
+    return calibrate.load("paper")
+
+
+@pytest.fixture
+def make_fit():
+    """Coefficients from a polynomial and whatever differs from the defaults."""
+
+    def make(powers=(0.0, 0.0, 0.0, 1.0, 1.0), domain=(0.2, 4.0), name="made", **guards):
+        return Coefficients(Rule(**guards), (Entry(powers, domain),), name=name)
+
+    return make

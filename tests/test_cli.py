@@ -1,0 +1,168 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import calibrate
+from calibrate.faces import options
+from calibrate.faces.cli import app
+
+SMALL = ["--sizes", "64..512", "--sets", "512"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CALIBRATE_FITS", raising=False)
+    return tmp_path
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result
+
+
+def refusal(*arguments, code=1):
+    """The one line that a failing command says last."""
+    result = call(*arguments, code=code)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_the_main_job(here):
+    out = call("run", *SMALL).stdout
+    assert "Fit quickstart@1" in out
+    assert 'fit = calibrate.load("fits/quickstart/1.json")' in out
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
+    assert len(rows) == 2
+    plain, own = float(rows[1][1]), float(rows[1][7])
+    assert 50 < plain < own < 80
+    assert (here / "fits/quickstart/1.png").read_bytes().startswith(b"\x89PNG")
+    again = call("run", *SMALL)
+    assert "runs/quickstart is complete already" in again.stderr
+    assert "no new version is written" in again.stderr
+    assert "quickstart@1" in again.stdout
+    record = json.loads(call("run", *SMALL, "--json").stdout)
+    assert [score["size"] for score in record["scores"]] == [64, 128, 256, 512]
+    assert record["reference"] == "quickstart@1"
+
+
+def test_collect_then_fit_then_load(here):
+    counts = json.loads(call("collect", *SMALL, "--out", "runs/a", "--json").stdout)
+    assert [size["size"] for size in counts["sizes"]] == [64, 128, 256, 512]
+    table = call("collect", *SMALL, "--out", "runs/a").stdout
+    assert "misranked" in table
+    out = call("fit", "runs/a", "--name", "mine").stdout
+    assert "beta(H)" in out
+    assert "domain" in out
+    record = json.loads(
+        call("fit", "runs/a", "--name", "mine", "--objective", "theta", "--json").stdout
+    )
+    assert record["reference"] == "mine@2"
+    assert list(calibrate.load("mine").only.coefficients) == record["coefficients"]
+    call("fit", "runs/a", "--name", "mine", "--store", "else", "--figure", "drawn.png")
+    assert calibrate.load("mine@1", "else").path == Path("else/mine/1.json")
+    assert (here / "drawn.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["collect", "--head", "nope", "--out", "r"], 1, "no head is named 'nope'; use one of"),
+        (["collect", "--head", "no.npz", "--out", "r"], 1, "no.npz does not exist"),
+        (["collect", "--sizes", "4..2", "--out", "r"], 2, "not within 2..1048576"),
+        (["collect", "--sizes", "16,x", "--out", "r"], 2, "'x' is no size; write 16..16384"),
+        (["collect", "--sizes", "1", "--out", "r"], 2, "not within 2..1048576"),
+        (["collect", "--sets", "0", "--out", "r"], 2, "--sets"),
+        (["collect", "--max-bytes", "lots", "--out", "r"], 2, "no number of bytes"),
+        (["collect", "--max-bytes", "1kB", "--out", "r"], 1, "give at least"),
+        (["collect"], 2, "--out"),
+        (["fit", "nowhere", "--name", "x"], 1, "nowhere holds no collection"),
+        (["fit", "nowhere", "--name", "../x"], 1, "'../x' is no name for a fit"),
+        (["fit", "nowhere", "--name", "x", "--objective", "gamma"], 2, "no objective"),
+        (["run", "--name", "Bad Name"], 1, "no name for a fit"),
+        (["train", "--seeds", "a"], 2, "no seed"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(here, arguments, code, message):
+    assert message in refusal(*arguments, code=code)
+    assert os.listdir(here) == []
+
+
+def test_too_few_rows_are_exit_3(here):
+    call("collect", "--sizes", "16", "--sets", "64", "--out", "runs/few")
+    line = refusal("fit", "runs/few", "--name", "few", code=3)
+    assert "fewer than the 100" in line
+    assert "collect more sets" in line
+    assert not Path("fits").exists()
+
+
+def test_a_full_or_read_only_disk_is_one_line(here):
+    """A file where the folder should be: what root cannot write to either."""
+    Path("runs").write_text("")
+    assert "cannot write runs/a/manifest.json" in refusal("collect", *SMALL, "--out", "runs/a")
+
+
+def test_a_mangled_coefficient_file_is_one_line(here):
+    call("collect", *SMALL, "--out", "runs/a")
+    call("fit", "runs/a", "--name", "mine")
+    path = Path("fits/mine/1.json")
+    path.write_text(path.read_text().replace("0.5", "0.6", 1))
+    assert "mine/1.json: " in refusal("fit", "runs/a", "--name", "mine")
+
+
+def test_debug_shows_the_traceback(here):
+    result = CliRunner().invoke(app, ["--debug", "fit", "nowhere", "--name", "x"])
+    assert isinstance(result.exception, calibrate.CalibrateError)
+
+
+def test_interrupt_is_130_and_the_same_command_carries_on(here):
+    command = [sys.executable, "-m", "calibrate", "collect", "--sizes", "64..4096",
+               "--sets", "4096", "--out", "runs/a"]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not list(Path("runs/a").glob("n*.npz")) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "calibrate: interrupted; the same command carries on" in stderr
+    assert "Traceback" not in stderr
+    assert "is unfinished" in refusal("fit", "runs/a", "--name", "x")
+
+
+@pytest.mark.parametrize("command", ["run", "collect", "fit", "train"])
+def test_help_says_what_it_does_with_an_example(command):
+    text = " ".join(call(command, "--help").stdout.split())
+    assert f"Example: calibrate {command}" in text
+
+
+def test_version_and_bare_call():
+    assert call("--version").stdout.strip() == calibrate.__version__
+    assert "collect" in CliRunner().invoke(app, []).output
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("16..128", [16, 32, 64, 128]), ("5..30", [5, 10, 20]), ("64,16,64", [16, 64]),
+     ("16..32,100", [16, 32, 100]), ("7", [7])],
+)  # fmt: skip
+def test_sizes(text, sizes):
+    assert options.parse_sizes(text) == sizes
+
+
+def test_seeds_and_bytes():
+    assert options.parse_seeds("0-3,7") == [0, 1, 2, 3, 7]
+    assert [options.parse_bytes(t) for t in ("1GB", "500 MB", "2e8", "1.5k")] == [
+        10**9, 5 * 10**8, 2 * 10**8, 1_500,
+    ]  # fmt: skip

@@ -1,0 +1,271 @@
+"""Collect: what is kept and counted, resumed, bounded, and reproducible."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files import collection as files
+from calibrate.files.collection import open_collection
+from calibrate.maths import reference
+from calibrate.pipeline import collect as pipeline
+from calibrate.pipeline import units
+from calibrate.pipeline.collect import collect
+
+SIZES, SETS = [8, 64, 100], 300
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    """Several units and pieces per size, as in large runs."""
+    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 128))
+    monkeypatch.setattr(units, "ITEMS_PER_PIECE", 2_500)
+
+
+def run(folder, head=None, **changes):
+    options = {"sizes": SIZES, "sets": SETS, "seed": 0} | changes
+    return collect(head or ToyHead(), folder=folder, **options)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_keeps_exactly_the_misranked_rows(tmp_path):
+    collection = run(tmp_path / "run")
+    seen = {size: 0 for size in SIZES}
+    for size, shard in collection.shards():
+        rows = np.arange(len(shard.target))
+        at_target = shard.logits[rows, shard.target]
+        assert (shard.logits.max(axis=1) > at_target).all()
+        np.testing.assert_allclose(shard.entropy, reference.entropy(shard.logits), atol=1e-5)
+        assert (np.diff(shard.index) > 0).all()
+        seen[size] += len(rows)
+    for counts in collection.manifest["sizes"]:
+        assert counts["rows"] == SETS
+        assert counts["misranked"] == counts["kept"] == seen[counts["size"]] > 0
+
+
+def test_every_row_is_the_set_that_its_index_says(tmp_path):
+    head = ToyHead()
+    for size, shard in run(tmp_path / "run", head).shards():
+        drawn = [
+            head.sample(units.unit_seed("collect", 0, unit), size, unit.sets).logits
+            for unit in units.plan_units(size, SETS)
+        ]
+        np.testing.assert_array_equal(np.concatenate(drawn)[shard.index], shard.logits)
+
+
+def test_same_configuration_same_bytes(tmp_path):
+    run(tmp_path / "one")
+    run(tmp_path / "two")
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    run(tmp_path / "three", seed=1)
+    assert files_of(tmp_path / "one") != files_of(tmp_path / "three")
+
+
+def test_manifest_says_what_not_where_or_when(tmp_path):
+    run(tmp_path / "run")
+    text = (tmp_path / "run" / "manifest.json").read_text()
+    assert str(tmp_path) not in text
+    manifest = json.loads(text)
+    assert manifest["configuration"] == {
+        "head": "toy", "fingerprint": "sha256:toy-0.5", "sizes": SIZES, "sets": SETS, "seed": 0,
+        "max_bytes": 10**9,
+    }  # fmt: skip
+
+
+def test_collect_and_evaluate_never_share_a_set():
+    unit = units.plan_units(64, SETS)[0]
+    assert units.unit_seed("collect", 0, unit) != units.unit_seed("evaluate", 0, unit)
+    seeds = {
+        units.unit_seed(stream, seed, unit)
+        for stream in ("collect", "evaluate")
+        for seed in range(5)
+        for size in SIZES
+        for unit in units.plan_units(size, SETS)
+    }
+    assert len(seeds) == 2 * 5 * len(SIZES) * 3
+
+
+def test_an_interrupted_run_carries_on_to_the_same_bytes(tmp_path):
+    run(tmp_path / "whole")
+    head = ToyHead()
+
+    def interrupt(progress):
+        if progress.finished == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "halves", head, report=interrupt)
+    with pytest.raises(CalibrateError, match="is unfinished; run the same"):
+        open_collection(tmp_path / "halves")
+    attended = head.attended
+    resumed = []
+    run(tmp_path / "halves", head, report=lambda p: resumed.append(p.resumed))
+    assert resumed == [True] * 4 + [False] * 5
+    assert head.attended == len(SIZES) * SETS  # nothing was computed twice
+    assert attended > 0
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "halves")
+
+
+def test_a_complete_run_is_not_run_again(tmp_path):
+    run(tmp_path / "run")
+    head = ToyHead()
+    run(tmp_path / "run", head)
+    assert head.attended == 0
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    run(tmp_path / "run")
+    before = files_of(tmp_path / "run")
+    with pytest.raises(CalibrateError, match=r"sets is 300 there and 400 here; seed is 0 there"):
+        run(tmp_path / "run", sets=400, seed=1)
+    with pytest.raises(CalibrateError, match="fingerprint is 'sha256:toy-0.5' there"):
+        run(tmp_path / "run", ToyHead(noise=1.0))
+    assert files_of(tmp_path / "run") == before
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("important")
+    with pytest.raises(CalibrateError, match="holds other files and no collection"):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("budget", [28_000, 35_000, 60_000])
+def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path, budget):
+    run(tmp_path / "all")
+    largest = 0
+
+    def measure(progress):
+        nonlocal largest
+        largest = max(largest, sum(map(len, files_of(tmp_path / "few").values())))
+
+    few = run(tmp_path / "few", max_bytes=budget, report=measure)
+    total = sum(map(len, files_of(tmp_path / "few").values()))
+    assert max(total, largest) <= budget
+    every = {f: s for f, s in _shards_by_name(open_collection(tmp_path / "all"))}
+    thinned = 0
+    for name, shard in _shards_by_name(few):
+        full = every[name]
+        chosen = pipeline._lowest_hashes(full.index, len(shard.index))
+        np.testing.assert_array_equal(full.index[chosen], shard.index)
+        thinned += len(full.index) - len(shard.index)
+    assert thinned > 0
+    assert [c["misranked"] for c in few.manifest["sizes"]] == [
+        c["misranked"] for c in open_collection(tmp_path / "all").manifest["sizes"]
+    ]
+
+
+def _shards_by_name(collection):
+    for entry, (_, shard) in zip(collection.manifest["shards"], collection.shards(), strict=True):
+        yield (entry["size"], entry["unit"]), shard
+
+
+def test_an_impossible_budget_is_refused_with_the_least_possible(tmp_path):
+    with pytest.raises(CalibrateError, match="too few for one row of each unit; give at least"):
+        run(tmp_path / "run", max_bytes=9_000)
+    assert not (tmp_path / "run").exists()
+
+
+def test_hashes_choose_fairly():
+    index = np.arange(100_000)
+    chosen = pipeline._lowest_hashes(index, 10_000)
+    assert len(chosen) == 10_000
+    assert chosen.mean() == pytest.approx(50_000, rel=0.02)
+    np.testing.assert_array_equal(
+        np.sort(index[::-1][pipeline._lowest_hashes(index[::-1], 10_000)]), chosen
+    )
+
+
+def test_bad_rows_are_counted_by_reason_and_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 512))
+
+    def spoil(logits):
+        if logits.shape[1] == 64:
+            logits[0, 3] = np.nan
+            logits[1, 5] = np.inf
+            logits[2, :] = -np.inf
+
+    head = ToyHead(spoil=spoil)
+    collection = run(tmp_path / "run", head, sizes=[64], sets=1_024)
+    (counts,) = collection.manifest["sizes"]
+    n_units = len(units.plan_units(64, 1_024))
+    assert (counts["nan"], counts["inf"], counts["masked_target"]) == (n_units,) * 3
+    assert all(np.isfinite(shard.logits).all() for _, shard in collection.shards())
+
+
+def test_too_many_bad_rows_are_exit_3(tmp_path):
+    def spoil(logits):
+        logits[::10, 0] = np.nan
+
+    with pytest.raises(QualityError, match=r"of 900 rows are bad \(.* nan\), more than 1%") as e:
+        run(tmp_path / "run", ToyHead(spoil=spoil))
+    assert e.value.exit_code == 3
+
+
+def test_ties_are_not_misranked(tmp_path):
+    def tie(logits):
+        logits[:] = 1.0
+
+    collection = run(tmp_path / "run", ToyHead(spoil=tie), sizes=[8])
+    (counts,) = collection.manifest["sizes"]
+    assert (counts["ties"], counts["misranked"], counts["kept"]) == (SETS, 0, 0)
+
+
+def test_masked_items_may_be_minus_infinity(tmp_path):
+    def mask(logits):
+        logits[:, -2:] = -np.inf
+
+    collection = run(tmp_path / "run", ToyHead(spoil=mask), sizes=[300], sets=500)
+    (counts,) = collection.manifest["sizes"]
+    assert counts["nan"] == counts["inf"] == 0
+    assert counts["kept"] > 0
+
+
+@pytest.mark.parametrize("n_shard", [0, 5])
+def test_a_corrupt_shard_is_named(tmp_path, n_shard):
+    collection = run(tmp_path / "run")
+    entry = collection.manifest["shards"][n_shard]
+    path = files.shard_path(tmp_path / "run", entry["size"], entry["unit"])
+    data = path.read_bytes()
+    path.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
+    with pytest.raises(CalibrateError, match=f"{path.name} is not the shard"):
+        list(open_collection(tmp_path / "run").shards())
+
+
+def test_a_foreign_shard_in_an_unfinished_run_is_named(tmp_path):
+    folder = tmp_path / "run"
+    run(folder)
+    files.write_manifest(folder, files.read_manifest(folder)["configuration"], None)
+    files.shard_path(folder, 8, 0).write_bytes(files.shard_path(folder, 64, 0).read_bytes())
+    with pytest.raises(CalibrateError, match=r"n00008-unit00000.npz: logits is float32"):
+        run(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "x"}', "\x00"])
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    run(tmp_path / "run")
+    (tmp_path / "run" / "manifest.json").write_text(text)
+    with pytest.raises(CalibrateError, match=r"manifest\.json is not a manifest"):
+        open_collection(tmp_path / "run")
+
+
+def test_an_absent_collection_is_named(tmp_path):
+    with pytest.raises(CalibrateError, match="holds no collection"):
+        open_collection(tmp_path / "none")
+
+
+def test_file_overheads_are_upper_bounds(tmp_path):
+    """The byte budget counts on them."""
+    collection = run(tmp_path / "run", sizes=[8, 9, 10, 16384], sets=200)
+    for entry in collection.manifest["shards"]:
+        rows = entry["kept"] * files.row_bytes(entry["size"])
+        assert entry["bytes"] - rows <= files.SHARD_OVERHEAD
+    manifest = (tmp_path / "run" / "manifest.json").stat().st_size
+    bound = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * 4
+    assert manifest <= bound + files.MANIFEST_PER_SHARD * len(collection.manifest["shards"])

@@ -1,0 +1,131 @@
+"""Files appear whole or not at all; arrays are read without trust."""
+
+import io
+import os
+import zipfile
+
+import numpy as np
+import pytest
+
+from calibrate.errors import CalibrateError
+from calibrate.files.arrays import read_arrays, write_arrays
+from calibrate.files.whole import write_whole
+
+
+@pytest.fixture
+def npz(tmp_path):
+    path = tmp_path / "a.npz"
+    write_arrays(path, {"x": np.arange(100.0), "layer/y": np.int64(7)})
+    return path
+
+
+def test_arrays_round_trip(npz):
+    arrays = read_arrays(npz)
+    np.testing.assert_array_equal(arrays["x"], np.arange(100.0))
+    assert arrays["layer/y"] == 7
+
+
+def test_same_arrays_same_bytes(tmp_path, npz):
+    write_arrays(tmp_path / "b.npz", {"x": np.arange(100.0), "layer/y": np.int64(7)})
+    assert (tmp_path / "b.npz").read_bytes() == npz.read_bytes()
+
+
+def entry_with(header: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("x.npy", header)
+    return buffer.getvalue()
+
+
+def forged(shape: str, descr: str = "'<f8'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return entry_with(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(80))
+
+
+def objects() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.array([{"a": 1}], dtype=object))
+    return buffer.getvalue()
+
+
+def compressed() -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, x=np.zeros(10**7))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-30], "not a readable npz"),
+        (lambda data: b"", "not a readable npz"),
+        (lambda data: bytes(len(data)), "not a readable npz"),
+        (lambda data: data[:300] + b"\xff" + data[301:], "Bad CRC-32|not a readable npz"),
+        (lambda data: forged("(13421772800,)"), "promises 107374182400 bytes"),
+        (lambda data: forged("(-1,)"), "promises"),
+        (lambda data: forged("(10,)", "'|O'"), "Python objects"),
+        (lambda data: objects(), "Python objects"),
+        (lambda data: compressed(), "compressed"),
+        (lambda data: entry_with(b"hello"), "not a readable npz"),
+    ],
+)
+def test_damaged_arrays_are_refused(npz, damage, message):
+    npz.write_bytes(damage(npz.read_bytes()))
+    with pytest.raises(CalibrateError, match=message) as caught:
+        read_arrays(npz)
+    assert str(npz) in str(caught.value)
+
+
+def test_every_flipped_bit_in_the_data_is_noticed(npz):
+    data = npz.read_bytes()
+    start = data.index(np.arange(100.0).tobytes())
+    for offset in range(start, start + 800, 37):
+        npz.write_bytes(data[:offset] + bytes([data[offset] ^ 4]) + data[offset + 1 :])
+        with pytest.raises(CalibrateError):
+            read_arrays(npz)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, call):
+    path = tmp_path / "out" / "a.json"
+    write_whole(path, b"old")
+
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    if call == "write":
+        opened = open
+        monkeypatch.setattr("builtins.open", lambda *a: FullDisk(opened(*a), fail))
+    else:
+        monkeypatch.setattr(os, call, fail)
+    with pytest.raises(CalibrateError, match=r"cannot write .*a\.json: No space left.*free some"):
+        write_whole(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == ["a.json"]
+
+
+class FullDisk:
+    def __init__(self, file, fail):
+        self.file, self.write = file, fail
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+def test_exclusive_never_overwrites(tmp_path):
+    write_whole(tmp_path / "a", b"first", exclusive=True)
+    with pytest.raises(FileExistsError):
+        write_whole(tmp_path / "a", b"second", exclusive=True)
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(CalibrateError, match="cannot write"):
+        write_whole(tmp_path / "runs" / "a", b"")

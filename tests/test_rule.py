@@ -1,0 +1,91 @@
+"""The rule in NumPy and JAX, on both sides of every threshold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.maths import reference
+from calibrate.maths.rule import Rule, beta_of_entropy, horner
+
+POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
+RULES = {
+    "clamp": Rule(),
+    "identity": Rule(outside="identity"),
+    "low ceiling": Rule(max_beta=2.0),
+    "floor of 2": Rule(min_entropy=0.1, min_beta=2.0),
+}
+
+
+def around(value):
+    """The value and its float32 neighbours."""
+    value = np.float32(value)
+    return [np.nextafter(value, np.float32(-9)), value, np.nextafter(value, np.float32(9))]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("under_jit", [False, True])
+def test_backends_follow_the_rule_around_every_threshold(rule, under_jit, make_fit):
+    thresholds = [rule.min_entropy, *DOMAIN]
+    H = np.concatenate([*map(around, thresholds), np.linspace(0, 9, 200, dtype=np.float32)])
+    fit = make_fit(POWERS, DOMAIN, **rule._asdict())
+    # The thresholds are float32 in JAX: give the reference the same ones.
+    exact = rule._replace(min_entropy=float(np.float32(rule.min_entropy)))
+    domain = tuple(float(np.float32(h)) for h in DOMAIN)
+    expected = reference.inverse_temperature(H.astype(float), POWERS, domain, exact)
+    function = calibrate.inverse_temperature
+    actual = (jax.jit(function) if under_jit else function)(H, fit)
+    np.testing.assert_allclose(actual, expected, rtol=2e-6)
+    in_numpy = beta_of_entropy(H.astype(float), POWERS, domain, exact, np)
+    np.testing.assert_allclose(in_numpy, expected, rtol=1e-14)
+
+
+def test_gate_is_strict_on_the_raw_entropy():
+    """At min_entropy exactly beta is 1, as the paper's `entropy > 0.5` has it."""
+    H = np.array([0.5, np.nextafter(0.5, 1)])
+    beta = beta_of_entropy(H, (0, 0, 0, 0, 3.0), (2.0, 4.0), Rule(), np)
+    np.testing.assert_array_equal(beta, [1, 3])
+
+
+def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):
+    """Trap 2: past 5.945 nats the paper's correction is off, whatever its polynomial says."""
+    H = jnp.array([0.848, 0.850, 5.944, 5.946, np.log(16384)])
+    beta = np.asarray(calibrate.inverse_temperature(H, paper))
+    np.testing.assert_array_equal(beta > 1, [False, True, True, False, False])
+    assert horner(np.log(16384), paper.only.coefficients) == pytest.approx(-59, abs=1)
+
+
+def test_seed_digits_not_the_rounded_ones(paper):
+    """Trap 1: two-decimal coefficients move beta(4) from 2.39 to 1.57."""
+    assert float(calibrate.inverse_temperature(4.0, paper)) == pytest.approx(2.39, abs=0.01)
+    rounded = [-0.04, 0.48, -2.3, 4.92, -1.79]
+    assert horner(4.0, rounded) == pytest.approx(1.57, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_entropy_is_not_evaluated_in_half_precision(dtype, paper):
+    """Trap 4: Horner in bfloat16 loses the correction."""
+    H = jnp.linspace(1, 5.5, 10).astype(dtype)
+    beta = calibrate.inverse_temperature(H, paper)
+    assert beta.dtype == jnp.float32
+    e = paper.only
+    expected = reference.inverse_temperature(
+        np.asarray(H, np.float64), e.coefficients, e.domain, paper.rule
+    )
+    np.testing.assert_allclose(beta, expected, rtol=1e-5)
+
+
+def test_another_fit_retraces_and_the_same_does_not(make_fit):
+    traces = []
+
+    @jax.jit
+    def beta(H, fit):
+        traces.append(fit)
+        return calibrate.inverse_temperature(H, fit)
+
+    beta(2.0, make_fit())
+    beta(2.0, make_fit(name="same-numbers"))
+    assert len(traces) == 1
+    beta(2.0, make_fit(powers=(0.0, 0.0, 0.0, 1.0, 2.0)))
+    assert len(traces) == 2
