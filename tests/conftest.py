@@ -46,12 +46,20 @@ class ToyHead:
         return np.asarray(weights).argmax(axis=1) == attended.target
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Every test starts in an empty folder: no ./fits, ./runs or $CALIBRATE_FITS of the user's."""
+    monkeypatch.delenv("CALIBRATE_FITS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture
 def toy_head():
     return ToyHead()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def paper():
     return calibrate.load("paper")
 

@@ -18,13 +18,6 @@ from calibrate.faces.cli import app
 SMALL = ["--sizes", "64..512", "--sets", "512"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CALIBRATE_FITS", raising=False)
-    return tmp_path
-
-
 def call(*arguments, code=0):
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exit_code == code, result.output + repr(result.exception)

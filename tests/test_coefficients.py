@@ -74,7 +74,7 @@ def test_a_flipped_digit_is_refused_by_the_id(tmp_path, document):
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        ("format", "other", "format is \"other\"|format is other"),
+        ("format", "other", 'format is "other"|format is other'),
         ("schema_version", "9.0", "schema_version"),
         ("name", "../evil", "name is ../evil"),
         ("version", 0, "version is 0"),

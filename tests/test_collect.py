@@ -36,7 +36,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_keeps_exactly_the_misranked_rows(tmp_path):
     collection = run(tmp_path / "run")
-    seen = {size: 0 for size in SIZES}
+    seen = dict.fromkeys(SIZES, 0)
     for size, shard in collection.shards():
         rows = np.arange(len(shard.target))
         at_target = shard.logits[rows, shard.target]
@@ -148,7 +148,7 @@ def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path, budget):
     few = run(tmp_path / "few", max_bytes=budget, report=measure)
     total = sum(map(len, files_of(tmp_path / "few").values()))
     assert max(total, largest) <= budget
-    every = {f: s for f, s in _shards_by_name(open_collection(tmp_path / "all"))}
+    every = dict(_shards_by_name(open_collection(tmp_path / "all")))
     thinned = 0
     for name, shard in _shards_by_name(few):
         full = every[name]

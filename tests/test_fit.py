@@ -1,4 +1,4 @@
-"""Fit: against least squares by other means, planted polynomials, and data that cannot be fitted."""
+"""Fit: against least squares by other means, planted polynomials, and hopeless data."""
 
 import numpy as np
 import pytest

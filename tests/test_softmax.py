@@ -116,7 +116,9 @@ def test_gradient_flows_through_the_entropy(paper):
 def test_dtype_follows_jax(dtype, paper):
     logits = jnp.asarray(rows(64, 3.0)).astype(dtype)
     actual = calibrate.adaptive_softmax(logits, paper)
-    assert actual.dtype == jax.nn.softmax(logits.astype(float) if dtype == "int32" else logits).dtype
+    assert (
+        actual.dtype == jax.nn.softmax(logits.astype(float) if dtype == "int32" else logits).dtype
+    )
     exact = expected(np.asarray(logits, np.float64), paper)
     eps = float(jnp.finfo(actual.dtype).eps)
     np.testing.assert_allclose(np.asarray(actual, float), exact, atol=2e-6, rtol=2 * eps + 2e-5)

@@ -16,7 +16,7 @@ def draw_row(rng):
     z = [
         lambda: rng.standard_normal(n),
         lambda: rng.uniform(-1, 1, n),
-        lambda: -rng.exponential(size=n) ** 2,
+        lambda: -(rng.exponential(size=n) ** 2),
         lambda: np.round(rng.standard_normal(n), 1),
     ][kind]()
     z = z / max(np.ptp(z), 1e-9) * 10 ** rng.uniform(-6, 4) + rng.choice([0, 10.0])

@@ -18,7 +18,7 @@ STATUS_NAMES = {SHARP: "sharp", FLAT: "flat", INTERIOR: "interior", UNSOLVED: "u
 
 MAX_PASSES = 60
 # A block of rows stays in the second-level cache through all passes.
-ITEMS_PER_BLOCK = 1 << 17
+ITEMS_PER_BLOCK = 1 << 16
 
 
 class OptimalBeta(NamedTuple):

@@ -1,0 +1,65 @@
+"""What does collecting cost beside the head's bare forward pass over the same sets?
+
+The peer runs `attend` over the same pieces and waits for the logits; drawing the sets is not
+counted for it. Collecting draws, runs, classifies, and writes shards to disk.
+
+    python scripts/bench_collect.py [SETS]
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+
+from calibrate.heads import load_head
+from calibrate.pipeline import units
+from calibrate.pipeline.collect import STREAM, collect
+
+SIZES = [16 << k for k in range(11)]
+REPEATS = 5
+
+
+def bare_pass(head, sizes: list[int], sets: int) -> float:
+    """Seconds spent in attend alone."""
+    total = 0.0
+    for unit in (u for size in sizes for u in units.plan_units(size, sets)):
+        seed = units.unit_seed(STREAM, 0, unit)
+        batch = head.sample(seed, unit.size, unit.sets)
+        per_piece = max(1, units.ITEMS_PER_PIECE // unit.size)
+        start = time.perf_counter()
+        for first in range(0, unit.sets, per_piece):
+            piece = jax.tree.map(
+                lambda leaf, part=slice(first, first + per_piece): leaf[part], batch
+            )
+            head.attend(piece).logits.block_until_ready()
+        total += time.perf_counter() - start
+    return total
+
+
+def full_collect(head, sizes: list[int], sets: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        collect(head, sizes, sets, 0, Path(folder) / "run")
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    sets = int(sys.argv[1]) if len(sys.argv) > 1 else 1_024
+    head = load_head("max-retrieval")
+    bare_pass(head, SIZES, sets)  # compiles
+    full_collect(head, SIZES, sets)
+    print(f"{'sizes':>12} {'bare pass, s':>13} {'collect, s':>11} {'ratio':>6}")
+    for label, sizes in (("16..1,024", SIZES[:7]), ("2,048..16,384", SIZES[7:]), ("all", SIZES)):
+        pairs = [
+            (bare_pass(head, sizes, sets), full_collect(head, sizes, sets)) for _ in range(REPEATS)
+        ]
+        bare, full = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(b / a for a, b in pairs)
+        print(f"{label:>12} {bare:>13.2f} {full:>11.2f} {ratio:>6.2f}")
+
+
+if __name__ == "__main__":
+    main()

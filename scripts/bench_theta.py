@@ -1,0 +1,92 @@
+"""How fast is optimal_beta? Against scipy.optimize.minimize_scalar, row by row, on one core.
+
+The rows are misranked rows of the shipped head. The peer minimises -log p_t(beta) with Brent's
+method, its default. Two objectives: with SciPy's own logsumexp, as one would write it, and the same
+sums in NumPy at their leanest.
+
+    python scripts/bench_theta.py
+"""
+
+import os
+
+os.environ["NPROC"] = "1"  # XLA's thread pool; read when JAX starts
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import time
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+
+import calibrate
+from calibrate.heads import load_head
+from calibrate.maths import reference
+
+ROWS = {64: 4_096, 1_024: 1_024, 16_384: 128}
+PEER_ROWS = {64: 200, 1_024: 100, 16_384: 16}
+REPEATS = 7
+
+
+def misranked_rows(head, size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """That many misranked rows of the head: logits, target."""
+    logits, targets, seed = [], [], 0
+    while sum(map(len, targets)) < count:
+        batch = head.sample(seed, size, max(1, 2**15 // size))
+        z = np.asarray(head.attend(batch).logits)
+        chosen = z.max(axis=1) > np.take_along_axis(z, batch.target[:, None], axis=1)[:, 0]
+        logits.append(z[chosen])
+        targets.append(batch.target[chosen])
+        seed += 1
+    return np.concatenate(logits)[:count], np.concatenate(targets)[:count]
+
+
+def with_logsumexp(z: np.ndarray, target: int) -> float:
+    return float(minimize_scalar(lambda beta: logsumexp(beta * z) - beta * z[target]).x)
+
+
+def with_lean_numpy(z: np.ndarray, target: int) -> float:
+    u = z - z[target]
+
+    def loss(beta: float) -> float:
+        v = beta * u
+        top = v.max()
+        return top + np.log(np.exp(v - top).sum())
+
+    return float(minimize_scalar(loss).x)
+
+
+def seconds_per_row(function, rows: int) -> float:
+    start = time.perf_counter()
+    function()
+    return (time.perf_counter() - start) / rows
+
+
+def main() -> None:
+    head = load_head("max-retrieval")
+    print("medians, microseconds a row; ratio = SciPy / ours")
+    print(f"{'n':>7} {'ours':>8} {'logsumexp':>12} {'ratio':>7} {'lean NumPy':>11} {'ratio':>7}"
+          "   |residual| / range, largest")  # fmt: skip
+    for size, count in ROWS.items():
+        logits, target = misranked_rows(head, size, count)
+        calibrate.optimal_beta(logits, target)  # compiles
+        few = [(z.astype(np.float64), t) for z, t in zip(logits, target, strict=True)]
+        few = few[: PEER_ROWS[size]]
+        times = np.empty((REPEATS, 3))
+        for repeat in times:
+            repeat[0] = seconds_per_row(
+                lambda z=logits, t=target: calibrate.optimal_beta(z, t), count
+            )
+            repeat[1] = seconds_per_row(lambda r=few: [with_logsumexp(*x) for x in r], len(few))
+            repeat[2] = seconds_per_row(lambda r=few: [with_lean_numpy(*x) for x in r], len(few))
+        ours, softmax, lean = np.median(times, axis=0) * 1e6
+        beta = calibrate.optimal_beta(logits, target).beta
+        residual = max(
+            abs(reference.expected_excess(float(b), *row)) / np.ptp(row[0])
+            for b, row in zip(beta, few, strict=False)
+        )
+        print(f"{size:>7,} {ours:>8.2f} {softmax:>12.0f} {softmax / ours:>6.0f}x {lean:>11.0f} "
+              f"{lean / ours:>6.0f}x   {residual:.1e}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

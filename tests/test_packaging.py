@@ -1,0 +1,157 @@
+"""What is installed: a light import, package data, the README's commands."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import calibrate
+from calibrate.files.store import published_store
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+HEAVY = {"jax", "jaxlib", "scipy", "sklearn", "matplotlib", "typer", "optax", "rich", "joblib"}
+
+
+def python(code, cwd, **environment):
+    done = subprocess.run(
+        [sys.executable, *code], cwd=cwd, env=os.environ | environment, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel_folder(tmp_path_factory):
+    """The wheel, installed without index or dependencies into a folder of its own."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = ["-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-q", "-w", ".", str(ROOT)]
+    python(build, folder)
+    (wheel,) = folder.glob("calibrate-*.whl")
+    install = [*pip, "install", "--no-index", "--no-deps", "-q", "--target", "site", str(wheel)]
+    python(install, folder)
+    return folder / "site"
+
+
+def test_wheel_carries_fits_and_weights(wheel_folder, tmp_path):
+    code = """
+import calibrate, pathlib
+from calibrate.heads import load_head
+for name in ("paper", "max-retrieval"):
+    print(calibrate.load(name).path)
+print(load_head("max-retrieval").fingerprint)
+"""
+    done = python(["-c", code], tmp_path, PYTHONPATH=str(wheel_folder))
+    *paths, fingerprint = done.stdout.split()
+    for path in paths:
+        assert Path(path).is_relative_to(wheel_folder / "calibrate" / "published_fits")
+    assert fingerprint == calibrate.load("max-retrieval").source["fingerprint"]
+
+
+def test_editable_install_finds_the_folder_beside_the_package():
+    assert published_store() == ROOT / "fits"
+    assert calibrate.load("max-retrieval").path.is_relative_to(ROOT / "fits")
+
+
+def test_published_fit_is_of_the_shipped_head():
+    from calibrate.heads import load_head
+
+    assert calibrate.load("max-retrieval").source["fingerprint"] == (
+        load_head("max-retrieval").fingerprint
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import calibrate",
+        "import calibrate; calibrate.load('paper'); calibrate.identity()",
+        "import calibrate.faces.cli",
+    ],
+)
+def test_light_import(code, tmp_path):
+    allowed = {"typer", "rich"} if "cli" in code else set()
+    code += f"; import sys; print(*sorted({HEAVY - allowed} & set(sys.modules)))"
+    assert python(["-c", code], tmp_path).stdout.split() == []
+
+
+def test_public_names_exist_and_are_documented():
+    for name in calibrate.__all__:
+        assert getattr(calibrate, name).__doc__, name
+    assert set(calibrate.__all__) <= set(dir(calibrate))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        calibrate.nonsense  # noqa: B018
+
+
+def test_no_public_function_bears_a_modules_name():
+    modules = {path.stem for path in (ROOT / "calibrate").rglob("*.py")}
+    assert not modules & set(calibrate.__all__)
+
+
+FLOORS = {
+    "errors": -1, "maths": 0, "files": 1, "softmax": 2, "heads": 3, "pipeline": 4, "faces": 5,
+}  # fmt: skip
+
+
+def test_a_room_imports_only_from_its_floor_and_below():
+    for path in (ROOT / "calibrate").rglob("*.py"):
+        room = path.relative_to(ROOT / "calibrate").with_suffix("").parts[0]
+        if room.startswith("__"):
+            continue
+        for imported in re.findall(r"(?:from|import) calibrate\.(\w+)", path.read_text()):
+            assert FLOORS[imported] <= FLOORS[room], f"{path} imports {imported}"
+
+
+def commands_of(heading):
+    """The shell lines of a README section."""
+    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [
+        line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+        for line in block.splitlines() if line and not line.startswith("#")
+    ]  # fmt: skip
+
+
+def test_ci_runs_the_readmes_test_command():
+    _, tests = commands_of("Two commands")
+    assert tests in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.slow
+def test_the_two_commands_on_a_fresh_clone(tmp_path):
+    """Needs the package index."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    main_job, _ = commands_of("Two commands")
+    done = subprocess.run(main_job, shell=True, cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "calibrate.load(" in done.stdout.strip().splitlines()[-2]
+    status = ["git", "-C", str(clone), "status", "--porcelain"]
+    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_readme_python_runs():
+    """Every Python block, in order, in one namespace."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    namespace: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
+
+
+def test_readme_commands_exist():
+    """Each `calibrate ...` line of the README parses, with the options that it names."""
+    from typer.testing import CliRunner
+
+    from calibrate.faces.cli import app
+
+    lines = re.findall(r"^(?:\.venv/bin/)?calibrate (\w+)(.*)$", README, re.MULTILINE)
+    assert {command for command, _ in lines} >= {"collect", "fit", "train"}
+    for command, rest in lines:
+        text = CliRunner().invoke(app, [command, "--help"]).stdout
+        for option in re.findall(r"--[a-z-]+", rest):
+            assert option in text, f"calibrate {command} {option}"
