@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate.files.coefficients import Coefficients, register_with_jax
+from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import beta_of_entropy
 from calibrate.maths.shannon import Axis, centre
-
-register_with_jax()
 
 
 @jax.jit
@@ -59,14 +57,14 @@ def adaptive_softmax(
         logits = logits.astype(float)
     centred = centre(logits, axis, where)
     beta = inverse_temperature(centred.entropy, coefficients)
-    powers = jnp.where(centred.valid, jnp.exp(beta * centred.shifted), 0)
-    normaliser = jnp.sum(powers, axis, keepdims=True)
+    weights = jnp.where(centred.valid, jnp.exp(beta * centred.shifted), 0)
+    normaliser = jnp.sum(weights, axis, keepdims=True)
     if where is None:
-        probs = powers / normaliser
+        probs = weights / normaliser
     else:
         # A row without valid items divides by 1: its gradient must not be NaN. Its unmasked items,
         # if it has any, are all -inf.
-        probs = powers / jnp.where(normaliser == 0, 1, normaliser)
+        probs = weights / jnp.where(normaliser == 0, 1, normaliser)
         probs = jnp.where(normaliser == 0, jnp.nan, probs)
         probs = jnp.where(where, probs, 0)
     return probs.astype(logits.dtype)

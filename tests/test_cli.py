@@ -79,6 +79,11 @@ def test_collect_then_fit_then_load(here):
         (["collect", "--sets", "0", "--out", "r"], 2, "--sets"),
         (["collect", "--max-bytes", "lots", "--out", "r"], 2, "no number of bytes"),
         (["collect", "--max-bytes", "1kB", "--out", "r"], 1, "give at least"),
+        (["collect", "--max-bytes", "1e999", "--out", "r"], 2, "no number of bytes"),
+        (["collect", "--sizes", "9" * 5_000, "--out", "r"], 2, "is no size"),
+        (["collect", "--head", "[/x]", "--out", "r"], 1, "no head is named '[/x]'"),
+        (["fit", "runs/[/b]", "--name", "x"], 1, "runs/[/b] holds no collection"),
+        (["fit", "nowhere", "--name", "x", "--figure", "."], 2, "no .png file in a folder"),
         (["collect"], 2, "--out"),
         (["fit", "nowhere", "--name", "x"], 1, "nowhere holds no collection"),
         (["fit", "nowhere", "--name", "../x"], 1, "'../x' is no name for a fit"),
@@ -113,6 +118,18 @@ def test_a_mangled_coefficient_file_is_one_line(here):
     path = Path("fits/mine/1.json")
     path.write_text(path.read_text().replace("0.5", "0.6", 1))
     assert "mine/1.json: " in refusal("fit", "runs/a", "--name", "mine")
+
+
+def test_a_fit_named_paper_does_not_replace_the_papers(here):
+    record = json.loads(call("run", *SMALL, "--name", "paper", "--json").stdout)
+    last = record["scores"][-1]
+    assert last["paper"]["accuracy"] != last["own"]["accuracy"]
+
+
+def test_names_are_printed_as_they_are(here):
+    call("collect", *SMALL, "--out", "runs/[red]a")
+    out = call("fit", "runs/[red]a", "--name", "mine", "--store", "st[v1]").stdout
+    assert "file       st[v1]/mine/1.json" in out
 
 
 def test_debug_shows_the_traceback(here):

@@ -247,12 +247,46 @@ def test_a_foreign_shard_in_an_unfinished_run_is_named(tmp_path):
         run(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "x"}', "\x00"])
-def test_a_damaged_manifest_is_named(tmp_path, text):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: "{}",
+        lambda text: "[1]",
+        lambda text: '{"format": "x"}',
+        lambda text: "\x00",
+        lambda text: text.replace('"shards": [', '"shards": [1,'),
+        lambda text: text.replace('"sizes"', '"dimensions"'),
+        lambda text: text.replace('"kept"', '"held"'),
+        lambda text: text.replace('"unit": 0', '"unit": "0"'),
+    ],
+)
+def test_a_damaged_manifest_is_named(tmp_path, damage):
     run(tmp_path / "run")
-    (tmp_path / "run" / "manifest.json").write_text(text)
+    path = tmp_path / "run" / "manifest.json"
+    path.write_text(damage(path.read_text()))
     with pytest.raises(CalibrateError, match=r"manifest\.json is not a manifest"):
         open_collection(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [(64, r"target 64 is not a position in \[0, 64\)"), (-1, "target -1"), (0.5, "float64")],
+)
+def test_a_head_with_impossible_targets_is_refused(tmp_path, target, message):
+    head = ToyHead()
+    sample = head.sample
+    head.sample = lambda *a: sample(*a)._replace(target=np.full(a[2], target))
+    with pytest.raises(CalibrateError, match=message):
+        run(tmp_path / "run", head, sizes=[64])
+
+
+def test_a_killed_attempt_is_swept_when_the_run_resumes(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".n00064-unit00001.npz.00000000.tmp").write_bytes(bytes(1_000))
+    run(folder)
+    assert not list(folder.glob(".*"))
 
 
 def test_an_absent_collection_is_named(tmp_path):

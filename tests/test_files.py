@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays, write_arrays
-from calibrate.files.whole import write_whole
+from calibrate.files.whole import remove_leftovers, write_whole
 
 
 @pytest.fixture
@@ -115,6 +115,13 @@ class FullDisk:
 
     def __exit__(self, *_):
         self.file.close()
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
+    for name in (".a.json.1234abcd.tmp", ".b.json.1234abcd.tmp", "a.json"):
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path / "a.json")
+    assert sorted(os.listdir(tmp_path)) == [".b.json.1234abcd.tmp", "a.json"]
 
 
 def test_exclusive_never_overwrites(tmp_path):

@@ -51,6 +51,9 @@ print(load_head("max-retrieval").fingerprint)
     for path in paths:
         assert Path(path).is_relative_to(wheel_folder / "calibrate" / "published_fits")
     assert fingerprint == calibrate.load("max-retrieval").source["fingerprint"]
+    published = wheel_folder / "calibrate" / "published_fits"
+    listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
+    assert listed == {"max-retrieval/1.json", "paper/1.json"}  # and nothing of a user's
 
 
 def test_editable_install_finds_the_folder_beside_the_package():

@@ -63,6 +63,8 @@ def test_first_store_that_holds_the_name_decides(tmp_path, make_fit, monkeypatch
         ("Paper", "is no reference"),
         ("paper@", "is no reference"),
         ("paper@-1", "is no reference"),
+        ("paper@" + "9" * 5_000, "is no reference"),
+        ("a\0/b.json", "cannot read"),
         ("nowhere/fit.json", "nowhere/fit.json does not exist"),
     ],
 )
@@ -85,7 +87,13 @@ def test_a_file_in_another_files_place_is_refused(tmp_path, make_fit):
         calibrate.load("made@7", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../x", "", "Upper", ".hidden", "a" * 65, "a/b"])
+def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path, make_fit):
+    (tmp_path / "made").write_text("")
+    with pytest.raises(calibrate.CoefficientsError, match="cannot write"):
+        publish(make_fit(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b"])
 def test_names_stay_in_the_store(tmp_path, make_fit, name):
     with pytest.raises(calibrate.CoefficientsError, match="no name for a fit"):
         publish(make_fit(name=name), tmp_path)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,5 +133,44 @@ def test_a_damaged_checkpoint_is_named(tmp_path, quick):
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     with pytest.raises(CalibrateError, match=r"checkpoint\.npz is not a readable npz"):
         training.train(0, 20, tmp_path, quiet)
-    with pytest.raises(CalibrateError, match="more than the 5 asked for|not a readable"):
-        training.train(0, 5, tmp_path, quiet)
+
+
+def test_a_longer_run_is_not_overwritten(tmp_path, quick):
+    training.train(0, 20, tmp_path, quiet)
+    path = training.weights_path(tmp_path, 0)
+    before = path.read_bytes()
+    with pytest.raises(CalibrateError, match="with 20 steps, which 10 steps would overwrite"):
+        training.train(0, 10, tmp_path, quiet)
+    path.with_suffix(".checkpoint.npz").unlink()
+    for steps in (10, 30):
+        with pytest.raises(CalibrateError, match="would overwrite"):
+            training.train(0, steps, tmp_path, quiet)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_the_command(tmp_path, blow):
+    command = [sys.executable, "-m", "calibrate", "train", "--seeds", "0-1", "--jobs", "2",
+               "--out", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    children = []
+    while len(children) < 2:
+        time.sleep(0.2)
+        children = spawned_by(process.pid)
+    time.sleep(6)
+    process.send_signal(blow)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == (130 if blow == signal.SIGINT else -9)
+    assert "Traceback" not in stderr
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def spawned_by(parent):
+    """Worker processes of a command (spawn's resource tracker is none)."""
+    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
+    return [pid for pid, command in commands.items() if "spawn_main" in command]

@@ -30,6 +30,12 @@ class _Commands(TyperGroup):
             if ctx.params["debug"]:
                 raise
             _stop(str(error), error.exit_code)
+        except (BrokenPipeError, typer.Abort):
+            raise
+        except Exception as error:
+            if ctx.params["debug"] or hasattr(error, "exit_code"):
+                raise  # what has an exit code is Typer's own, a usage error for instance
+            _stop(f"{type(error).__name__}: {error}; this is a bug: see it with --debug", 1)
         except KeyboardInterrupt:
             _stop("interrupted; the same command carries on where it stopped", 130)
 
@@ -107,14 +113,14 @@ def run(
     Example: calibrate run
     """
     from calibrate.faces import tables
-    from calibrate.files.store import check_name, load
+    from calibrate.files.store import check_name
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
     check_name(name)
     chosen = _load_head(head)
     collection = _collect(chosen, n, sets, seed, Path("runs") / name, most)
     fit, figure = _fit(collection.folder, name, "beta", store, None)
-    rules = {"plain": None, "paper": load("paper"), "own": fit.coefficients}
+    rules = {"plain": None, "paper": _paper(), "own": fit.coefficients}
     scores = _evaluate(chosen, n, sets, seed, rules)
     if as_json:
         _print_json(tables.fit_record(fit, figure) | {"scores": tables.score_records(scores)})
@@ -170,9 +176,13 @@ def fit(
     Example: calibrate fit runs/try --name try
     """
     from calibrate.faces import tables
+    from calibrate.files.store import check_name
 
     if objective not in ("beta", "theta"):
         raise typer.BadParameter(f"{objective!r} is no objective; use beta or theta")
+    if figure and (figure.suffix != ".png" or not figure.parent.is_dir()):
+        raise typer.BadParameter(f"{str(figure)!r} is no .png file in a folder that exists")
+    check_name(name)
     fitted, drawn = _fit(run, name, objective, store, figure)
     if as_json:
         _print_json(tables.fit_record(fitted, drawn))
@@ -255,10 +265,9 @@ def _fit(
 ) -> tuple["Fit", Path]:
     from calibrate.faces.plots import save_fit_figure
     from calibrate.faces.progress import stderr
-    from calibrate.files.store import check_name, load, publish, writing_store
+    from calibrate.files.store import publish, writing_store
     from calibrate.pipeline.fit import fit_collection, same_fit
 
-    check_name(name)
     stderr.print(f"solving and fitting {folder}")
     fitted = fit_collection(folder, name, objective)
     coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)
@@ -268,8 +277,15 @@ def _fit(
     assert coefficients.path is not None
     drawn = figure or coefficients.path.with_suffix(".png")
     if written or not drawn.exists() or figure:
-        save_fit_figure(drawn, fitted.rows, coefficients, load("paper"))
+        save_fit_figure(drawn, fitted.rows, coefficients, _paper())
     return fitted, drawn
+
+
+def _paper() -> "Coefficients":
+    """The paper's own numbers, whatever a user's store calls "paper"."""
+    from calibrate.files.store import load, published_store
+
+    return load("paper", published_store())
 
 
 def _evaluate(

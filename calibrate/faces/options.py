@@ -5,7 +5,9 @@ import re
 import typer
 
 MAX_SIZE = 1 << 20
-_BYTES = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(|k|M|G)B?", re.IGNORECASE)
+_SIZE = re.compile(r"\s*[0-9]{1,9}\s*")
+_SEED = re.compile(r"[0-9]{1,9}")
+_BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(|k|M|G)B?", re.IGNORECASE)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -13,7 +15,7 @@ def parse_sizes(text: str) -> list[int]:
     sizes: list[int] = []
     for word in text.split(","):
         first, dots, last = word.partition("..")
-        if not first.strip().isdecimal() or (dots and not last.strip().isdecimal()):
+        if not _SIZE.fullmatch(first) or (dots and not _SIZE.fullmatch(last)):
             raise typer.BadParameter(f"{word!r} is no size; write 16..16384 or 16,64,256")
         size, end = int(first), int(last) if dots else int(first)
         if not 2 <= size <= end <= MAX_SIZE:
@@ -29,7 +31,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for word in text.split(","):
         first, dash, last = word.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not _SEED.fullmatch(first) or (dash and not _SEED.fullmatch(last)):
             raise typer.BadParameter(f"{word!r} is no seed; write 0 or 0-9")
         seeds.extend(range(int(first), int(last or first) + 1))
     if not seeds:

@@ -12,7 +12,8 @@ from calibrate.files.collection import BAD, Collection
 from calibrate.pipeline.evaluate import Score
 from calibrate.pipeline.fit import Fit
 
-stdout = Console(highlight=False, soft_wrap=True)
+# No markup: names and paths are printed as they are.
+stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def polynomial(coefficients: tuple[float, ...]) -> str:
@@ -52,7 +53,7 @@ def print_fit(fit: Fit, figure: Path) -> None:
         f"{rows['unsolved']:,} unsolved",
         f"{sum(rows[reason] for reason in BAD):,} bad",
     ]
-    stdout.print(f"\n[bold]Fit {coefficients.reference}[/bold]")
+    stdout.print(f"\nFit {coefficients.reference}", style="bold")
     stdout.print(f"  beta(H)    {polynomial(entry.coefficients)}")
     stdout.print(f"  domain     {entry.domain[0]:.3f} .. {entry.domain[1]:.3f} nats")
     stdout.print(
@@ -112,5 +113,5 @@ def score_records(scores: list[Score]) -> list[dict[str, Any]]:
 
 def print_load_line(coefficients: Coefficients) -> None:
     stdout.print("\nUse it in place of jax.nn.softmax:")
-    stdout.print(f'  fit = calibrate.load("{coefficients.path}")', markup=False)
-    stdout.print("  probs = calibrate.adaptive_softmax(logits, fit)", markup=False)
+    stdout.print(f'  fit = calibrate.load("{coefficients.path}")')
+    stdout.print("  probs = calibrate.adaptive_softmax(logits, fit)")

@@ -94,8 +94,9 @@ def read(path: Path) -> Coefficients:
             data = b"" if size > MAX_BYTES else file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise CoefficientsError(f"{path} does not exist; check the path") from None
-    except OSError as failure:
-        raise CoefficientsError(f"cannot read {path}: {failure.strerror}") from failure
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        reason = getattr(failure, "strerror", None) or failure
+        raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
     try:
         if size > MAX_BYTES or len(data) > MAX_BYTES:
             _refuse("$", f"more than {MAX_BYTES} bytes", "a coefficient file is at most 1 MiB")

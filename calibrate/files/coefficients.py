@@ -1,5 +1,7 @@
 """Coefficients: one fit in memory, immutable and hashable by the beta that it gives."""
 
+import importlib.abc
+import importlib.util
 import math
 import sys
 from collections.abc import Mapping
@@ -64,7 +66,6 @@ class Coefficients:
             )
         if not self.entries:
             raise CoefficientsError("entries are empty; give one at least")
-        register_with_jax()
 
     @property
     def reference(self) -> str:
@@ -93,15 +94,29 @@ def identity() -> Coefficients:
     return Coefficients(Rule(max_beta=1.0), (entry,), name="identity")
 
 
-_registered_with: list[Any] = []
+class _RegisterOnceJaxIsLoaded(importlib.abc.MetaPathFinder):
+    """Waits for `import jax`, and makes Coefficients a static node of its pytrees.
+
+    A fit may be loaded before JAX is, and passed to a jitted function straight after.
+    """
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "jax":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_register(module: Any) -> None:
+                load(module)
+                module.tree_util.register_static(Coefficients)
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
 
 
-def register_with_jax() -> None:
-    """Makes Coefficients a static node of JAX's pytrees; does nothing until JAX is loaded."""
-    jax = sys.modules.get("jax")
-    if jax is not None and not _registered_with and hasattr(jax, "tree_util"):
-        jax.tree_util.register_static(Coefficients)
-        _registered_with.append(jax)
-
-
-register_with_jax()
+if "jax" in sys.modules:
+    sys.modules["jax"].tree_util.register_static(Coefficients)
+else:
+    sys.meta_path.insert(0, _RegisterOnceJaxIsLoaded())

@@ -10,21 +10,22 @@ are the progress: each appears whole or not at all.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.arrays import digest_of, parse_arrays, read_bytes, write_arrays
-from calibrate.files.whole import write_whole
+from calibrate.files.whole import remove_leftovers, write_whole
 
 FORMAT = "calibrate.collection"
 SCHEMA_VERSION = "0.1"
 MANIFEST = "manifest.json"
 BAD = ("nan", "inf", "masked_target")
+MAX_BAD_SHARE = 0.01
 COUNTS = ("rows", "misranked", "ties", *BAD)
 ROW_DTYPES = {"logits": "<f4", "target": "<i4", "entropy": "<f4", "index": "<i8"}
 
@@ -66,7 +67,9 @@ def shard_path(folder: Path, size: int, unit: int) -> Path:
 
 def write_shard(folder: Path, size: int, unit: int, shard: Shard) -> Receipt:
     """Publishes a shard, whole or not at all."""
-    data = write_arrays(shard_path(folder, size, unit), vars(shard))
+    path = shard_path(folder, size, unit)
+    remove_leftovers(path)
+    data = write_arrays(path, vars(shard))
     return _receipt(size, unit, shard, data)
 
 
@@ -98,6 +101,11 @@ def _parse_shard(data: bytes, path: Path, size: int) -> Shard:
                 f"{path}: {name} is {found}, expected {dtype}{shape}; "
                 "delete the file and collect again"
             )
+    target = arrays["target"]
+    if n_rows and not 0 <= target.min() <= target.max() < size:
+        raise CalibrateError(
+            f"{path}: target is not within [0, {size}); delete the file and collect again"
+        )
     return Shard(**{name: arrays[name] for name in shapes})
 
 
@@ -127,31 +135,42 @@ def open_collection(folder: Path) -> Collection:
     Raises:
       CalibrateError: there is none, or it is unfinished or damaged.
     """
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if not (folder / MANIFEST).is_file():
         raise CalibrateError(f"{folder} holds no collection; `calibrate collect` makes one")
+    data = read_bytes(folder / MANIFEST)
+    manifest = _parse_manifest(data, folder / MANIFEST)
     if manifest["status"] != "complete":
         raise CalibrateError(
             f"{folder} is unfinished; run the same `calibrate collect` command again to finish it"
         )
-    return Collection(folder, manifest, digest_of((folder / MANIFEST).read_bytes()))
+    return Collection(folder, manifest, digest_of(data))
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder; None if there is none."""
     path = folder / MANIFEST
+    return _parse_manifest(read_bytes(path), path) if path.is_file() else None
+
+
+def _parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
+    """The manifest in the bytes of a file; all that is read of it later is checked here."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(data)
         known = manifest["format"], manifest["schema_version"]
-        complete = manifest["status"] == "complete"
         configuration = manifest["configuration"]
-        if not isinstance(configuration, dict) or (complete and not manifest["shards"]):
-            raise ValueError("fields are missing")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as failure:
+        _require_integers(configuration, ("sets", "seed", "max_bytes"))
+        sizes = configuration["sizes"]
+        if manifest["status"] == "complete":
+            for entry in manifest["sizes"]:
+                _require_integers(entry, ("size", *COUNTS, "kept"))
+            for entry in manifest["shards"]:
+                _require_integers(entry, ("size", "unit", "kept", "bytes"))
+                str.encode(entry["sha256"])
+            if [entry["size"] for entry in manifest["sizes"]] != sizes:
+                raise ValueError("sizes differ from the configuration's")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
         raise CalibrateError(
-            f"{path} is not a manifest ({failure}); restore it or collect into a new folder"
+            f"{path} is not a manifest ({failure!r}); restore it or collect into a new folder"
         ) from failure
     if known != (FORMAT, SCHEMA_VERSION):
         raise CalibrateError(
@@ -159,6 +178,24 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             "collect again with this version of calibrate"
         )
     return manifest
+
+
+def _require_integers(mapping: dict[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        if type(mapping[key]) is not int:
+            raise ValueError(f"{key} is {mapping[key]!r}, not an integer")
+
+
+def refuse_bad_rows(manifest: dict[str, Any]) -> None:
+    """Raises QualityError if more than 1 % of a collection's rows are bad."""
+    totals = {name: sum(size[name] for size in manifest["sizes"]) for name in COUNTS}
+    bad = {name: totals[name] for name in BAD if totals[name]}
+    if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
+        reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
+        raise QualityError(
+            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
+            f"{MAX_BAD_SHARE:.0%}; look at the head's logits before calibrating it"
+        )
 
 
 def write_manifest(
@@ -181,6 +218,7 @@ def write_manifest(
             for receipt in receipts
         ]
     text = json.dumps(manifest, indent=1, ensure_ascii=True) + "\n"
+    remove_leftovers(folder / MANIFEST)
     write_whole(folder / MANIFEST, text.encode())
 
 

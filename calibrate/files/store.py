@@ -16,7 +16,8 @@ from calibrate.files.coefficient_file import NAME_PATTERN, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.whole import write_whole
 
-_VERSION_FILE = re.compile(r"([1-9][0-9]{0,8})\.json")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_VERSION_FILE = re.compile(rf"({_VERSION.pattern})\.json")
 
 
 def published_store() -> Path:
@@ -50,8 +51,8 @@ def load(reference: str | os.PathLike[str], store=None) -> Coefficients:
     """
     if not isinstance(reference, str) or "/" in reference or reference.endswith(".json"):
         return read(Path(reference))
-    name, _, version = reference.partition("@")
-    if not NAME_PATTERN.fullmatch(name) or ("@" in reference and not version.isdecimal()):
+    name, at, version = reference.partition("@")
+    if not NAME_PATTERN.fullmatch(name) or (at and not _VERSION.fullmatch(version)):
         raise CoefficientsError(
             f"{reference!r} is no reference; use NAME, NAME@VERSION or a path to a .json file"
         )
@@ -83,10 +84,10 @@ def versions(store: Path, name: str) -> list[int]:
 
 def check_name(name: str) -> None:
     """Raises CoefficientsError unless a store can hold a fit of that name."""
-    if not NAME_PATTERN.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name) or name.endswith(".json"):
         raise CoefficientsError(
             f"{name!r} is no name for a fit; use lower-case letters, digits, '.', '_' and '-', "
-            "at most 64, the first a letter or digit"
+            "at most 64, the first a letter or digit, and no .json at the end"
         )
 
 

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import contextlib
+import glob
 import os
 import secrets
 from pathlib import Path
@@ -28,6 +29,9 @@ def write_whole(
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise _unwritable(path, failure, error) from failure
+    try:
         with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
@@ -37,18 +41,30 @@ def write_whole(
         else:
             os.replace(temporary, path)
         _sync_folder(path.parent)
-    except FileExistsError:
-        if exclusive:
-            raise
-        raise error(f"cannot write {path}: its folder is a file; choose another place") from None
     except OSError as failure:
-        raise error(
-            f"cannot write {path}: {failure.strerror or failure}; "
-            "free some space or choose a folder that you may write to"
-        ) from failure
+        if exclusive and isinstance(failure, FileExistsError):
+            raise
+        raise _unwritable(path, failure, error) from failure
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> CalibrateError:
+    return error(
+        f"cannot write {path}: {failure.strerror or failure}; "
+        "free some space or choose a folder that you may write to"
+    )
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what a killed process left of its attempts to write `path`.
+
+    Only for names that one process writes: another's attempt under way would be lost.
+    """
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

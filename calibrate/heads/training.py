@@ -13,10 +13,13 @@ changes the order of float32 sums: a seed's bytes depend on nothing but the seed
 
 import functools
 import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +30,7 @@ from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays, write_arrays
+from calibrate.files.whole import remove_leftovers
 from calibrate.heads import max_retrieval as head
 
 BATCH = 128
@@ -77,42 +81,60 @@ def train_seeds(
 
     Args:
       seeds: one head each; its weights do not depend on the others.
-      steps: gradient steps; a finished head of fewer steps is carried on.
+      steps: gradient steps; a finished head of fewer steps is carried on from its checkpoint.
       folder: weights appear there as max-retrieval-SEED.npz, checkpoints beside them.
       report: called in the worker process every few seconds, so a module-level function.
     Raises:
-      CalibrateError: optax is absent, or a file cannot be read or written.
+      CalibrateError: optax is absent, a file cannot be read or written, or a head that is there
+        would be lost.
     """
     _optimiser()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(seeds)), mp_context=context) as pool:
-        tasks = [pool.submit(_train_alone, seed, steps, folder, report) for seed in seeds]
+    with ProcessPoolExecutor(min(jobs, len(seeds)), context, _begin_worker) as pool:
+        tasks = [pool.submit(train, seed, steps, folder, report) for seed in seeds]
         try:
             for task in as_completed(tasks):
                 task.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
+        except BaseException as failure:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            if isinstance(failure, BrokenProcessPool):
+                raise CalibrateError(
+                    "a training process was killed (out of memory?); "
+                    "the same command carries on from its checkpoint"
+                ) from failure
             raise
     return [weights_path(folder, seed) for seed in seeds]
 
 
-def _train_alone(seed: int, steps: int, folder: Path, report: Callable[[Progress], None]) -> None:
+def _begin_worker() -> None:
     # XLA reads the size of its thread pool from here when the process first uses it.
     os.environ["NPROC"] = "1"
-    train(seed, steps, folder, report)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed must not train on beside the next one."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None]) -> None:
     """Trains one head in this process, from its checkpoint if there is one."""
     final = weights_path(folder, seed)
     checkpoint = final.with_suffix(".checkpoint.npz")
-    if final.exists() and _steps_done(final) == steps:
+    remove_leftovers(final)
+    remove_leftovers(checkpoint)
+    done = _steps_done(final)
+    if done == steps:
         return
     state = _restore(checkpoint) if checkpoint.exists() else _start(seed)
-    if state.step > steps:
+    if done > state.step or max(done, state.step) > steps:
         raise CalibrateError(
-            f"{checkpoint} has {state.step} steps, more than the {steps} asked for; "
-            "ask for more steps or delete it"
+            f"{folder} has seed {seed} with {max(done, state.step)} steps, which {steps} steps "
+            f"would overwrite; choose another folder"
         )
     state = _continue(state, seed, steps, checkpoint, report)
     write_arrays(final, {**head.flatten(state.params), **_log_arrays(state)})
@@ -239,4 +261,5 @@ def _restore(path: Path) -> _State:
 
 
 def _steps_done(path: Path) -> int:
-    return int(read_arrays(path).get("steps", np.int64(-1)))
+    """Steps behind a weights file; 0 if there is none."""
+    return int(read_arrays(path).get("steps", 0)) if path.exists() else 0

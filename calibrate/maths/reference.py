@@ -14,7 +14,7 @@ def _unmasked(logits, where):
     return logits, where & (logits != -np.inf)
 
 
-def _powers(logits, valid, beta, axis):
+def _weights(logits, valid, beta, axis):
     """exp(beta (z - max z)) over the unmasked items, and 0 elsewhere."""
     peak = np.max(logits, axis=axis, keepdims=True, where=valid, initial=-np.inf)
     with np.errstate(over="ignore"):
@@ -25,9 +25,9 @@ def _powers(logits, valid, beta, axis):
 def softmax(logits, axis=-1, where=None, beta=1.0):
     """p_i = exp(beta z_i) / sum_j exp(beta z_j) over unmasked items; NaN if there is none."""
     logits, valid = _unmasked(logits, where)
-    powers = _powers(logits, valid, beta, axis)
+    weights = _weights(logits, valid, beta, axis)
     with np.errstate(invalid="ignore"):
-        probs = powers / powers.sum(axis=axis, keepdims=True)
+        probs = weights / weights.sum(axis=axis, keepdims=True)
     return probs if where is None else np.where(where, probs, 0.0)
 
 
@@ -38,7 +38,7 @@ def entropy(logits, axis=-1, where=None, keepdims=False):
     return terms.sum(axis=axis, keepdims=keepdims)
 
 
-def inverse_temperature(H, powers, domain, rule=Rule()):  # noqa: B008 (immutable)
+def inverse_temperature(H, coefficients, domain, rule=Rule()):  # noqa: B008 (immutable)
     """beta(H), element by element, in the words of the rule."""
 
     def beta(entropy):
@@ -47,15 +47,15 @@ def inverse_temperature(H, powers, domain, rule=Rule()):  # noqa: B008 (immutabl
         if rule.outside == "identity" and not domain[0] <= entropy <= domain[1]:
             return 1.0
         clamped = min(max(entropy, domain[0]), domain[1])
-        return min(max(np.polyval(powers, clamped), rule.min_beta), rule.max_beta)
+        return min(max(np.polyval(coefficients, clamped), rule.min_beta), rule.max_beta)
 
     return np.vectorize(beta, otypes=[np.float64])(H)
 
 
-def adaptive_softmax(logits, powers, domain, rule=Rule(), axis=-1, where=None):  # noqa: B008
+def adaptive_softmax(logits, coefficients, domain, rule=Rule(), axis=-1, where=None):  # noqa: B008
     """softmax(beta(H) z) with H the entropy of softmax(z)."""
     H = entropy(logits, axis, where, keepdims=True)
-    return softmax(logits, axis, where, beta=inverse_temperature(H, powers, domain, rule))
+    return softmax(logits, axis, where, beta=inverse_temperature(H, coefficients, domain, rule))
 
 
 def expected_excess(beta, logits, target):

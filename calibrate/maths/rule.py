@@ -13,16 +13,16 @@ class Rule(NamedTuple):
     outside: str = "clamp"  # what happens outside the domain: "clamp" H to it, or "identity"
 
 
-def horner(H: Any, powers: Sequence[float]) -> Any:
+def horner(H: Any, coefficients: Sequence[float]) -> Any:
     """p(H), highest power first; any array type with arithmetic, in its own precision."""
-    value = H * 0 + powers[0]
-    for power in powers[1:]:
-        value = value * H + power
+    value = H * 0 + coefficients[0]
+    for coefficient in coefficients[1:]:
+        value = value * H + coefficient
     return value
 
 
 def beta_of_entropy(
-    H: Any, powers: Sequence[float], domain: tuple[float, float], rule: Rule, xp: Any
+    H: Any, coefficients: Sequence[float], domain: tuple[float, float], rule: Rule, xp: Any
 ) -> Any:
     """beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
 
@@ -31,7 +31,7 @@ def beta_of_entropy(
 
     Args:
       H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise.
-      powers: the polynomial's coefficients, highest power first.
+      coefficients: of the polynomial, highest power first.
       domain: (lo, hi), the entropies that the polynomial was fitted on.
       rule: the guards.
       xp: the array's namespace, numpy or jax.numpy.
@@ -39,7 +39,7 @@ def beta_of_entropy(
       beta, of H's shape and dtype.
     """
     lo, hi = domain
-    beta = xp.clip(horner(xp.clip(H, lo, hi), powers), rule.min_beta, rule.max_beta)
+    beta = xp.clip(horner(xp.clip(H, lo, hi), coefficients), rule.min_beta, rule.max_beta)
     off = rule.min_entropy >= H
     if rule.outside == "identity":
         off = off | (lo > H) | (hi < H)

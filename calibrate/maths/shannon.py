@@ -16,7 +16,7 @@ class Centred(NamedTuple):
 
     shifted: jax.Array  # z - max z, finite; 0 where masked
     valid: jax.Array  # bool: unmasked and not -inf
-    powers: jax.Array  # w = exp(shifted); 0 where masked
+    weights: jax.Array  # w = exp(shifted); 0 where masked
     normaliser: jax.Array  # Z = sum w
     first_moment: jax.Array  # S = sum w (z - max z)
 
@@ -41,10 +41,10 @@ def centre(logits: ArrayLike, axis: Axis, where: ArrayLike | None) -> Centred:
     # the lower bound keeps 0 * shifted at 0 where a finite mask would overflow.
     shifted = jnp.where(valid, jnp.where(valid, z, 0) - peak, 0)
     shifted = jnp.maximum(shifted, jnp.finfo(z.dtype).min)
-    powers = jnp.where(valid, jnp.exp(shifted), 0)
-    normaliser = jnp.sum(powers, axis, keepdims=True)
-    first_moment = jnp.sum(powers * shifted, axis, keepdims=True)
-    return Centred(shifted, valid, powers, normaliser, first_moment)
+    weights = jnp.where(valid, jnp.exp(shifted), 0)
+    normaliser = jnp.sum(weights, axis, keepdims=True)
+    first_moment = jnp.sum(weights * shifted, axis, keepdims=True)
+    return Centred(shifted, valid, weights, normaliser, first_moment)
 
 
 @partial(jax.jit, static_argnames="axis")

@@ -123,17 +123,17 @@ def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, 
     at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
     u = jnp.where(logits == -jnp.inf, 0, logits - at_target)
     spread = jnp.max(u, axis=1) - jnp.min(u, axis=1)
-    scale = jnp.where(spread > 0, spread, 1)
-    v = u / scale[:, None]
+    spread = jnp.where(spread > 0, spread, 1)
+    v = u / spread[:, None]
     up = v > 0
     # As beta grows, the highest item dominates P and the nearest one below the target N.
     highest = jnp.max(v, axis=1)
     nearest = jnp.max(jnp.where(v < 0, v, -1), axis=1)
     exponent = v - jnp.where(up, highest[:, None], nearest[:, None])
 
-    def halley(beta: jax.Array, powers: jax.Array | float) -> tuple[jax.Array, ...]:
+    def halley(beta: jax.Array, weights: jax.Array | float) -> tuple[jax.Array, ...]:
         """P and N, each less its dominant exponential, g, and Halley's step for g."""
-        moments = v * powers
+        moments = v * weights
         P, mean_up, variance_up = _moments(jnp.maximum(moments, 0), v)
         N, mean_down, variance_down = _moments(-jnp.minimum(moments, 0), v)
         g = beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
@@ -147,7 +147,7 @@ def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, 
         return _advance(state, g, step)
 
     # At beta = 0 every exponential is 1: the first pass classifies the rows as well.
-    zero = jnp.zeros_like(scale)
+    zero = jnp.zeros_like(spread)
     excess, deficit, g, step = halley(zero, 1.0)
     sharp = (excess == 0) & (deficit > 0)
     flat = (excess >= deficit) & ~sharp
@@ -156,7 +156,7 @@ def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, 
         lambda state: ~jnp.all(state.done), one_pass, _advance(state, g, step)
     )
     solved = state.n_passes <= MAX_PASSES
-    beta = jnp.where(solved, state.beta, jnp.nan) / scale
+    beta = jnp.where(solved, state.beta, jnp.nan) / spread
     beta = jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta))
     status = jnp.where(sharp, SHARP, jnp.where(flat, FLAT, jnp.where(solved, INTERIOR, UNSOLVED)))
     return beta, status.astype(jnp.int8), state.n_passes

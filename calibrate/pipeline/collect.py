@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.heads import Head
 from calibrate.maths.shannon import entropy
 from calibrate.pipeline.units import Unit, attended_pieces, plan_units
 
 STREAM = "collect"
-MAX_BAD_SHARE = 0.01
 
 
 class Progress(NamedTuple):
@@ -72,7 +71,7 @@ def collect(
             report(Progress(receipt, len(receipts), len(units), resumed))
         files.write_manifest(folder, configuration, receipts)
     collection = files.open_collection(folder)
-    refuse_bad_rows(collection.manifest)
+    files.refuse_bad_rows(collection.manifest)
     return collection
 
 
@@ -95,7 +94,7 @@ def _start(folder: Path, configuration: dict[str, Any]) -> bool:
     if differences:
         raise CalibrateError(
             f"{folder} holds another collection: {'; '.join(differences)}; "
-            "choose another folder or the same options"
+            "give the same options, or another folder (`run`: another --name)"
         )
     return manifest["status"] == "complete"
 
@@ -134,6 +133,7 @@ def _collect_unit(
     counts = np.zeros(len(files.COUNTS), np.int64)
     kept: list[files.Shard] = []
     for part, batch, attended in attended_pieces(head, STREAM, seed, unit):
+        _check_piece(head, attended.logits, np.asarray(batch.target), unit)
         keep, H, seen = (np.asarray(x) for x in _examine(attended.logits, batch.target))
         counts += seen
         rows = np.flatnonzero(keep)
@@ -155,6 +155,26 @@ def _collect_unit(
         columns = {name: column[chosen] for name, column in columns.items()}
     shard = files.Shard(**columns, counts=counts)
     return files.write_shard(folder, unit.size, unit.number, shard), False
+
+
+def _check_piece(head: Head, logits: Any, target: np.ndarray, unit: Unit) -> None:
+    """A head that breaks the protocol would otherwise be calibrated to nonsense."""
+    if logits.shape != (len(target), unit.size):
+        raise CalibrateError(
+            f"head {head.name!r}: attend gave logits of shape {logits.shape}, expected "
+            f"{(len(target), unit.size)}; give (count, size)"
+        )
+    if target.ndim != 1 or not np.issubdtype(target.dtype, np.integer):
+        raise CalibrateError(
+            f"head {head.name!r}: sample gave a target of {target.dtype}{target.shape}; "
+            "give integers (count,)"
+        )
+    outside = target[(target < 0) | (target >= unit.size)]
+    if outside.size:
+        raise CalibrateError(
+            f"head {head.name!r}: target {outside[0]} is not a position in [0, {unit.size}); "
+            "give the index of the item that should win"
+        )
 
 
 @jax.jit
@@ -183,15 +203,3 @@ def _lowest_hashes(index: np.ndarray, quota: int) -> np.ndarray:
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     x ^= x >> np.uint64(31)
     return np.sort(np.argsort(x, kind="stable")[:quota])
-
-
-def refuse_bad_rows(manifest: dict[str, Any]) -> None:
-    """Raises QualityError if more than 1 % of a collection's rows are bad."""
-    totals = {name: sum(size[name] for size in manifest["sizes"]) for name in files.COUNTS}
-    bad = {name: totals[name] for name in files.BAD if totals[name]}
-    if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
-        reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
-        raise QualityError(
-            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
-            f"{MAX_BAD_SHARE:.0%}; look at the head's logits before calibrating it"
-        )

@@ -7,10 +7,9 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.collection import Collection, open_collection
+from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
 from calibrate.maths import solver
 from calibrate.maths.rule import Rule, beta_of_entropy, horner
-from calibrate.pipeline.collect import refuse_bad_rows
 
 DEGREE = 4
 MIN_ROWS = 100
@@ -60,8 +59,7 @@ def fit_collection(folder: Path, name: str, objective: str = "beta") -> Fit:
     refuse_bad_rows(collection.manifest)
     rows = solve_collection(collection)
     used = rows.interior()
-    powers, domain = fit_polynomial(used.entropy, used.beta, objective)
-    entry = Entry(powers, domain)
+    entry = Entry(*fit_polynomial(used.entropy, used.beta, objective))
     rule = Rule()
     coefficients = Coefficients(
         rule=rule,
@@ -124,15 +122,15 @@ def fit_polynomial(
     ascending = np.append(regression.intercept_, regression.coef_)
     if objective == "theta":
         ascending = _refine_theta(ascending, design, beta)
-    powers = _plain_powers(ascending, features[0].mean_[0], features[0].scale_[0])
+    coefficients = _plain_powers(ascending, features[0].mean_[0], features[0].scale_[0])
     lo, hi = (float(h) for h in np.percentile(entropy, DOMAIN_PERCENTILES))
-    lowest = _lowest_value(powers, lo, hi)
+    lowest = _lowest_value(coefficients, lo, hi)
     if lowest <= 0:
         raise QualityError(
             f"the polynomial falls to {lowest:.3g} on its domain [{lo:.3f}, {hi:.3f}] nats, and "
             f"beta must be positive; {ADVICE}"
         )
-    return powers, (lo, hi)
+    return coefficients, (lo, hi)
 
 
 def _refine_theta(ascending: np.ndarray, design: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -152,18 +150,18 @@ def _refine_theta(ascending: np.ndarray, design: np.ndarray, beta: np.ndarray) -
     return solution.x
 
 
-def _plain_powers(ascending: np.ndarray, centre: float, scale: float) -> tuple[float, ...]:
+def _plain_powers(ascending: np.ndarray, mean: float, deviation: float) -> tuple[float, ...]:
     """Coefficients of the standardised entropy -> of H itself, highest power first."""
-    standardised = np.polynomial.Polynomial([-centre / scale, 1 / scale])
+    standardised = np.polynomial.Polynomial([-mean / deviation, 1 / deviation])
     plain = np.polynomial.Polynomial(ascending)(standardised)
     return tuple(float(c) for c in plain.coef[::-1])
 
 
-def _lowest_value(powers: tuple[float, ...], lo: float, hi: float) -> float:
+def _lowest_value(coefficients: tuple[float, ...], lo: float, hi: float) -> float:
     """The polynomial's minimum over [lo, hi]: at an end or where its derivative is 0."""
-    roots = np.roots(np.polyder(powers))
+    roots = np.roots(np.polyder(coefficients))
     inside = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real > lo) & (roots.real < hi)]
-    return float(np.polyval(powers, [lo, hi, *inside]).min())
+    return float(np.polyval(coefficients, [lo, hi, *inside]).min())
 
 
 def same_fit(newest: Coefficients, new: Coefficients) -> bool:
