@@ -6,20 +6,20 @@ counted for it. Collecting draws, runs, classifies, and writes shards to disk.
     python scripts/bench_collect.py [SETS]
 """
 
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from calibrate.heads import load_head
 from calibrate.pipeline import units
 from calibrate.pipeline.collect import STREAM, collect
 
 SIZES = [16 << k for k in range(11)]
-REPEATS = 5
+REPEATS = 7
 
 
 def bare_pass(head, sizes: list[int], sets: int) -> float:
@@ -47,18 +47,22 @@ def full_collect(head, sizes: list[int], sets: int) -> float:
 
 
 def main() -> None:
-    sets = int(sys.argv[1]) if len(sys.argv) > 1 else 1_024
+    sets = int(sys.argv[1]) if len(sys.argv) > 1 else 2_048
     head = load_head("max-retrieval")
-    bare_pass(head, SIZES, sets)  # compiles
-    full_collect(head, SIZES, sets)
-    print(f"{'sizes':>12} {'bare pass, s':>13} {'collect, s':>11} {'ratio':>6}")
-    for label, sizes in (("16..1,024", SIZES[:7]), ("2,048..16,384", SIZES[7:]), ("all", SIZES)):
+    print(f"{'n':>7} {'bare pass, s':>13} {'collect, s':>11} {'ratio':>6}   {sets:,} sets, medians")
+    totals = np.zeros(2)
+    for size in SIZES:
+        bare_pass(head, [size], sets)  # compiles
+        full_collect(head, [size], sets)
+        # Taken in turns, so that both meet the same neighbours on a shared machine.
         pairs = [
-            (bare_pass(head, sizes, sets), full_collect(head, sizes, sets)) for _ in range(REPEATS)
+            (bare_pass(head, [size], sets), full_collect(head, [size], sets))
+            for _ in range(REPEATS)
         ]
-        bare, full = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(b / a for a, b in pairs)
-        print(f"{label:>12} {bare:>13.2f} {full:>11.2f} {ratio:>6.2f}")
+        bare, full = np.median(pairs, axis=0)
+        totals += bare, full
+        print(f"{size:>7,} {bare:>13.3f} {full:>11.3f} {full / bare:>6.2f}", flush=True)
+    print(f"{'all':>7} {totals[0]:>13.2f} {totals[1]:>11.2f} {totals[1] / totals[0]:>6.2f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.heads import Head
 from calibrate.maths.shannon import entropy
-from calibrate.pipeline.units import Unit, attended_pieces, plan_units
+from calibrate.pipeline.units import Unit, attended_pieces, one_ahead, plan_units
 
 STREAM = "collect"
 
@@ -130,61 +130,31 @@ def _collect_unit(
     """The receipt of one unit's shard, and whether it was there already."""
     if files.shard_path(folder, unit.size, unit.number).exists():
         return files.inspect_shard(folder, unit.size, unit.number), True
-    counts = np.zeros(len(files.COUNTS), np.int64)
-    kept: list[files.Shard] = []
-    for part, batch, attended in attended_pieces(head, STREAM, seed, unit):
-        _check_piece(head, attended.logits, np.asarray(batch.target), unit)
-        keep, H, seen = (np.asarray(x) for x in _examine(attended.logits, batch.target))
-        counts += seen
-        rows = np.flatnonzero(keep)
-        kept.append(
-            files.Shard(
-                logits=np.asarray(attended.logits)[rows],
-                target=np.asarray(batch.target)[rows],
-                entropy=H[rows],
-                index=rows + (unit.first + part.start),
-                counts=seen,
-            )
-        )
-    columns = {
-        name: np.concatenate([getattr(piece, name) for piece in kept]).astype(dtype, copy=False)
-        for name, dtype in files.ROW_DTYPES.items()
-    }
-    chosen = _lowest_hashes(columns["index"], quota)
-    if len(chosen) < len(columns["index"]):
-        columns = {name: column[chosen] for name, column in columns.items()}
-    shard = files.Shard(**columns, counts=counts)
+    logits = np.empty((unit.sets, unit.size), np.float32)
+    target = np.empty(unit.sets, np.int32)
+    for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
+        logits[part] = attended.logits
+        target[part] = batch.target
+    misranked, H, counts = map(np.asarray, _examine(logits, target))
+    rows = np.flatnonzero(misranked)
+    rows = rows[_lowest_hashes(rows + unit.first, quota)]
+    shard = files.Shard(
+        logits=logits[rows],
+        target=target[rows],
+        entropy=H[rows],
+        index=rows + unit.first,
+        counts=counts.astype(np.int64),
+    )
     return files.write_shard(folder, unit.size, unit.number, shard), False
-
-
-def _check_piece(head: Head, logits: Any, target: np.ndarray, unit: Unit) -> None:
-    """A head that breaks the protocol would otherwise be calibrated to nonsense."""
-    if logits.shape != (len(target), unit.size):
-        raise CalibrateError(
-            f"head {head.name!r}: attend gave logits of shape {logits.shape}, expected "
-            f"{(len(target), unit.size)}; give (count, size)"
-        )
-    if target.ndim != 1 or not np.issubdtype(target.dtype, np.integer):
-        raise CalibrateError(
-            f"head {head.name!r}: sample gave a target of {target.dtype}{target.shape}; "
-            "give integers (count,)"
-        )
-    outside = target[(target < 0) | (target >= unit.size)]
-    if outside.size:
-        raise CalibrateError(
-            f"head {head.name!r}: target {outside[0]} is not a position in [0, {unit.size}); "
-            "give the index of the item that should win"
-        )
 
 
 @jax.jit
 def _examine(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(count, n) logits -> which rows to keep, their entropy, and the counts of COUNTS."""
-    logits = logits.astype(jnp.float32)
     at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
-    highest = jnp.max(logits, axis=1, keepdims=True)  # NaN if any item is
-    nan = jnp.isnan(highest)[:, 0]
-    inf = (highest == jnp.inf)[:, 0]
+    highest = jnp.max(logits, axis=1, keepdims=True)
+    nan = jnp.any(jnp.isnan(logits), axis=1)  # the maximum may pass over a NaN on the CPU
+    inf = (highest == jnp.inf)[:, 0] & ~nan
     masked_target = (at_target == -jnp.inf)[:, 0] & ~nan & ~inf
     good = ~(nan | inf | masked_target)
     misranked = good & (highest > at_target)[:, 0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.files.coefficients import Coefficients
 from calibrate.heads import Head
-from calibrate.pipeline.units import attended_pieces, plan_units
+from calibrate.pipeline.units import attended_pieces, one_ahead, plan_units
 from calibrate.softmax import adaptive_softmax
 
 STREAM = "evaluate"
@@ -58,7 +58,7 @@ def evaluate(
     for size in sorted(set(sizes)):
         correct = {name: np.empty(sets, bool) for name in rules}
         for unit in plan_units(size, sets):
-            for part, _, attended in attended_pieces(head, STREAM, seed, unit):
+            for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
                 rows = slice(unit.first + part.start, unit.first + part.stop)
                 for name, fit in rules.items():
                     weights = _weights(attended.logits, fit)

@@ -1,11 +1,13 @@
 """Units of work: which sets are drawn, from which seed, in pieces that fit in memory."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from calibrate.errors import CalibrateError
 from calibrate.heads import Head
 
 # A unit is what one shard holds and what an interruption can lose: a second or two of work.
@@ -13,7 +15,7 @@ ITEMS_PER_UNIT = 1 << 22
 SETS_PER_UNIT = (64, 1 << 14)  # least and most
 # A piece is what goes through the head at once: large enough to be efficient, small enough to
 # stay in the cache.
-ITEMS_PER_PIECE = 1 << 15
+ITEMS_PER_PIECE = 1 << 13
 
 
 class Unit(NamedTuple):
@@ -44,19 +46,46 @@ def unit_seed(stream: str, seed: int, unit: Unit) -> int:
 def attended_pieces(
     head: Head, stream: str, seed: int, unit: Unit
 ) -> Iterator[tuple[slice, Any, Any]]:
-    """Runs the head over a unit: (which of the unit's sets, batch, attended) piece by piece.
-
-    The next piece is handed to JAX before this one is consumed, so that the two overlap.
-    """
+    """Runs the head over a unit: (which of the unit's sets, batch, attended) piece by piece."""
     batch = head.sample(unit_seed(stream, seed, unit), unit.size, unit.sets)
+    _check_target(head, np.asarray(batch.target), unit)
     per_piece = max(1, ITEMS_PER_PIECE // unit.size)
-    ahead = None
     for start in range(0, unit.sets, per_piece):
         part = slice(start, min(start + per_piece, unit.sets))
         piece = jax.tree.map(lambda leaf, part=part: leaf[part], batch)
-        current = part, piece, head.attend(piece)
-        if ahead is not None:
-            yield ahead
-        ahead = current
-    if ahead is not None:
-        yield ahead
+        attended = head.attend(piece)
+        if attended.logits.shape != (part.stop - part.start, unit.size):
+            raise CalibrateError(
+                f"head {head.name!r}: attend gave logits of shape {attended.logits.shape}, "
+                f"expected {(part.stop - part.start, unit.size)}; give (count, size)"
+            )
+        yield part, piece, attended
+
+
+def _check_target(head: Head, target: np.ndarray, unit: Unit) -> None:
+    """A head that breaks the protocol would otherwise be calibrated to nonsense."""
+    if target.shape != (unit.sets,) or not np.issubdtype(target.dtype, np.integer):
+        raise CalibrateError(
+            f"head {head.name!r}: sample gave a target of {target.dtype}{target.shape}; "
+            f"give integers ({unit.sets},)"
+        )
+    outside = target[(target < 0) | (target >= unit.size)]
+    if outside.size:
+        raise CalibrateError(
+            f"head {head.name!r}: target {outside[0]} is not a position in [0, {unit.size}); "
+            "give the index of the item that should win"
+        )
+
+
+def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
+    """The same items, each handed out once the next is made.
+
+    JAX computes while Python goes on: with the next item's work in its queue, it has something to
+    do while this one is consumed.
+    """
+    iterator = iter(items)
+    for current in iterator:
+        for following in iterator:
+            yield current
+            current = following
+        yield current
