@@ -29,12 +29,11 @@ def bare_pass(head, sizes: list[int], sets: int) -> float:
         seed = units.unit_seed(STREAM, 0, unit)
         batch = head.sample(seed, unit.size, unit.sets)
         per_piece = max(1, units.ITEMS_PER_PIECE // unit.size)
+        cuts = [slice(i, i + per_piece) for i in range(0, unit.sets, per_piece)]
         start = time.perf_counter()
-        for first in range(0, unit.sets, per_piece):
-            piece = jax.tree.map(
-                lambda leaf, part=slice(first, first + per_piece): leaf[part], batch
-            )
-            head.attend(piece).logits.block_until_ready()
+        pieces = (jax.tree.map(lambda leaf, cut=cut: leaf[cut], batch) for cut in cuts)
+        for attended in units.one_ahead(map(head.attend, pieces)):
+            attended.logits.block_until_ready()
         total += time.perf_counter() - start
     return total
 

@@ -13,6 +13,7 @@ from calibrate.maths.rule import Rule, beta_of_entropy, horner
 
 DEGREE = 4
 MIN_ROWS = 100
+RANK_TOLERANCE = 1e-9  # of the largest singular value of the design matrix
 DOMAIN_PERCENTILES = (0.5, 99.5)
 # Two fits say the same when their beta differs by less than this over the domain.
 SAME_BETA = 1e-6
@@ -114,9 +115,10 @@ def fit_polynomial(
     features = make_pipeline(StandardScaler(), PolynomialFeatures(DEGREE, include_bias=False))
     design = features.fit_transform(entropy[:, None])
     regression = LinearRegression().fit(design, beta)
-    if regression.rank_ < DEGREE:
+    rank = int((regression.singular_ > RANK_TOLERANCE * regression.singular_.max()).sum())
+    if rank < DEGREE:
         raise QualityError(
-            f"the rows' entropies determine only {regression.rank_ + 1} of the {DEGREE + 1} "
+            f"the rows' entropies determine only {rank + 1} of the {DEGREE + 1} "
             f"coefficients; {ADVICE}"
         )
     ascending = np.append(regression.intercept_, regression.coef_)
