@@ -58,13 +58,7 @@ def adaptive_softmax(
     centred = centre(logits, axis, where)
     beta = inverse_temperature(centred.entropy, coefficients)
     weights = jnp.where(centred.valid, jnp.exp(beta * centred.shifted), 0)
-    normaliser = jnp.sum(weights, axis, keepdims=True)
-    if where is None:
-        probs = weights / normaliser
-    else:
-        # A row without valid items divides by 1: its gradient must not be NaN. Its unmasked items,
-        # if it has any, are all -inf.
-        probs = weights / jnp.where(normaliser == 0, 1, normaliser)
-        probs = jnp.where(normaliser == 0, jnp.nan, probs)
+    probs = weights / jnp.sum(weights, axis, keepdims=True)
+    if where is not None:
         probs = jnp.where(where, probs, 0)
     return probs.astype(logits.dtype)

@@ -84,6 +84,14 @@ def test_empty_rows_as_in_jax(paper):
     assert calibrate.adaptive_softmax(jnp.zeros((2, 0)), paper).shape == (2, 0)
 
 
+def test_logits_at_the_ends_of_float32(paper):
+    """The difference overflows; the probabilities are still 1 and 0."""
+    logits = jnp.array([[3e38, -3e38, -3e38], [0.0, 0.0, -3e38]])
+    probs = calibrate.adaptive_softmax(logits, paper)
+    np.testing.assert_allclose(probs, [[1, 0, 0], [0.5, 0.5, 0]], atol=1e-6)
+    assert np.isfinite(calibrate.entropy(logits)).all()
+
+
 def test_no_nan_in_gradients_of_masked_rows(paper):
     logits = jnp.array([[1.0, -jnp.inf, 0.5, 2.0], [1.0, 1e4, 0.5, 2.0], [3.0, 1.0, 2.0, 0.0]])
     where = jnp.array([[True] * 4, [True, False, True, True], [False] * 4])

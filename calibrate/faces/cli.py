@@ -262,7 +262,7 @@ def _collect(
 
 def _fit(
     folder: Path, name: str, objective: str, store: Path | None, figure: Path | None
-) -> tuple["Fit", Path]:
+) -> tuple["Fit", Path | None]:
     from calibrate.faces.plots import save_fit_figure
     from calibrate.faces.progress import stderr
     from calibrate.files.store import publish, writing_store
@@ -276,8 +276,12 @@ def _fit(
     fitted = fitted._replace(coefficients=coefficients)
     assert coefficients.path is not None
     drawn = figure or coefficients.path.with_suffix(".png")
-    if written or not drawn.exists() or figure:
-        save_fit_figure(drawn, fitted.rows, coefficients, _paper())
+    try:
+        if written or figure or not drawn.exists():
+            save_fit_figure(drawn, fitted.rows, coefficients, _paper())
+    except CalibrateError as error:  # the fit itself is published: say where it is
+        stderr.print(f"the figure is not drawn: {error}")
+        return fitted, None
     return fitted, drawn
 
 

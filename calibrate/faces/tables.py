@@ -26,6 +26,7 @@ def polynomial(coefficients: tuple[float, ...]) -> str:
 
 
 def print_collection(collection: Collection) -> None:
+    """What a collection saw and kept, a line per set size."""
     table = Table(
         box=box.SIMPLE_HEAD, title=f"Collection {collection.folder}", title_justify="left"
     )
@@ -42,7 +43,8 @@ def print_collection(collection: Collection) -> None:
     stdout.print(f"{len(collection.manifest['shards'])} shards, {total / 1e6:,.1f} MB")
 
 
-def print_fit(fit: Fit, figure: Path) -> None:
+def print_fit(fit: Fit, figure: Path | None) -> None:
+    """The polynomial, its domain, how well it fits, what it was fitted to, and where it is."""
     coefficients = fit.coefficients
     entry, quality = coefficients.only, coefficients.quality
     rows, residuals = quality["rows"], quality["residuals"]
@@ -63,15 +65,16 @@ def print_fit(fit: Fit, figure: Path) -> None:
     stdout.print(f"  rows       {rows['interior']:,} used of {rows['rows']:,}; left out: ", end="")
     stdout.print(", ".join(reason for reason in left_out if not reason.startswith("0 ")))
     stdout.print(f"  file       {coefficients.path}")
-    stdout.print(f"  figure     {figure}")
+    stdout.print(f"  figure     {figure or 'not drawn'}")
 
 
-def fit_record(fit: Fit, figure: Path) -> dict[str, Any]:
+def fit_record(fit: Fit, figure: Path | None) -> dict[str, Any]:
+    """What `print_fit` says, for a machine."""
     coefficients = fit.coefficients
     return {
         "reference": coefficients.reference,
         "path": str(coefficients.path),
-        "figure": str(figure),
+        "figure": figure and str(figure),
         "coefficients": list(coefficients.only.coefficients),
         "domain": list(coefficients.only.domain),
         "quality": dict(coefficients.quality),
@@ -97,6 +100,7 @@ def _percent(share: float, error: float) -> str:
 
 
 def score_records(scores: list[Score]) -> list[dict[str, Any]]:
+    """What `print_scores` says, for a machine; shares, not per cent."""
     return [
         {
             "size": score.size,
@@ -112,6 +116,7 @@ def score_records(scores: list[Score]) -> list[dict[str, Any]]:
 
 
 def print_load_line(coefficients: Coefficients) -> None:
+    """The Python that uses the fit."""
     stdout.print("\nUse it in place of jax.nn.softmax:")
     stdout.print(f'  fit = calibrate.load("{coefficients.path}")')
     stdout.print("  probs = calibrate.adaptive_softmax(logits, fit)")

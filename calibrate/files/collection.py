@@ -62,6 +62,7 @@ def row_bytes(size: int) -> int:
 
 
 def shard_path(folder: Path, size: int, unit: int) -> Path:
+    """Where the shard of a unit is."""
     return folder / f"n{size:05d}-unit{unit:05d}.npz"
 
 

@@ -67,6 +67,7 @@ class _State(NamedTuple):
 
 
 def weights_path(folder: Path, seed: int) -> Path:
+    """Where the weights of a seed are."""
     return folder / f"max-retrieval-{seed}.npz"
 
 
