@@ -281,6 +281,27 @@ def test_a_head_with_impossible_targets_is_refused(tmp_path, target, message):
         run(tmp_path / "run", head, sizes=[64])
 
 
+def test_a_batch_that_is_no_pytree_of_rows_is_refused(tmp_path):
+    class Plain:
+        target = np.zeros(64, np.int32)
+
+    head = ToyHead()
+    head.sample = lambda *a: Plain()
+    with pytest.raises(CalibrateError, match="sample gave a Plain whose leaves are not 64 rows"):
+        run(tmp_path / "run", head, sizes=[64], sets=64)
+
+
+def test_a_lost_shard_is_collected_again(tmp_path):
+    folder = tmp_path / "run"
+    run(folder)
+    before = files_of(folder)
+    files.shard_path(folder, 64, 1).unlink()
+    resumed = []
+    run(str(folder), report=lambda p: resumed.append(p.resumed))
+    assert resumed.count(False) == 1
+    assert files_of(folder) == before
+
+
 def test_a_killed_attempt_is_swept_when_the_run_resumes(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -31,6 +31,12 @@ def test_one_forward_pass_for_all_rules(toy_head):
     assert toy_head.attended == 200
 
 
+def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
+    toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
+    with pytest.raises(calibrate.CalibrateError, match=r"correct gave float64\(\), expected bool"):
+        evaluate(toy_head, [8], 100, 0, {"plain": None})
+
+
 def test_standard_errors():
     correct = {"a": np.array([1, 1, 0, 0], bool), "b": np.array([1, 1, 1, 0], bool)}
     score = Score(4, correct)

@@ -141,6 +141,13 @@ def test_vmap_and_jit_change_nothing(paper):
     np.testing.assert_allclose(jitted, plain, rtol=1e-6)
 
 
+@pytest.mark.parametrize("fit", [None, "max-retrieval", (1.0, 2.0)])
+def test_what_is_no_fit_is_refused(fit):
+    for function in (calibrate.adaptive_softmax, calibrate.inverse_temperature):
+        with pytest.raises(calibrate.CoefficientsError, match="give a fit, such as calibrate.load"):
+            function(jnp.zeros(4), fit)
+
+
 def test_a_fit_per_head_is_refused_not_ignored(make_fit):
     from dataclasses import replace
 

@@ -289,7 +289,7 @@ def _paper() -> "Coefficients":
     """The paper's own numbers, whatever a user's store calls "paper"."""
     from calibrate.files.store import load, published_store
 
-    return load("paper", published_store())
+    return load("paper@1", published_store())
 
 
 def _evaluate(

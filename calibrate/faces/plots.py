@@ -55,8 +55,8 @@ def plot_fit(ax: "Axes", rows: Rows, coefficients: Coefficients, paper: Coeffici
         bar.solids.set_alpha(1)
     H = np.linspace(0, right, 600)
     for fit, colour, style, label in (
-        (paper, PAPER, "--", "the paper's fit"),
         (coefficients, OURS, "-", f"this fit ({coefficients.reference})"),
+        (paper, PAPER, "--", "the paper's fit"),
     ):
         beta = beta_of_entropy(H, fit.only.coefficients, fit.only.domain, fit.rule, np)
         ax.plot(H, 1 / beta, style, color=colour, lw=2, label=label)

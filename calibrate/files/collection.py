@@ -125,7 +125,7 @@ class Collection(NamedTuple):
             if digest_of(data) != entry["sha256"]:
                 raise CalibrateError(
                     f"{path} is not the shard that {MANIFEST} lists: it was damaged or exchanged; "
-                    "restore it, or collect into a new folder"
+                    "delete it and run the same `calibrate collect` command again"
                 )
             yield entry["size"], _parse_shard(data, path, entry["size"])
 

@@ -21,7 +21,11 @@ class Head(Protocol):
     fingerprint: str  # "sha256:..." of what determines its logits
 
     def sample(self, seed: int, size: int, count: int) -> Any:
-        """Draws `count` inputs of `size` items; has `.target`, int (count,)."""
+        """Draws `count` inputs of `size` items; has `.target`, int (count,).
+
+        The seed is a 64-bit number, as numpy.random.default_rng takes it; JAX's keys take at most
+        63 bits of it (seed >> 1).
+        """
 
     def attend(self, batch: Any) -> Any:
         """One forward pass; has `.logits`, (count, size), and whatever scoring needs."""

@@ -210,7 +210,7 @@ def _optimiser() -> Any:
         import optax
     except ImportError:
         raise CalibrateError(
-            "training needs optax, which is not installed; pip install 'calibrate[train]'"
+            "training needs optax, which is not installed; pip install optax"
         ) from None
     return optax.adam(LEARNING_RATE)
 

@@ -53,6 +53,7 @@ def collect(
       CalibrateError: another configuration is in `folder`, or it cannot be written.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
+    folder = Path(folder)
     configuration: dict[str, Any] = {
         "head": head.name,
         "fingerprint": head.fingerprint,
@@ -63,7 +64,8 @@ def collect(
     }
     units = [unit for size in configuration["sizes"] for unit in plan_units(size, sets)]
     quota = row_quotas(units, max_bytes)
-    if not _start(folder, configuration):
+    missing = [u for u in units if not files.shard_path(folder, u.size, u.number).exists()]
+    if not _start(folder, configuration) or missing:
         receipts = []
         for unit in units:
             receipt, resumed = _collect_unit(head, seed, folder, unit, quota[unit.size])

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.heads import Head
 from calibrate.pipeline.units import attended_pieces, one_ahead, plan_units
@@ -61,8 +62,13 @@ def evaluate(
             for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
                 rows = slice(unit.first + part.start, unit.first + part.stop)
                 for name, fit in rules.items():
-                    weights = _weights(attended.logits, fit)
-                    correct[name][rows] = head.correct(attended, weights)
+                    right = np.asarray(head.correct(attended, _weights(attended.logits, fit)))
+                    if right.shape != (rows.stop - rows.start,) or right.dtype != bool:
+                        raise CalibrateError(
+                            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, "
+                            f"expected bool ({rows.stop - rows.start},)"
+                        )
+                    correct[name][rows] = right
         scores.append(Score(size, correct))
         report(scores[-1])
     return scores

@@ -56,7 +56,7 @@ def fit_collection(folder: Path, name: str, objective: str = "beta") -> Fit:
       CalibrateError: the collection is absent, unfinished or damaged.
       QualityError: too few interior rows, too many bad ones, or no usable polynomial.
     """
-    collection = open_collection(folder)
+    collection = open_collection(Path(folder))
     refuse_bad_rows(collection.manifest)
     rows = solve_collection(collection)
     used = rows.interior()

@@ -49,6 +49,11 @@ def attended_pieces(
     """Runs the head over a unit: (which of the unit's sets, batch, attended) piece by piece."""
     batch = head.sample(unit_seed(stream, seed, unit), unit.size, unit.sets)
     _check_target(head, np.asarray(batch.target), unit)
+    if any(np.shape(leaf)[:1] != (unit.sets,) for leaf in jax.tree.leaves(batch)):
+        raise CalibrateError(
+            f"head {head.name!r}: sample gave a {type(batch).__name__} whose leaves are not "
+            f"{unit.sets} rows each; give a pytree, such as a NamedTuple of arrays (count, ...)"
+        )
     per_piece = max(1, ITEMS_PER_PIECE // unit.size)
     for start in range(0, unit.sets, per_piece):
         part = slice(start, min(start + per_piece, unit.sets))
