@@ -78,13 +78,13 @@ def main() -> None:
             )
             repeat[1] = seconds_per_row(lambda r=few: [with_logsumexp(*x) for x in r], len(few))
             repeat[2] = seconds_per_row(lambda r=few: [with_lean_numpy(*x) for x in r], len(few))
-        ours, softmax, lean = np.median(times, axis=0) * 1e6
+        ours, scipy, lean = np.median(times, axis=0) * 1e6
         beta = calibrate.optimal_beta(logits, target).beta
         residual = max(
             abs(reference.expected_excess(float(b), *row)) / np.ptp(row[0])
             for b, row in zip(beta, few, strict=False)
         )
-        print(f"{size:>7,} {ours:>8.2f} {softmax:>12.0f} {softmax / ours:>6.0f}x {lean:>11.0f} "
+        print(f"{size:>7,} {ours:>8.2f} {scipy:>12.0f} {scipy / ours:>6.0f}x {lean:>11.0f} "
               f"{lean / ours:>6.0f}x   {residual:.1e}")  # fmt: skip
 
 

@@ -302,6 +302,20 @@ def test_a_lost_shard_is_collected_again(tmp_path):
     assert files_of(folder) == before
 
 
+def test_repair_does_not_bless_a_shard_that_was_exchanged(tmp_path):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    run(folder)
+    run(other, seed=1)
+    manifest = (folder / "manifest.json").read_bytes()
+    exchanged = files.shard_path(folder, 64, 0)
+    exchanged.write_bytes(files.shard_path(other, 64, 0).read_bytes())
+    files.shard_path(folder, 64, 1).unlink()
+    collection = run(folder)
+    assert (folder / "manifest.json").read_bytes() == manifest
+    with pytest.raises(CalibrateError, match=f"{exchanged.name} is not the shard"):
+        list(collection.shards())
+
+
 def test_a_killed_attempt_is_swept_when_the_run_resumes(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -57,18 +57,20 @@ def load(reference: str | os.PathLike[str], store=None) -> Coefficients:
             f"{reference!r} is no reference; use NAME, NAME@VERSION or a path to a .json file"
         )
     searched = stores(store)
-    folder = next((s / name for s in searched if versions(s, name)), None)
-    if folder is None:
+    for folder in searched:
+        present = versions(folder, name)
+        if present:
+            break
+    else:
         places = ", ".join(str(place) for place in searched)
         raise CoefficientsError(f"no fit is named {name!r} in {places}; `calibrate fit` makes one")
-    present = versions(folder.parent, name)
     number = int(version) if version else present[-1]
     if number not in present:
         raise CoefficientsError(
-            f"{reference!r} does not exist in {folder}; it has versions "
+            f"{reference!r} does not exist in {folder / name}; it has versions "
             + ", ".join(map(str, present))
         )
-    return _read_version(folder, number)
+    return _read_version(folder / name, number)
 
 
 def versions(store: Path, name: str) -> list[int]:

@@ -64,13 +64,16 @@ def collect(
     }
     units = [unit for size in configuration["sizes"] for unit in plan_units(size, sets)]
     quota = row_quotas(units, max_bytes)
-    missing = [u for u in units if not files.shard_path(folder, u.size, u.number).exists()]
-    if not _start(folder, configuration) or missing:
-        receipts = []
-        for unit in units:
-            receipt, resumed = _collect_unit(head, seed, folder, unit, quota[unit.size])
-            receipts.append(receipt)
-            report(Progress(receipt, len(receipts), len(units), resumed))
+    complete = _start(folder, configuration)
+    if complete:
+        # Only shards that were lost since: what the manifest says of the others stands.
+        units = [u for u in units if not files.shard_path(folder, u.size, u.number).exists()]
+    receipts = []
+    for unit in units:
+        receipt, resumed = _collect_unit(head, seed, folder, unit, quota[unit.size])
+        receipts.append(receipt)
+        report(Progress(receipt, len(receipts), len(units), resumed))
+    if not complete:
         files.write_manifest(folder, configuration, receipts)
     collection = files.open_collection(folder)
     files.refuse_bad_rows(collection.manifest)

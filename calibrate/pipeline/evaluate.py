@@ -1,7 +1,7 @@
 """Evaluate: a head's accuracy under several softmax rules, on sets that no fit has seen."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -62,17 +62,20 @@ def evaluate(
             for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
                 rows = slice(unit.first + part.start, unit.first + part.stop)
                 for name, fit in rules.items():
-                    right = np.asarray(head.correct(attended, _weights(attended.logits, fit)))
-                    if right.shape != (rows.stop - rows.start,) or right.dtype != bool:
-                        raise CalibrateError(
-                            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, "
-                            f"expected bool ({rows.stop - rows.start},)"
-                        )
-                    correct[name][rows] = right
+                    correct[name][rows] = _correct(head, attended, fit)
         scores.append(Score(size, correct))
         report(scores[-1])
     return scores
 
 
-def _weights(logits: jax.Array, fit: Coefficients | None) -> jax.Array:
-    return jax.nn.softmax(logits) if fit is None else adaptive_softmax(logits, fit)
+def _correct(head: Head, attended: Any, fit: Coefficients | None) -> np.ndarray:
+    """bool (count,): whether the head is right under one rule."""
+    logits = attended.logits
+    weights = jax.nn.softmax(logits) if fit is None else adaptive_softmax(logits, fit)
+    right = np.asarray(head.correct(attended, weights))
+    if right.shape != (len(logits),) or right.dtype != bool:
+        raise CalibrateError(
+            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, "
+            f"expected bool ({len(logits)},)"
+        )
+    return right

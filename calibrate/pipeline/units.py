@@ -14,7 +14,7 @@ from calibrate.heads import Head
 ITEMS_PER_UNIT = 1 << 22
 SETS_PER_UNIT = (64, 1 << 14)  # least and most
 # A piece is what goes through the head at once: large enough to be efficient, small enough to
-# stay in the cache.
+# stay in the cache. Another value changes the last bits of the logits, and so of collections.
 ITEMS_PER_PIECE = 1 << 13
 
 
@@ -48,12 +48,7 @@ def attended_pieces(
 ) -> Iterator[tuple[slice, Any, Any]]:
     """Runs the head over a unit: (which of the unit's sets, batch, attended) piece by piece."""
     batch = head.sample(unit_seed(stream, seed, unit), unit.size, unit.sets)
-    _check_target(head, np.asarray(batch.target), unit)
-    if any(np.shape(leaf)[:1] != (unit.sets,) for leaf in jax.tree.leaves(batch)):
-        raise CalibrateError(
-            f"head {head.name!r}: sample gave a {type(batch).__name__} whose leaves are not "
-            f"{unit.sets} rows each; give a pytree, such as a NamedTuple of arrays (count, ...)"
-        )
+    _check_batch(head, batch, unit)
     per_piece = max(1, ITEMS_PER_PIECE // unit.size)
     for start in range(0, unit.sets, per_piece):
         part = slice(start, min(start + per_piece, unit.sets))
@@ -67,8 +62,14 @@ def attended_pieces(
         yield part, piece, attended
 
 
-def _check_target(head: Head, target: np.ndarray, unit: Unit) -> None:
+def _check_batch(head: Head, batch: Any, unit: Unit) -> None:
     """A head that breaks the protocol would otherwise be calibrated to nonsense."""
+    if any(np.shape(leaf)[:1] != (unit.sets,) for leaf in jax.tree.leaves(batch)):
+        raise CalibrateError(
+            f"head {head.name!r}: sample gave a {type(batch).__name__} whose leaves are not "
+            f"{unit.sets} rows each; give a pytree, such as a NamedTuple of arrays (count, ...)"
+        )
+    target = np.asarray(batch.target)
     if target.shape != (unit.sets,) or not np.issubdtype(target.dtype, np.integer):
         raise CalibrateError(
             f"head {head.name!r}: sample gave a target of {target.dtype}{target.shape}; "
