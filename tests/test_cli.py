@@ -35,7 +35,7 @@ def refusal(*arguments, code=1):
 def test_the_main_job(here):
     out = call("run", *SMALL).stdout
     assert "Fit quickstart@1" in out
-    assert 'fit = calibrate.load("fits/quickstart/1.json")' in out
+    assert 'fit = calibrate.load("quickstart@1")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
     assert len(rows) == 2
     plain, own = float(rows[1][1]), float(rows[1][7])

@@ -1,151 +1,459 @@
 """The coefficient file: what it keeps, and what it refuses."""
 
+import copy
+import hashlib
 import json
+import re
 import subprocess
 import sys
+import tracemalloc
+from pathlib import Path
 
+import jsonschema
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import calibrate
 from calibrate.files import coefficient_file
-from calibrate.files.coefficient_file import dumps, read
+from calibrate.files.coefficient_file import dumps, layout, loads, read
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import Rule, horner
+
+SCHEMAS = Path(coefficient_file.__file__).parent / "schemas"
+SCHEMA = json.loads((SCHEMAS / "coefficient-file-1.0.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+GOLDEN = Path(__file__).parent / "golden"
+MIB = 1 << 20
+
+
+def rich_fit(**fields):
+    """A fit with every field that the format knows."""
+    polynomial = (-0.037, 0.481, -2.3, 4.917, -1.791)
+    return Coefficients(
+        **{
+            "rule": Rule(outside="identity"),
+            "entries": (Entry(polynomial, (0.5, 5.9), 0, 3), Entry(polynomial, (0.7, 5.0), 2, 0)),
+            "name": "made",
+            "quality": {
+                "rows": {"rows": 1000, "misranked": 400, "interior": 390, "flat": 10},
+                "residuals": {"beta_rms": 5.05, "beta_r_squared": 0.0096, "theta_rms": 0.3},
+                "standard_errors": [[0.001, 0.01, 0.1, 0.2, 0.1], [0.1, 0.1, 0.1, 0.1, 1e-5]],
+                "held_out": [
+                    {"size": 64, "rows": 512, "before": -0.5, "after": -0.4, "error": 0.01}
+                ],
+                "verdict": "polynomial",
+            },
+            "source": {
+                "head": "mine",
+                "fingerprint": "sha256:" + "a" * 64,
+                "collection": "sha256:" + "b" * 64,
+                "seed": 2**63,
+                "options": {"degree": 4, "objective": "beta", "rate": 0.5, "robust": False,
+                            "start": None},
+                "citation": "Veličković et al. 2024",
+            },
+            "provenance": {
+                "created": "2026-01-31T12:00:00+00:00", "versions": {"calibrate": "0.1.0"},
+            },
+            "extra": {"x-note": {"who": ["me", 1, 0.5, None], "deep": [[{"x": []}]]}},
+            **fields,
+        }
+    )  # fmt: skip
+
+
+DOCUMENT = json.loads(dumps(rich_fit()))
 
 
 @pytest.fixture
-def document(make_fit):
+def document():
     """A valid file as JSON data, to be mutated."""
-    return json.loads(dumps(make_fit((-0.037, 0.481, -2.3, 4.917, -1.791), (0.5, 5.9))))
+    return copy.deepcopy(DOCUMENT)
 
 
 def sealed(document):
-    """The document with its id recomputed, as a forger would."""
-    digested = {key: document[key] for key in ("rule", "entries", "source")}
-    return document | {"id": coefficient_file._digest(digested)}
+    """The document with its id recomputed, as a forger would; by the words of fits/README.md."""
+    digested = {key: document.get(key) for key in ("rule", "entries", "source")}
+    text = json.dumps(digested, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return document | {"id": "sha256:" + hashlib.sha256(text.encode()).hexdigest()}
 
 
-def read_text(tmp_path, text):
-    path = tmp_path / "fit.json"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read(path)
+def refusal(data):
+    """The one line that bytes or a document are refused with."""
+    if isinstance(data, dict):
+        data = json.dumps(data)
+    with pytest.raises(calibrate.CoefficientsError) as caught:
+        loads(data if isinstance(data, bytes) else data.encode())
+    message = str(caught.value)
+    assert message.isprintable(), message
+    assert len(message) < 600
+    return message
 
 
-def refused(tmp_path, document, message):
-    with pytest.raises(calibrate.CoefficientsError, match=message) as caught:
-        read_text(tmp_path, json.dumps(document))
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
+# What it keeps
 
 
-def test_round_trip(tmp_path, make_fit):
-    fit = make_fit(outside="identity", max_beta=8.0)
-    again = read_text(tmp_path, dumps(fit))
+def test_round_trip(tmp_path):
+    fit = rich_fit()
+    text = dumps(fit)
+    again = loads(text.encode())
     assert again == fit
-    assert dumps(again) == dumps(fit)
-    assert again.path == tmp_path / "fit.json"
+    assert dumps(again) == text
+    for field in ("name", "version", "quality", "source", "provenance", "extra"):
+        assert getattr(again, field) == getattr(fit, field)
+    path = tmp_path / "fit.json"
+    path.write_text(text)
+    assert read(path).path == path
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=20)
+
+
+@st.composite
+def entries(draw):
+    powers = draw(st.tuples(*[st.floats(-1e6, 1e6)] * 5))
+    lo = draw(st.floats(0, 10))
+    layer, head = draw(st.none() | st.integers(0, 32767)), draw(st.none() | st.integers(0, 32767))
+    return Entry(powers, (lo, lo + draw(st.floats(0.01, 20))), layer, head)
+
+
+fits = st.builds(
+    rich_fit,
+    rule=st.builds(
+        Rule, st.floats(0, 9), st.floats(0.1, 1), st.floats(1, 1e9),
+        st.sampled_from(["clamp", "identity"]),
+    ),
+    entries=st.tuples(entries()),
+    name=st.from_regex(coefficient_file.NAME_PATTERN, fullmatch=True),
+    version=st.integers(1, 999_999_999),
+    quality=st.fixed_dictionaries(
+        {}, optional={"verdict": printable, "residuals": st.just({"beta_rms": 1e-320})}
+    ),
+    source=st.fixed_dictionaries(
+        {},
+        optional={
+            "head": printable,
+            "seed": st.integers(0, 2**64 - 1),
+            "options": st.dictionaries(printable, st.none() | finite | st.booleans() | printable),
+        },
+    ),
+    extra=st.dictionaries(
+        printable.map(lambda name: "x-" + name),
+        st.recursive(st.none() | finite | st.booleans() | st.text(), lambda inner: (
+            st.lists(inner) | st.dictionaries(st.text(), inner))),
+    ),
+)  # fmt: skip
+
+
+FAST = settings(
+    max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+LONG = settings(FAST, max_examples=20_000)
+
+
+@FAST
+@given(fits)
+def test_any_fit_round_trips_byte_for_byte_and_keeps_the_schema(fit):
+    text = dumps(fit)
+    VALIDATOR.validate(json.loads(text))
+    again = loads(text.encode())
+    assert again == fit
+    assert dumps(again) == text
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("coefficient-file-*.json")), ids=lambda p: p.stem
+)
+def test_every_released_schema_is_read_for_ever(path):
+    fit = read(path)
+    version = path.stem.removeprefix("coefficient-file-")
+    assert fit.schema_version == version
+    assert [entry.layer for entry in fit.entries] == [0, 2]
+    assert fit.rule == Rule(0.5, 1.0, 64.0, "identity")
+    assert dumps(fit) == path.read_text()
+    VALIDATOR.validate(json.loads(path.read_text()))
+    assert (SCHEMAS / path.name).exists()
+
+
+def test_every_schema_has_its_golden_file():
+    names = {path.name for path in SCHEMAS.glob("*.json")}
+    assert names == {path.name for path in GOLDEN.glob("*.json")} == {"coefficient-file-1.0.json"}
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["paper", "max-retrieval"])
+def test_shipped_files_keep_the_schema_and_round_trip(name):
+    fit = calibrate.load(name)
+    VALIDATOR.validate(json.loads(fit.path.read_text()))
+    assert dumps(fit) == fit.path.read_text()
 
 
 def test_the_shipped_paper_fit_is_seed_002s_polynomial(paper):
     assert paper.only.coefficients == (-0.037, 0.481, -2.3, 4.917, -1.791)
     assert paper.only.domain == (0.5, 5.945)
     assert paper.rule == Rule(0.5, 1.0, 64.0, "identity")
-    assert "fingerprint" not in paper.source
+    assert paper.fingerprint is None
 
 
-def test_reversed_coefficients_are_refused(tmp_path, document):
+def test_layout_is_free(document):
+    text = json.dumps(document, indent=7).replace("\n", "\r\n")
+    assert loads(text.encode()) == rich_fit()
+    shuffled = dict(reversed(document.items()))
+    assert dumps(loads(json.dumps(shuffled).encode())) == dumps(rich_fit())
+
+
+def test_x_keys_are_kept_at_the_top_only(document):
+    assert loads(json.dumps(document | {"x-2": [1]}).encode()).extra["x-2"] == [1]
+    document["rule"]["x-note"] = 1
+    assert "rule.x-note is not a known field" in refusal(sealed(document))
+
+
+# Newer minor versions
+
+
+def test_unknown_fields_of_a_newer_minor_version_are_ignored_and_kept(document):
+    document |= {"schema_version": "1.7", "novelty": {"a": [1.5]}}
+    document["quality"]["rows"]["novel"] = 3
+    document["quality"]["held_out"][0]["novel"] = "x"
+    document["provenance"]["novel"] = None
+    VALIDATOR.validate(document)
+    fit = loads(json.dumps(document).encode())
+    assert fit == rich_fit()
+    assert json.loads(dumps(fit)) == document
+
+
+@pytest.mark.parametrize("place", ["rule", "entries.0", "source"])
+def test_but_never_in_what_determines_beta(document, place):
+    document["schema_version"] = "1.7"
+    target = document
+    for key in place.split("."):
+        target = target[int(key) if isinstance(target, list) else key]
+    target["novel"] = 1
+    assert "novel is not a known field; remove it, or upgrade calibrate" in refusal(
+        sealed(document)
+    )
+
+
+# What it refuses
+
+
+def test_reversed_coefficients_are_refused(document):
     """Trap 1: a public port evaluates the polynomial backwards."""
     document["entries"][0]["coefficients"].reverse()
-    refused(tmp_path, sealed(document), r"entries\[0\]\.check.*reversed, rounded or changed")
+    message = refusal(sealed(document))
+    assert "entries[0].coefficients is [-1.791, 4.917, -2.3, 0.481, -0.037]" in message
+    assert "they are in reverse order; write the highest power first" in message
 
 
-def test_rounded_coefficients_are_refused(tmp_path, document):
+@pytest.mark.parametrize("digits", [1, 2])
+def test_rounded_coefficients_are_refused(document, digits):
     """Trap 1: two decimals."""
     entry = document["entries"][0]
-    entry["coefficients"] = [round(c, 2) for c in entry["coefficients"]]
-    refused(tmp_path, sealed(document), r"entries\[0\]\.check.*reversed, rounded or changed")
+    entry["coefficients"] = [round(c, digits) for c in entry["coefficients"]]
+    message = refusal(sealed(document))
+    assert "entries[0].coefficients is [-0.0" in message
+    assert f"they were rounded to {digits} digits; restore them all" in message
 
 
-def test_a_flipped_digit_is_refused_by_the_id(tmp_path, document):
-    document["rule"]["max_beta"] = 65.0
-    refused(tmp_path, document, "id is sha256:.*restore the file")
+def test_rescaled_coefficients_are_refused(document):
+    entry = document["entries"][0]
+    entry["coefficients"] = [c * 1.001 for c in entry["coefficients"]]
+    assert "changed since the fit; restore the file" in refusal(sealed(document))
 
 
-@pytest.mark.parametrize(
-    ("where", "value", "message"),
-    [
-        ("format", "other", 'format is "other"|format is other'),
-        ("schema_version", "9.0", "schema_version"),
-        ("name", "../evil", "name is ../evil"),
-        ("version", 0, "version is 0"),
-        ("version", True, "version is true"),
-        ("version", 1.5, "version is 1.5"),
-        ("quality", [], "quality is"),
-        ("surprise", 1, "surprise is not a known field"),
-        ("rule.order", "ascending", "rule.order is ascending; expected 'descending'"),
-        ("rule.entropy_unit", "bits", "rule.entropy_unit is bits"),
-        ("rule.quantity", "theta", "rule.quantity"),
-        ("rule.outside", "extrapolate", "rule.outside"),
-        ("rule.min_beta", 0, "min_beta"),
-        ("rule.max_beta", 0.5, "max_beta"),
-        ("rule.min_entropy", -1, "min_entropy"),
-        ("rule.min_entropy", "0.5", "rule.min_entropy is 0.5; give a number"),
-        ("rule.extra", 1, "rule.extra is not a known field"),
-        ("entries", [], "entries are empty"),
-        ("entries", {}, "entries is"),
-        ("entries.0.domain", [5.0, 1.0], "domain"),
-        ("entries.0.domain", [1.0, 1.0], "domain"),
-        ("entries.0.domain", [1.0], "give a list of 2"),
-        ("entries.0.coefficients", [1.0, 2.0], "give a list of 5"),
-        ("entries.0.coefficients.2", None, r"coefficients\[2\] is null; give a number"),
-        ("entries.0.coefficients.2", 10**400, "beyond float64"),
-        ("entries.0.check", [[1.0, 2.0]] * 5, "five distinct entropies"),
-        ("entries.0.head", -1, "head is -1"),
-        ("entries.0.note", "x", r"entries\[0\].note is not a known field"),
-    ],
-)
-def test_every_refusal_names_field_and_value(tmp_path, document, where, value, message):
+def test_a_digit_that_the_check_does_not_see_is_refused_by_the_id(document):
+    document["entries"][0]["coefficients"][4] = -1.7910000000000001 - 2e-16
+    message = refusal(document)
+    assert re.match(r'id is "sha256:.*"; rule, entries and source give sha256:', message)
+    assert "restore the file" in message
+
+
+def test_a_check_of_huge_numbers_is_refused_in_words(document):
+    """The diagnosis works in exact fractions: no overflow may escape it."""
+    entry = document["entries"][0]
+    entry["coefficients"] = [1e308, -1e308, 1e-320, 0.0, 3e200]
+    entry["check"] = [[H, 1e308] for H, _ in entry["check"]]
+    assert "entries[0].coefficients is" in refusal(sealed(document))
+
+
+REFUSALS = [
+    ("format", "other", 'format is "other"; write "calibrate.fit"'),
+    ("schema_version", "2.0", 'schema_version is "2.0"; this calibrate reads 1.x: upgrade it'),
+    ("schema_version", "0.1", 'schema_version is "0.1"; .* fit again if it is 0.x'),
+    ("schema_version", 1.0, "schema_version is 1.0"),
+    ("schema_version", "1.01", "schema_version"),
+    ("name", "../evil", 'name is "../evil"; use lower-case'),
+    ("name", "a" * 65, "name is"),
+    ("name", "\x1b[2J", r'name is "\\u001b\[2J"'),
+    ("version", 0, "version is 0; give an integer from 1"),
+    ("version", True, "version is true"),
+    ("version", 1.0, "version is 1.0"),
+    ("version", 10**9, "version is 1000000000"),
+    ("id", None, "id is null; rule, entries and source give"),
+    ("surprise", 1, "surprise is not a known field; remove it"),
+    ("new\nline", 1, r'"new\\nline" is not a known field'),
+    ("x-deep", json.loads("[" * 40 + "]" * 40), r"x-deep(\[0\])* is nested more than 32 deep"),
+    ("rule", [], r"rule is \[\]; give an object"),
+    ("rule.kind", "log-size", 'rule.kind is "log-size"'),
+    ("rule.order", "ascending", 'rule.order is "ascending"; write "descending"'),
+    ("rule.entropy_unit", "bits", 'rule.entropy_unit is "bits"; write "nats"'),
+    ("rule.quantity", "theta", "rule.quantity"),
+    ("rule.outside", "extrapolate", 'rule.outside is .*; write "clamp" or "identity"'),
+    ("rule.min_beta", 0.0, "min_beta is 0.0"),
+    ("rule.max_beta", 0.5, "max_beta 0.5"),
+    ("rule.max_beta", 64, r"rule.max_beta is 64; give a number .* decimal point \(64.0\)"),
+    ("rule.min_entropy", -1.0, "min_entropy is -1.0"),
+    ("rule.min_entropy", "0.5", 'rule.min_entropy is "0.5"; give a number'),
+    ("rule.extra", 1, "rule.extra is not a known field"),
+    ("entries", [], "entries are empty"),
+    ("entries", {}, "entries is an object of 0; give a list"),
+    ("entries.0", 7, r"entries\[0\] is 7; give an object"),
+    ("entries.0.domain", [5.0, 1.0], r"entries\[0\].domain is \[5.0, 1.0\]; give 0 <= lo < hi"),
+    ("entries.0.domain", [1.0, 1.0], r"entries\[0\].domain is \[1.0, 1.0\]"),
+    ("entries.0.domain", [-1.0, 1.0], r"entries\[0\].domain is \[-1.0, 1.0\]"),
+    ("entries.0.domain", [1.0], r"entries\[0\].domain is \[1.0\]; give a list of 2"),
+    ("entries.0.coefficients", [1.0, 2.0], "give a list of 5"),
+    ("entries.0.coefficients.2", None, r"coefficients\[2\] is null; give a number"),
+    ("entries.0.coefficients.2", 10**400, r"coefficients\[2\] is 1000.*within float64"),
+    ("entries.0.check", [[1.0, 2.0]] * 4, r"check is a list of 4; give a list of 5 pairs"),
+    ("entries.0.check", [[1.0, 2.0]] * 5, r"entries\[0\].check is at the .* five distinct"),
+    ("entries.0.check.4.0", 9.0, "give five distinct ones of the domain"),
+    ("entries.0.check.4", 9.0, r"check\[4\] is 9.0; give a list of 2"),
+    ("entries.0.head", -1, r"entries\[0\].head is -1"),
+    ("entries.0.layer", 40_000, r"entries\[0\].layer is 40000; give an integer from 0 to 32767"),
+    ("entries.0.note", "x", r"entries\[0\].note is not a known field"),
+    ("entries.1.layer", None, r"entries\[1\] is for layer None, head 0, which another entry"),
+    ("quality", [], "quality is"),
+    ("quality.mood", 1, "quality.mood is not a known field"),
+    ("quality.rows.rows", -1, "quality.rows.rows is -1"),
+    ("quality.rows.other", 1, "quality.rows.other is not"),
+    ("quality.residuals.beta_rms", "x", "quality.residuals.beta_rms"),
+    ("quality.standard_errors", [[1.0]], r"quality.standard_errors\[0\] is \[1.0\]"),
+    ("quality.held_out", {}, "quality.held_out is an object of 0; give a list"),
+    ("quality.held_out.0.size", 0.5, r"quality.held_out\[0\].size is 0.5"),
+    ("quality.verdict", "two\nlines", "quality.verdict is .* printable"),
+    ("source.head", "", "source.head"),
+    ("source.mood", 1, "source.mood is not a known field"),
+    ("source.collection", "sha256:x", "source.collection is .* 64 hexadecimal"),
+    ("source.seed", -1, "source.seed"),
+    ("source.options", [], "source.options is"),
+    ("source.options.x", [], "source.options.x is .* give a text, a number"),
+    ("source.options.x", 2**70, "source.options.x"),
+    ("source.options.a\u200eb", 1, "source.options is .* printable"),
+    ("source.citation", "\ud800", "source.citation"),
+    ("provenance.created", "yesterday", "provenance.created .* write UTC as"),
+    ("provenance.versions", [], "provenance.versions"),
+    ("provenance.versions.jax", 1, "provenance.versions.jax is 1"),
+    ("provenance.mood", 1, "provenance.mood is not"),
+]  # fmt: skip
+
+
+def put(document, where, value):
     *parents, last = where.split(".")
     place = document
     for key in parents:
         place = place[int(key) if isinstance(place, list) else key]
     place[int(last) if isinstance(place, list) else last] = value
-    refused(tmp_path, sealed(document), message)
-
-
-@pytest.mark.parametrize("key", ["format", "id", "rule", "entries", "source", "provenance"])
-def test_missing_fields_are_refused(tmp_path, document, key):
-    del document[key]
-    refused(tmp_path, document, f"{key} is absent")
-
-
-def test_x_keys_are_ignored_at_the_top_only(tmp_path, document):
-    assert read_text(tmp_path, json.dumps(document | {"x-note": [1, 2]})).name == "made"
-    document["rule"]["x-note"] = 1
-    refused(tmp_path, sealed(document), "rule.x-note is not a known field")
 
 
 @pytest.mark.parametrize(
-    ("mangle", "message"),
+    ("where", "value", "message"), REFUSALS, ids=[f"{w}-{str(v)[:9]}" for w, v, _ in REFUSALS]
+)
+def test_every_refusal_names_field_value_and_remedy(document, where, value, message):
+    put(document, where, value)
+    text = refusal(document if where == "id" else sealed(document))
+    assert re.search(message, text), text
+    assert "; " in text
+
+
+@pytest.mark.parametrize(
+    "where",
+    [*(key for key in DOCUMENT if key != "x-note"), *(f"rule.{key}" for key in DOCUMENT["rule"]),
+     *(f"entries.0.{key}" for key in DOCUMENT["entries"][0])],
+)  # fmt: skip
+def test_missing_fields_are_refused(document, where):
+    *parents, last = where.split(".")
+    place = document
+    for key in parents:
+        place = place[int(key) if isinstance(place, list) else key]
+    del place[last]
+    path = where.replace(".0", "[0]")
+    document = document if where == "id" else sealed(document)
+    assert f"{path} is absent; this field is required" in refusal(document)
+
+
+@pytest.mark.parametrize(
+    ("layers_and_heads", "fine"),
     [
-        (lambda t: t[: len(t) // 2], "not JSON"),
-        (lambda t: t + "{}", "not JSON"),
-        (lambda t: "\ufeff" + t, "not JSON"),
-        (lambda t: t.replace('"version": 1', '"version": 1, "version": 2'), "two keys 'version'"),
-        (lambda t: t.replace("64.0", "NaN"), "NaN; write finite"),
-        (lambda t: t.replace("64.0", "-Infinity"), "write finite"),
-        (lambda t: t.replace("64.0", "1e400"), "1e400; write numbers within float64"),
-        (lambda t: t.replace("64.0", "9" * 5_000), "not JSON"),
-        (lambda t: "[" * 100_000, "nested too deeply|not JSON"),
-        (lambda t: t + " " * (1 << 20), "at most 1 MiB"),
-        (lambda t: b"\xff" + t.encode(), "not UTF-8 at byte 0"),
-        (lambda t: "", "not JSON"),
-        (lambda t: "[]", "give an object"),
+        ([(None, None)], True),
+        ([(0, None), (1, None)], True),
+        ([(0, 0), (0, 1), (1, None)], True),
+        ([(None, 0), (None, 1)], True),
+        ([(None, None), (0, 0)], False),
+        ([(0, 0), (None, None)], False),
+        ([(0, 0), (0, 0)], False),
+        ([(0, None), (0, 1)], False),
+        ([(0, 1), (0, None)], False),
+        ([(None, 0), (1, 1)], False),
     ],
 )
-def test_hostile_text_is_refused(tmp_path, make_fit, mangle, message):
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        read_text(tmp_path, mangle(dumps(make_fit())))
+def test_no_head_has_two_polynomials(layers_and_heads, fine):
+    chosen = tuple(Entry((0.0,) * 4 + (1.0,), (0.0, 1.0), *which) for which in layers_and_heads)
+    if fine:
+        assert Coefficients(Rule(), chosen).entries == chosen
+    else:
+        with pytest.raises(calibrate.CoefficientsError, match="which another entry covers too"):
+            Coefficients(Rule(), chosen)
+
+
+TEXT = dumps(rich_fit())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TEXT[: len(TEXT) // 2], "$ is not JSON (Unterminated"),
+        (TEXT + "{}", "$ is not JSON (Extra data"),
+        ("\ufeff" + TEXT, "$ is text with a byte order mark; save it as UTF-8 without one"),
+        (TEXT.replace('"version": 1', '"version": 1, "version": 2'),
+         '$ is an object with two keys "version"; keep one of them'),
+        (TEXT.replace('"order"', '"kind": "x", "order"'),
+         'rule is an object with two keys "kind"; keep one'),
+        (TEXT.replace('"who"', '"deep": 1, "who"'),
+         'x-note is an object with two keys "deep"; keep one'),
+        (TEXT.replace("64.0", "NaN"), "rule.max_beta is NaN; write a finite number"),
+        (TEXT.replace("64.0", "-Infinity"), "rule.max_beta is -Infinity; write a finite number"),
+        (TEXT.replace("64.0", "1e400"), "rule.max_beta is beyond float64; give a finite number"),
+        (TEXT.replace("-2.3", "-1e400"), "entries[0].coefficients[2] is beyond float64"),
+        (TEXT.replace("64.0", "9" * 5_000), "rule.max_beta is an integer of 5000 digits; write a"),
+        (TEXT.replace('"who": [', '"who": [[NaN], '), "x-note.who[0][0] is NaN"),
+        (TEXT.replace('"who": [', '"who": [[1e999], '), "x-note.who[0][0] is beyond float64"),
+        (TEXT.replace('"who": [', '"who": [' + "7" * 6_000 + ", "), "x-note.who[0] is an integer"),
+        (TEXT.replace('"verdict": "polynomial"', '"verdict": NaN'), "quality.verdict is NaN"),
+        ("[" * 100_000, "$ is nested too deeply"),
+        (TEXT + " " * MIB, "a coefficient file is at most 1 MiB"),
+        (b"\xff" + TEXT.encode(), "$ is not UTF-8 at byte 0; save it as UTF-8"),
+        ("", "$ is not JSON"),
+        ("[]", "$ is []; give an object"),
+        ("{}", "format is absent"),
+    ],
+)  # fmt: skip
+def test_hostile_text_is_refused(text, message):
+    assert message in refusal(text)
+
+
+def test_a_file_too_large_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "large.json"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(calibrate.CoefficientsError, match="of 1,099,511,627,776 bytes; .* 1 MiB"):
+        read(path)
+
+
+def test_a_pipe_that_never_ends_is_refused():
+    with pytest.raises(calibrate.CoefficientsError, match=r"/dev/zero: \$ is of 1,048,577 bytes"):
+        read(Path("/dev/zero"))
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -153,6 +461,162 @@ def test_what_cannot_be_read_is_named(tmp_path):
         read(tmp_path / "none.json")
     with pytest.raises(calibrate.CoefficientsError, match="cannot read"):
         read(tmp_path)
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(calibrate.CoefficientsError, match=r"bad\.json: format is absent"):
+        read(tmp_path / "bad.json")
+
+
+# Whatever the loader accepts, the schema accepts; nothing but CoefficientsError escapes
+
+NASTY = [None, True, 0, 1, -1, 64, 1.5, -0.0, 1e308, 5e-324, 10**30, "", "x", "nats", [], {}, [0.5],
+         "sha256:" + "0" * 64, "\u202e", "1.0", {"a": 1}, [[1.0, 2.0]] * 5, ["x"] * 9]  # fmt: skip
+
+
+def paths(value, path=()):
+    """The paths of a document's values."""
+    yield path
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from paths(item, (*path, key))
+
+
+@st.composite
+def mutated(draw):
+    """A valid document, changed in a few places, half of the time with its id recomputed."""
+    document = copy.deepcopy(DOCUMENT)
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from([p for p in paths(document) if p]))
+        place = document
+        for key in path[:-1]:
+            place = place[key]
+        kind = draw(st.sampled_from(["replace", "remove", "add", "number", "version"]))
+        value = copy.deepcopy(draw(st.sampled_from(NASTY)))
+        if kind == "replace":
+            place[path[-1]] = value
+        elif kind == "remove":
+            del place[path[-1]]
+        elif kind == "number" and isinstance(place[path[-1]], float):
+            place[path[-1]] *= draw(st.sampled_from([1 + 1e-15, 1 + 1e-6, -1, 10]))
+        elif kind == "version":
+            document["schema_version"] = draw(st.sampled_from(["1.0", "1.1", "1.12", "2.0"]))
+        elif isinstance(place, dict):
+            place[draw(st.sampled_from(["x-new", "new"]))] = value
+    return sealed(document) if "id" in document and draw(st.booleans()) else document
+
+
+def check_mutated(document):
+    text = layout(document)
+    try:
+        fit = loads(text.encode())
+    except calibrate.CoefficientsError as error:
+        assert str(error).isprintable()  # noqa: PT017
+        return
+    VALIDATOR.validate(document)
+    assert dumps(fit) == text
+
+
+def check_bytes(data):
+    try:
+        fit = loads(data)
+    except calibrate.CoefficientsError as error:
+        assert str(error).isprintable()  # noqa: PT017
+        return
+    document = json.loads(data)
+    VALIDATOR.validate(document)
+    assert json.loads(dumps(fit)) == document
+
+
+@st.composite
+def scratched(draw):
+    """The bytes of a valid file with some cut out, put in, or exchanged."""
+    data = bytearray(TEXT.encode())
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(data) - 1))
+        end = at + draw(st.sampled_from([0, 1, 1, 5, 100]))
+        data[at:end] = draw(
+            st.binary(max_size=3)
+            | st.sampled_from([b'"', b"{", b"[", b",", b"1e999", b"NaN", b"\\ud800", b" ", b"9"])
+        )
+    return bytes(data)
+
+
+@FAST
+@given(mutated())
+def test_mutated_files(document):
+    check_mutated(document)
+
+
+@FAST
+@given(scratched() | st.binary() | st.binary().map(lambda b: b"{" + b + b"}"))
+def test_scratched_files_and_arbitrary_bytes(data):
+    check_bytes(data)
+
+
+@pytest.mark.slow
+@LONG
+@given(mutated())
+def test_many_mutated_files(document):
+    check_mutated(document)
+
+
+@pytest.mark.slow
+@LONG
+@given(scratched() | st.binary() | st.binary().map(lambda b: b"{" + b + b"}"))
+def test_many_scratched_files_and_arbitrary_bytes(data):
+    check_bytes(data)
+
+
+def filled(item, head=b"[", tail=b"]"):
+    """A JSON list as close to 1 MiB as it gets."""
+    room = MIB - len(head) - len(tail)
+    return head + (item + b",") * ((room - len(item)) // (len(item) + 1)) + item + tail
+
+
+def in_free_field(data):
+    """The list, a little shorter, as the value of a field that is kept as it is."""
+    shorter = data[: MIB - 4096].rpartition(b",")[0] + b"]"
+    return TEXT.encode().replace(b'"x-note": {', b'"x-note": {"big": ' + shorter + b", ")
+
+
+ENTRIES = tuple(
+    Entry((0.1 + i / 3, 0.2, -0.3, 1 / 3, 1.0), (0.5, 5.0), i // 64, i % 64) for i in range(2_400)
+)
+LARGE = {
+    "lists": filled(b"[]"),
+    "objects": filled(b"{}"),
+    "objects of one": filled(b'{"":0}'),
+    "lists of one": filled(b"[.5]".replace(b".5", b"0")),
+    "floats": filled(b"0.1"),
+    "digits": b"9" * MIB,
+    "long integers": filled(b"9" * 4_300),
+    "texts": filled(b'"ab"'),
+    "wide text": b'["' + "😀".encode() + b"a" * (MIB - 8) + b'"]',
+    "keys": b"{" + b",".join(b'"%x":0' % i for i in range(1 << 16, (1 << 16) + 100_000)) + b"}",
+    "twice": b"{" + b",".join(b'"%x":0' % (i // 2) for i in range(1 << 17, 230_000)) + b"}",
+    "depth": b"[" * MIB,
+    "one text": b'"' + b"x" * (MIB - 2) + b'"',
+    "valid": dumps(rich_fit(entries=ENTRIES)).encode(),
+}
+
+
+@pytest.mark.parametrize("data", LARGE.values(), ids=LARGE)
+def test_peak_memory_stays_within_64_mb(data, tmp_path):
+    path = tmp_path / "large.json"
+    for text in (data, in_free_field(data) if data[:1] == b"[" else data):
+        assert len(text) <= MIB
+        path.write_bytes(text)
+        tracemalloc.start()
+        try:
+            read(path)
+        except calibrate.CoefficientsError:
+            pass
+        finally:
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert peak < 64e6
+
+
+# In memory
 
 
 def test_equal_by_what_they_do_and_hashable(make_fit):
@@ -162,18 +626,26 @@ def test_equal_by_what_they_do_and_hashable(make_fit):
     assert one != other
 
 
+def test_check_pairs_are_of_the_polynomial_at_five_points_of_the_domain(paper):
+    entry = paper.only
+    assert [H for H, _ in entry.check] == pytest.approx([0.5, 1.86125, 3.2225, 4.58375, 5.945])
+    assert all(p == horner(H, entry.coefficients) for H, p in entry.check)
+
+
 @pytest.mark.parametrize(
-    "build",
+    ("build", "message"),
     [
-        lambda: Entry((1.0, 2.0), (0.0, 1.0)),
-        lambda: Entry((float("nan"),) * 5, (0.0, 1.0)),
-        lambda: Entry((1.0,) * 5, (1.0, 1.0)),
-        lambda: Coefficients(Rule(outside="both"), (Entry((1.0,) * 5, (0.0, 1.0)),)),
-        lambda: Coefficients(Rule(), ()),
+        (lambda: Entry((1.0, 2.0), (0.0, 1.0)), "give 5 finite numbers, highest power first"),
+        (lambda: Entry((float("nan"),) * 5, (0.0, 1.0)), "give 5 finite numbers"),
+        (lambda: Entry((1.0,) * 5, (1.0, 1.0)), "give 0 <= lo < hi, in nats"),
+        (lambda: Entry((1.0,) * 5, (1.0, 1.0 + 2e-16)), "too narrow for a fit"),
+        (lambda: Entry((1e308,) * 5, (1.0, 9.0)), "beyond float64 on the domain"),
+        (lambda: Coefficients(Rule(outside="both"), (Entry((1.0,) * 5, (0.0, 1.0)),)), "outside"),
+        (lambda: Coefficients(Rule(), ()), "entries are empty"),
     ],
 )
-def test_impossible_coefficients_cannot_be_made(build):
-    with pytest.raises(calibrate.CoefficientsError):
+def test_impossible_coefficients_cannot_be_made(build, message):
+    with pytest.raises(calibrate.CoefficientsError, match=message):
         build()
 
 

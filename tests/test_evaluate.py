@@ -26,6 +26,11 @@ def test_accuracy_is_that_of_the_head_by_hand():
     assert score.accuracy("paper") > score.accuracy("plain")
 
 
+def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
+    with pytest.warns(UserWarning, match="max-retrieval@1 was made for head 'max-retrieval-0'"):
+        evaluate(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
+
+
 def test_one_forward_pass_for_all_rules(toy_head):
     evaluate(toy_head, [8, 16], 100, 0, {"plain": None, "identity": calibrate.identity()})
     assert toy_head.attended == 200

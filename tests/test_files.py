@@ -1,11 +1,14 @@
 """Files appear whole or not at all; arrays are read without trust."""
 
+import errno
 import io
 import os
+import re
 import zipfile
 
 import numpy as np
 import pytest
+from syscalls import Syscalls
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays, write_arrays
@@ -86,41 +89,38 @@ def test_every_flipped_bit_in_the_data_is_noticed(npz):
             read_arrays(npz)
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, call):
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_full_disk_leaves_nothing_behind(tmp_path, exclusive):
+    """Whichever call fails, there is the old file or the new one, whole, and no other."""
     path = tmp_path / "out" / "a.json"
-    write_whole(path, b"old")
-
-    def fail(*args):
-        raise OSError(28, "No space left on device")
-
-    if call == "write":
-        opened = open
-        monkeypatch.setattr("builtins.open", lambda *a: FullDisk(opened(*a), fail))
-    else:
-        monkeypatch.setattr(os, call, fail)
-    with pytest.raises(CalibrateError, match=r"cannot write .*a\.json: No space left.*free some"):
-        write_whole(path, b"new")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"old"
-    assert os.listdir(path.parent) == ["a.json"]
-
-
-class FullDisk:
-    def __init__(self, file, fail):
-        self.file, self.write = file, fail
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
+    at, outcomes = 0, set()
+    while True:
+        path.unlink(missing_ok=True)
+        if not exclusive:
+            write_whole(path, b"old")
+        with Syscalls(at, errno.ENOSPC) as syscalls:
+            try:
+                write_whole(path, b"new", exclusive=exclusive)
+            except CalibrateError as error:
+                assert re.search(r"cannot write .*a\.json: No space left.*free some", str(error))  # noqa: PT017
+                outcomes.add("refused")
+        if not syscalls.reached:
+            break
+        left = [entry.name for entry in path.parent.iterdir()] if path.parent.exists() else []
+        # A temporary name stays only if its removal is what failed.
+        assert syscalls.calls[at] == "os.unlink" or set(left) <= {"a.json"}
+        if path.exists():
+            assert path.read_bytes() in (b"old", b"new")
+        at += 1
+    assert outcomes == {"refused"}
+    assert at > 8
+    assert path.read_bytes() == b"new"
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     for name in (".a.json.1234abcd.tmp", ".b.json.1234abcd.tmp", "a.json"):
         (tmp_path / name).write_text("")
-    remove_leftovers(tmp_path / "a.json")
+    remove_leftovers(tmp_path, "a.json")
     assert sorted(os.listdir(tmp_path)) == [".b.json.1234abcd.tmp", "a.json"]
 
 

@@ -54,6 +54,8 @@ print(load_head("max-retrieval").fingerprint)
     published = wheel_folder / "calibrate" / "published_fits"
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
     assert listed == {"max-retrieval/1.json", "paper/1.json"}  # and nothing of a user's
+    schemas = wheel_folder / "calibrate" / "files" / "schemas"
+    assert (schemas / "coefficient-file-1.0.json").exists()
 
 
 def test_editable_install_finds_the_folder_beside_the_package():
@@ -74,13 +76,14 @@ def test_published_fit_is_of_the_shipped_head():
     [
         "import calibrate",
         "import calibrate; calibrate.load('paper'); calibrate.identity()",
+        "from calibrate.faces.cli import app; app(['fits', 'verify'], standalone_mode=False)",
         "import calibrate.faces.cli",
     ],
 )
 def test_light_import(code, tmp_path):
     allowed = {"typer", "rich"} if "cli" in code else set()
     code += f"; import sys; print(*sorted({HEAVY - allowed} & set(sys.modules)))"
-    assert python(["-c", code], tmp_path).stdout.split() == []
+    assert python(["-c", code], tmp_path).stdout.splitlines()[-1] == ""
 
 
 def test_public_names_exist_and_are_documented():
@@ -152,9 +155,11 @@ def test_readme_commands_exist():
 
     from calibrate.faces.cli import app
 
-    lines = re.findall(r"^(?:\.venv/bin/)?calibrate (\w+)(.*)$", README, re.MULTILINE)
-    assert {command for command, _ in lines} >= {"collect", "fit", "train"}
+    line = r"^(?:\.venv/bin/)?calibrate ((?:fits )?\w+)(.*)$"
+    lines = re.findall(line, README, re.MULTILINE)
+    assert {command for command, _ in lines} >= {"collect", "fit", "train", "fits show"}
     for command, rest in lines:
-        text = CliRunner().invoke(app, [command, "--help"]).stdout
+        result = CliRunner().invoke(app, [*command.split(), "--help"])
+        assert result.exit_code == 0, command
         for option in re.findall(r"--[a-z-]+", rest):
-            assert option in text, f"calibrate {command} {option}"
+            assert option in result.stdout, f"calibrate {command} {option}"

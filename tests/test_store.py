@@ -1,36 +1,98 @@
-"""The store: how references resolve, and how versions are published."""
+"""The store: how references resolve, how versions are published, and what no crash can do."""
 
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from syscalls import Crash, Syscalls
 
 import calibrate
-from calibrate.files.coefficient_file import dumps
-from calibrate.files.store import publish, published_store, stores, versions
+from calibrate.files.audit import audit_reference, audit_store
+from calibrate.files.coefficient_file import digest, dumps
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.history import LOG, append_event, read_history
+from calibrate.files.store import (
+    alias,
+    hold,
+    names,
+    publish,
+    published_store,
+    stores,
+    versions,
+    yank,
+)
+from calibrate.maths.rule import Rule
 
 
-def test_versions_count_up_and_the_highest_is_the_default(tmp_path, make_fit):
+def fit(name="made", ceiling=64.0):
+    return Coefficients(
+        Rule(max_beta=ceiling), (Entry((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 4.0)),), name=name
+    )
+
+
+def refuses(message, call, *arguments):
+    with pytest.raises(calibrate.CoefficientsError, match=message) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def failures(store):
+    return [verdict.error for verdict in audit_store(store) if verdict.error]
+
+
+def test_versions_count_up_and_the_highest_is_the_default(tmp_path):
     for ceiling in (2.0, 3.0):
-        publish(make_fit(max_beta=ceiling), tmp_path)
+        publish(fit(ceiling=ceiling), tmp_path)
     assert versions(tmp_path, "made") == [1, 2]
     assert calibrate.load("made", tmp_path).rule.max_beta == 3
     assert calibrate.load("made@1", tmp_path).rule.max_beta == 2
     assert calibrate.load("made", tmp_path).path == tmp_path / "made" / "2.json"
 
 
-def test_unchanged_fit_writes_nothing(tmp_path, make_fit):
-    first, written = publish(make_fit(), tmp_path)
+def test_unchanged_fit_writes_nothing(tmp_path):
+    first, written = publish(fit(), tmp_path)
     assert written
-    again, written = publish(make_fit(), tmp_path, unchanged=lambda newest, new: newest == new)
+    before = (tmp_path / "made" / LOG).read_bytes()
+    again, written = publish(fit(), tmp_path, unchanged=lambda newest, new: newest == new)
     assert not written
     assert again.path == first.path
     assert versions(tmp_path, "made") == [1]
+    assert (tmp_path / "made" / LOG).read_bytes() == before
 
 
-def test_writers_at_once_get_different_versions(tmp_path, make_fit):
+def test_a_version_is_never_given_out_twice(tmp_path):
+    for _ in range(3):
+        publish(fit(), tmp_path)
+    (tmp_path / "made" / "3.json").unlink()
+    (tmp_path / "made" / "2.json").unlink()
+    assert calibrate.load("made", tmp_path).version == 1
+    assert publish(fit(), tmp_path)[0].version == 4
+
+
+def test_versions_without_a_log_count_as_well(tmp_path):
+    shutil.copytree(published_store() / "paper", tmp_path / "paper")
+    assert publish(calibrate.load("paper"), tmp_path)[0].version == 2
+    assert failures(tmp_path) == []
+
+
+def test_writers_at_once_get_different_versions(tmp_path):
     taken = []
     threads = [
-        threading.Thread(target=lambda: taken.append(publish(make_fit(), tmp_path)[0].version))
+        threading.Thread(target=lambda: taken.append(publish(fit(), tmp_path)[0].version))
         for _ in range(12)
     ]
     for thread in threads:
@@ -41,7 +103,62 @@ def test_writers_at_once_get_different_versions(tmp_path, make_fit):
     assert not list(tmp_path.glob("made/.*"))
 
 
-def test_first_store_that_holds_the_name_decides(tmp_path, make_fit, monkeypatch):
+PUBLISHER = """
+import sys
+from pathlib import Path
+from calibrate.files.coefficients import identity
+from calibrate.files.store import publish
+for _ in range(int(sys.argv[2])):
+    print(publish(identity(), Path(sys.argv[1]))[0].version, flush=True)
+"""
+
+
+def publisher(store, count):
+    command = [sys.executable, "-c", PUBLISHER, str(store), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_at_once_get_different_versions(tmp_path):
+    processes = [publisher(tmp_path, 20) for _ in range(3)]
+    taken = [int(line) for process in processes for line in process.communicate()[0].split()]
+    assert sorted(taken) == versions(tmp_path, "identity") == list(range(1, 61))
+    assert failures(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypatch, code):
+    def no_locks(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    publish(fit(), tmp_path)
+
+    def late(folder, *event, **fields):
+        """Another writer takes the number between our look at the folder and our file."""
+        monkeypatch.setattr("calibrate.files.store.append_event", append_event)
+        append_event(folder, *event, **fields)
+        theirs = replace(fit(ceiling=5.0), version=2)
+        append_event(folder, "publish", 2, id=digest(theirs))
+        (folder / "2.json").write_text(dumps(theirs))
+
+    monkeypatch.setattr("calibrate.files.store.append_event", late)
+    assert publish(fit(), tmp_path)[0].version == 3
+    assert calibrate.load("made@2", tmp_path).rule.max_beta == 5
+    assert failures(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_hard_links_files_are_published_all_the_same(tmp_path, monkeypatch, code):
+    def no_links(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert [publish(fit(), tmp_path)[0].version for _ in range(3)] == [1, 2, 3]
+    assert failures(tmp_path) == []
+    assert not list(tmp_path.glob("made/.*"))
+
+
+def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
     given, named, here = (tmp_path / d for d in ("given", "named", "here/fits"))
     monkeypatch.setenv("CALIBRATE_FITS", str(named))
     here.parent.mkdir()
@@ -49,7 +166,7 @@ def test_first_store_that_holds_the_name_decides(tmp_path, make_fit, monkeypatch
     assert [s.resolve() for s in stores(given)] == [given, named, here, published_store()]
     assert calibrate.load("paper").path.parent == published_store() / "paper"
     for ceiling, store in ((4.0, here), (3.0, named), (2.0, given)):
-        publish(make_fit(max_beta=ceiling), store)
+        publish(fit(ceiling=ceiling), store)
         argument = given if store == given else None
         assert calibrate.load("made", argument).rule.max_beta == ceiling
 
@@ -59,10 +176,13 @@ def test_first_store_that_holds_the_name_decides(tmp_path, make_fit, monkeypatch
     [
         ("nothing", "no fit is named 'nothing'"),
         ("paper@99", "'paper@99' does not exist .* it has versions 1"),
+        ("paper@stable", "has no alias 'stable' .it has none.; `calibrate fits alias"),
         ("../paper", "does not exist"),
         ("Paper", "is no reference"),
         ("paper@", "is no reference"),
         ("paper@-1", "is no reference"),
+        ("paper@01", "is no reference"),
+        ("paper@1@1", "is no reference"),
         ("paper@" + "9" * 5_000, "is no reference"),
         ("a\0/b.json", "cannot read"),
         ("nowhere/fit.json", "nowhere/fit.json does not exist"),
@@ -70,31 +190,374 @@ def test_first_store_that_holds_the_name_decides(tmp_path, make_fit, monkeypatch
 )
 def test_what_does_not_resolve_raises(reference, message):
     """Trap 5: a fit that is missing never acts as beta = 1."""
-    with pytest.raises(calibrate.CoefficientsError, match=message):
-        calibrate.load(reference)
+    refuses(message, calibrate.load, reference)
 
 
-def test_path_loads_as_it_is(tmp_path, make_fit):
+def test_path_loads_as_it_is(tmp_path):
     path = tmp_path / "any-name.json"
-    path.write_text(dumps(make_fit()))
-    assert calibrate.load(path) == calibrate.load(str(path)) == make_fit()
+    path.write_text(dumps(fit()))
+    assert calibrate.load(path) == calibrate.load(str(path)) == fit()
 
 
-def test_a_file_in_another_files_place_is_refused(tmp_path, make_fit):
-    published, _ = publish(make_fit(), tmp_path)
+def test_a_file_in_another_files_place_is_refused(tmp_path):
+    published, _ = publish(fit(), tmp_path)
     published.path.rename(published.path.with_name("7.json"))
-    with pytest.raises(calibrate.CoefficientsError, match="says that it is made@1"):
-        calibrate.load("made@7", tmp_path)
+    refuses("says that it is made@1", calibrate.load, "made@7", tmp_path)
 
 
-def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path, make_fit):
+def test_a_version_that_was_replaced_is_refused(tmp_path):
+    published, _ = publish(fit(), tmp_path)
+    published.path.write_text(dumps(fit(ceiling=9.0)))
+    refuses("id is not .* versions never change", calibrate.load, "made", tmp_path)
+
+
+def test_what_cannot_be_loaded_is_not_published(tmp_path):
+    entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0), 0, i) for i in range(6_000))
+    refuses("at most 1 MiB", publish, Coefficients(Rule(), entries, name="big"), tmp_path)
+    odd = Coefficients(Rule(), entries[:1], name="odd", source={"head": "two\nlines"})
+    refuses("source.head is .* printable", publish, odd, tmp_path)
+    alien = Coefficients(Rule(), entries[:1], name="alien", quality={"rows": {1, 2}})
+    refuses("cannot be written as JSON", publish, alien, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path):
     (tmp_path / "made").write_text("")
-    with pytest.raises(calibrate.CoefficientsError, match="cannot write"):
-        publish(make_fit(), tmp_path)
+    refuses("cannot write", publish, fit(), tmp_path)
+    refuses("cannot write", publish, fit(), tmp_path / "made")
 
 
 @pytest.mark.parametrize("name", ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b"])
-def test_names_stay_in_the_store(tmp_path, make_fit, name):
-    with pytest.raises(calibrate.CoefficientsError, match="no name for a fit"):
-        publish(make_fit(name=name), tmp_path)
+def test_names_stay_in_the_store(tmp_path, name):
+    refuses("no name for a fit", publish, fit(name), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# Binding to a head
+
+
+def test_a_fit_for_another_head_is_refused():
+    ours = calibrate.load("max-retrieval").fingerprint
+    assert calibrate.load("max-retrieval", fingerprint=ours).fingerprint == ours
+    other = "sha256:" + "0" * 64
+    with pytest.raises(calibrate.CoefficientsError) as caught:
+        calibrate.load("max-retrieval", fingerprint=other)
+    message = str(caught.value)
+    assert "made for head 'max-retrieval-0'" in message
+    assert f"not for {other}; calibrate this head" in message
+
+
+def test_a_fit_for_no_head_is_not_bound_to_yours():
+    with pytest.raises(calibrate.CoefficientsError, match="for no head in particular, not for"):
+        calibrate.load("paper", fingerprint="sha256:" + "0" * 64)
+
+
+# Aliases and yanked versions
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A store with three versions of one name."""
+    for ceiling in (2.0, 3.0, 4.0):
+        publish(fit(ceiling=ceiling), tmp_path)
+    return tmp_path
+
+
+def test_an_alias_leads_where_the_last_command_said(three):
+    alias("made@1", "stable", three)
+    assert calibrate.load("made@stable", three).version == 1
+    alias("made@3", "stable", three)
+    assert calibrate.load("made@stable", three).version == 3
+    events = [json.loads(line) for line in (three / "made" / LOG).read_text().splitlines()]
+    moves = [(e["alias"], e["version"]) for e in events if e["event"] == "alias"]
+    assert moves == [("stable", 1), ("stable", 3)]
+
+
+def test_a_yanked_version_is_skipped_unless_pinned(three):
+    yank("made@3", three)
+    assert calibrate.load("made", three).version == 2
+    with pytest.warns(UserWarning, match="made@3 was yanked; load 'made'"):
+        assert calibrate.load("made@3", three).version == 3
+    yank("made@3", three, undo=True)
+    assert calibrate.load("made", three).version == 3
+    assert calibrate.load("made@3", three).version == 3
+
+
+def test_nothing_leads_to_a_yanked_version_unseen(three):
+    alias("made@1", "stable", three)
+    for version in (1, 2, 3):
+        yank(f"made@{version}", three)
+        yank(f"made@{version}", three)
+    refuses("made@stable leads to made@1, which was yanked", calibrate.load, "made@stable", three)
+    refuses("every version of 'made' .* was yanked; pin one", calibrate.load, "made", three)
+    refuses("was yanked; an alias must lead", alias, "made@2", "stable", three)
+    assert len((three / "made" / LOG).read_text().splitlines()) == 3 + 1 + 3
+    assert publish(fit(), three)[0].version == 4
+    assert calibrate.load("made", three).version == 4
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "message"),
+    [
+        ("made@1", "1", "'1' is no alias"),
+        ("made@1", "Stable", "is no alias"),
+        ("made@1", "../x", "is no alias"),
+        ("made", "stable", "'made' is no pinned version; use NAME@VERSION"),
+        ("made@stable", "newest", "is no pinned version"),
+        ("made@9", "stable", "'made@9' does not exist"),
+        ("paper@1", "stable", "came with the package"),
+    ],
+)
+def test_aliases_that_are_refused(three, reference, name, message):
+    refuses(message, alias, reference, name, three)
+    if name == "stable":
+        refuses(message, yank, reference, three)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 4: .* not JSON"),
+        ("", "line 4: .* not JSON"),
+        ("[]", "line 4: .* give an object"),
+        ('{"event": "moved"}', 'event is "moved"'),
+        ('{"event": "yank", "at": "2026-01-31T12:00:00+00:00", "version": 0}', "version is 0"),
+        ('{"event": "yank", "at": "2026-01-31T12:00:00+00:00"}', "version is absent"),
+        ('{"event": "yank", "at": "now", "version": 1}', 'at is "now"'),
+        (
+            '{"event": "publish", "at": "2026-01-31T12:00:00+00:00", "version": 1, "id": "x"}',
+            'id is "x"',
+        ),
+        (
+            '{"event": "alias", "at": "2026-01-31T12:00:00+00:00", "version": 1, "alias": "9"}',
+            'alias is "9"',
+        ),
+    ],
+)
+def test_a_damaged_log_is_refused_with_its_line(three, line, message):
+    with open(three / "made" / LOG, "a") as log:
+        log.write(line + "\n")
+    refuses(message, calibrate.load, "made", three)
+    (failure,) = failures(three)
+    assert "or remove the log" in failure
+    assert calibrate.load(three / "made" / "1.json").version == 1
+
+
+def test_a_log_that_cannot_be_read_is_refused(three):
+    log = three / "made" / LOG
+    log.unlink()
+    log.mkdir()
+    refuses("cannot read .*log.jsonl", calibrate.load, "made", three)
+    log.rmdir()
+    log.write_bytes(b"\n" * ((1 << 24) + 1))
+    refuses("more than 16777216 bytes; move it away", calibrate.load, "made", three)
+
+
+# Audit
+
+
+def test_audit_names_file_and_field(three):
+    assert failures(three) == []
+    path = three / "made" / "2.json"
+    path.write_text(path.read_text().replace("1.0, 1.0]", "1.0, 1.5]", 1))
+    (failure,) = failures(three)
+    assert f"{path}: entries[0].coefficients is [0.0, 0.0, 0.0, 1.0, 1.5]" in failure
+    assert [v.error is None for v in audit_reference("made", three)] == [True, False, True]
+    assert [v.error for v in audit_reference("made@1", three)] == [None]
+    assert [v.error is None for v in audit_reference(str(path))] == [False]
+
+
+def test_audit_sees_aliases_that_lead_nowhere(three):
+    alias("made@3", "stable", three)
+    (three / "made" / "3.json").unlink()
+    (failure,) = failures(three)
+    assert "'made@stable' does not exist" in failure
+
+
+# Faults
+
+
+def publish_calls():
+    """The system calls of publishing into a store that holds a version, and what they are."""
+    with tempfile.TemporaryDirectory() as folder:
+        publish(fit(), Path(folder))
+        with Syscalls() as syscalls:
+            publish(fit(ceiling=3.0), Path(folder))
+    return list(enumerate(syscalls.calls))
+
+
+CALLS = publish_calls()
+
+
+def test_the_faults_are_in_the_way_of_publishing():
+    seen = {name for _, name in CALLS}
+    assert seen >= {"os.open", "os.write", "os.fsync", "os.link", "os.replace", "fcntl.flock",
+                    "os.listdir", "builtins.open", "read"}  # fmt: skip
+    assert len(CALLS) > 25
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize(("at", "name"), CALLS, ids=[f"{i}-{name}" for i, name in CALLS])
+@pytest.mark.parametrize("empty", [False, True], ids=["second", "first"])
+def test_a_disk_that_fails_at_any_call(tmp_path, at, name, code, empty):
+    """One line, nothing torn, nothing lost, and the next attempt succeeds."""
+    store = tmp_path / "fits"
+    if not empty:
+        publish(fit(), store)
+    with Syscalls(at, code) as syscalls:
+        try:
+            number = publish(fit(ceiling=3.0), store)[0].version
+        except calibrate.CoefficientsError as error:
+            assert os.strerror(code) in str(error)  # noqa: PT017
+            assert "\n" not in str(error)  # noqa: PT017
+            number = None
+    assert syscalls.reached or empty
+    present = versions(store, "made")
+    assert set(present) <= {1, 2}
+    assert number is None or present[-1] == number
+    assert failures(store) == []
+    again, _ = publish(fit(ceiling=4.0), store)
+    assert again.version == max([*present, *read_history(store / "made").ids])
+    assert again.version not in present
+    assert not list(store.glob("made/.*.tmp"))
+
+
+# Before which system call the process dies, if it does.
+DEATH = st.none() | st.integers(0, 35)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Publish, alias, yank, delete, each complete or dying between any two system calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = Path(self.folder.name) / "fits"
+        self.files = {}  # version -> max_beta
+        self.given_out = 0
+        self.aliases = {}
+        self.yanked = set()
+        self.ceiling = 1.0
+
+    def teardown(self):
+        self.folder.cleanup()
+
+    def attempt(self, at, call, *arguments):
+        """Whether the call came to its end."""
+        try:
+            with Syscalls(at):
+                call(*arguments)
+        except Crash:
+            return False
+        return True
+
+    @rule(at=DEATH)
+    def publish(self, at):
+        self.ceiling += 1
+        done = self.attempt(at, publish, fit(ceiling=self.ceiling), self.store)
+        held = hold(self.store, "made")
+        new = set(held.versions) - set(self.files)
+        assert len(new) == 1 if done else len(new) <= 1
+        for version in new:
+            assert version > self.given_out
+            self.files[version] = self.ceiling
+        self.given_out = max([self.given_out, *held.versions, *held.history.ids])
+
+    @precondition(lambda self: set(self.files) - self.yanked)
+    @rule(
+        data=st.data(), name=st.sampled_from(["stable", "next"]), at=st.none() | st.integers(0, 20)
+    )
+    def alias(self, data, name, at):
+        version = data.draw(st.sampled_from(sorted(set(self.files) - self.yanked)))
+        done = self.attempt(at, alias, f"made@{version}", name, self.store)
+        leads_to = hold(self.store, "made").history.aliases.get(name)
+        assert leads_to == version or (not done and leads_to == self.aliases.get(name))
+        if leads_to:
+            self.aliases[name] = leads_to
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data(), undo=st.booleans(), at=DEATH)
+    def yank(self, data, undo, at):
+        version = data.draw(st.sampled_from(sorted(self.files)))
+        done = self.attempt(at, yank, f"made@{version}", self.store, undo)
+        yanked = version in hold(self.store, "made").history.yanked
+        assert yanked != undo or (not done and yanked == (version in self.yanked))
+        self.yanked = self.yanked | {version} if yanked else self.yanked - {version}
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data())
+    def delete(self, data):
+        version = data.draw(st.sampled_from(sorted(self.files)))
+        (self.store / "made" / f"{version}.json").unlink()
+        del self.files[version]
+
+    @invariant()
+    def the_store_is_what_was_done(self):
+        held = hold(self.store, "made")
+        assert held.versions == sorted(self.files)
+        assert held.history.aliases == self.aliases
+        assert held.history.yanked == self.yanked
+        for version, ceiling in self.files.items():
+            assert held.read(version).rule.max_beta == ceiling
+        usable = [version for version in self.files if version not in self.yanked]
+        assert held.default == (max(usable) if usable else None)
+
+
+def machine(examples, steps):
+    case = StoreMachine.TestCase
+    case.settings = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    return case
+
+
+def test_the_store_survives_any_history():
+    machine(25, 20)("runTest").runTest()
+
+
+@pytest.mark.slow
+def test_the_store_survives_any_long_history():
+    machine(1_000, 50)("runTest").runTest()
+
+
+def kill_publishers(store, kills, seed):
+    """Kills a process at a random moment of publishing, again and again; counts what was promised.
+
+    Returns (versions that a process reported as published, kills that left a temporary file).
+    """
+    rng = random.Random(seed)
+    reported, torn = [], 0
+    for _ in range(kills):
+        process = publisher(store, 10**9)
+        reported.append(int(process.stdout.readline()))
+        time.sleep(rng.uniform(0, 0.02))
+        process.send_signal(signal.SIGKILL)
+        # The last line may have been cut short by the kill.
+        reported += [int(line) for line in process.communicate()[0].split("\n")[:-1]]
+        torn += bool(list(store.glob("identity/.*.tmp")))
+    return reported, torn
+
+
+def check_kills(store, kills):
+    reported, _ = kill_publishers(store, kills, seed=1)
+    assert len(reported) >= kills
+    assert reported == sorted(set(reported))  # never the same number twice
+    assert set(reported) <= set(versions(store, "identity"))  # no version lost
+    assert failures(store) == []  # no torn file
+    publish(calibrate.identity(), store)
+    assert not list(store.glob("identity/.*.tmp"))
+
+
+def test_kill_9_while_publishing(tmp_path):
+    check_kills(tmp_path, 10)
+
+
+@pytest.mark.slow
+def test_kill_9_while_publishing_hundreds_of_times(tmp_path):
+    check_kills(tmp_path, 250)
+
+
+def test_the_id_in_the_log_is_that_of_the_file(tmp_path):
+    published, _ = publish(fit(), tmp_path)
+    assert read_history(tmp_path / "made").ids == {1: {digest(published)}}

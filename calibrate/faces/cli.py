@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -9,7 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from calibrate.errors import CalibrateError
-from calibrate.faces.options import parse_bytes, parse_seeds, parse_sizes
+from calibrate.faces import fits
+from calibrate.faces.options import check_figure, parse_bytes, parse_seeds, parse_sizes
 
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
@@ -25,7 +27,10 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.simplefilter("default", UserWarning)
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
         except CalibrateError as error:
             if ctx.params["debug"]:
                 raise
@@ -38,6 +43,12 @@ class _Commands(TyperGroup):
             _stop(f"{type(error).__name__}: {error}; this is a bug: see it with --debug", 1)
         except KeyboardInterrupt:
             _stop("interrupted; the same command carries on where it stopped", 130)
+
+
+def _show_warning(*warning: Any, **also: Any) -> None:
+    from calibrate.faces.console import show_warning
+
+    show_warning(*warning, **also)
 
 
 def _stop(message: str, exit_code: int) -> NoReturn:
@@ -55,6 +66,9 @@ app = typer.Typer(
     help="Calibrate adaptive-temperature softmax for your own attention head: "
     "collect the inputs that it misranks, fit a versioned coefficient file, load it at inference.",
 )
+
+
+app.add_typer(fits.app, name="fits")
 
 
 def main() -> None:
@@ -180,8 +194,7 @@ def fit(
 
     if objective not in ("beta", "theta"):
         raise typer.BadParameter(f"{objective!r} is no objective; use beta or theta")
-    if figure and (figure.suffix != ".png" or not figure.parent.is_dir()):
-        raise typer.BadParameter(f"{str(figure)!r} is no .png file in a folder that exists")
+    check_figure(figure)
     check_name(name)
     fitted, drawn = _fit(run, name, objective, store, figure)
     if as_json:
@@ -206,7 +219,7 @@ def train(
 
     Example: calibrate train --seeds 0-3 --steps 100000 --jobs 2
     """
-    from calibrate.faces.progress import stderr
+    from calibrate.faces.console import stderr
     from calibrate.heads.training import train_seeds
 
     stderr.print(f"training seeds {seeds} for {steps:,} steps each; the first takes a while")
@@ -226,7 +239,7 @@ def _say_training(progress: "Progress") -> None:
 
 
 def _load_head(reference: str) -> "Head":
-    from calibrate.faces.progress import stderr
+    from calibrate.faces.console import stderr
     from calibrate.heads import load_head
 
     stderr.print(f"loading head {reference}")
@@ -236,7 +249,8 @@ def _load_head(reference: str) -> "Head":
 def _collect(
     head: "Head", sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int
 ) -> "Collection":
-    from calibrate.faces.progress import Steps, stderr
+    from calibrate.faces.console import stderr
+    from calibrate.faces.progress import Steps
     from calibrate.pipeline import collect as pipeline
     from calibrate.pipeline.units import plan_units
 
@@ -263,8 +277,8 @@ def _collect(
 def _fit(
     folder: Path, name: str, objective: str, store: Path | None, figure: Path | None
 ) -> tuple["Fit", Path | None]:
+    from calibrate.faces.console import stderr
     from calibrate.faces.plots import save_fit_figure
-    from calibrate.faces.progress import stderr
     from calibrate.files.store import publish, writing_store
     from calibrate.pipeline.fit import fit_collection, same_fit
 

@@ -1,6 +1,7 @@
-"""Words of the command line, parsed: ranges of sizes and seeds, numbers of bytes."""
+"""Words of the command line, parsed: ranges of sizes and seeds, numbers of bytes, figures."""
 
 import re
+from pathlib import Path
 
 import typer
 
@@ -45,3 +46,9 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise typer.BadParameter(f"{text!r} is no number of bytes; write 1GB, 500MB or 2e8")
     return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
+
+
+def check_figure(path: Path | None) -> None:
+    """A figure is a .png file in a folder that exists."""
+    if path and (path.suffix != ".png" or not path.parent.is_dir()):
+        raise typer.BadParameter(f"{str(path)!r} is no .png file in a folder that exists")

@@ -9,24 +9,34 @@ import numpy as np
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.whole import write_whole
 from calibrate.maths.rule import beta_of_entropy
-from calibrate.pipeline.fit import Rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from calibrate.pipeline.fit import Rows
 
 # Okabe and Ito's palette: told apart by the colour-blind.
 OURS, PAPER, SHADE = "#D55E00", "#000000", "#56B4E9"
 
 
 def save_fit_figure(
-    path: Path, rows: Rows, coefficients: Coefficients, paper: Coefficients
+    path: Path, rows: "Rows", coefficients: Coefficients, paper: Coefficients
 ) -> None:
     """The paper's Figure 5 for this fit, as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     plot_fit(figure.add_subplot(), rows, coefficients, paper)
+    save_figure(path, figure)
+
+
+def save_beta_figure(path: Path, coefficients: Coefficients) -> None:
+    """beta over entropy, as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    plot_beta(figure.add_subplot(), coefficients)
     save_figure(path, figure)
 
 
@@ -37,7 +47,7 @@ def save_figure(path: Path, figure: "Figure") -> None:
     write_whole(path, buffer.getvalue())
 
 
-def plot_fit(ax: "Axes", rows: Rows, coefficients: Coefficients, paper: Coefficients) -> "Axes":
+def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coefficients) -> "Axes":
     """Optimal theta of every interior row against entropy, with the fitted curves."""
     used = rows.interior()
     lo, hi = coefficients.only.domain
@@ -70,4 +80,26 @@ def plot_fit(ax: "Axes", rows: Rows, coefficients: Coefficients, paper: Coeffici
         + (f"; {hidden:,} with $\\theta^*$ > {top:.2f} lie above" if hidden else ""),
     )  # fmt: skip
     ax.legend(loc="upper right", framealpha=0.9)
+    return ax
+
+
+def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
+    """beta of every entry against entropy, past both ends of the domain."""
+    entries, rule = coefficients.entries, coefficients.rule
+    H = np.linspace(0, 1.15 * max(entry.domain[1] for entry in entries), 1200)
+    for i, entry in enumerate(entries):
+        beta = beta_of_entropy(H, entry.coefficients, entry.domain, rule, np)
+        inside = (entry.domain[0] <= H) & (entry.domain[1] >= H)
+        label = None if i else ("beta" if len(entries) == 1 else f"beta, {len(entries)} heads")
+        ax.plot(H, beta, color=OURS, lw=1, alpha=0.6, label="outside the domain" if not i else None)
+        ax.plot(H[inside], beta[inside], color=OURS, lw=2.5, label=label)
+    ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
+    ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="gate: beta = 1 up to here")
+    ax.set(
+        xlim=(0, H[-1]),
+        xlabel="Shannon entropy H of softmax(z) (nats)",
+        ylabel=r"inverse temperature $\beta = 1/\theta$",
+        title=coefficients.reference,
+    )
+    ax.legend(framealpha=0.9)
     return ax

@@ -3,12 +3,11 @@
 import time
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-SECONDS_BETWEEN_LINES = 10.0
+from calibrate.faces.console import stderr
 
-stderr = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class Steps:

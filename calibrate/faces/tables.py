@@ -4,25 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from calibrate.faces.console import stdout
+from calibrate.faces.fit_views import load_line, polynomial
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import BAD, Collection
 from calibrate.pipeline.evaluate import Score
 from calibrate.pipeline.fit import Fit
-
-# No markup: names and paths are printed as they are.
-stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def polynomial(coefficients: tuple[float, ...]) -> str:
-    """p(H) written out, with six digits."""
-    terms = []
-    for power, value in zip((4, 3, 2, 1, 0), coefficients, strict=True):
-        factor = {0: "", 1: " H"}.get(power, f" H^{power}")
-        terms.append(f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}")
-    return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
 
 
 def print_collection(collection: Collection) -> None:
@@ -118,5 +107,5 @@ def score_records(scores: list[Score]) -> list[dict[str, Any]]:
 def print_load_line(coefficients: Coefficients) -> None:
     """The Python that uses the fit."""
     stdout.print("\nUse it in place of jax.nn.softmax:")
-    stdout.print(f'  fit = calibrate.load("{coefficients.path}")')
+    stdout.print(f"  fit = {load_line(coefficients)}")
     stdout.print("  probs = calibrate.adaptive_softmax(logits, fit)")

@@ -1,32 +1,53 @@
-"""The coefficient file, schema 0.1: strict reading, canonical writing.
+"""The coefficient file, schema 1: strict reading, canonical writing.
 
-JSON in UTF-8, at most 1 MiB. Key names are not promised before schema 1.0. `check` holds [H, p(H)]
-of the bare polynomial at five points of the domain, so that reversed, rescaled or rounded numbers
-are refused. `id` is the sha256 of the canonical JSON of rule, entries and source: it detects
-damage, it does not say who wrote the file.
+JSON in UTF-8, at most 1 MiB; every field is explained in fits/README.md, and the JSON Schema of
+each released version lies in `schemas`. `check` holds [H, p(H)] of the bare polynomial at five
+points of the domain, so that reversed, rescaled or rounded numbers are refused. `id` is the sha256
+of the canonical JSON of rule, entries and source: it detects damage, it does not say who wrote the
+file.
 """
 
 import hashlib
 import json
-import math
 import os
+import pathlib
 import re
-from collections.abc import Callable, Collection
-from pathlib import Path
-from typing import Any, NoReturn
-
-import numpy as np
+from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import N_COEFFICIENTS, Coefficients, Entry
-from calibrate.maths.rule import Rule, horner
+from calibrate.files.about import PROVENANCE, QUALITY, SOURCE
+from calibrate.files.check_pairs import verify
+from calibrate.files.coefficients import N_COEFFICIENTS, SCHEMA_VERSION, Coefficients, Entry
+from calibrate.files.strict_json import (
+    Path,
+    check_float,
+    check_floats,
+    check_free,
+    check_integer,
+    check_keys,
+    check_pattern,
+    check_shape,
+    check_word,
+    parse,
+    refuse,
+    refuse_state,
+    spell,
+)
+from calibrate.maths.rule import Rule
 
 FORMAT = "calibrate.fit"
-SCHEMA_VERSION = "0.1"
 MAX_BYTES = 1 << 20
-CHECK_TOLERANCE = 1e-9  # of the largest |p| among the check pairs
+MAX_VERSION = 999_999_999
+MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
+NAME_REMEDY = (
+    "use lower-case letters, digits, '.', '_' and '-', at most 64, the first a letter or digit"
+)
+
+_MINOR_VERSION = re.compile(r"1\.(0|[1-9][0-9]{0,8})")
+# Line breaks are layout: within JSON texts they are escaped.
+_NUMBERS = re.compile(r"\[\n([^\[\]{}\"]*)\n *\]")
 _RULE_WORDS = {
     "kind": "entropy-polynomial",
     "quantity": "beta",
@@ -34,54 +55,83 @@ _RULE_WORDS = {
     "entropy_unit": "nats",
 }
 _RULE_NUMBERS = ("min_entropy", "min_beta", "max_beta")
-_FREE_OBJECTS = ("quality", "source", "provenance")
+_RULE_KEYS = (*_RULE_WORDS, *_RULE_NUMBERS, "outside")
 _TOP_KEYS = (
-    "format", "schema_version", "name", "version", "id", "rule", "entries", *_FREE_OBJECTS,
+    "format", "schema_version", "name", "version", "id", "rule", "entries", "quality", "source",
+    "provenance",
 )  # fmt: skip
+_TOP_KEY_SET = frozenset(_TOP_KEYS)
 _ENTRY_KEYS = ("layer", "head", "coefficients", "domain", "check")
+
+_encode = json.JSONEncoder(
+    check_circular=False, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+).encode
 
 
 def dumps(coefficients: Coefficients) -> str:
-    """The text of the coefficient file; the same fit gives the same text."""
-    digested = {
-        "rule": _RULE_WORDS | coefficients.rule._asdict(),
+    """The text of the coefficient file; the same fit gives the same text.
+
+    Raises:
+      CoefficientsError: quality, source, provenance or extra hold what JSON has no word for.
+    """
+    digested = _digested(coefficients)
+    try:
+        document = {
+            "format": FORMAT,
+            "schema_version": coefficients.schema_version,
+            "name": coefficients.name,
+            "version": coefficients.version,
+            "id": _digest(digested),
+            "rule": digested["rule"],
+            "entries": digested["entries"],
+            "quality": dict(coefficients.quality),
+            "source": digested["source"],
+            "provenance": dict(coefficients.provenance),
+            **coefficients.extra,
+        }
+        return layout(document)
+    except (TypeError, ValueError, RecursionError) as failure:
+        raise CoefficientsError(
+            f"{coefficients.reference} cannot be written as JSON ({failure}); "
+            "give texts, finite numbers, lists and dicts of them"
+        ) from failure
+
+
+def layout(document: dict[str, Any]) -> str:
+    """The text of a document: an indent of 1, lists of numbers on one line."""
+    text = json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+
+
+def digest(coefficients: Coefficients) -> str:
+    """The fit's `id`: sha256 of the canonical JSON of rule, entries and source."""
+    return _digest(_digested(coefficients))
+
+
+def _digested(coefficients: Coefficients) -> dict[str, Any]:
+    numbers = {key: float(getattr(coefficients.rule, key)) for key in _RULE_NUMBERS}
+    return {
+        "rule": _RULE_WORDS | numbers | {"outside": coefficients.rule.outside},
         "entries": [_entry_document(entry) for entry in coefficients.entries],
         "source": dict(coefficients.source),
     }
-    document = {
-        "format": FORMAT,
-        "schema_version": SCHEMA_VERSION,
-        "name": coefficients.name,
-        "version": coefficients.version,
-        "id": _digest(digested),
-        "rule": digested["rule"],
-        "entries": digested["entries"],
-        "quality": dict(coefficients.quality),
-        "source": digested["source"],
-        "provenance": dict(coefficients.provenance),
-    }
-    return json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def _entry_document(entry: Entry) -> dict[str, Any]:
-    points = np.linspace(*entry.domain, N_COEFFICIENTS).tolist()
     return {
         "layer": entry.layer,
         "head": entry.head,
-        "coefficients": list(entry.coefficients),
-        "domain": list(entry.domain),
-        "check": [[H, horner(H, entry.coefficients)] for H in points],
+        "coefficients": list(map(float, entry.coefficients)),
+        "domain": list(map(float, entry.domain)),
+        "check": [list(pair) for pair in entry.check],
     }
 
 
 def _digest(digested: dict[str, Any]) -> str:
-    text = json.dumps(
-        digested, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(_encode(digested).encode()).hexdigest()
 
 
-def read(path: Path) -> Coefficients:
+def read(path: pathlib.Path) -> Coefficients:
     """Reads and verifies a coefficient file.
 
     Raises:
@@ -98,157 +148,107 @@ def read(path: Path) -> Coefficients:
         reason = getattr(failure, "strerror", None) or failure
         raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
     try:
-        if size > MAX_BYTES or len(data) > MAX_BYTES:
-            _refuse("$", f"more than {MAX_BYTES} bytes", "a coefficient file is at most 1 MiB")
-        return _coefficients(_parse(data), path)
+        if size > MAX_BYTES:
+            refuse_state((), f"of {size:,} bytes", "a coefficient file is at most 1 MiB")
+        return loads(data, path)
     except CoefficientsError as refusal:
         raise CoefficientsError(f"{path}: {refusal}") from None
 
 
-def _refuse(where: str, value: Any, remedy: str) -> NoReturn:
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    shortened = text if len(text) <= 80 else text[:77] + "..."
-    raise CoefficientsError(f"{where} is {shortened}; {remedy}")
+def loads(data: bytes, path: pathlib.Path | None = None) -> Coefficients:
+    """Verifies the bytes of a coefficient file, which lie at `path`.
 
-
-def _parse(data: bytes) -> Any:
-    """Strict JSON: UTF-8, no duplicate keys, no NaN, no number beyond float64."""
-    try:
-        return json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=lambda word: _refuse("$", word, "write finite numbers only"),
-            parse_float=_finite_float,
-        )
-    except UnicodeDecodeError as failure:
-        _refuse("$", f"not UTF-8 at byte {failure.start}", "save the file as UTF-8")
-    except RecursionError:
-        _refuse("$", "nested too deeply", "restore the file from where it was published")
-    except ValueError as failure:
-        _refuse("$", f"not JSON ({failure})", "restore the file from where it was published")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        _refuse("$", f"an object with two keys {twice!r}", "keep one of them")
-    return mapping
-
-
-def _finite_float(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse("$", text, "write numbers within float64")
-
-
-def _coefficients(document: Any, path: Path) -> Coefficients:
-    _keys(document, "$", _TOP_KEYS)
-    _word(document["format"], "format", (FORMAT,))
-    _word(document["schema_version"], "schema_version", (SCHEMA_VERSION,))
-    name, version = document["name"], document["version"]
-    if not (isinstance(name, str) and NAME_PATTERN.fullmatch(name)):
-        _refuse("name", name, "use lower-case letters, digits, '.', '_' and '-', at most 64")
-    _integer(version, "version", minimum=1)
-    for key in _FREE_OBJECTS:
-        if not isinstance(document[key], dict):
-            _refuse(key, document[key], "give an object")
+    Raises:
+      CoefficientsError: they break the format; says where, what and how to mend it.
+    """
+    if len(data) > MAX_BYTES:
+        refuse_state((), f"of {len(data):,} bytes", "a coefficient file is at most 1 MiB")
+    document = parse(data)
+    extra = _check_top(document)
+    source, quality, provenance = document["source"], document["quality"], document["provenance"]
+    newer = document["schema_version"] != SCHEMA_VERSION
+    check_shape(source, ("source",), SOURCE)
+    check_shape(quality, ("quality",), QUALITY, newer)
+    check_shape(provenance, ("provenance",), PROVENANCE, newer)
     coefficients = Coefficients(
         rule=_rule(document["rule"]),
-        entries=_list(document["entries"], "entries", _entry),
-        name=name,
-        version=version,
-        quality=document["quality"],
-        source=document["source"],
-        provenance=document["provenance"],
+        entries=_entries(document["entries"]),
+        name=document["name"],
+        version=document["version"],
+        quality=quality,
+        source=source,
+        provenance=provenance,
         path=path,
+        extra=extra,
+        schema_version=document["schema_version"],
     )
-    expected = _digest({key: document[key] for key in ("rule", "entries", "source")})
+    digested = {"rule": document["rule"], "entries": document["entries"], "source": source}
+    expected = _digest(digested)
     if document["id"] != expected:
-        _refuse("id", document["id"], f"rule, entries and source give {expected}; they changed "
-                "since the fit was published: restore the file")  # fmt: skip
+        refuse(("id",), document["id"], f"rule, entries and source give {expected}; they changed "
+               "since the fit was published: restore the file")  # fmt: skip
     return coefficients
 
 
-def _rule(value: Any) -> Rule:
-    _keys(value, "rule", (*_RULE_WORDS, *_RULE_NUMBERS, "outside"))
-    for key, word in _RULE_WORDS.items():
-        _word(value[key], f"rule.{key}", (word,))
-    _word(value["outside"], "rule.outside", ("clamp", "identity"))
-    numbers = {key: _number(value[key], f"rule.{key}") for key in _RULE_NUMBERS}
-    return Rule(**numbers, outside=value["outside"])
-
-
-def _entry(value: Any, where: str) -> Entry:
-    _keys(value, where, _ENTRY_KEYS)
-    for key in ("layer", "head"):
-        if value[key] is not None:
-            _integer(value[key], f"{where}.{key}", minimum=0)
-    powers = _list(value["coefficients"], f"{where}.coefficients", _number, N_COEFFICIENTS)
-    domain = _list(value["domain"], f"{where}.domain", _number, 2)
-    try:
-        entry = Entry(powers, (domain[0], domain[1]), value["layer"], value["head"])
-    except CoefficientsError as refusal:
-        raise CoefficientsError(f"{where}: {refusal}") from None
-    _verify_check(value["check"], f"{where}.check", entry)
-    return entry
-
-
-def _verify_check(value: Any, where: str, entry: Entry) -> None:
-    """Five distinct points of the domain determine a quartic: the polynomial must meet them."""
-    pairs = _list(
-        value, where, lambda pair, at: _list(pair, at, _number, 2), N_COEFFICIENTS
+def _check_top(document: Any) -> dict[str, Any]:
+    """The top level but for its objects; returns the fields that are not interpreted."""
+    check_keys(document, (), ("format", "schema_version"), optional=document)
+    check_word(document["format"], ("format",), (FORMAT,))
+    version = document["schema_version"]
+    check_pattern(
+        version, ("schema_version",), _MINOR_VERSION,
+        "this calibrate reads 1.x: upgrade it if the file is newer, fit again if it is 0.x",
     )  # fmt: skip
-    points = [H for H, _ in pairs]
-    lo, hi = entry.domain
-    if len(set(points)) < N_COEFFICIENTS or min(points) < lo or max(points) > hi:
-        _refuse(where, points, "give five distinct entropies of the domain")
-    tolerance = CHECK_TOLERANCE * max(abs(p) for _, p in pairs)
-    for i, (H, expected) in enumerate(pairs):
-        actual = horner(H, entry.coefficients)
-        if not abs(actual - expected) <= tolerance:
-            _refuse(
-                f"{where}[{i}]", [H, expected],
-                f"the coefficients give p({H:.6g}) = {actual!r}: they were reversed, rounded or "
-                "changed since the fit; restore them",
-            )  # fmt: skip
+    extra = {}
+    if document.keys() != _TOP_KEY_SET:
+        extra = {
+            key: value for key, value in document.items()
+            if key not in _TOP_KEY_SET and (key.startswith("x-") or version != SCHEMA_VERSION)
+        }  # fmt: skip
+        check_keys(document, (), _TOP_KEYS, extra)
+        for key, value in extra.items():
+            check_free(value, (key,))
+    check_pattern(document["name"], ("name",), NAME_PATTERN, NAME_REMEDY)
+    check_integer(document["version"], ("version",), 1, MAX_VERSION)
+    return extra
 
 
-def _keys(value: Any, where: str, expected: Collection[str]) -> None:
-    if not isinstance(value, dict):
-        _refuse(where, value, "give an object")
-    for key in expected:
-        if key not in value:
-            _refuse(f"{where}.{key}".removeprefix("$."), "absent", "this field is required")
-    for key in value:
-        if key not in expected and not (where == "$" and key.startswith("x-")):
-            _refuse(f"{where}.{key}".removeprefix("$."), "not a known field",
-                    "remove it, or upgrade calibrate if the file is newer")  # fmt: skip
+def _rule(value: Any) -> Rule:
+    check_keys(value, ("rule",), _RULE_KEYS)
+    for key, word in _RULE_WORDS.items():
+        if value[key] != word:
+            check_word(value[key], ("rule", key), (word,))
+    check_word(value["outside"], ("rule", "outside"), ("clamp", "identity"))
+    for key in _RULE_NUMBERS:
+        check_float(value[key], ("rule", key))
+    return Rule(value["min_entropy"], value["min_beta"], value["max_beta"], value["outside"])
 
 
-def _list(
-    value: Any, where: str, item: Callable[[Any, str], Any], length: int | None = None
-) -> tuple[Any, ...]:
-    if not isinstance(value, list) or (length is not None and len(value) != length):
-        _refuse(where, value, f"give a list of {length}" if length else "give a list")
-    return tuple(item(element, f"{where}[{i}]") for i, element in enumerate(value))
+def _entries(value: Any) -> tuple[Entry, ...]:
+    if type(value) is not list:
+        refuse(("entries",), value, "give a list")
+    return tuple([_entry(entry, ("entries", i)) for i, entry in enumerate(value)])
 
 
-def _word(value: Any, where: str, words: tuple[str, ...]) -> None:
-    if value not in words:
-        _refuse(where, value, "expected " + " or ".join(map(repr, words)))
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(where, value, "give a number")
+def _entry(value: Any, where: Path) -> Entry:
+    check_keys(value, where, _ENTRY_KEYS)
+    layer, head, domain = value["layer"], value["head"], value["domain"]
+    if layer is not None:
+        check_integer(layer, (*where, "layer"), 0, MAX_INDEX)
+    if head is not None:
+        check_integer(head, (*where, "head"), 0, MAX_INDEX)
+    check_floats(value["coefficients"], (*where, "coefficients"), N_COEFFICIENTS)
+    check_floats(domain, (*where, "domain"), 2)
+    pairs = value["check"]
+    if type(pairs) is not list or len(pairs) != N_COEFFICIENTS:
+        refuse((*where, "check"), pairs, f"give a list of {N_COEFFICIENTS} pairs [H, p(H)]")
+    for i, pair in enumerate(pairs):
+        check_floats(pair, (*where, "check", i), 2)
     try:
-        return float(value)
-    except OverflowError:
-        _refuse(where, "an integer beyond float64", "give a finite number")
-
-
-def _integer(value: Any, where: str, minimum: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        _refuse(where, value, f"give an integer >= {minimum}")
-    return value
+        entry = Entry(
+            tuple(value["coefficients"]), tuple(domain), layer, head, tuple(map(tuple, pairs))
+        )
+    except CoefficientsError as refusal:
+        raise CoefficientsError(f"{spell(where)}.{refusal}") from None
+    verify(entry, where)
+    return entry

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import Rule, horner
 
 N_COEFFICIENTS = 5
+SCHEMA_VERSION = "1.0"
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,33 @@ class Entry:
     domain: tuple[float, float]  # [lo, hi]: the entropies that it was fitted on, nats
     layer: int | None = None
     head: int | None = None
+    # [H, p(H)] at five points of the domain, which determine the polynomial; made if not given.
+    check: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
 
-    def __post_init__(self):
-        finite = all(map(math.isfinite, self.coefficients))
-        if len(self.coefficients) != N_COEFFICIENTS or not finite:
+    def __post_init__(self) -> None:
+        powers, (lo, hi) = self.coefficients, self.domain
+        if len(powers) != N_COEFFICIENTS or not all(map(math.isfinite, powers)):
             raise CoefficientsError(
-                f"coefficients are {self.coefficients!r}; give {N_COEFFICIENTS} finite numbers, "
+                f"coefficients are {powers!r}; give {N_COEFFICIENTS} finite numbers, "
                 "highest power first"
             )
-        lo, hi = self.domain
         if not 0 <= lo < hi < math.inf:
-            raise CoefficientsError(f"domain is {self.domain!r}; give 0 <= lo < hi, in nats")
+            raise CoefficientsError(f"domain is [{lo!r}, {hi!r}]; give 0 <= lo < hi, in nats")
+        if not self.check:
+            object.__setattr__(self, "check", self._make_check())
+
+    def _make_check(self) -> tuple[tuple[float, float], ...]:
+        lo, hi = self.domain
+        quarters = [lo + (hi - lo) * i / (N_COEFFICIENTS - 1) for i in range(N_COEFFICIENTS - 1)]
+        check = tuple((float(H), float(horner(H, self.coefficients))) for H in (*quarters, hi))
+        if len({H for H, _ in check}) < N_COEFFICIENTS:
+            raise CoefficientsError(f"domain is [{lo!r}, {hi!r}]; it is too narrow for a fit")
+        if not all(math.isfinite(p) for _, p in check):
+            raise CoefficientsError(
+                f"coefficients are {self.coefficients!r}; their polynomial is beyond float64 "
+                f"on the domain [{lo!r}, {hi!r}]"
+            )
+        return check
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,9 @@ class Coefficients:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     path: Path | None = field(default=None, compare=False)
+    # Of the file: fields that this version does not know, and the minor version that may have them.
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
 
     def __post_init__(self):
         rule = self.rule
@@ -64,13 +84,17 @@ class Coefficients:
                 f"min_beta is {rule.min_beta!r} and max_beta {rule.max_beta!r}; "
                 "give 0 < min_beta <= max_beta"
             )
-        if not self.entries:
-            raise CoefficientsError("entries are empty; give one at least")
+        _refuse_overlap(self.entries)
 
     @property
     def reference(self) -> str:
         """The pinned reference, NAME@VERSION."""
         return f"{self.name}@{self.version}"
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the head that it was fitted to; None if it names none."""
+        return self.source.get("fingerprint")
 
     @property
     def only(self) -> Entry:
@@ -86,6 +110,25 @@ class Coefficients:
                 "apply; use a fit for all heads"
             )
         return entry
+
+
+def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
+    """No head may have two polynomials; None stands for every layer, or every head."""
+    if not entries:
+        raise CoefficientsError("entries are empty; give one at least")
+    if len(entries) == 1:
+        return
+    layers: dict[int | None, set[int | None]] = {}
+    for i, entry in enumerate(entries):
+        heads = layers.setdefault(entry.layer, set())
+        all_layers = None in layers and len(layers) > 1
+        all_heads = heads and (entry.head is None or None in heads)
+        if entry.head in heads or all_layers or all_heads:
+            raise CoefficientsError(
+                f"entries[{i}] is for layer {entry.layer}, head {entry.head}, which another entry "
+                "covers too (None means all); keep one of them"
+            )
+        heads.add(entry.head)
 
 
 def identity() -> Coefficients:

@@ -69,7 +69,7 @@ def shard_path(folder: Path, size: int, unit: int) -> Path:
 def write_shard(folder: Path, size: int, unit: int, shard: Shard) -> Receipt:
     """Publishes a shard, whole or not at all."""
     path = shard_path(folder, size, unit)
-    remove_leftovers(path)
+    remove_leftovers(path.parent, path.name)
     data = write_arrays(path, vars(shard))
     return _receipt(size, unit, shard, data)
 
@@ -219,7 +219,7 @@ def write_manifest(
             for receipt in receipts
         ]
     text = json.dumps(manifest, indent=1, ensure_ascii=True) + "\n"
-    remove_leftovers(folder / MANIFEST)
+    remove_leftovers(folder, MANIFEST)
     write_whole(folder / MANIFEST, text.encode())
 
 

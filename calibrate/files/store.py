@@ -1,23 +1,101 @@
-"""The fits store: references resolved, new versions published.
+"""The fits store: references resolved, versions published, aliased and yanked.
 
-A store is a folder of NAME/VERSION.json. Reading looks through the stores in order: the one given,
-$CALIBRATE_FITS, ./fits, and the fits published with the package; the first that holds the name
-decides. Versions are integers, immutable and never overwritten.
+A store is a folder of NAME/VERSION.json, with the log of each name beside its versions
+(`history.py`). Reading looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits,
+and the fits published with the package; the first that holds the name decides. Versions are
+integers, immutable, and never given out twice, even if the file was deleted.
 """
 
 import os
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficient_file import NAME_PATTERN, dumps, read
+from calibrate.files.coefficient_file import NAME_PATTERN, NAME_REMEDY, digest, dumps, loads, read
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.whole import write_whole
+from calibrate.files.history import ALIAS_PATTERN, History, append_event, read_history
+from calibrate.files.whole import locked, remove_leftovers, write_whole
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 _VERSION_FILE = re.compile(rf"({_VERSION.pattern})\.json")
+
+
+class Held(NamedTuple):
+    """A name in the store that holds it."""
+
+    folder: Path  # STORE/NAME
+    versions: list[int]  # those present, lowest first
+    history: History
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def default(self) -> int | None:
+        """The version that the bare name stands for: the highest not yanked."""
+        usable = [number for number in self.versions if number not in self.history.yanked]
+        return usable[-1] if usable else None
+
+    def path(self, version: int) -> Path:
+        """Where a version is."""
+        return self.folder / f"{version}.json"
+
+    def resolve(self, which: str) -> int:
+        """The version present that "3", an alias, or "" for the bare name stands for."""
+        if _VERSION.fullmatch(which):
+            version = int(which)
+        elif which:
+            version = self._follow(which)
+        elif self.default is None:
+            raise CoefficientsError(
+                f"every version of {self.name!r} in {self.folder} was yanked; pin one, such as "
+                f"{self.name}@{self.versions[-1]}, or publish another"
+            )
+        else:
+            return self.default
+        if version not in self.versions:
+            present = ", ".join(map(str, self.versions[-8:]))
+            raise CoefficientsError(
+                f"'{self.name}@{which}' does not exist in {self.folder}; it has versions "
+                f"{'..., ' if len(self.versions) > 8 else ''}{present}"
+            )
+        return version
+
+    def _follow(self, alias: str) -> int:
+        version = self.history.aliases.get(alias)
+        if version is None:
+            known = ", ".join(sorted(self.history.aliases)) or "none"
+            raise CoefficientsError(
+                f"{self.name!r} in {self.folder} has no alias {alias!r} (it has {known}); "
+                f"`calibrate fits alias {self.name}@VERSION {alias}` makes it"
+            )
+        if version in self.history.yanked:
+            raise CoefficientsError(
+                f"{self.name}@{alias} leads to {self.name}@{version}, which was yanked; "
+                "move the alias, or load the version by its number"
+            )
+        return version
+
+    def read(self, version: int) -> Coefficients:
+        """A version that is present; it must be the one published under that number."""
+        coefficients = read(self.path(version))
+        if (coefficients.name, coefficients.version) != (self.name, version):
+            raise CoefficientsError(
+                f"{coefficients.path} says that it is {coefficients.reference}; "
+                "files of a store keep their place, restore it"
+            )
+        published = self.history.ids.get(version)
+        if published and digest(coefficients) not in published:
+            raise CoefficientsError(
+                f"{coefficients.path}: id is not {' or '.join(sorted(published))}, with which it "
+                "was published; versions never change: restore it, and publish yours as another"
+            )
+        return coefficients
 
 
 def published_store() -> Path:
@@ -27,10 +105,16 @@ def published_store() -> Path:
     return inside if inside.is_dir() else package.parent / "fits"
 
 
+def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path]]:
+    """The folders that a reference is looked up in, first to last, and how each was chosen."""
+    chosen = [("--store", store), ("$CALIBRATE_FITS", os.environ.get("CALIBRATE_FITS"))]
+    found = [(origin, Path(folder)) for origin, folder in chosen if folder]
+    return [*found, ("./fits", Path("fits")), ("package", published_store())]
+
+
 def stores(store: str | os.PathLike[str] | None = None) -> list[Path]:
     """The folders that a reference is looked up in, first to last."""
-    chosen = [store, os.environ.get("CALIBRATE_FITS"), "fits"]
-    return [Path(folder) for folder in chosen if folder] + [published_store()]
+    return [folder for _, folder in origins(store)]
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
@@ -38,39 +122,86 @@ def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
     return stores(store)[0]
 
 
-def load(reference: str | os.PathLike[str], store=None) -> Coefficients:
+def load(
+    reference: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
+    fingerprint: str | None = None,
+) -> Coefficients:
     """Loads a fit.
 
     Args:
-      reference: "name" (its highest version), "name@3", or the path of a coefficient file.
+      reference: "name" (its highest version that is not yanked), "name@3", "name@alias", or the
+        path of a coefficient file.
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
+      fingerprint: of the head that the fit is meant for.
     Returns:
       Coefficients, whose `.path` is the file that was read.
     Raises:
-      CoefficientsError: nothing has that reference, or the file is damaged. There is no fallback.
+      CoefficientsError: nothing has that reference, the file is damaged, or the fit is for another
+        head than `fingerprint`. There is no fallback.
+    Warns:
+      UserWarning: a yanked version that was asked for by its number.
     """
-    if not isinstance(reference, str) or "/" in reference or reference.endswith(".json"):
-        return read(Path(reference))
-    name, at, version = reference.partition("@")
-    if not NAME_PATTERN.fullmatch(name) or (at and not _VERSION.fullmatch(version)):
+    if is_path(reference):
+        coefficients = read(Path(reference))
+    else:
+        held, version = find(str(reference), store)
+        coefficients = held.read(version)
+        if version in held.history.yanked:
+            warnings.warn(
+                f"{coefficients.reference} was yanked; load {coefficients.name!r} for the newest "
+                "version that was not",
+                stacklevel=2,
+            )
+    if fingerprint is not None and coefficients.fingerprint != fingerprint:
+        raise CoefficientsError(_for_another_head(coefficients, fingerprint))
+    return coefficients
+
+
+def _for_another_head(coefficients: Coefficients, fingerprint: str) -> str:
+    theirs = coefficients.fingerprint
+    made_for = f"made for head {coefficients.source.get('head')!r} ({theirs})"
+    return (
+        f"{coefficients.reference} is {made_for if theirs else 'made for no head in particular'}, "
+        f"not for {fingerprint}; calibrate this head, or leave `fingerprint` out if you mean it"
+    )
+
+
+def is_path(reference: str | os.PathLike[str]) -> bool:
+    """Whether a reference is the path of a file, not a name."""
+    return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
+
+
+def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[Held, int]:
+    """The name and version that "name", "name@3" or "name@alias" stands for.
+
+    Raises:
+      CoefficientsError: no store has it, or the alias or bare name leads to a yanked version.
+    """
+    name, at, which = reference.partition("@")
+    known = _VERSION.fullmatch(which) or ALIAS_PATTERN.fullmatch(which)
+    if not NAME_PATTERN.fullmatch(name) or (at and not known):
         raise CoefficientsError(
-            f"{reference!r} is no reference; use NAME, NAME@VERSION or a path to a .json file"
+            f"{reference!r} is no reference; use NAME, NAME@VERSION, NAME@ALIAS or a path to a "
+            ".json file"
         )
+    held = find_name(name, store)
+    return held, held.resolve(which)
+
+
+def find_name(name: str, store: str | os.PathLike[str] | None = None) -> Held:
+    """A name in the first store that holds it."""
     searched = stores(store)
     for folder in searched:
-        present = versions(folder, name)
-        if present:
-            break
-    else:
-        places = ", ".join(str(place) for place in searched)
-        raise CoefficientsError(f"no fit is named {name!r} in {places}; `calibrate fit` makes one")
-    number = int(version) if version else present[-1]
-    if number not in present:
-        raise CoefficientsError(
-            f"{reference!r} does not exist in {folder / name}; it has versions "
-            + ", ".join(map(str, present))
-        )
-    return _read_version(folder / name, number)
+        if versions(folder, name):
+            return hold(folder, name)
+    places = ", ".join(str(place) for place in searched)
+    raise CoefficientsError(f"no fit is named {name!r} in {places}; `calibrate fit` makes one")
+
+
+def hold(store: Path, name: str) -> Held:
+    """A name as one store has it, with its history."""
+    return Held(store / name, versions(store, name), read_history(store / name))
 
 
 def versions(store: Path, name: str) -> list[int]:
@@ -84,12 +215,22 @@ def versions(store: Path, name: str) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
+def names(store: Path) -> list[str]:
+    """The names that one store holds."""
+    try:
+        found = os.listdir(store)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as failure:
+        raise CoefficientsError(f"cannot read {store}: {failure.strerror}") from failure
+    return sorted(n for n in found if NAME_PATTERN.fullmatch(n) and versions(store, n))
+
+
 def check_name(name: str) -> None:
     """Raises CoefficientsError unless a store can hold a fit of that name."""
     if not NAME_PATTERN.fullmatch(name) or name.endswith(".json"):
         raise CoefficientsError(
-            f"{name!r} is no name for a fit; use lower-case letters, digits, '.', '_' and '-', "
-            "at most 64, the first a letter or digit, and no .json at the end"
+            f"{name!r} is no name for a fit; {NAME_REMEDY}, and no .json at the end"
         )
 
 
@@ -100,37 +241,90 @@ def publish(
 ) -> tuple[Coefficients, bool]:
     """Writes a fit as the next version of its name.
 
+    The log takes note of the version before the file appears, so that no crash can make a number
+    be given out twice; a crash in between leaves a number without a file.
+
     Args:
       unchanged: (newest, new) -> whether the new fit says nothing that the newest does not.
     Returns:
       (the fit with its version and path, whether a file was written); the newest version as it
       stands if it is `unchanged`.
     Raises:
-      CoefficientsError: a name that the store cannot hold, or a disk that cannot be written.
+      CoefficientsError: a name that the store cannot hold, a fit that could not be loaded again,
+        or a disk that cannot be written.
     """
-    name = coefficients.name
-    check_name(name)
+    check_name(coefficients.name)
     while True:
-        present = versions(store, name)
-        if present:
-            newest = _read_version(store / name, present[-1])
-            if unchanged(newest, coefficients):
-                return newest, False
-        number = present[-1] + 1 if present else 1
-        path = store / name / f"{number}.json"
-        numbered = replace(coefficients, version=number, path=path)
         try:
-            write_whole(path, dumps(numbered).encode(), CoefficientsError, exclusive=True)
+            with locked(store, CoefficientsError):
+                return _publish(coefficients, store, unchanged)
         except FileExistsError:
-            continue  # another writer took the number
-        return numbered, True
+            continue  # without locks, another writer took the number
 
 
-def _read_version(folder: Path, number: int) -> Coefficients:
-    coefficients = read(folder / f"{number}.json")
-    if (coefficients.name, coefficients.version) != (folder.name, number):
+def _publish(
+    coefficients: Coefficients,
+    store: Path,
+    unchanged: Callable[[Coefficients, Coefficients], bool],
+) -> tuple[Coefficients, bool]:
+    held = hold(store, coefficients.name)
+    if held.versions:
+        newest = held.read(held.versions[-1])
+        if unchanged(newest, coefficients):
+            return newest, False
+    number = max([0, *held.versions, *held.history.ids]) + 1
+    path = held.path(number)
+    numbered = replace(coefficients, version=number, path=path)
+    data = dumps(numbered).encode()
+    numbered = loads(data, path)  # what cannot be loaded is not published
+    remove_leftovers(held.folder, "*.json*")
+    append_event(held.folder, "publish", number, id=digest(numbered))
+    write_whole(path, data, CoefficientsError, exclusive=True)
+    return numbered, True
+
+
+def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> Held:
+    """Makes NAME@alias lead to the version that "name@version" names, and logs it.
+
+    Raises:
+      CoefficientsError: no alias, no such version, a yanked one, or a store that cannot be written.
+    """
+    if not ALIAS_PATTERN.fullmatch(name):
         raise CoefficientsError(
-            f"{coefficients.path} says that it is {coefficients.reference}; "
-            "files of a store keep their place, restore it"
+            f"{name!r} is no alias; {NAME_REMEDY.replace('letter or digit', 'letter')}"
         )
-    return coefficients
+    held, version = _pinned(reference, store)
+    if version in held.history.yanked:
+        raise CoefficientsError(f"{reference} was yanked; an alias must lead to a usable version")
+    return _log(held, "alias", version, alias=name)
+
+
+def yank(reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False) -> Held:
+    """Takes "name@version" out of what a bare name stands for, or puts it back, and logs it.
+
+    Raises:
+      CoefficientsError: no such version, or a store that cannot be written.
+    """
+    held, version = _pinned(reference, store)
+    if (version in held.history.yanked) != undo:
+        return held
+    return _log(held, "unyank" if undo else "yank", version)
+
+
+def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Held, int]:
+    name, _, version = reference.partition("@")
+    if not NAME_PATTERN.fullmatch(name) or not _VERSION.fullmatch(version):
+        raise CoefficientsError(f"{reference!r} is no pinned version; use NAME@VERSION")
+    held, number = find(reference, store)
+    if held.folder.parent not in stores(store)[:-1]:
+        raise CoefficientsError(
+            f"{reference} came with the package, in {held.folder.parent}, which stays as it is; "
+            "copy its folder into a store of yours, or give that store"
+        )
+    return held, number
+
+
+def _log(held: Held, event: str, version: int, **fields: str) -> Held:
+    with locked(held.folder.parent, CoefficientsError):
+        append_event(held.folder, event, version, **fields)
+    return hold(held.folder.parent, held.folder.name)

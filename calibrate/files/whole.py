@@ -1,12 +1,22 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and folders that one process writes at a time."""
 
 import contextlib
-import glob
+import errno
+import fnmatch
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from calibrate.errors import CalibrateError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
 def write_whole(
@@ -21,54 +31,113 @@ def write_whole(
       path: where the file shall appear; its folder is made if it is absent.
       data: what it shall hold.
       error: the exception that a failing disk is reported as.
-      exclusive: publish only if nothing has that name yet.
+      exclusive: publish only if nothing has that name yet. Where the disk knows no hard links,
+        that takes a `locked` folder to be certain.
     Raises:
       FileExistsError: `exclusive`, and the name is taken.
-      error: the folder cannot be made or written; nothing is left behind.
+      error: the folder cannot be made or written. Nothing is left behind, unless what failed was
+        the last step, making the name survive a power cut: then the whole file stays.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise _unwritable(path, failure, error) from failure
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        make_folder(path.parent)
+        _write_new(temporary, data)
         if exclusive:
-            os.link(temporary, path)
+            _link(temporary, path)
         else:
             os.replace(temporary, path)
-        _sync_folder(path.parent)
+        _sync(path.parent)
     except OSError as failure:
         if exclusive and isinstance(failure, FileExistsError):
             raise
-        raise _unwritable(path, failure, error) from failure
+        raise unwritable(path, failure, error) from failure
     finally:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)
 
 
-def _unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> CalibrateError:
+@contextlib.contextmanager
+def locked(folder: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[None]:
+    """Waits until no other process holds the folder, which is made if it is absent.
+
+    The lock ends with the process, however it ends. Where the system has no locks (Windows, some
+    network disks) nobody waits; exclusive names still keep two writers apart.
+
+    Raises:
+      error: the folder cannot be made or written.
+    """
+    path = folder / ".lock"
+    try:
+        make_folder(folder)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as failure:
+        raise unwritable(path, failure, error) from failure
+    try:
+        try:
+            if fcntl:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as failure:
+            if failure.errno not in _NO_LOCKS:
+                raise unwritable(path, failure, error) from failure
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and its parents so that each survives a power cut."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+    _sync(folder.parent)
+
+
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Removes what killed processes left of their attempts to write such files in a folder.
+
+    Only where nobody else writes them meanwhile: another's attempt under way would be lost.
+    """
+    with contextlib.suppress(OSError):
+        for leftover in fnmatch.filter(os.listdir(folder), f".{pattern}.*.tmp"):
+            os.unlink(folder / leftover)
+
+
+def unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> CalibrateError:
+    """The error of a disk that does not take a file."""
     return error(
         f"cannot write {path}: {failure.strerror or failure}; "
         "free some space or choose a folder that you may write to"
     )
 
 
-def remove_leftovers(path: Path) -> None:
-    """Removes what a killed process left of its attempts to write `path`.
+def _write_new(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
-    Only for names that one process writes: another's attempt under way would be lost.
-    """
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(OSError):
-            leftover.unlink()
+
+def _link(temporary: Path, path: Path) -> None:
+    """Gives a file its name unless something has it."""
+    try:
+        os.link(temporary, path)
+    except OSError as failure:
+        if failure.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(temporary, path)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name itself survive a power cut."""
+def _sync(folder: Path) -> None:
+    """Makes new names in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

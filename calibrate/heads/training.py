@@ -126,8 +126,8 @@ def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None
     """Trains one head in this process, from its checkpoint if there is one."""
     final = weights_path(folder, seed)
     checkpoint = final.with_suffix(".checkpoint.npz")
-    remove_leftovers(final)
-    remove_leftovers(checkpoint)
+    for path in (final, checkpoint):
+        remove_leftovers(path.parent, path.name)
     done = _steps_done(final)
     if done == steps:
         return

@@ -1,6 +1,7 @@
 """Evaluate: a head's accuracy under several softmax rules, on sets that no fit has seen."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -54,7 +55,10 @@ def evaluate(
       report: called after each size.
     Returns:
       One Score per size.
+    Warns:
+      UserWarning: a fit that was made for another head.
     """
+    _warn_of_other_heads(head, rules.values())
     scores = []
     for size in sorted(set(sizes)):
         correct = {name: np.empty(sets, bool) for name in rules}
@@ -66,6 +70,16 @@ def evaluate(
         scores.append(Score(size, correct))
         report(scores[-1])
     return scores
+
+
+def _warn_of_other_heads(head: Head, fits: Iterable[Coefficients | None]) -> None:
+    for fit in fits:
+        if fit and fit.fingerprint not in (None, head.fingerprint):
+            warnings.warn(
+                f"{fit.reference} was made for head {fit.source.get('head')!r} "
+                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
+                stacklevel=3,
+            )
 
 
 def _correct(head: Head, attended: Any, fit: Coefficients | None) -> np.ndarray:

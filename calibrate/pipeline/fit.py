@@ -207,12 +207,12 @@ def _source(collection: Collection, objective: str) -> dict[str, Any]:
     }
 
 
-def _provenance() -> dict[str, str]:
+def _provenance() -> dict[str, Any]:
     from datetime import UTC, datetime
     from importlib.metadata import version
 
     tools = ("calibrate", "numpy", "scipy", "scikit-learn", "jax")
     return {
-        **{tool: version(tool) for tool in tools},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {tool: version(tool) for tool in tools},
     }

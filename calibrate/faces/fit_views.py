@@ -1,0 +1,288 @@
+"""Published fits in words: what there is, one fit, two compared, and what an audit came to."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.errors import CoefficientsError
+from calibrate.faces.console import stdout
+from calibrate.faces.text_plot import draw_curve
+from calibrate.files.audit import Verdict
+from calibrate.files.coefficient_file import digest, dumps
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.difference import Change, Difference
+from calibrate.files.store import Held, find, hold, names
+from calibrate.maths.rule import Rule, beta_of_entropy
+
+PLOT_POINTS = 128  # two per character
+SHOWN_ENTRIES = 8
+
+
+def polynomial(coefficients: tuple[float, ...]) -> str:
+    """p(H) written out, with six digits."""
+    terms = []
+    for power, value in zip((4, 3, 2, 1, 0), coefficients, strict=True):
+        factor = {0: "", 1: " H"}.get(power, f" H^{power}")
+        terms.append(f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}")
+    return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
+
+
+def load_line(coefficients: Coefficients) -> str:
+    """The Python that loads exactly this version, from the folder that one is in."""
+    path = coefficients.path
+    assert path is not None
+    pinned = json.dumps(coefficients.reference)
+    try:
+        held, version = find(coefficients.reference)
+        if held.path(version).resolve() == path.resolve():
+            return f"calibrate.load({pinned})"
+    except CoefficientsError:
+        pass
+    if (path.parent.name, path.name) == (coefficients.name, f"{coefficients.version}.json"):
+        return f"calibrate.load({pinned}, store={json.dumps(str(path.parent.parent))})"
+    return f"calibrate.load({json.dumps(str(path))})"
+
+
+def distinct(folders: Iterable[Path]) -> list[Path]:
+    """Folders without those that are the same folder by another path."""
+    return list({folder.resolve(): folder for folder in reversed(list(folders))}.values())[::-1]
+
+
+def list_names(origins: list[tuple[str, Path]]) -> list[dict[str, Any]]:
+    """A record of every name in every store, in the order of resolution."""
+    kept = distinct(folder for _, folder in origins)
+    records: list[dict[str, Any]] = []
+    for origin, folder in origins:
+        if folder in kept:
+            kept.remove(folder)
+            for name in names(folder):
+                shadowed = any(record["name"] == name for record in records)
+                records.append({**_name_or_error(folder, name), "origin": origin,
+                                "shadowed": shadowed})  # fmt: skip
+    return records
+
+
+def _name_or_error(store: Path, name: str) -> dict[str, Any]:
+    try:
+        return name_record(hold(store, name))
+    except CoefficientsError as failure:
+        return {"name": name, "store": str(store), "error": str(failure)}
+
+
+def name_record(held: Held) -> dict[str, Any]:
+    """What a store has of one name."""
+    return {
+        "name": held.name,
+        "store": str(held.folder.parent),
+        "default": held.default,
+        "versions": held.versions,
+        "yanked": sorted(held.history.yanked & set(held.versions)),
+        "aliases": dict(sorted(held.history.aliases.items())),
+    }
+
+
+def yank_in_words(held: Held, reference: str, undo: bool) -> str:
+    """What a name stands for after one of its versions was yanked, or a yank undone."""
+    left = f"{held.name} is {held.name}@{held.default}" if held.default else "no version is left"
+    facts = [f"{reference} is {'usable again' if undo else 'yanked'}", left]
+    if not undo:
+        facts += [
+            f"{held.name}@{alias} leads to it"
+            for alias, version in sorted(held.history.aliases.items())
+            if reference == f"{held.name}@{version}"
+        ]
+    return "; ".join(facts)
+
+
+def print_names(records: list[dict[str, Any]]) -> None:
+    """A line per name and store; the first store that holds a name decides."""
+    rows = [("NAME", "IS", "VERSIONS", "ALIASES", "STORE")]
+    for record in records:
+        store = f"{record['store']} ({record['origin']})"
+        if record["shadowed"]:
+            store += ", behind the one above"
+        if "error" in record:
+            rows.append((record["name"], "damaged", record["error"], "", store))
+            continue
+        versions = [
+            f"{version} (yanked)" if version in record["yanked"] else str(version)
+            for version in record["versions"]
+        ]
+        aliases = [f"{alias} = {version}" for alias, version in record["aliases"].items()]
+        stands_for = f"@{record['default']}" if record["default"] else "all yanked"
+        rows.append(
+            (record["name"], stands_for, ", ".join(versions), ", ".join(aliases) or "-", store)
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        stdout.print("  ".join(cells).rstrip())
+
+
+def fit_record(coefficients: Coefficients, figure: Path | None) -> dict[str, Any]:
+    """The whole file, its path and the line that loads it."""
+    return {
+        **json.loads(dumps(coefficients)),
+        "path": str(coefficients.path),
+        "load": load_line(coefficients),
+        "figure": figure and str(figure),
+    }
+
+
+def print_fit(coefficients: Coefficients, figure: Path | None) -> None:
+    """One fit: the rule with its curve, how good it is, what it was made from, how to load it."""
+    stdout.print(f"Fit {coefficients.reference}", style="bold")
+    for entry in coefficients.entries[:SHOWN_ENTRIES]:
+        if len(coefficients.entries) > 1:
+            stdout.print(f"  {_whose(entry.layer, entry.head)}")
+        _print_entry(entry, coefficients.rule)
+    if len(coefficients.entries) > SHOWN_ENTRIES:
+        rest = len(coefficients.entries) - SHOWN_ENTRIES
+        stdout.print(f"  and {rest} entries more (--json has them all)")
+    _line("guards", _guards(coefficients.rule))
+    for label, text in _facts(coefficients):
+        _line(label, text)
+    _line("file", str(coefficients.path))
+    _line("id", digest(coefficients))
+    if figure:
+        _line("figure", str(figure))
+    stdout.print("\nLoad it:")
+    stdout.print(f"  fit = {load_line(coefficients)}")
+
+
+def _print_entry(entry: Entry, rule: Rule) -> None:
+    lo, hi = entry.domain
+    outside = "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
+    _line("p(H)", polynomial(entry.coefficients))
+    _line("domain", f"{lo:.4g} .. {hi:.4g} nats; {outside}")
+    H = np.linspace(lo, hi, PLOT_POINTS)
+    beta = beta_of_entropy(H, entry.coefficients, entry.domain, rule, np)
+    stdout.print()
+    for line in draw_curve(H.tolist(), beta.tolist(), "entropy H, nats", "beta"):
+        stdout.print(f"    {line}")
+    stdout.print()
+
+
+def _guards(rule: Rule) -> str:
+    return (
+        f"beta = 1 up to H = {rule.min_entropy:g} nats; "
+        f"above, {rule.min_beta:g} <= beta <= {rule.max_beta:g}"
+    )
+
+
+def _facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
+    """Quality, source and provenance, as far as the file has them."""
+    quality, source = coefficients.quality, coefficients.source
+    rows, residuals = quality.get("rows", {}), quality.get("residuals", {})
+    if {"interior", "rows"} <= rows.keys():
+        yield "rows", f"{rows['interior']:,} used of {rows['rows']:,} seen"
+    if residuals:
+        yield "residuals", ", ".join(f"{key} {value:.3f}" for key, value in residuals.items())
+    for size in quality.get("held_out", []):
+        yield "held out", ", ".join(f"{key} {value:.6g}" for key, value in size.items())
+    if "verdict" in quality:
+        yield "verdict", quality["verdict"]
+    for key in ("head", "fingerprint", "collection", "seed", "citation"):
+        if key in source:
+            yield key, str(source[key])
+    if "options" in source:
+        yield "options", ", ".join(f"{key} {value}" for key, value in source["options"].items())
+    made = coefficients.provenance
+    versions = ", ".join(f"{tool} {version}" for tool, version in made.get("versions", {}).items())
+    if made:
+        yield "made", ", ".join(filter(None, (made.get("created"), versions)))
+
+
+def _line(label: str, text: str) -> None:
+    stdout.print(f"  {label:<11}  {text}")
+
+
+def _whose(layer: int | None, head: int | None) -> str:
+    of_layer = "every layer" if layer is None else f"layer {layer}"
+    return f"{of_layer}, {'every head' if head is None else f'head {head}'}"
+
+
+def difference_record(a: Coefficients, b: Coefficients, difference: Difference) -> dict[str, Any]:
+    """What `print_difference` says, for a machine."""
+    return {
+        "a": {"reference": a.reference, "path": str(a.path)},
+        "b": {"reference": b.reference, "path": str(b.path)},
+        "changes": [_change_record(change) for change in difference.changes],
+        "fields": [{"path": path, "a": x, "b": y} for path, x, y in difference.fields],
+    }
+
+
+def _change_record(change: Change) -> dict[str, Any]:
+    """A change as JSON has it; null for what does not exist without a common domain."""
+    record = change._asdict()
+    if change.domain is None:
+        record |= {"largest": None, "entropy": None, "betas": None}
+    return record
+
+
+def print_difference(a: Coefficients, b: Coefficients, difference: Difference) -> None:
+    """The largest changes of beta, and the fields that differ."""
+    stdout.print(f"{a.reference} ({a.path})  ->  {b.reference} ({b.path})", style="bold")
+    by_size = sorted(difference.changes, key=lambda change: -change.largest)
+    for change in by_size[:SHOWN_ENTRIES]:
+        stdout.print(f"  {_change_in_words(change, a, b)}")
+    if not difference.changes:
+        stdout.print("  they share no head")
+    if len(by_size) > SHOWN_ENTRIES:
+        stdout.print(f"  and {len(by_size) - SHOWN_ENTRIES} heads with smaller changes")
+    if not difference.fields:
+        stdout.print("  no field differs")
+        return
+    width = max(len(path) for path, _, _ in difference.fields)
+    for path, x, y in difference.fields:
+        stdout.print(f"  {path:<{width}}  {_in_words(x)}  ->  {_in_words(y)}")
+
+
+def _change_in_words(change: Change, a: Coefficients, b: Coefficients) -> str:
+    whose = "" if (change.layer, change.head) == (None, None) else (
+        _whose(change.layer, change.head) + ": "
+    )  # fmt: skip
+    if change.domain is None:
+        return f"{whose}their domains have nothing in common"
+    lo, hi = change.domain
+    before, after = change.betas
+    return (
+        f"{whose}beta changes by at most {change.largest:.4g} on {lo:.4g} .. {hi:.4g} nats, "
+        f"the domain of both: from {before:.4g} to {after:.4g} at H = {change.entropy:.4g}"
+    )
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(_in_words, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def verdict_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    """What `print_verdicts` says, for a machine."""
+    return [
+        {
+            "path": str(verdict.path),
+            "subject": verdict.subject,
+            "ok": verdict.error is None,
+            "error": verdict.error,
+        }
+        for verdict in verdicts
+    ]
+
+
+def print_verdicts(verdicts: list[Verdict]) -> None:
+    """A line per file, log and alias."""
+    for verdict in verdicts:
+        what = f"{verdict.subject}  " if verdict.subject else ""
+        if verdict.error:
+            stdout.print(f"FAILED  {what}{verdict.error}")
+        else:
+            stdout.print(f"ok      {what}{verdict.path}")
+    if not verdicts:
+        stdout.print("there is nothing to verify")

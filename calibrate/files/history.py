@@ -1,0 +1,115 @@
+"""The log of a fit's name: versions given out, where its aliases lead, what was yanked.
+
+`NAME/log.jsonl` holds one event a line, oldest first. It is replaced whole, by one writer at a
+time, and read with the same suspicion as the files themselves. A name without a log is a name
+whose files say everything.
+"""
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.errors import CoefficientsError
+from calibrate.files.about import check_digest, check_time
+from calibrate.files.coefficient_file import MAX_VERSION
+from calibrate.files.strict_json import (
+    check_integer,
+    check_keys,
+    check_pattern,
+    check_word,
+    parse,
+)
+from calibrate.files.whole import write_whole
+
+LOG = "log.jsonl"
+MAX_BYTES = 1 << 24
+ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}")
+
+_FIELDS = {
+    "publish": ("at", "event", "version", "id"),
+    "alias": ("at", "event", "version", "alias"),
+    "yank": ("at", "event", "version"),
+    "unyank": ("at", "event", "version"),
+}
+
+
+class History(NamedTuple):
+    """What the log of one name says."""
+
+    # Version -> ids that it was given out with: one, unless writers without locks met.
+    ids: dict[int, set[str]]
+    aliases: dict[str, int]
+    yanked: set[int]
+
+
+def read_history(folder: Path) -> History:
+    """The history of the name that has this folder; an empty one if it has no log.
+
+    Raises:
+      CoefficientsError: the log cannot be read or is damaged.
+    """
+    history = History({}, {}, set())
+    path = folder / LOG
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            event = _check_event(parse(line))
+        except CoefficientsError as refusal:
+            raise CoefficientsError(
+                f"{path}, line {number}: {refusal}; "
+                "or remove the log, and with it aliases and yanks"
+            ) from None
+        _apply(history, event)
+    return history
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as failure:
+        raise CoefficientsError(f"cannot read {path}: {failure.strerror}") from failure
+    if len(data) > MAX_BYTES:
+        raise CoefficientsError(f"{path} has more than {MAX_BYTES} bytes; move it away")
+    return data.splitlines()
+
+
+def _check_event(event: Any) -> dict[str, Any]:
+    check_keys(event, (), ("event",), optional=event)
+    check_word(event["event"], ("event",), tuple(_FIELDS))
+    check_keys(event, (), _FIELDS[event["event"]])
+    check_time(event["at"], ("at",))
+    check_integer(event["version"], ("version",), 1, MAX_VERSION)
+    if "id" in event:
+        check_digest(event["id"], ("id",))
+    if "alias" in event:
+        check_pattern(event["alias"], ("alias",), ALIAS_PATTERN, "give an alias")
+    return event
+
+
+def _apply(history: History, event: dict[str, Any]) -> None:
+    version = event["version"]
+    if event["event"] == "publish":
+        history.ids.setdefault(version, set()).add(event["id"])
+    elif event["event"] == "alias":
+        history.aliases[event["alias"]] = version
+    elif event["event"] == "yank":
+        history.yanked.add(version)
+    else:
+        history.yanked.discard(version)
+
+
+def append_event(folder: Path, event: str, version: int, **fields: str) -> None:
+    """Adds an event to the log; the caller has the store locked.
+
+    Raises:
+      CoefficientsError: the disk does not take it; the log is as it was.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    line = json.dumps({"at": at, "event": event, "version": version, **fields})
+    path = folder / LOG
+    lines = [*_lines(path), line.encode()]
+    write_whole(path, b"\n".join(lines) + b"\n", CoefficientsError)

@@ -1,0 +1,70 @@
+"""How fast are coefficient files verified? Against json.loads of the same bytes.
+
+Ours parses them strictly, checks every field, the check pairs and the id, and builds the fit; both
+start from bytes in memory.
+
+    python scripts/bench_load.py
+"""
+
+import json
+import random
+import statistics
+import time
+
+import calibrate
+from calibrate.files.coefficient_file import dumps, loads
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule
+
+ROUNDS = 15
+SECONDS_PER_ROUND = 0.05
+
+
+def many_heads(count: int) -> bytes:
+    """The file of a fit with that many heads, of random polynomials."""
+    rng = random.Random(0)
+    entries = tuple(
+        Entry(
+            tuple(rng.gauss(0, 1) for _ in range(5)),
+            (rng.random(), 5 + rng.random()),
+            layer=i // 32,
+            head=i % 32,
+        )
+        for i in range(count)
+    )
+    return dumps(Coefficients(Rule(), entries, name="many-heads")).encode()
+
+
+def shipped(name: str) -> bytes:
+    path = calibrate.load(name).path
+    assert path is not None
+    return path.read_bytes()
+
+
+def microseconds(function, data: bytes) -> float:
+    """Of one call, the mean of a round."""
+    calls, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < SECONDS_PER_ROUND:
+        function(data)
+        calls += 1
+    return spent / calls * 1e6
+
+
+def main() -> None:
+    files = {
+        "paper": shipped("paper"),
+        "max-retrieval": shipped("max-retrieval"),
+        "32 heads": many_heads(32),
+        "1,024 heads": many_heads(1_024),
+    }
+    print(f"{'file':>14} {'bytes':>9} {'json.loads':>11} {'ours':>9}  ratio of medians")
+    for name, data in files.items():
+        rounds = [
+            (microseconds(json.loads, data), microseconds(loads, data)) for _ in range(ROUNDS)
+        ]
+        peer, ours = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"{name:>14} {len(data):>9,} {peer:>8.1f} us {ours:>6.1f} us  {ours / peer:.2f}")
+
+
+if __name__ == "__main__":
+    main()

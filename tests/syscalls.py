@@ -1,0 +1,86 @@
+"""System calls that can be made to fail, or to be the last ones of a process that dies."""
+
+import builtins
+import contextlib
+import fcntl
+import os
+
+_OF_OS = ("open", "write", "fsync", "close", "link", "replace", "unlink", "mkdir", "listdir")
+
+
+class Crash(BaseException):
+    """The process ends here: no handler may run after it, and none that runs gets anywhere."""
+
+
+class Syscalls:
+    """Counts the calls of the code under test, and does something at one of them.
+
+    Use as a context manager around code of one thread.
+
+    Args:
+      at: number of the call, from 0, that does not happen; None lets all happen.
+      error: an errno: that one call fails with it. None: the process dies there, and no later
+        call happens either.
+    """
+
+    def __init__(self, at=None, error=None):
+        self.at, self.error = at, error
+        self.calls = []
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self):
+        for name in _OF_OS:
+            self._replace(os, name)
+        self._replace(fcntl, "flock")
+        self._replace(builtins, "open")
+        return self
+
+    def __exit__(self, *_):
+        self._undo.close()
+
+    @property
+    def reached(self):
+        """Whether the call that was chosen came."""
+        return self.at is not None and len(self.calls) > self.at
+
+    def _replace(self, module, name):
+        original = getattr(module, name)
+
+        def call(*arguments, **options):
+            if name == "close":  # a close that fails, and a process that dies, close all the same
+                original(*arguments)
+                return self._count(f"{module.__name__}.{name}")
+            self._count(f"{module.__name__}.{name}")
+            result = original(*arguments, **options)
+            return _CountedFile(result, self) if module is builtins else result
+
+        setattr(module, name, call)
+        self._undo.callback(setattr, module, name, original)
+
+    def _count(self, name):
+        number = len(self.calls)
+        self.calls.append(name)
+        if self.at is None or number < self.at:
+            return
+        if self.error is None:
+            raise Crash(f"{name}, call {self.at}")
+        if number == self.at:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+class _CountedFile:
+    def __init__(self, file, syscalls):
+        self._file, self._syscalls = file, syscalls
+
+    def read(self, *arguments):
+        self._syscalls._count("read")
+        return self._file.read(*arguments)
+
+    def fileno(self):
+        return self._file.fileno()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()

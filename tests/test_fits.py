@@ -1,0 +1,247 @@
+"""`calibrate fits`: what its commands print, write and refuse."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli import call, refusal
+
+import calibrate
+from calibrate.faces.fit_views import load_line, polynomial
+from calibrate.faces.text_plot import draw_curve
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.difference import compare
+from calibrate.files.store import publish, published_store
+from calibrate.maths.rule import Rule
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def store(here, make_fit):
+    """./fits with two versions of `made`."""
+    publish(make_fit(), here / "fits")
+    publish(make_fit(powers=(0.0, 0.0, 0.0, 1.0, 1.5), domain=(1.0, 5.0)), here / "fits")
+    return here / "fits"
+
+
+def test_list_says_where_each_came_from(store, make_fit, monkeypatch):
+    publish(make_fit(), Path("named"))
+    monkeypatch.setenv("CALIBRATE_FITS", "named")
+    call("fits", "alias", "made@1", "stable", "--store", "fits")
+    call("fits", "yank", "made@2", "--store", "fits")
+    records = json.loads(call("fits", "list", "--json").stdout)
+    found = [(r["name"], r["store"], r["origin"], r["shadowed"]) for r in records]
+    package = str(published_store())
+    assert found == [
+        ("made", "named", "$CALIBRATE_FITS", False),
+        ("made", "fits", "./fits", True),
+        ("max-retrieval", package, "package", False),
+        ("paper", package, "package", False),
+    ]
+    assert records[1]["versions"] == [1, 2]
+    assert records[1]["yanked"] == [2]
+    assert records[1]["aliases"] == {"stable": 1}
+    assert records[1]["default"] == 1
+    table = call("fits", "list").stdout
+    assert "1, 2 (yanked)" in table
+    assert "stable = 1" in table
+
+
+def test_list_goes_on_after_a_damaged_log(store):
+    (store / "made" / "log.jsonl").write_text("{")
+    first, *others = json.loads(call("fits", "list", "--json").stdout)
+    assert "log.jsonl, line 1: $ is not JSON" in first["error"]
+    assert [record["name"] for record in others] == ["max-retrieval", "paper"]
+    assert "damaged" in call("fits", "list").stdout
+
+
+def test_a_store_by_two_paths_is_listed_once(store, monkeypatch):
+    monkeypatch.setenv("CALIBRATE_FITS", str(store))
+    records = json.loads(call("fits", "list", "--json").stdout)
+    assert [r["origin"] for r in records] == ["$CALIBRATE_FITS", "package", "package"]
+
+
+def test_show_has_polynomial_curve_quality_source_and_load_line(here):
+    out = call("fits", "show", "max-retrieval", "--figure", "b.png").stdout
+    assert "-0.0170319 H^4 + 0.200013 H^3 - 1.09131 H^2 + 3.25278 H - 1.17759" in out
+    assert "0.6472 .. 5.022 nats; H is clamped to it" in out
+    assert "⠤" in out
+    assert calibrate.load("max-retrieval").fingerprint in out
+    assert "17,396 used of 45,056 seen" in out
+    assert 'fit = calibrate.load("max-retrieval@1")' in out
+    assert (here / "b.png").read_bytes().startswith(b"\x89PNG")
+    assert "beta is 1 outside" in call("fits", "show", "paper").stdout
+
+
+def test_show_as_json_is_the_file_and_how_to_load_it(store):
+    record = json.loads(call("fits", "show", "made@1", "--json").stdout)
+    assert record["entries"] == json.loads((store / "made/1.json").read_text())["entries"]
+    assert record["load"] == 'calibrate.load("made@1")'
+    assert record["path"] == "fits/made/1.json"
+
+
+@pytest.mark.parametrize(
+    ("reference", "store_given"),
+    [("made@1", None), ("made", "elsewhere"), ("copy.json", None), ("fits/made/1.json", None)],
+)
+def test_the_load_line_loads_this_very_file(store, reference, store_given):
+    shutil.copytree("fits", "elsewhere")
+    shutil.copy("fits/made/1.json", "copy.json")
+    shown = calibrate.load(reference, store_given)
+    again = eval(load_line(shown), {"calibrate": calibrate})
+    assert again.path.samefile(shown.path)
+
+
+def test_show_of_many_heads_is_cut_short(here):
+    entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 2.0), (0.5, 3.0), 1, i) for i in range(12))
+    publish(Coefficients(Rule(), entries, name="many"), here / "fits")
+    out = call("fits", "show", "many", "--figure", "many.png").stdout
+    assert out.count("nats; H is clamped") == 8
+    assert "layer 1, head 7" in out
+    assert "and 4 entries more" in out
+
+
+def test_diff_finds_the_largest_change_on_the_common_domain(store):
+    """beta goes from H + 1 to H + 1.5 on 1 .. 4 nats."""
+    record = json.loads(call("fits", "diff", "made@1", "made@2", "--json").stdout)
+    (change,) = record["changes"]
+    assert change["largest"] == pytest.approx(0.5)
+    assert change["domain"] == [1.0, 4.0]
+    assert {field["path"] for field in record["fields"]} == {
+        "entries[0].coefficients", "entries[0].domain",
+    }  # fmt: skip
+    out = call("fits", "diff", "made@1", "made@2").stdout
+    assert "beta changes by at most 0.5 on 1 .. 4 nats" in out
+    assert "0.2, 4  ->  1, 5" in out
+
+
+def test_diff_of_equal_fits_and_of_fits_that_share_nothing(store, make_fit):
+    assert "no field differs" in call("fits", "diff", "made", "made@2").stdout
+    one = make_fit(domain=(0.2, 1.0))
+    other = make_fit(domain=(2.0, 3.0))
+    (change,) = compare(one, other).changes
+    assert change.domain is None
+    publish(make_fit(domain=(6.0, 7.0)), store)
+    assert "have nothing in common" in call("fits", "diff", "made@1", "made@3").stdout
+    assert json.loads(call("fits", "diff", "made@1", "made@3", "--json").stdout)["changes"] == [
+        {"layer": None, "head": None, "domain": None, "largest": None, "entropy": None,
+         "betas": None}
+    ]  # fmt: skip
+
+
+def test_difference_is_found_to_four_digits_against_a_finer_grid(paper):
+    ours = calibrate.load("max-retrieval")
+    (change,) = compare(paper, ours).changes
+    H = np.linspace(*change.domain, 1_000_001)
+    exact = np.abs(np.polyval(paper.only.coefficients, H) - np.polyval(ours.only.coefficients, H))
+    assert change.largest == pytest.approx(exact[H > 0.95].max(), rel=1e-6)
+
+
+def test_verify_is_green_on_what_is_shipped():
+    out = call("fits", "verify").stdout
+    assert out.count("ok ") == 2
+    assert "paper@1" in out
+
+
+def test_verify_names_file_and_field_of_a_flipped_digit(here):
+    """In a copy of the shipped store."""
+    shutil.copytree(published_store() / "max-retrieval", here / "copy" / "max-retrieval")
+    path = here / "copy" / "max-retrieval" / "1.json"
+    path.write_text(path.read_text().replace("0.200012", "0.200013", 1))
+    result = call("fits", "verify", "--store", "copy", code=1)
+    assert "FAILED  max-retrieval@1  copy/max-retrieval/1.json: " in result.stdout
+    assert "entries[0].coefficients is [-0.0170" in result.stdout
+    assert "1 of 1 failed, the first: copy/max-retrieval/1.json" in result.stderr
+
+
+def test_verify_one_version_one_name_or_one_file(store):
+    assert call("fits", "verify", "made@1").stdout == "ok      made@1  fits/made/1.json\n"
+    assert len(json.loads(call("fits", "verify", "made", "--json").stdout)) == 2
+    assert "ok" in call("fits", "verify", "fits/made/1.json").stdout
+    (store / "made" / "1.json").write_text("{}")
+    (first, _) = json.loads(call("fits", "verify", "made", "--json", code=1).stdout)
+    assert first == {
+        "path": "fits/made/1.json", "subject": "made@1", "ok": False,
+        "error": "fits/made/1.json: format is absent; this field is required",
+    }  # fmt: skip
+
+
+def test_alias_and_yank_say_what_came_of_it(store):
+    assert call("fits", "alias", "made@1", "stable").stdout == "made@stable is made@1\n"
+    assert call("fits", "yank", "made@2").stdout == "made@2 is yanked; made is made@1\n"
+    shown = call("fits", "show", "made@2")
+    assert "calibrate: warning: made@2 was yanked; load 'made'" in shown.stderr
+    out = call("fits", "yank", "made@1").stdout
+    assert out == "made@1 is yanked; no version is left; made@stable leads to it\n"
+    record = json.loads(call("fits", "yank", "made@2", "--undo", "--json").stdout)
+    assert record["default"] == 2
+    out = call("fits", "yank", "made@1", "--undo").stdout
+    assert out == "made@1 is usable again; made is made@2\n"
+    record = json.loads(call("fits", "alias", "made@2", "stable", "--json").stdout)
+    assert record["aliases"] == {"stable": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["show", "nothing"], 1, "no fit is named 'nothing'"),
+        (["show", "paper", "--figure", "x.pdf"], 2, "no .png file"),
+        (["diff", "paper", "nothing"], 1, "no fit is named 'nothing'"),
+        (["verify", "nothing"], 1, "no fit is named 'nothing'"),
+        (["verify", "--store", "nowhere"], 1, "nowhere is no folder"),
+        (["alias", "paper", "stable"], 1, "'paper' is no pinned version; use NAME@VERSION"),
+        (["alias", "paper@1", "stable"], 1, "came with the package"),
+        (["yank", "paper@1"], 1, "came with the package"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_refusals_are_one_line(here, arguments, code, message):
+    assert message in refusal("fits", *arguments, code=code)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["list", "show", "diff", "verify", "alias", "yank"])
+def test_every_command_has_help_json_and_an_example(command):
+    text = " ".join(call("fits", command, "--help").stdout.split())
+    assert f"Example: calibrate fits {command}" in text
+    assert "--json" in text
+
+
+def test_polynomial_is_written_out():
+    assert polynomial((-0.5, 0.0, 2.0, -1e-7, 3.0)) == "-0.5 H^4 + 0 H^3 + 2 H^2 - 1e-07 H + 3"
+
+
+def test_a_curve_in_the_terminal():
+    lines = draw_curve([i / 15 for i in range(16)], [i / 15 for i in range(16)], "x", "y", rows=2)
+    assert lines == [
+        "   y",
+        "1 ┤⠀⠀⠀⠀⣀⠤⠒⠉",
+        "0 ┤⣀⠤⠒⠉⠀⠀⠀⠀",
+        "  └────────",
+        "   0  x   1",
+    ]
+    flat = draw_curve([0.0, 1.0], [2.0, 2.0], "x", "y", rows=2)
+    assert "2.5" in flat[1]
+
+
+def test_the_specification_names_every_field():
+    specification = (ROOT / "fits" / "README.md").read_text()
+    schema = ROOT / "calibrate" / "files" / "schemas" / "coefficient-file-1.0.json"
+
+    def fields(value):
+        if isinstance(value, dict):
+            yield from value.get("properties", {})
+            for item in value.values():
+                yield from fields(item)
+
+    for field in set(fields(json.loads(schema.read_text()))):
+        assert f"{field}`" in specification, field
+
+
+def test_the_specifications_digest_is_the_files(monkeypatch):
+    specification = (ROOT / "fits" / "README.md").read_text()
+    monkeypatch.chdir(ROOT)
+    exec(specification.split("```python\n")[1].split("```")[0], {})
