@@ -497,7 +497,7 @@ def mutated(draw):
             del place[path[-1]]
         elif kind == "number" and isinstance(place[path[-1]], float):
             place[path[-1]] *= draw(st.sampled_from([1 + 1e-15, 1 + 1e-6, -1, 10]))
-        elif kind == "version":
+        elif kind == "version" and "schema_version" in document:
             document["schema_version"] = draw(st.sampled_from(["1.0", "1.1", "1.12", "2.0"]))
         elif isinstance(place, dict):
             place[draw(st.sampled_from(["x-new", "new"]))] = value
