@@ -112,16 +112,20 @@ def test_a_full_or_read_only_disk_is_one_line(here):
     assert "cannot write runs/a/manifest.json" in refusal("collect", *SMALL, "--out", "runs/a")
 
 
-def test_a_mangled_coefficient_file_is_one_line(here):
+def test_a_mangled_newest_version_is_named_and_left_behind(here):
     call("collect", *SMALL, "--out", "runs/a")
     call("fit", "runs/a", "--name", "mine")
     path = Path("fits/mine/1.json")
     path.write_text(path.read_text().replace("0.5", "0.6", 1))
-    assert "mine/1.json: " in refusal("fit", "runs/a", "--name", "mine")
+    result = call("fit", "runs/a", "--name", "mine")
+    assert "calibrate: warning: fits/mine/1.json: id is " in result.stderr
+    assert 'calibrate.load("mine@2")' in result.stdout
 
 
 def test_a_fit_named_paper_does_not_replace_the_papers(here):
-    record = json.loads(call("run", *SMALL, "--name", "paper", "--json").stdout)
+    result = call("run", *SMALL, "--name", "paper", "--json")
+    assert "a fit named 'paper' comes with the package too; yours hides it" in result.stderr
+    record = json.loads(result.stdout)
     last = record["scores"][-1]
     assert last["paper"]["accuracy"] != last["own"]["accuracy"]
 

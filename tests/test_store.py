@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,47 @@ def test_a_version_is_never_given_out_twice(tmp_path):
     assert publish(fit(), tmp_path)[0].version == 4
 
 
+def test_a_version_that_the_log_only_mentions_is_not_given_out(tmp_path):
+    shutil.copytree(published_store() / "paper", tmp_path / "paper")
+    yank("paper@1", tmp_path)
+    (tmp_path / "paper" / "1.json").unlink()
+    assert publish(fit("paper"), tmp_path)[0].version == 2
+
+
+def test_a_damaged_newest_version_does_not_stand_in_the_way(tmp_path):
+    publish(fit(), tmp_path)[0].path.write_text("{}")
+    with pytest.warns(UserWarning, match="1.json: format is absent.*becomes the next version"):
+        assert publish(fit(), tmp_path)[0].version == 2
+
+
+def test_nothing_is_written_through_links(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    store = tmp_path / "fits"
+    store.mkdir()
+    (store / "made").symlink_to(outside)
+    refuses("made is a link; write into the store", publish, fit(), store)
+    (store / "made").unlink()
+    (store / ".lock").unlink()
+    (store / ".lock").symlink_to(outside / "created")
+    refuses("cannot write .*.lock", publish, fit(), store)
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("store", ["nowhere", "a\0b", "\ud800", "x\ny"])
+def test_a_store_that_is_none_is_refused(store):
+    refuses("is no folder; give a store of fits", calibrate.load, "paper", store)
+    refuses("is no folder", alias, "paper@1", "stable", store)
+
+
+@pytest.mark.parametrize("reference", ["a\nb.json", "\x1b[2J/a.json", "\ud800.json", "x" * 10**5])
+def test_messages_stay_one_printable_line(reference):
+    with pytest.raises(calibrate.CoefficientsError) as caught:
+        calibrate.load(reference)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2_100
+
+
 def test_versions_without_a_log_count_as_well(tmp_path):
     shutil.copytree(published_store() / "paper", tmp_path / "paper")
     assert publish(calibrate.load("paper"), tmp_path)[0].version == 2
@@ -110,6 +152,13 @@ from calibrate.files.coefficients import identity
 from calibrate.files.store import publish
 for _ in range(int(sys.argv[2])):
     print(publish(identity(), Path(sys.argv[1]))[0].version, flush=True)
+"""
+
+
+NO_LOCKS = """import sys, errno, fcntl
+def flock(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.flock = flock
 """
 
 
@@ -147,6 +196,19 @@ def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypa
     assert failures(tmp_path) == []
 
 
+def test_processes_at_once_without_locks(tmp_path):
+    """Exclusive names are enough for versions, and nobody removes another's temporary file."""
+    no_locks = PUBLISHER.replace("import sys\n", NO_LOCKS)
+    command = [sys.executable, "-c", no_locks, str(tmp_path), "20"]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]  # fmt: skip
+    taken = [int(line) for process in processes for line in process.communicate()[0].split()]
+    assert len(taken) == 60
+    assert sorted(taken) == versions(tmp_path, "identity")
+    assert failures(tmp_path) == []
+
+
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_without_hard_links_files_are_published_all_the_same(tmp_path, monkeypatch, code):
     def no_links(*_):
@@ -160,6 +222,7 @@ def test_without_hard_links_files_are_published_all_the_same(tmp_path, monkeypat
 
 def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
     given, named, here = (tmp_path / d for d in ("given", "named", "here/fits"))
+    given.mkdir()
     monkeypatch.setenv("CALIBRATE_FITS", str(named))
     here.parent.mkdir()
     monkeypatch.chdir(here.parent)
@@ -175,9 +238,13 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
     ("reference", "message"),
     [
         ("nothing", "no fit is named 'nothing'"),
-        ("paper@99", "'paper@99' does not exist .* it has versions 1"),
+        ("paper@99", "'paper@99' does not exist .*; there is paper@1"),
         ("paper@stable", "has no alias 'stable' .it has none.; `calibrate fits alias"),
         ("../paper", "does not exist"),
+        ("max-retreival", "did you mean 'max-retrieval'?"),
+        (3, "3 is no reference"),
+        (None, "None is no reference"),
+        (b"paper", "b'paper' is no reference"),
         ("Paper", "is no reference"),
         ("paper@", "is no reference"),
         ("paper@-1", "is no reference"),
@@ -202,7 +269,7 @@ def test_path_loads_as_it_is(tmp_path):
 def test_a_file_in_another_files_place_is_refused(tmp_path):
     published, _ = publish(fit(), tmp_path)
     published.path.rename(published.path.with_name("7.json"))
-    refuses("says that it is made@1", calibrate.load, "made@7", tmp_path)
+    refuses("7.json holds made@1; versions keep their place", calibrate.load, "made@7", tmp_path)
 
 
 def test_a_version_that_was_replaced_is_refused(tmp_path):
@@ -212,8 +279,8 @@ def test_a_version_that_was_replaced_is_refused(tmp_path):
 
 
 def test_what_cannot_be_loaded_is_not_published(tmp_path):
-    entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0), 0, i) for i in range(6_000))
-    refuses("at most 1 MiB", publish, Coefficients(Rule(), entries, name="big"), tmp_path)
+    entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.5, 3.0), 0, i) for i in range(12_000))
+    refuses("longer than 1 MiB", publish, Coefficients(Rule(), entries, name="big"), tmp_path)
     odd = Coefficients(Rule(), entries[:1], name="odd", source={"head": "two\nlines"})
     refuses("source.head is .* printable", publish, odd, tmp_path)
     alien = Coefficients(Rule(), entries[:1], name="alien", quality={"rows": {1, 2}})
@@ -290,7 +357,7 @@ def test_nothing_leads_to_a_yanked_version_unseen(three):
         yank(f"made@{version}", three)
     refuses("made@stable leads to made@1, which was yanked", calibrate.load, "made@stable", three)
     refuses("every version of 'made' .* was yanked; pin one", calibrate.load, "made", three)
-    refuses("was yanked; an alias must lead", alias, "made@2", "stable", three)
+    refuses("yanked; choose another .* --undo", alias, "made@2", "stable", three)
     assert len((three / "made" / LOG).read_text().splitlines()) == 3 + 1 + 3
     assert publish(fit(), three)[0].version == 4
     assert calibrate.load("made", three).version == 4
@@ -302,10 +369,11 @@ def test_nothing_leads_to_a_yanked_version_unseen(three):
         ("made@1", "1", "'1' is no alias"),
         ("made@1", "Stable", "is no alias"),
         ("made@1", "../x", "is no alias"),
-        ("made", "stable", "'made' is no pinned version; use NAME@VERSION"),
-        ("made@stable", "newest", "is no pinned version"),
+        ("made", "stable", "'made' names no version by its number; use NAME@VERSION"),
+        ("made@stable", "newest", "names no version by its number"),
+        ("made@1", "v1.json", "is no alias"),
         ("made@9", "stable", "'made@9' does not exist"),
-        ("paper@1", "stable", "came with the package"),
+        ("paper@1", "stable", "'paper' is not in .* but in .*; give that as the store"),
     ],
 )
 def test_aliases_that_are_refused(three, reference, name, message):
@@ -349,8 +417,20 @@ def test_a_log_that_cannot_be_read_is_refused(three):
     log.mkdir()
     refuses("cannot read .*log.jsonl", calibrate.load, "made", three)
     log.rmdir()
-    log.write_bytes(b"\n" * ((1 << 24) + 1))
-    refuses("more than 16777216 bytes; move it away", calibrate.load, "made", three)
+    log.write_bytes(b"\n" * ((1 << 20) + 1))
+    refuses("log.jsonl is longer than 1 MiB", calibrate.load, "made", three)
+    log.unlink()
+    os.mkfifo(log)
+    refuses("log.jsonl: it is no regular file", calibrate.load, "made", three)
+
+
+def test_a_full_log_takes_no_more_and_stays_readable(three):
+    log = three / "made" / LOG
+    line = log.read_bytes().splitlines()[0] + b"\n"
+    log.write_bytes(log.read_bytes() + line * (((1 << 20) - len(log.read_bytes())) // len(line)))
+    refuses("log.jsonl is full, at 1 MiB; publish under another name", publish, fit(), three)
+    refuses("log.jsonl is full", yank, "made@1", three)
+    assert calibrate.load("made", three).version == 3
 
 
 # Audit
@@ -370,8 +450,21 @@ def test_audit_names_file_and_field(three):
 def test_audit_sees_aliases_that_lead_nowhere(three):
     alias("made@3", "stable", three)
     (three / "made" / "3.json").unlink()
-    (failure,) = failures(three)
-    assert "'made@stable' does not exist" in failure
+    assert failures(three) == []
+    (note,) = [verdict.note for verdict in audit_store(three) if verdict.note]
+    assert "'made@stable' was published, but its file is gone" in note
+    refuses("'made@3' was published, but its file is gone", calibrate.load, "made@3", three)
+
+
+def test_one_bad_name_does_not_hide_the_others(three):
+    (three / "loop").symlink_to("loop")
+    (three / "gone").mkdir()
+    (three / "gone" / LOG).write_text("{")
+    found = failures(three)
+    assert len(found) == 2
+    assert "gone/log.jsonl, line 1" in found[0]
+    assert "cannot read" in found[1]
+    assert len(audit_store(three)) == 5
 
 
 # Faults
@@ -404,7 +497,8 @@ def test_a_disk_that_fails_at_any_call(tmp_path, at, name, code, empty):
     store = tmp_path / "fits"
     if not empty:
         publish(fit(), store)
-    with Syscalls(at, code) as syscalls:
+    with warnings.catch_warnings(), Syscalls(at, code) as syscalls:
+        warnings.simplefilter("ignore")  # the newest version could not be read
         try:
             number = publish(fit(ceiling=3.0), store)[0].version
         except calibrate.CoefficientsError as error:

@@ -1,5 +1,6 @@
 """The command line: results on stdout, progress and messages on stderr."""
 
+import io
 import json
 import sys
 import warnings
@@ -37,6 +38,10 @@ class _Commands(TyperGroup):
             _stop(str(error), error.exit_code)
         except (BrokenPipeError, typer.Abort):
             raise
+        except OSError as error:
+            if ctx.params["debug"]:
+                raise
+            _stop(f"{error.filename or 'output'}: {error.strerror}; check the path and the disk", 1)
         except Exception as error:
             if ctx.params["debug"] or hasattr(error, "exit_code"):
                 raise  # what has an exit code is Typer's own, a usage error for instance
@@ -73,6 +78,9 @@ app.add_typer(fits.app, name="fits")
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 is no error
     app()
 
 
@@ -279,7 +287,7 @@ def _fit(
 ) -> tuple["Fit", Path | None]:
     from calibrate.faces.console import stderr
     from calibrate.faces.plots import save_fit_figure
-    from calibrate.files.store import publish, writing_store
+    from calibrate.files.store import names, publish, published_store, writing_store
     from calibrate.pipeline.fit import fit_collection, same_fit
 
     stderr.print(f"solving and fitting {folder}")
@@ -287,6 +295,8 @@ def _fit(
     coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)
     if not written:
         stderr.print(f"{coefficients.reference} says the same; no new version is written")
+    elif name in names(published_store()):
+        stderr.print(f"a fit named {name!r} comes with the package too; yours hides it here")
     fitted = fitted._replace(coefficients=coefficients)
     assert coefficients.path is not None
     drawn = figure or coefficients.path.with_suffix(".png")

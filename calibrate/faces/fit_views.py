@@ -1,6 +1,7 @@
 """Published fits in words: what there is, one fit, two compared, and what an audit came to."""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from calibrate.faces.text_plot import draw_curve
 from calibrate.files.audit import Verdict
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.difference import Change, Difference
+from calibrate.files.difference import Difference, HeadDifference
 from calibrate.files.store import Held, find, hold, names
 from calibrate.maths.rule import Rule, beta_of_entropy
 
@@ -37,18 +38,23 @@ def load_line(coefficients: Coefficients) -> str:
     pinned = json.dumps(coefficients.reference)
     try:
         held, version = find(coefficients.reference)
-        if held.path(version).resolve() == path.resolve():
+        if os.path.realpath(held.path(version)) == os.path.realpath(path):
             return f"calibrate.load({pinned})"
     except CoefficientsError:
         pass
     if (path.parent.name, path.name) == (coefficients.name, f"{coefficients.version}.json"):
-        return f"calibrate.load({pinned}, store={json.dumps(str(path.parent.parent))})"
-    return f"calibrate.load({json.dumps(str(path))})"
+        return f"calibrate.load({pinned}, store={_quote(path.parent.parent)})"
+    return f"calibrate.load({_quote(path)})"
+
+
+def _quote(path: Path) -> str:
+    """A path as a Python text."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def distinct(folders: Iterable[Path]) -> list[Path]:
     """Folders without those that are the same folder by another path."""
-    return list({folder.resolve(): folder for folder in reversed(list(folders))}.values())[::-1]
+    return list({os.path.realpath(f): f for f in reversed(list(folders))}.values())[::-1]
 
 
 def list_names(origins: list[tuple[str, Path]]) -> list[dict[str, Any]]:
@@ -69,7 +75,10 @@ def _name_or_error(store: Path, name: str) -> dict[str, Any]:
     try:
         return name_record(hold(store, name))
     except CoefficientsError as failure:
-        return {"name": name, "store": str(store), "error": str(failure)}
+        return {
+            "name": name, "store": str(store), "default": None, "versions": [], "yanked": [],
+            "aliases": {}, "error": str(failure),
+        }  # fmt: skip
 
 
 def name_record(held: Held) -> dict[str, Any]:
@@ -81,51 +90,60 @@ def name_record(held: Held) -> dict[str, Any]:
         "versions": held.versions,
         "yanked": sorted(held.history.yanked & set(held.versions)),
         "aliases": dict(sorted(held.history.aliases.items())),
+        "error": None,
     }
 
 
-def yank_in_words(held: Held, reference: str, undo: bool) -> str:
+def yank_in_words(held: Held, reference: str, undo: bool) -> list[str]:
     """What a name stands for after one of its versions was yanked, or a yank undone."""
-    left = f"{held.name} is {held.name}@{held.default}" if held.default else "no version is left"
-    facts = [f"{reference} is {'usable again' if undo else 'yanked'}", left]
+    loads = f"{held.name} now loads {held.name}@{held.default}" if held.default else (
+        f"{held.name} has no version left to load"
+    )  # fmt: skip
+    state = "usable again" if undo else "yanked"
+    lines = [f"{reference} is {state}, in {held.folder.parent}; {loads}"]
     if not undo:
-        facts += [
-            f"{held.name}@{alias} leads to it"
+        lines += [
+            f"{held.name}@{alias} leads to {reference} and no longer loads; move it"
             for alias, version in sorted(held.history.aliases.items())
             if reference == f"{held.name}@{version}"
         ]
-    return "; ".join(facts)
+    return lines
 
 
 def print_names(records: list[dict[str, Any]]) -> None:
-    """A line per name and store; the first store that holds a name decides."""
-    rows = [("NAME", "IS", "VERSIONS", "ALIASES", "STORE")]
+    """The names of each store; the first store that holds a name decides."""
+    for place in dict.fromkeys((record["origin"], record["store"]) for record in records):
+        origin, store = place
+        stdout.print(f"{origin}  {Path(store).absolute()}", style="bold")
+        rows = [("NAME", "LOADS", "VERSIONS", "ALIASES")]
+        rows += [_cells(r) for r in records if (r["origin"], r["store"]) == place]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            stdout.print("  " + "  ".join(cells).rstrip())
     for record in records:
-        store = f"{record['store']} ({record['origin']})"
-        if record["shadowed"]:
-            store += ", behind the one above"
-        if "error" in record:
-            rows.append((record["name"], "damaged", record["error"], "", store))
-            continue
-        versions = [
-            f"{version} (yanked)" if version in record["yanked"] else str(version)
-            for version in record["versions"]
-        ]
-        aliases = [f"{alias} = {version}" for alias, version in record["aliases"].items()]
-        stands_for = f"@{record['default']}" if record["default"] else "all yanked"
-        rows.append(
-            (record["name"], stands_for, ", ".join(versions), ", ".join(aliases) or "-", store)
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        stdout.print("  ".join(cells).rstrip())
+        if record["error"]:
+            stdout.print(f"{record['name']} is damaged: {record['error']}")
+
+
+def _cells(record: dict[str, Any]) -> tuple[str, str, str, str]:
+    if record["error"]:
+        return record["name"], "damaged", "see below", "-"
+    versions = [
+        f"{version} (yanked)" if version in record["yanked"] else str(version)
+        for version in record["versions"]
+    ]
+    aliases = [f"{alias} = {version}" for alias, version in record["aliases"].items()]
+    loads = f"@{record['default']}" if record["default"] else "nothing"
+    if record["shadowed"]:
+        loads += " (hidden)"
+    return record["name"], loads, ", ".join(versions) or "-", ", ".join(aliases) or "-"
 
 
 def fit_record(coefficients: Coefficients, figure: Path | None) -> dict[str, Any]:
-    """The whole file, its path and the line that loads it."""
+    """The file as it is, its path and the line that loads it."""
     return {
-        **json.loads(dumps(coefficients)),
+        "fit": json.loads(dumps(coefficients)),
         "path": str(coefficients.path),
         "load": load_line(coefficients),
         "figure": figure and str(figure),
@@ -158,6 +176,8 @@ def _print_entry(entry: Entry, rule: Rule) -> None:
     outside = "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
     _line("p(H)", polynomial(entry.coefficients))
     _line("domain", f"{lo:.4g} .. {hi:.4g} nats; {outside}")
+    if not stdout.encoding.startswith("utf"):
+        return
     H = np.linspace(lo, hi, PLOT_POINTS)
     beta = beta_of_entropy(H, entry.coefficients, entry.domain, rule, np)
     stdout.print()
@@ -180,20 +200,24 @@ def _facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
     if {"interior", "rows"} <= rows.keys():
         yield "rows", f"{rows['interior']:,} used of {rows['rows']:,} seen"
     if residuals:
-        yield "residuals", ", ".join(f"{key} {value:.3f}" for key, value in residuals.items())
+        yield "residuals", _pairs(residuals)
     for size in quality.get("held_out", []):
-        yield "held out", ", ".join(f"{key} {value:.6g}" for key, value in size.items())
+        yield "held out", _pairs(size)
     if "verdict" in quality:
         yield "verdict", quality["verdict"]
     for key in ("head", "fingerprint", "collection", "seed", "citation"):
         if key in source:
             yield key, str(source[key])
     if "options" in source:
-        yield "options", ", ".join(f"{key} {value}" for key, value in source["options"].items())
+        yield "options", _pairs(source["options"])
     made = coefficients.provenance
     versions = ", ".join(f"{tool} {version}" for tool, version in made.get("versions", {}).items())
     if made:
         yield "made", ", ".join(filter(None, (made.get("created"), versions)))
+
+
+def _pairs(mapping: dict[str, Any]) -> str:
+    return ", ".join(f"{_in_words(key)} {_in_words(value)}" for key, value in mapping.items())
 
 
 def _line(label: str, text: str) -> None:
@@ -206,61 +230,75 @@ def _whose(layer: int | None, head: int | None) -> str:
 
 
 def difference_record(a: Coefficients, b: Coefficients, difference: Difference) -> dict[str, Any]:
-    """What `print_difference` says, for a machine."""
+    """What `print_difference` says, for a machine, and every field that differs."""
     return {
         "a": {"reference": a.reference, "path": str(a.path)},
         "b": {"reference": b.reference, "path": str(b.path)},
-        "changes": [_change_record(change) for change in difference.changes],
+        "heads": [
+            {
+                "layer": head.layer,
+                "head": head.head,
+                "common": head.common and head.common._asdict(),
+                "anywhere": head.anywhere._asdict(),
+            }
+            for head in difference.heads
+        ],
         "fields": [{"path": path, "a": x, "b": y} for path, x, y in difference.fields],
     }
 
 
-def _change_record(change: Change) -> dict[str, Any]:
-    """A change as JSON has it; null for what does not exist without a common domain."""
-    record = change._asdict()
-    if change.domain is None:
-        record |= {"largest": None, "entropy": None, "betas": None}
-    return record
-
-
 def print_difference(a: Coefficients, b: Coefficients, difference: Difference) -> None:
-    """The largest changes of beta, and the fields that differ."""
-    stdout.print(f"{a.reference} ({a.path})  ->  {b.reference} ({b.path})", style="bold")
-    by_size = sorted(difference.changes, key=lambda change: -change.largest)
-    for change in by_size[:SHOWN_ENTRIES]:
-        stdout.print(f"  {_change_in_words(change, a, b)}")
-    if not difference.changes:
-        stdout.print("  they share no head")
+    """The largest changes of beta, and the fields that differ and determine beta or its source."""
+    stdout.print(f"- {a.reference}  {a.path}\n+ {b.reference}  {b.path}", style="bold")
+    by_size = sorted(difference.heads, key=lambda head: -head.anywhere.largest)
+    for head in by_size[:SHOWN_ENTRIES]:
+        for line in _changes_in_words(head):
+            stdout.print(line)
+    if not difference.heads:
+        stdout.print("they share no head")
     if len(by_size) > SHOWN_ENTRIES:
-        stdout.print(f"  and {len(by_size) - SHOWN_ENTRIES} heads with smaller changes")
+        stdout.print(f"and {len(by_size) - SHOWN_ENTRIES} heads with smaller changes")
+    told = [field for field in difference.fields if field[0].startswith(_TOLD)]
+    for path, x, y in told:
+        stdout.print(f"{_in_words(path)}\n  - {_in_words(x)}\n  + {_in_words(y)}")
+    untold = len(difference.fields) - len(told)
+    if untold:
+        stdout.print(f"{untold} fields of quality and provenance differ (--json has them)")
     if not difference.fields:
-        stdout.print("  no field differs")
-        return
-    width = max(len(path) for path, _, _ in difference.fields)
-    for path, x, y in difference.fields:
-        stdout.print(f"  {path:<{width}}  {_in_words(x)}  ->  {_in_words(y)}")
+        stdout.print("no field differs")
 
 
-def _change_in_words(change: Change, a: Coefficients, b: Coefficients) -> str:
-    whose = "" if (change.layer, change.head) == (None, None) else (
-        _whose(change.layer, change.head) + ": "
-    )  # fmt: skip
-    if change.domain is None:
-        return f"{whose}their domains have nothing in common"
-    lo, hi = change.domain
-    before, after = change.betas
-    return (
-        f"{whose}beta changes by at most {change.largest:.4g} on {lo:.4g} .. {hi:.4g} nats, "
-        f"the domain of both: from {before:.4g} to {after:.4g} at H = {change.entropy:.4g}"
-    )
+_TOLD = ("rule", "entries", "source", "x-")
+
+
+def _changes_in_words(head: HeadDifference) -> list[str]:
+    many = (head.layer, head.head) != (None, None)
+    lines = [_whose(head.layer, head.head) + ":"] if many else []
+    for change, where in ((head.common, "in the domain of both"), (head.anywhere, "anywhere")):
+        if change is None:
+            lines.append("the domains have nothing in common")
+        elif change.largest == 0:
+            lines.append(f"beta is the same {where}")
+        else:
+            before, after = change.betas
+            lo, hi = change.range
+            span = f", {lo:.4g} .. {hi:.4g} nats" if change is head.common else ""
+            lines.append(
+                f"beta changes by at most {change.largest:.4g} {where}{span}: "
+                f"from {before:.4g} to {after:.4g} at H = {change.entropy:.4g}"
+            )
+    return lines
 
 
 def _in_words(value: Any) -> str:
     if value is None:
-        return "-"
+        return "absent or null"
     if isinstance(value, list):
         return ", ".join(map(_in_words, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    printable = isinstance(value, str) and value.isprintable()
+    return value if printable else json.dumps(value)
 
 
 def verdict_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
@@ -271,6 +309,7 @@ def verdict_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
             "subject": verdict.subject,
             "ok": verdict.error is None,
             "error": verdict.error,
+            "note": verdict.note,
         }
         for verdict in verdicts
     ]
@@ -282,7 +321,7 @@ def print_verdicts(verdicts: list[Verdict]) -> None:
         what = f"{verdict.subject}  " if verdict.subject else ""
         if verdict.error:
             stdout.print(f"FAILED  {what}{verdict.error}")
+        elif verdict.note:
+            stdout.print(f"note    {verdict.note}")
         else:
             stdout.print(f"ok      {what}{verdict.path}")
-    if not verdicts:
-        stdout.print("there is nothing to verify")

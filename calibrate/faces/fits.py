@@ -26,7 +26,7 @@ PinnedArgument = Annotated[str, typer.Argument(help="The version: NAME@3.")]
 
 @app.command("list")
 def list_fits(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Which fits there are, their versions and aliases, and the store that each comes from.
+    """Which fits there are, and where each comes from.
 
     Example: calibrate fits list
     """
@@ -49,7 +49,7 @@ def show(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """One fit: its polynomial, guards, quality and source, and the line that loads it.
+    """One fit: curve, quality, source, load line.
 
     Example: calibrate fits show max-retrieval
     """
@@ -75,7 +75,9 @@ def diff(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How much two fits differ: the largest change of beta over the common domain, and the fields.
+    """The largest change of beta between two fits.
+
+    Over the domain of both, and anywhere; and which fields differ.
 
     Example: calibrate fits diff paper max-retrieval
     """
@@ -99,9 +101,9 @@ def verify(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Checks the digests, check pairs, places and logs of a fit, or of every store.
+    """Check digests, check pairs and logs; exit 1 on a failure.
 
-    With --store and no reference, of that store alone. Exit code 1 if anything fails.
+    With --store and no reference, that store alone is checked.
 
     Example: calibrate fits verify
     """
@@ -111,20 +113,18 @@ def verify(
 
     if reference:
         verdicts = audit_reference(reference, store)
-    elif store and not store.is_dir():
-        raise CoefficientsError(f"{store} is no folder; give a store of fits")
     else:
-        folders = fit_views.distinct([store] if store else stores())
+        folders = fit_views.distinct(stores(store)[:1] if store else stores())
         verdicts = [verdict for folder in folders for verdict in audit_store(folder)]
+        if not verdicts:
+            raise CoefficientsError(f"{folders[0]} holds no fits; give a store, STORE/NAME/1.json")
     if as_json:
         _print_json(fit_views.verdict_records(verdicts))
     else:
         fit_views.print_verdicts(verdicts)
     failed = [verdict for verdict in verdicts if verdict.error]
     if failed:
-        raise CoefficientsError(
-            f"{len(failed)} of {len(verdicts)} failed, the first: {failed[0].error}"
-        )
+        raise CoefficientsError(f"{len(failed)} of {len(verdicts)} failed; see above for each")
 
 
 @app.command()
@@ -134,7 +134,9 @@ def alias(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Makes NAME@ALIAS lead to a version, wherever it led before; the log keeps every move.
+    """Make NAME@ALIAS lead to a version.
+
+    Wherever it led before; the log keeps every move.
 
     Example: calibrate fits alias mine@3 stable
     """
@@ -145,7 +147,7 @@ def alias(
     if as_json:
         _print_json(fit_views.name_record(held))
     else:
-        print(f"{held.name}@{name} is {reference}")
+        print(f"{held.name}@{name} is {reference}, in {held.folder.parent}")
 
 
 @app.command()
@@ -155,7 +157,9 @@ def yank(
     undo: Annotated[bool, typer.Option("--undo", help="Take the yank back.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Withdraws a version: the bare name skips it; its own number still loads, with a warning.
+    """Withdraw a version, or take that back.
+
+    The bare name skips it; its own number still loads, with a warning.
 
     Example: calibrate fits yank mine@3
     """
@@ -166,7 +170,8 @@ def yank(
     if as_json:
         _print_json(fit_views.name_record(held))
         return
-    print(fit_views.yank_in_words(held, reference, undo))
+    for line in fit_views.yank_in_words(held, reference, undo):
+        print(line)
 
 
 def _print_json(value: Any) -> None:

@@ -20,17 +20,21 @@ def draw_curve(
       rows: height in characters.
     """
     low, high = min(y), max(y)
-    if high - low < 1e-9 * max(abs(low), abs(high)):
-        low, high = low - 0.5, high + 0.5
+    span = high - low
     columns, dots_down = (len(x) + 1) // 2, 4 * rows
     cells = [[_BLANK] * columns for _ in range(rows)]
-    heights = [round((value - low) / (high - low) * (dots_down - 1)) for value in y]
+    flat = span <= 1e-9 * max(abs(low), abs(high))
+    shares = [0.5 if flat else (value - low) / span for value in y]
+    heights = [round(share * (dots_down - 1)) for share in shares]
     for i, height in enumerate(heights):
         previous = heights[i - 1] if i else height
         for dot in range(*_span(previous, height)):
             down = dots_down - 1 - dot
             cells[down // 4][i // 2] |= _DOTS[down % 4][i % 2]
     labels = [f"{high:.4g}", *[""] * (rows - 2), f"{low:.4g}"]
+    if flat:
+        labels = [""] * rows
+        labels[(dots_down - 1 - heights[0]) // 4] = f"{low:.4g}"
     width = max(map(len, labels))
     lines = [f"{'':{width}}  {y_label}"]
     lines += [

@@ -1,13 +1,14 @@
 """What a coefficient file says about its fit, field by field: checked, and never applied."""
 
 import re
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from calibrate.files.coefficients import N_COEFFICIENTS
 from calibrate.files.strict_json import (
-    Path,
     Shape,
+    Where,
     check_float,
     check_floats,
     check_integer,
@@ -21,18 +22,24 @@ check_digest = partial(
     pattern=re.compile(r"sha256:[0-9a-f]{64}"),
     remedy='give "sha256:" and 64 hexadecimal digits',
 )
-check_time = partial(
-    check_pattern,
-    pattern=re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00"),
-    remedy="write UTC as 2026-01-31T12:00:00+00:00",
-)
+_UTC = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
 
 
-def _count(value: Any, where: Path) -> None:
+def check_time(value: Any, where: Where) -> None:
+    """A moment in UTC."""
+    remedy = "write UTC as 2026-01-31T12:00:00+00:00"
+    check_pattern(value, where, _UTC, remedy)
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        refuse(where, value, remedy)
+
+
+def _count(value: Any, where: Where) -> None:
     check_integer(value, where, 0, 2**63 - 1)
 
 
-def _named(value: Any, where: Path) -> dict[str, Any]:
+def _named(value: Any, where: Where) -> dict[str, Any]:
     """An object whose field names are free."""
     if type(value) is not dict:
         refuse(where, value, "give an object")
@@ -41,12 +48,12 @@ def _named(value: Any, where: Path) -> dict[str, Any]:
     return value
 
 
-def _versions(value: Any, where: Path) -> None:
+def _versions(value: Any, where: Where) -> None:
     for tool, version in _named(value, where).items():
         check_text(version, (*where, tool))
 
 
-def _options(value: Any, where: Path) -> None:
+def _options(value: Any, where: Where) -> None:
     for name, option in _named(value, where).items():
         at = (*where, name)
         if type(option) is str:

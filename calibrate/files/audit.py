@@ -16,6 +16,7 @@ class Verdict(NamedTuple):
     path: Path
     subject: str | None  # the reference, where it is one
     error: str | None  # None if all is well
+    note: str | None = None  # an alias that does not load, which commands alone can bring about
 
 
 def audit_reference(reference: str, store: Path | None = None) -> list[Verdict]:
@@ -44,8 +45,8 @@ def _audit_name(folder: Path) -> list[Verdict]:
         return [Verdict(folder / LOG, None, str(failure))]
     verdicts = [_judge_version(held, version) for version in held.versions]
     for alias in sorted(held.history.aliases):
-        check = lambda which=alias: held.resolve(which)  # noqa: E731
-        verdicts.append(_judge(folder / LOG, f"{held.name}@{alias}", check))
+        led = _judge(folder / LOG, f"{held.name}@{alias}", lambda which=alias: held.resolve(which))  # type: ignore[misc]
+        verdicts.append(led._replace(error=None, note=led.error))
     return verdicts
 
 

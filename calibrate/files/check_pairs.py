@@ -1,9 +1,10 @@
 """Check pairs: do the coefficients still give the polynomial that was fitted?"""
 
+from decimal import Decimal
 from fractions import Fraction
 
 from calibrate.files.coefficients import N_COEFFICIENTS, Entry
-from calibrate.files.strict_json import Path, refuse, refuse_state
+from calibrate.files.strict_json import Where, refuse, refuse_state
 from calibrate.maths.rule import horner
 
 TOLERANCE = 1e-9  # of the largest |p| among the pairs
@@ -11,7 +12,7 @@ TOLERANCE = 1e-9  # of the largest |p| among the pairs
 Pairs = tuple[tuple[float, float], ...]
 
 
-def verify(entry: Entry, where: Path) -> None:
+def verify(entry: Entry, where: Where) -> None:
     """Five distinct points of the domain determine a quartic: the polynomial must meet them.
 
     Args:
@@ -27,36 +28,58 @@ def verify(entry: Entry, where: Path) -> None:
             (*where, "check"), f"at the entropies {points}",
             f"give five distinct ones of the domain [{lo}, {hi}]",
         )  # fmt: skip
-    missed = _first_missed(entry.coefficients, entry.check)
-    if missed is not None:
-        H, expected = entry.check[missed]
+    if _miss(entry.coefficients, entry.check):
+        misses = [abs(horner(H, entry.coefficients) - p) for H, p in entry.check]
+        worst = max(range(N_COEFFICIENTS), key=misses.__getitem__)
+        H, expected = entry.check[worst]
         refuse(
             (*where, "coefficients"), list(entry.coefficients),
-            f"they give p({H:.6g}) = {horner(H, entry.coefficients):.9g} where check[{missed}] "
+            f"they give p({H:.6g}) = {horner(H, entry.coefficients):.9g} where check[{worst}] "
             f"has {expected:.9g}: {_what_happened(entry)}",
         )  # fmt: skip
 
 
-def _first_missed(coefficients: tuple[float, ...], check: Pairs) -> int | None:
+def _miss(coefficients: tuple[float, ...], check: Pairs) -> bool:
+    """Whether the polynomial misses any of the pairs."""
     c4, c3, c2, c1, c0 = coefficients
     tolerance = TOLERANCE * max([abs(p) for _, p in check])
-    for i, (H, expected) in enumerate(check):
+    for H, expected in check:
         # `horner`, written out: files of a thousand heads are read too.
         if not abs((((c4 * H + c3) * H + c2) * H + c1) * H + c0 - expected) <= tolerance:
-            return i
-    return None
+            return True
+    return False
 
 
 def _what_happened(entry: Entry) -> str:
     """Why the coefficients miss their check pairs, and the remedy."""
-    if _first_missed(entry.coefficients[::-1], entry.check) is None:
+    if not _miss(entry.coefficients[::-1], entry.check):
         return "they are in reverse order; write the highest power first"
-    digits = max(len(repr(c).partition(".")[2]) for c in entry.coefficients)
-    half_a_digit = Fraction(50_001, 100_000) / 10**digits  # and a little, for the pairs' own digits
-    differences = zip(_interpolate(entry.check), entry.coefficients, strict=True)
-    if all(abs(original - Fraction(c)) <= half_a_digit for original, c in differences):
-        return f"they were rounded to {digits} digits; restore them all"
+    given = list(map(Fraction, entry.coefficients))
+    originals = _interpolate(entry.check)
+    gaps = [abs(o - c) for o, c in zip(originals, given, strict=True)]
+    if all(gap <= _half_a_digit(c) for gap, c in zip(gaps, entry.coefficients, strict=True)):
+        return "they were rounded; restore all their digits"
+    scale = max(given, key=abs) / (originals[given.index(max(given, key=abs))] or 1)
+    if all(abs(c - scale * o) * 10**6 <= abs(c) for o, c in zip(originals, given, strict=True)):
+        return f"they were multiplied by {_spell(scale)}; restore them"
+    if sum(sorted(gaps)[:-1]) * 10**6 < max(gaps):
+        i = gaps.index(max(gaps))
+        return f"coefficients[{i}] alone changed, from about {_spell(originals[i])}; restore it"
     return "they, the domain or the check changed since the fit; restore the file"
+
+
+def _half_a_digit(coefficient: float) -> Fraction:
+    """Of the last decimal place as written, and a little for the pairs' own digits."""
+    exponent = Decimal(repr(coefficient)).as_tuple().exponent
+    assert isinstance(exponent, int)  # coefficients are finite
+    return Fraction(50_001, 100_000) * Fraction(10) ** exponent
+
+
+def _spell(value: Fraction) -> str:
+    try:
+        return f"{float(value):.9g}"
+    except OverflowError:
+        return "a number beyond float64"
 
 
 def _interpolate(check: Pairs) -> list[Fraction]:

@@ -9,9 +9,8 @@ file.
 
 import hashlib
 import json
-import os
-import pathlib
 import re
+from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
@@ -19,13 +18,14 @@ from calibrate.files.about import PROVENANCE, QUALITY, SOURCE
 from calibrate.files.check_pairs import verify
 from calibrate.files.coefficients import N_COEFFICIENTS, SCHEMA_VERSION, Coefficients, Entry
 from calibrate.files.strict_json import (
-    Path,
+    Where,
     check_float,
     check_floats,
     check_free,
     check_integer,
     check_keys,
     check_pattern,
+    check_required,
     check_shape,
     check_word,
     parse,
@@ -33,6 +33,7 @@ from calibrate.files.strict_json import (
     refuse_state,
     spell,
 )
+from calibrate.files.whole import read_file
 from calibrate.maths.rule import Rule
 
 FORMAT = "calibrate.fit"
@@ -74,8 +75,8 @@ def dumps(coefficients: Coefficients) -> str:
     Raises:
       CoefficientsError: quality, source, provenance or extra hold what JSON has no word for.
     """
-    digested = _digested(coefficients)
     try:
+        digested = _digested(coefficients)
         document = {
             "format": FORMAT,
             "schema_version": coefficients.schema_version,
@@ -87,8 +88,8 @@ def dumps(coefficients: Coefficients) -> str:
             "quality": dict(coefficients.quality),
             "source": digested["source"],
             "provenance": dict(coefficients.provenance),
-            **coefficients.extra,
         }
+        document |= {k: v for k, v in coefficients.extra.items() if k not in document}
         return layout(document)
     except (TypeError, ValueError, RecursionError) as failure:
         raise CoefficientsError(
@@ -98,9 +99,12 @@ def dumps(coefficients: Coefficients) -> str:
 
 
 def layout(document: dict[str, Any]) -> str:
-    """The text of a document: an indent of 1, lists of numbers on one line."""
+    """The text of a document: an indent of 1, lists of numbers on one line; all in one if large."""
     text = json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
-    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    if len(text) <= MAX_BYTES:
+        return text
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def digest(coefficients: Coefficients) -> str:
@@ -131,7 +135,7 @@ def _digest(digested: dict[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(_encode(digested).encode()).hexdigest()
 
 
-def read(path: pathlib.Path) -> Coefficients:
+def read(path: Path) -> Coefficients:
     """Reads and verifies a coefficient file.
 
     Raises:
@@ -139,30 +143,26 @@ def read(path: pathlib.Path) -> Coefficients:
         mend it.
     """
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = b"" if size > MAX_BYTES else file.read(MAX_BYTES + 1)
+        data = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         raise CoefficientsError(f"{path} does not exist; check the path") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         reason = getattr(failure, "strerror", None) or failure
         raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
     try:
-        if size > MAX_BYTES:
-            refuse_state((), f"of {size:,} bytes", "a coefficient file is at most 1 MiB")
         return loads(data, path)
     except CoefficientsError as refusal:
         raise CoefficientsError(f"{path}: {refusal}") from None
 
 
-def loads(data: bytes, path: pathlib.Path | None = None) -> Coefficients:
+def loads(data: bytes, path: Path | None = None) -> Coefficients:
     """Verifies the bytes of a coefficient file, which lie at `path`.
 
     Raises:
       CoefficientsError: they break the format; says where, what and how to mend it.
     """
     if len(data) > MAX_BYTES:
-        refuse_state((), f"of {len(data):,} bytes", "a coefficient file is at most 1 MiB")
+        refuse_state((), "longer than 1 MiB", "give a coefficient file, which never is")
     document = parse(data)
     extra = _check_top(document)
     source, quality, provenance = document["source"], document["quality"], document["provenance"]
@@ -192,8 +192,9 @@ def loads(data: bytes, path: pathlib.Path | None = None) -> Coefficients:
 
 def _check_top(document: Any) -> dict[str, Any]:
     """The top level but for its objects; returns the fields that are not interpreted."""
-    check_keys(document, (), ("format", "schema_version"), optional=document)
-    check_word(document["format"], ("format",), (FORMAT,))
+    check_required(document, (), ("format", "schema_version"))
+    if document["format"] != FORMAT:
+        refuse(("format",), document["format"], f'give a coefficient file, which has "{FORMAT}"')
     version = document["schema_version"]
     check_pattern(
         version, ("schema_version",), _MINOR_VERSION,
@@ -217,7 +218,8 @@ def _rule(value: Any) -> Rule:
     check_keys(value, ("rule",), _RULE_KEYS)
     for key, word in _RULE_WORDS.items():
         if value[key] != word:
-            check_word(value[key], ("rule", key), (word,))
+            refuse(("rule", key), value[key], f'this calibrate reads "{word}", and exchanging the '
+                   "word converts no numbers: fit again")  # fmt: skip
     check_word(value["outside"], ("rule", "outside"), ("clamp", "identity"))
     for key in _RULE_NUMBERS:
         check_float(value[key], ("rule", key))
@@ -230,7 +232,7 @@ def _entries(value: Any) -> tuple[Entry, ...]:
     return tuple([_entry(entry, ("entries", i)) for i, entry in enumerate(value)])
 
 
-def _entry(value: Any, where: Path) -> Entry:
+def _entry(value: Any, where: Where) -> Entry:
     check_keys(value, where, _ENTRY_KEYS)
     layer, head, domain = value["layer"], value["head"], value["domain"]
     if layer is not None:

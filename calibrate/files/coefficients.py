@@ -14,6 +14,7 @@ from calibrate.maths.rule import Rule, horner
 
 N_COEFFICIENTS = 5
 SCHEMA_VERSION = "1.0"
+MAX_ENTROPY = 64.0  # nats: e^64 items are more than any memory holds
 
 
 @dataclass(frozen=True)
@@ -28,21 +29,36 @@ class Entry:
     check: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._make_floats()
         powers, (lo, hi) = self.coefficients, self.domain
         if len(powers) != N_COEFFICIENTS or not all(map(math.isfinite, powers)):
             raise CoefficientsError(
                 f"coefficients are {powers!r}; give {N_COEFFICIENTS} finite numbers, "
                 "highest power first"
             )
-        if not 0 <= lo < hi < math.inf:
-            raise CoefficientsError(f"domain is [{lo!r}, {hi!r}]; give 0 <= lo < hi, in nats")
+        if not 0 <= lo < hi <= MAX_ENTROPY:
+            raise CoefficientsError(
+                f"domain is [{lo!r}, {hi!r}]; give 0 <= lo < hi <= {MAX_ENTROPY:g}, in nats"
+            )
         if not self.check:
             object.__setattr__(self, "check", self._make_check())
+
+    def _make_floats(self) -> None:
+        """Integers and NumPy's numbers too become what a file holds."""
+        if all(type(number) is float for number in (*self.coefficients, *self.domain)):
+            return
+        try:
+            object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
+            object.__setattr__(self, "domain", tuple(map(float, self.domain)))
+        except (TypeError, ValueError, OverflowError) as failure:
+            raise CoefficientsError(
+                f"coefficients or domain are no numbers of float64 ({failure}); give such"
+            ) from failure
 
     def _make_check(self) -> tuple[tuple[float, float], ...]:
         lo, hi = self.domain
         quarters = [lo + (hi - lo) * i / (N_COEFFICIENTS - 1) for i in range(N_COEFFICIENTS - 1)]
-        check = tuple((float(H), float(horner(H, self.coefficients))) for H in (*quarters, hi))
+        check = tuple((H, horner(H, self.coefficients)) for H in (*quarters, hi))
         if len({H for H, _ in check}) < N_COEFFICIENTS:
             raise CoefficientsError(f"domain is [{lo!r}, {hi!r}]; it is too narrow for a fit")
         if not all(math.isfinite(p) for _, p in check):
@@ -76,12 +92,12 @@ class Coefficients:
     def __post_init__(self):
         rule = self.rule
         if rule.outside not in ("clamp", "identity"):
-            raise CoefficientsError(f"outside is {rule.outside!r}; use 'clamp' or 'identity'")
+            raise CoefficientsError(f"rule.outside is {rule.outside!r}; use 'clamp' or 'identity'")
         if not 0 <= rule.min_entropy < math.inf:
-            raise CoefficientsError(f"min_entropy is {rule.min_entropy!r}; give nats >= 0")
+            raise CoefficientsError(f"rule.min_entropy is {rule.min_entropy!r}; give nats >= 0")
         if not 0 < rule.min_beta <= rule.max_beta < math.inf:
             raise CoefficientsError(
-                f"min_beta is {rule.min_beta!r} and max_beta {rule.max_beta!r}; "
+                f"rule.min_beta is {rule.min_beta!r} and rule.max_beta {rule.max_beta!r}; "
                 "give 0 < min_beta <= max_beta"
             )
         _refuse_overlap(self.entries)
@@ -125,15 +141,19 @@ def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
         all_heads = heads and (entry.head is None or None in heads)
         if entry.head in heads or all_layers or all_heads:
             raise CoefficientsError(
-                f"entries[{i}] is for layer {entry.layer}, head {entry.head}, which another entry "
-                "covers too (None means all); keep one of them"
+                f"entries[{i}] is for layer {_all(entry.layer)}, head {_all(entry.head)}, which "
+                "another entry covers too; keep one of them"
             )
         heads.add(entry.head)
 
 
+def _all(index: int | None) -> str:
+    return "null (all)" if index is None else str(index)
+
+
 def identity() -> Coefficients:
     """Coefficients that leave softmax as it is: beta is 1 at every entropy."""
-    entry = Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, 64.0))
+    entry = Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, MAX_ENTROPY))
     return Coefficients(Rule(max_beta=1.0), (entry,), name="identity")
 
 

@@ -1,6 +1,7 @@
 """How two fits differ: the largest change of beta, and the fields of their files."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,69 +13,89 @@ from calibrate.maths.rule import beta_of_entropy
 
 N_POINTS = 10_001
 # They follow from the other fields, or differ between any two files.
-_NOT_COMPARED = ("id", "name", "version", "check")
+_NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
+_ABSENT = object()
 
 
 class Change(NamedTuple):
-    """The largest change of beta between two entries for the same head."""
+    """The largest change of beta on a range of entropies."""
+
+    largest: float  # |beta_b - beta_a|
+    entropy: float  # where it is, nats
+    betas: tuple[float, float]  # (beta_a, beta_b) there
+    range: tuple[float, float]  # nats
+
+
+class HeadDifference(NamedTuple):
+    """How beta differs between two entries for the same head."""
 
     layer: int | None
     head: int | None
-    domain: tuple[float, float] | None  # what both domains cover, nats; None if nothing
-    largest: float  # |beta_b - beta_a|; NaN without a common domain
-    entropy: float  # where it is, nats
-    betas: tuple[float, float]  # (beta_a, beta_b) there
+    common: Change | None  # on what both domains cover; None if that is nothing
+    anywhere: Change  # at any entropy; past both domains beta does not change any more
 
 
 class Difference(NamedTuple):
     """How fit b differs from fit a."""
 
-    changes: list[Change]  # of the heads that both have
+    heads: list[HeadDifference]  # that both fits have an entry for
     fields: list[tuple[str, Any, Any]]  # path in the file, value in a, value in b; None is absent
 
 
 def compare(a: Coefficients, b: Coefficients) -> Difference:
-    """The largest change of beta over the common domain, head by head, and the fields that differ.
+    """The largest changes of beta, head by head, and the fields that differ.
 
-    Beta is compared at 10,001 evenly spaced entropies of each common domain.
+    Beta is compared at 10,001 evenly spaced entropies of each range.
     """
-    others = {(entry.layer, entry.head): entry for entry in b.entries}
-    pairs = [
-        (entry, others[entry.layer, entry.head]) for entry in a.entries
-        if (entry.layer, entry.head) in others
+    heads = [
+        _head_difference(a, entry, b, other)
+        for entry in a.entries for other in b.entries
+        if _meet(entry.layer, other.layer) and _meet(entry.head, other.head)
     ]  # fmt: skip
-    changes = [_change(a, entry, b, other) for entry, other in pairs]
     left, right = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in (a, b))
     paths = [*left, *(path for path in right if path not in left)]
     fields = [
         (path, left.get(path), right.get(path))
-        for path in paths if left.get(path) != right.get(path)
+        for path in paths if not _same(left.get(path, _ABSENT), right.get(path, _ABSENT))
     ]  # fmt: skip
-    return Difference(changes, fields)
+    return Difference(heads, fields)
 
 
-def _change(a: Coefficients, entry: Entry, b: Coefficients, other: Entry) -> Change:
-    lo = max(entry.domain[0], other.domain[0])
-    hi = min(entry.domain[1], other.domain[1])
-    if lo > hi:
-        nan = float("nan")
-        return Change(entry.layer, entry.head, None, nan, nan, (nan, nan))
-    H = np.linspace(lo, hi, N_POINTS)
-    before = beta_of_entropy(H, entry.coefficients, entry.domain, a.rule, np)
-    after = beta_of_entropy(H, other.coefficients, other.domain, b.rule, np)
-    most = int(np.abs(after - before).argmax())
-    betas = float(before[most]), float(after[most])
-    return Change(
-        entry.layer, entry.head, (lo, hi), abs(betas[1] - betas[0]), float(H[most]), betas
-    )
+def _meet(one: int | None, other: int | None) -> bool:
+    return one is None or other is None or one == other
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Equal as JSON: 1, 1.0 and true are three values."""
+    return repr(x) == repr(y)
+
+
+def _head_difference(
+    a: Coefficients, entry: Entry, b: Coefficients, other: Entry
+) -> HeadDifference:
+    def change(lo: float, hi: float) -> Change:
+        H = np.linspace(lo, hi, N_POINTS)
+        before = beta_of_entropy(H, entry.coefficients, entry.domain, a.rule, np)
+        after = beta_of_entropy(H, other.coefficients, other.domain, b.rule, np)
+        most = int(np.abs(after - before).argmax())
+        betas = float(before[most]), float(after[most])
+        return Change(abs(betas[1] - betas[0]), float(H[most]), betas, (lo, hi))
+
+    lows, highs = zip(entry.domain, other.domain, strict=True)
+    lo, hi, past = max(lows), min(highs), max(highs) + 1
+    common = change(lo, hi) if lo <= hi else None
+    layer = entry.layer if other.layer is None else other.layer
+    head = entry.head if other.head is None else other.head
+    return HeadDifference(layer, head, common, change(0.0, past))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every value of a document that is no object, with its path; entries one by one."""
+    if _NOT_COMPARED.fullmatch(path):
+        return
     if isinstance(value, dict):
         for key, item in value.items():
-            if key not in _NOT_COMPARED:
-                yield from _leaves(item, f"{path}.{key}" if path else key)
+            yield from _leaves(item, f"{path}.{key}" if path else key)
     elif path == "entries":
         for i, item in enumerate(value):
             yield from _leaves(item, f"{path}[{i}]")

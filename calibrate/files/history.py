@@ -21,11 +21,11 @@ from calibrate.files.strict_json import (
     check_word,
     parse,
 )
-from calibrate.files.whole import write_whole
+from calibrate.files.whole import read_file, write_whole
 
 LOG = "log.jsonl"
-MAX_BYTES = 1 << 24
-ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}")
+MAX_BYTES = 1 << 20
+ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
 
 _FIELDS = {
     "publish": ("at", "event", "version", "id"),
@@ -42,6 +42,7 @@ class History(NamedTuple):
     ids: dict[int, set[str]]
     aliases: dict[str, int]
     yanked: set[int]
+    mentioned: set[int]  # every version that any event names: none of them is given out again
 
 
 def read_history(folder: Path) -> History:
@@ -50,7 +51,7 @@ def read_history(folder: Path) -> History:
     Raises:
       CoefficientsError: the log cannot be read or is damaged.
     """
-    history = History({}, {}, set())
+    history = History({}, {}, set(), set())
     path = folder / LOG
     for number, line in enumerate(_lines(path), start=1):
         try:
@@ -66,14 +67,14 @@ def read_history(folder: Path) -> History:
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_file(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as failure:
-        raise CoefficientsError(f"cannot read {path}: {failure.strerror}") from failure
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or failure
+        raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
     if len(data) > MAX_BYTES:
-        raise CoefficientsError(f"{path} has more than {MAX_BYTES} bytes; move it away")
+        raise CoefficientsError(f"{path} is longer than 1 MiB, which no log is; restore it")
     return data.splitlines()
 
 
@@ -92,6 +93,7 @@ def _check_event(event: Any) -> dict[str, Any]:
 
 def _apply(history: History, event: dict[str, Any]) -> None:
     version = event["version"]
+    history.mentioned.add(version)
     if event["event"] == "publish":
         history.ids.setdefault(version, set()).add(event["id"])
     elif event["event"] == "alias":
@@ -106,10 +108,12 @@ def append_event(folder: Path, event: str, version: int, **fields: str) -> None:
     """Adds an event to the log; the caller has the store locked.
 
     Raises:
-      CoefficientsError: the disk does not take it; the log is as it was.
+      CoefficientsError: the disk does not take it, or the log is full; it is as it was.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
     line = json.dumps({"at": at, "event": event, "version": version, **fields})
     path = folder / LOG
-    lines = [*_lines(path), line.encode()]
-    write_whole(path, b"\n".join(lines) + b"\n", CoefficientsError)
+    data = b"\n".join([*_lines(path), line.encode()]) + b"\n"
+    if len(data) > MAX_BYTES:
+        raise CoefficientsError(f"{path} is full, at 1 MiB; publish under another name")
+    write_whole(path, data, CoefficientsError)

@@ -6,6 +6,7 @@ and the fits published with the package; the first that holds the name decides. 
 integers, immutable, and never given out twice, even if the file was deleted.
 """
 
+import difflib
 import os
 import re
 import warnings
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficient_file import NAME_PATTERN, NAME_REMEDY, digest, dumps, loads, read
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.history import ALIAS_PATTERN, History, append_event, read_history
+from calibrate.files.history import ALIAS_PATTERN, LOG, History, append_event, read_history
 from calibrate.files.whole import locked, remove_leftovers, write_whole
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -59,20 +60,23 @@ class Held(NamedTuple):
         else:
             return self.default
         if version not in self.versions:
-            present = ", ".join(map(str, self.versions[-8:]))
+            present = ", ".join(f"{self.name}@{number}" for number in self.versions[-8:])
+            state = "was published, but its file is gone" if version in self.history.ids else (
+                "does not exist"
+            )  # fmt: skip
             raise CoefficientsError(
-                f"'{self.name}@{which}' does not exist in {self.folder}; it has versions "
-                f"{'..., ' if len(self.versions) > 8 else ''}{present}"
+                f"'{self.name}@{which}' {state} in {self.folder.absolute()}; "
+                f"there is {'..., ' if len(self.versions) > 8 else ''}{present}"
             )
         return version
 
     def _follow(self, alias: str) -> int:
         version = self.history.aliases.get(alias)
         if version is None:
-            known = ", ".join(sorted(self.history.aliases)) or "none"
+            known = ", ".join(sorted(self.history.aliases)[:8]) or "none"
             raise CoefficientsError(
-                f"{self.name!r} in {self.folder} has no alias {alias!r} (it has {known}); "
-                f"`calibrate fits alias {self.name}@VERSION {alias}` makes it"
+                f"{self.name!r} in {self.folder.absolute()} has no alias {alias!r} (it has "
+                f"{known}); `calibrate fits alias {self.name}@VERSION {alias}` makes it"
             )
         if version in self.history.yanked:
             raise CoefficientsError(
@@ -86,8 +90,8 @@ class Held(NamedTuple):
         coefficients = read(self.path(version))
         if (coefficients.name, coefficients.version) != (self.name, version):
             raise CoefficientsError(
-                f"{coefficients.path} says that it is {coefficients.reference}; "
-                "files of a store keep their place, restore it"
+                f"{coefficients.path} holds {coefficients.reference}; versions keep their place: "
+                "restore the file, or load it by its path"
             )
         published = self.history.ids.get(version)
         if published and digest(coefficients) not in published:
@@ -102,11 +106,17 @@ def published_store() -> Path:
     """The package's own fits: inside the package in a wheel, beside it in the repository."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "published_fits"
-    return inside if inside.is_dir() else package.parent / "fits"
+    return inside if os.path.isdir(inside) else package.parent / "fits"
 
 
 def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path]]:
-    """The folders that a reference is looked up in, first to last, and how each was chosen."""
+    """The folders that a reference is looked up in, first to last, and how each was chosen.
+
+    Raises:
+      CoefficientsError: `store` is given and is no folder; the others need not exist yet.
+    """
+    if store and not os.path.isdir(store):
+        raise CoefficientsError(f"{store} is no folder; give a store of fits")
     chosen = [("--store", store), ("$CALIBRATE_FITS", os.environ.get("CALIBRATE_FITS"))]
     found = [(origin, Path(folder)) for origin, folder in chosen if folder]
     return [*found, ("./fits", Path("fits")), ("package", published_store())]
@@ -119,7 +129,7 @@ def stores(store: str | os.PathLike[str] | None = None) -> list[Path]:
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
     """The folder that new fits go to: the one given, $CALIBRATE_FITS, or ./fits."""
-    return stores(store)[0]
+    return Path(store) if store else stores()[0]
 
 
 def load(
@@ -142,6 +152,8 @@ def load(
     Warns:
       UserWarning: a yanked version that was asked for by its number.
     """
+    if fingerprint is not None and not isinstance(fingerprint, str):
+        raise CoefficientsError(f"fingerprint is {fingerprint!r}; give that of a head, a text")
     if is_path(reference):
         coefficients = read(Path(reference))
     else:
@@ -160,7 +172,7 @@ def load(
 
 def _for_another_head(coefficients: Coefficients, fingerprint: str) -> str:
     theirs = coefficients.fingerprint
-    made_for = f"made for head {coefficients.source.get('head')!r} ({theirs})"
+    made_for = f"made for head {coefficients.source.get('head', 'without a name')!r} ({theirs})"
     return (
         f"{coefficients.reference} is {made_for if theirs else 'made for no head in particular'}, "
         f"not for {fingerprint}; calibrate this head, or leave `fingerprint` out if you mean it"
@@ -169,6 +181,8 @@ def _for_another_head(coefficients: Coefficients, fingerprint: str) -> str:
 
 def is_path(reference: str | os.PathLike[str]) -> bool:
     """Whether a reference is the path of a file, not a name."""
+    if not isinstance(reference, str | os.PathLike):
+        raise CoefficientsError(f"{reference!r} is no reference; use a name or a path")
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
 
 
@@ -194,9 +208,14 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> Held:
     searched = stores(store)
     for folder in searched:
         if versions(folder, name):
-            return hold(folder, name)
-    places = ", ".join(str(place) for place in searched)
-    raise CoefficientsError(f"no fit is named {name!r} in {places}; `calibrate fit` makes one")
+            held = hold(folder, name)
+            if held.versions:
+                return held
+    places = ", ".join(str(folder.absolute()) for folder in searched)
+    known = [other for folder in searched for other in names(folder)]
+    meant = difflib.get_close_matches(name, known, 1)
+    remedy = f"did you mean {meant[0]!r}?" if meant else "`calibrate fit` makes one"
+    raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
 
 
 def hold(store: Path, name: str) -> Held:
@@ -210,20 +229,27 @@ def versions(store: Path, name: str) -> list[int]:
         found = [_VERSION_FILE.fullmatch(entry) for entry in os.listdir(store / name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as failure:
-        raise CoefficientsError(f"cannot read {store / name}: {failure.strerror}") from failure
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        raise CoefficientsError(f"cannot read {store / name}: {failure}") from failure
     return sorted(int(match[1]) for match in found if match)
 
 
 def names(store: Path) -> list[str]:
-    """The names that one store holds."""
+    """The names that one store holds, also those that only their log remembers."""
     try:
         found = os.listdir(store)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as failure:
-        raise CoefficientsError(f"cannot read {store}: {failure.strerror}") from failure
-    return sorted(n for n in found if NAME_PATTERN.fullmatch(n) and versions(store, n))
+    except (OSError, ValueError) as failure:
+        raise CoefficientsError(f"cannot read {store}: {failure}") from failure
+    return sorted(name for name in found if NAME_PATTERN.fullmatch(name) and _holds(store, name))
+
+
+def _holds(store: Path, name: str) -> bool:
+    try:
+        return bool(versions(store, name)) or os.path.lexists(store / name / LOG)
+    except CoefficientsError:
+        return True  # whoever looks at it will say what is wrong
 
 
 def check_name(name: str) -> None:
@@ -256,8 +282,8 @@ def publish(
     check_name(coefficients.name)
     while True:
         try:
-            with locked(store, CoefficientsError):
-                return _publish(coefficients, store, unchanged)
+            with locked(store, CoefficientsError) as alone:
+                return _publish(coefficients, store, unchanged, alone)
         except FileExistsError:
             continue  # without locks, another writer took the number
 
@@ -266,28 +292,50 @@ def _publish(
     coefficients: Coefficients,
     store: Path,
     unchanged: Callable[[Coefficients, Coefficients], bool],
+    alone: bool,
 ) -> tuple[Coefficients, bool]:
     held = hold(store, coefficients.name)
-    if held.versions:
-        newest = held.read(held.versions[-1])
-        if unchanged(newest, coefficients):
-            return newest, False
-    number = max([0, *held.versions, *held.history.ids]) + 1
+    newest = _newest(held)
+    if newest and unchanged(newest, coefficients):
+        return newest, False
+    _refuse_link(held.folder)
+    number = max([0, *held.versions, *held.history.mentioned]) + 1
     path = held.path(number)
     numbered = replace(coefficients, version=number, path=path)
     data = dumps(numbered).encode()
     numbered = loads(data, path)  # what cannot be loaded is not published
-    remove_leftovers(held.folder, "*.json*")
+    if alone:
+        remove_leftovers(held.folder, "*.json*")
     append_event(held.folder, "publish", number, id=digest(numbered))
     write_whole(path, data, CoefficientsError, exclusive=True)
     return numbered, True
 
 
+def _refuse_link(folder: Path) -> None:
+    """Nothing is written outside the store."""
+    if folder.is_symlink():
+        raise CoefficientsError(f"{folder} is a link; write into the store that it leads to")
+
+
+def _newest(held: Held) -> Coefficients | None:
+    """The highest version present; one that is damaged does not stand in the way of the next."""
+    if not held.versions:
+        return None
+    try:
+        return held.read(held.versions[-1])
+    except CoefficientsError as failure:
+        warnings.warn(f"{failure}; the new fit becomes the next version", stacklevel=4)
+        return None
+
+
 def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> Held:
     """Makes NAME@alias lead to the version that "name@version" names, and logs it.
 
+    Args:
+      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
     Raises:
-      CoefficientsError: no alias, no such version, a yanked one, or a store that cannot be written.
+      CoefficientsError: no alias, no such version, a yanked or damaged one, or a store that cannot
+        be written.
     """
     if not ALIAS_PATTERN.fullmatch(name):
         raise CoefficientsError(
@@ -295,13 +343,21 @@ def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None
         )
     held, version = _pinned(reference, store)
     if version in held.history.yanked:
-        raise CoefficientsError(f"{reference} was yanked; an alias must lead to a usable version")
+        raise CoefficientsError(
+            f"{reference} was yanked; choose another version, or take it back by "
+            f"`calibrate fits yank {reference} --undo`"
+        )
+    held.read(version)
+    if held.history.aliases.get(name) == version:
+        return held
     return _log(held, "alias", version, alias=name)
 
 
 def yank(reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False) -> Held:
     """Takes "name@version" out of what a bare name stands for, or puts it back, and logs it.
 
+    Args:
+      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
     Raises:
       CoefficientsError: no such version, or a store that cannot be written.
     """
@@ -314,8 +370,14 @@ def yank(reference: str, store: str | os.PathLike[str] | None = None, undo: bool
 def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Held, int]:
     name, _, version = reference.partition("@")
     if not NAME_PATTERN.fullmatch(name) or not _VERSION.fullmatch(version):
-        raise CoefficientsError(f"{reference!r} is no pinned version; use NAME@VERSION")
+        raise CoefficientsError(
+            f"{reference!r} names no version by its number; use NAME@VERSION, such as {name}@1"
+        )
     held, number = find(reference, store)
+    if store and held.folder.parent != Path(store):
+        raise CoefficientsError(
+            f"{name!r} is not in {store} but in {held.folder.parent}; give that as the store"
+        )
     if held.folder.parent not in stores(store)[:-1]:
         raise CoefficientsError(
             f"{reference} came with the package, in {held.folder.parent}, which stays as it is; "
@@ -325,6 +387,7 @@ def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Held,
 
 
 def _log(held: Held, event: str, version: int, **fields: str) -> Held:
+    _refuse_link(held.folder)
     with locked(held.folder.parent, CoefficientsError):
         append_event(held.folder, event, version, **fields)
     return hold(held.folder.parent, held.folder.name)

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 from calibrate.errors import CoefficientsError
 
 MAX_DEPTH = 32  # of values whose structure is free
-_SHOWN = 60  # characters of a value in a message
-_MANY_DIGITS = 20
+_SHOWN = 80  # characters of a value in a message
+_MANY_DIGITS = 4_300  # Python's own limit
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
-Path = tuple[str | int, ...]
-Check = Callable[[Any, Path], None]
+Where = tuple[str | int, ...]
+Check = Callable[[Any, Where], None]
 Shape = Check | dict[str, Any] | list[Any]
 
 
@@ -31,27 +31,27 @@ class Refused:
         self.remedy = remedy
 
 
-def refuse(where: Path, value: Any, remedy: str) -> NoReturn:
+def refuse(where: Where, value: Any, remedy: str) -> NoReturn:
     """Raises CoefficientsError: WHERE is VALUE; REMEDY. Values are shortened and escaped."""
     if isinstance(value, Refused):
         remedy = value.remedy
     refuse_state(where, describe(value), remedy)
 
 
-def refuse_state(where: Path, state: str, remedy: str) -> NoReturn:
+def refuse_state(where: Where, state: str, remedy: str) -> NoReturn:
     """Raises CoefficientsError about something other than a value, in words of our own."""
     raise CoefficientsError(f"{spell(where)} is {state}; {remedy}")
 
 
-def spell(where: Path) -> str:
-    """A path in words: entries[0].domain; $ is the whole document."""
+def spell(where: Where) -> str:
+    """A path in words, such as entries[0].domain; without steps, the file."""
     steps = ""
     for step in where:
         if isinstance(step, int):
             steps += f"[{step}]"
         else:
             steps += "." + (step if _PLAIN_WORD.fullmatch(step) else describe(step))
-    return steps.removeprefix(".") or "$"
+    return steps.removeprefix(".") or "the file"
 
 
 def describe(value: Any) -> str:
@@ -123,14 +123,10 @@ _decode_long_integers = json.JSONDecoder(
 
 
 def check_keys(
-    value: Any, where: Path, required: Collection[str], optional: Collection[str] = ()
+    value: Any, where: Where, required: Collection[str], optional: Collection[str] = ()
 ) -> None:
     """An object with these keys and no others."""
-    if type(value) is not dict:
-        refuse(where, value, "give an object")
-    for key in required:
-        if key not in value:
-            refuse_state((*where, key), "absent", "this field is required")
+    check_required(value, where, required)
     if len(value) == len(required):
         return
     for key in value:
@@ -138,46 +134,56 @@ def check_keys(
             _refuse_unknown((*where, key))
 
 
-def _refuse_unknown(where: Path) -> NoReturn:
+def check_required(value: Any, where: Where, required: Collection[str]) -> None:
+    """An object with at least these keys."""
+    if type(value) is not dict:
+        refuse(where, value, "give an object")
+    for key in required:
+        if key not in value:
+            refuse_state((*where, key), "absent", "this field is required")
+
+
+def _refuse_unknown(where: Where) -> NoReturn:
     remedy = "remove it, or upgrade calibrate if the file is newer"
     refuse_state(where, "not a known field", remedy)
 
 
-def check_word(value: Any, where: Path, words: Sequence[str]) -> None:
+def check_word(value: Any, where: Where, words: Sequence[str]) -> None:
     """One of a few words."""
     if type(value) is not str or value not in words:
         refuse(where, value, "write " + " or ".join(f'"{word}"' for word in words))
 
 
-def check_pattern(value: Any, where: Path, pattern: re.Pattern[str], remedy: str) -> None:
+def check_pattern(value: Any, where: Where, pattern: re.Pattern[str], remedy: str) -> None:
     """Text that a pattern describes from end to end."""
     if type(value) is not str or not pattern.fullmatch(value):
         refuse(where, value, remedy)
 
 
-def check_text(value: Any, where: Path) -> None:
+def check_text(value: Any, where: Where) -> None:
     """One printable line: it will appear in terminals."""
     if type(value) is not str or not value.isprintable() or not 0 < len(value) <= 1000:
         refuse(where, value, "give one line of 1 to 1000 printable characters")
 
 
-def check_integer(value: Any, where: Path, lowest: int, highest: int) -> None:
+def check_integer(value: Any, where: Where, lowest: int, highest: int) -> None:
     """An integer within bounds; 1.0 and true are none."""
     if type(value) is not int or not lowest <= value <= highest:
         refuse(where, value, f"give an integer from {lowest} to {highest}")
 
 
-def check_float(value: Any, where: Path) -> None:
+def check_float(value: Any, where: Where) -> None:
     """A finite number, spelled as a float: 64.0, not 64, whose digest would be another."""
     if type(value) is int:
-        refuse(where, value, "give a number within float64, with its decimal point (64.0)")
+        remedy = f"write {value}.0 (some tools drop the .0)"
+        refuse(where, value, remedy if abs(value) < 2**53 else "give a number within float64")
     if type(value) is not float:
         refuse(where, value, "give a number")
     if not math.isfinite(value):
         refuse_state(where, "beyond float64", "give a finite number")
 
 
-def check_floats(value: Any, where: Path, count: int) -> None:
+def check_floats(value: Any, where: Where, count: int) -> None:
     """A list of that many finite numbers, each spelled as a float."""
     if type(value) is not list or len(value) != count:
         refuse(where, value, f"give a list of {count} numbers")
@@ -190,7 +196,7 @@ def check_floats(value: Any, where: Path, count: int) -> None:
         check_float(number, (*where, i))
 
 
-def check_shape(value: Any, where: Path, shape: Shape, newer: bool = False) -> None:
+def check_shape(value: Any, where: Where, shape: Shape, newer: bool = False) -> None:
     """A value as `shape` has it; every field of an object may be absent.
 
     Args:
@@ -217,7 +223,7 @@ def check_shape(value: Any, where: Path, shape: Shape, newer: bool = False) -> N
                 _refuse_unknown((*where, key))
 
 
-def check_free(value: Any, where: Path) -> None:
+def check_free(value: Any, where: Where) -> None:
     """Any JSON value that can be written back: finite, and at most 32 levels deep."""
     flaw = _flaw(value, 0)
     if flaw:
@@ -225,7 +231,7 @@ def check_free(value: Any, where: Path) -> None:
         refuse_state((*where, *path), state, remedy)
 
 
-def _flaw(value: Any, depth: int) -> tuple[Path, str, str] | None:
+def _flaw(value: Any, depth: int) -> tuple[Where, str, str] | None:
     """(path from here, state, remedy) of the first value that cannot be written back."""
     if isinstance(value, Refused):
         return (), value.what, value.remedy

@@ -5,6 +5,7 @@ import errno
 import fnmatch
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,12 +57,28 @@ def write_whole(
             os.unlink(temporary)
 
 
+def read_file(path: Path, most: int) -> bytes:
+    """A regular file's bytes, or `most` and one of them: whoever asks then refuses the rest.
+
+    Raises:
+      OSError: it cannot be read, or is something else than a file: a pipe would never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return bytes(most + 1) if status.st_size > most else file.read(most + 1)
+
+
 @contextlib.contextmanager
-def locked(folder: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[None]:
+def locked(folder: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[bool]:
     """Waits until no other process holds the folder, which is made if it is absent.
 
     The lock ends with the process, however it ends. Where the system has no locks (Windows, some
-    network disks) nobody waits; exclusive names still keep two writers apart.
+    network disks) nobody waits, and it yields False; exclusive names still keep writers apart.
 
     Raises:
       error: the folder cannot be made or written.
@@ -69,20 +86,26 @@ def locked(folder: Path, error: type[CalibrateError] = CalibrateError) -> Iterat
     path = folder / ".lock"
     try:
         make_folder(folder)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as failure:
         raise unwritable(path, failure, error) from failure
     try:
-        try:
-            if fcntl:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as failure:
-            if failure.errno not in _NO_LOCKS:
-                raise unwritable(path, failure, error) from failure
-        yield
+        yield _lock(descriptor, path, error)
     finally:
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, error: type[CalibrateError]) -> bool:
+    if not fcntl:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as failure:
+        if failure.errno not in _NO_LOCKS:
+            raise unwritable(path, failure, error) from failure
+        return False
+    return True
 
 
 def make_folder(folder: Path) -> None:
