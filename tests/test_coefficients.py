@@ -206,7 +206,7 @@ def test_layout_is_free(document):
 
 
 def test_a_large_fit_is_written_without_layout():
-    entries = tuple(Entry((0.1, 0.2, 0.3, 0.4, i / 3), (0.5, 3.0), 0, i) for i in range(5_000))
+    entries = tuple(Entry((0.1, 0.2, 0.3, 0.4, i / 3), (0.5, 3.0), 0, i) for i in range(4_000))
     text = dumps(rich_fit(entries=entries))
     assert text.count("\n") == 1
     assert dumps(loads(text.encode())) == text

@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficient_file import dumps, read
-from calibrate.files.store import publish
+from calibrate.files.publishing import publish
 from calibrate.maths import reference, solver
 from calibrate.pipeline.collect import collect
 from calibrate.pipeline.fit import (

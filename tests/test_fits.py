@@ -16,7 +16,8 @@ from calibrate.faces.text_plot import draw_curve
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.difference import compare
-from calibrate.files.store import publish, published_store
+from calibrate.files.publishing import publish
+from calibrate.files.store import published_store
 from calibrate.maths.rule import Rule
 
 ROOT = Path(__file__).parents[1]

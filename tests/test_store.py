@@ -26,16 +26,8 @@ from calibrate.files.audit import audit_reference, audit_store
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.history import LOG, append_event, read_history
-from calibrate.files.store import (
-    alias,
-    hold,
-    names,
-    publish,
-    published_store,
-    stores,
-    versions,
-    yank,
-)
+from calibrate.files.publishing import alias, publish, yank
+from calibrate.files.store import hold, names, published_store, stores, versions
 from calibrate.maths.rule import Rule
 
 
@@ -149,7 +141,7 @@ PUBLISHER = """
 import sys
 from pathlib import Path
 from calibrate.files.coefficients import identity
-from calibrate.files.store import publish
+from calibrate.files.publishing import publish
 for _ in range(int(sys.argv[2])):
     print(publish(identity(), Path(sys.argv[1]))[0].version, flush=True)
 """
@@ -184,13 +176,13 @@ def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypa
 
     def late(folder, *event, **fields):
         """Another writer takes the number between our look at the folder and our file."""
-        monkeypatch.setattr("calibrate.files.store.append_event", append_event)
+        monkeypatch.setattr("calibrate.files.publishing.append_event", append_event)
         append_event(folder, *event, **fields)
         theirs = replace(fit(ceiling=5.0), version=2)
         append_event(folder, "publish", 2, id=digest(theirs))
         (folder / "2.json").write_text(dumps(theirs))
 
-    monkeypatch.setattr("calibrate.files.store.append_event", late)
+    monkeypatch.setattr("calibrate.files.publishing.append_event", late)
     assert publish(fit(), tmp_path)[0].version == 3
     assert calibrate.load("made@2", tmp_path).rule.max_beta == 5
     assert failures(tmp_path) == []

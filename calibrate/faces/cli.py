@@ -135,7 +135,7 @@ def run(
     Example: calibrate run
     """
     from calibrate.faces import tables
-    from calibrate.files.store import check_name
+    from calibrate.files.publishing import check_name
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
     check_name(name)
@@ -198,7 +198,7 @@ def fit(
     Example: calibrate fit runs/try --name try
     """
     from calibrate.faces import tables
-    from calibrate.files.store import check_name
+    from calibrate.files.publishing import check_name
 
     if objective not in ("beta", "theta"):
         raise typer.BadParameter(f"{objective!r} is no objective; use beta or theta")
@@ -287,7 +287,8 @@ def _fit(
 ) -> tuple["Fit", Path | None]:
     from calibrate.faces.console import stderr
     from calibrate.faces.plots import save_fit_figure
-    from calibrate.files.store import names, publish, published_store, writing_store
+    from calibrate.files.publishing import publish, writing_store
+    from calibrate.files.store import names, published_store
     from calibrate.pipeline.fit import fit_collection, same_fit
 
     stderr.print(f"solving and fitting {folder}")

@@ -141,9 +141,9 @@ def alias(
     Example: calibrate fits alias mine@3 stable
     """
     from calibrate.faces import fit_views
-    from calibrate.files import store as fits_store
+    from calibrate.files import publishing
 
-    held = fits_store.alias(reference, name, store)
+    held = publishing.alias(reference, name, store)
     if as_json:
         _print_json(fit_views.name_record(held))
     else:
@@ -164,9 +164,9 @@ def yank(
     Example: calibrate fits yank mine@3
     """
     from calibrate.faces import fit_views
-    from calibrate.files import store as fits_store
+    from calibrate.files import publishing
 
-    held = fits_store.yank(reference, store, undo)
+    held = publishing.yank(reference, store, undo)
     if as_json:
         _print_json(fit_views.name_record(held))
         return

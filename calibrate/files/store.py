@@ -1,28 +1,25 @@
-"""The fits store: references resolved, versions published, aliased and yanked.
+"""The fits store: what it holds, and which version a reference stands for.
 
 A store is a folder of NAME/VERSION.json, with the log of each name beside its versions
 (`history.py`). Reading looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits,
-and the fits published with the package; the first that holds the name decides. Versions are
-integers, immutable, and never given out twice, even if the file was deleted.
+and the fits published with the package; the first that holds the name decides. `publishing.py`
+writes.
 """
 
 import difflib
 import os
 import re
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficient_file import NAME_PATTERN, NAME_REMEDY, digest, dumps, loads, read
+from calibrate.files.coefficient_file import NAME_PATTERN, digest, read
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.history import ALIAS_PATTERN, LOG, History, append_event, read_history
-from calibrate.files.whole import locked, remove_leftovers, write_whole
+from calibrate.files.history import ALIAS_PATTERN, LOG, History, read_history
 
-_VERSION = re.compile(r"[1-9][0-9]{0,8}")
-_VERSION_FILE = re.compile(rf"({_VERSION.pattern})\.json")
+VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
+_VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
 
 
 class Held(NamedTuple):
@@ -48,7 +45,7 @@ class Held(NamedTuple):
 
     def resolve(self, which: str) -> int:
         """The version present that "3", an alias, or "" for the bare name stands for."""
-        if _VERSION.fullmatch(which):
+        if VERSION_PATTERN.fullmatch(which):
             version = int(which)
         elif which:
             version = self._follow(which)
@@ -127,11 +124,6 @@ def stores(store: str | os.PathLike[str] | None = None) -> list[Path]:
     return [folder for _, folder in origins(store)]
 
 
-def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that new fits go to: the one given, $CALIBRATE_FITS, or ./fits."""
-    return Path(store) if store else stores()[0]
-
-
 def load(
     reference: str | os.PathLike[str],
     store: str | os.PathLike[str] | None = None,
@@ -193,7 +185,7 @@ def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[H
       CoefficientsError: no store has it, or the alias or bare name leads to a yanked version.
     """
     name, at, which = reference.partition("@")
-    known = _VERSION.fullmatch(which) or ALIAS_PATTERN.fullmatch(which)
+    known = VERSION_PATTERN.fullmatch(which) or ALIAS_PATTERN.fullmatch(which)
     if not NAME_PATTERN.fullmatch(name) or (at and not known):
         raise CoefficientsError(
             f"{reference!r} is no reference; use NAME, NAME@VERSION, NAME@ALIAS or a path to a "
@@ -250,144 +242,3 @@ def _holds(store: Path, name: str) -> bool:
         return bool(versions(store, name)) or os.path.lexists(store / name / LOG)
     except CoefficientsError:
         return True  # whoever looks at it will say what is wrong
-
-
-def check_name(name: str) -> None:
-    """Raises CoefficientsError unless a store can hold a fit of that name."""
-    if not NAME_PATTERN.fullmatch(name) or name.endswith(".json"):
-        raise CoefficientsError(
-            f"{name!r} is no name for a fit; {NAME_REMEDY}, and no .json at the end"
-        )
-
-
-def publish(
-    coefficients: Coefficients,
-    store: Path,
-    unchanged: Callable[[Coefficients, Coefficients], bool] = lambda newest, new: False,
-) -> tuple[Coefficients, bool]:
-    """Writes a fit as the next version of its name.
-
-    The log takes note of the version before the file appears, so that no crash can make a number
-    be given out twice; a crash in between leaves a number without a file.
-
-    Args:
-      unchanged: (newest, new) -> whether the new fit says nothing that the newest does not.
-    Returns:
-      (the fit with its version and path, whether a file was written); the newest version as it
-      stands if it is `unchanged`.
-    Raises:
-      CoefficientsError: a name that the store cannot hold, a fit that could not be loaded again,
-        or a disk that cannot be written.
-    """
-    check_name(coefficients.name)
-    while True:
-        try:
-            with locked(store, CoefficientsError) as alone:
-                return _publish(coefficients, store, unchanged, alone)
-        except FileExistsError:
-            continue  # without locks, another writer took the number
-
-
-def _publish(
-    coefficients: Coefficients,
-    store: Path,
-    unchanged: Callable[[Coefficients, Coefficients], bool],
-    alone: bool,
-) -> tuple[Coefficients, bool]:
-    held = hold(store, coefficients.name)
-    newest = _newest(held)
-    if newest and unchanged(newest, coefficients):
-        return newest, False
-    _refuse_link(held.folder)
-    number = max([0, *held.versions, *held.history.mentioned]) + 1
-    path = held.path(number)
-    numbered = replace(coefficients, version=number, path=path)
-    data = dumps(numbered).encode()
-    numbered = loads(data, path)  # what cannot be loaded is not published
-    if alone:
-        remove_leftovers(held.folder, "*.json*")
-    append_event(held.folder, "publish", number, id=digest(numbered))
-    write_whole(path, data, CoefficientsError, exclusive=True)
-    return numbered, True
-
-
-def _refuse_link(folder: Path) -> None:
-    """Nothing is written outside the store."""
-    if folder.is_symlink():
-        raise CoefficientsError(f"{folder} is a link; write into the store that it leads to")
-
-
-def _newest(held: Held) -> Coefficients | None:
-    """The highest version present; one that is damaged does not stand in the way of the next."""
-    if not held.versions:
-        return None
-    try:
-        return held.read(held.versions[-1])
-    except CoefficientsError as failure:
-        warnings.warn(f"{failure}; the new fit becomes the next version", stacklevel=4)
-        return None
-
-
-def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> Held:
-    """Makes NAME@alias lead to the version that "name@version" names, and logs it.
-
-    Args:
-      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
-    Raises:
-      CoefficientsError: no alias, no such version, a yanked or damaged one, or a store that cannot
-        be written.
-    """
-    if not ALIAS_PATTERN.fullmatch(name):
-        raise CoefficientsError(
-            f"{name!r} is no alias; {NAME_REMEDY.replace('letter or digit', 'letter')}"
-        )
-    held, version = _pinned(reference, store)
-    if version in held.history.yanked:
-        raise CoefficientsError(
-            f"{reference} was yanked; choose another version, or take it back by "
-            f"`calibrate fits yank {reference} --undo`"
-        )
-    held.read(version)
-    if held.history.aliases.get(name) == version:
-        return held
-    return _log(held, "alias", version, alias=name)
-
-
-def yank(reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False) -> Held:
-    """Takes "name@version" out of what a bare name stands for, or puts it back, and logs it.
-
-    Args:
-      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
-    Raises:
-      CoefficientsError: no such version, or a store that cannot be written.
-    """
-    held, version = _pinned(reference, store)
-    if (version in held.history.yanked) != undo:
-        return held
-    return _log(held, "unyank" if undo else "yank", version)
-
-
-def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Held, int]:
-    name, _, version = reference.partition("@")
-    if not NAME_PATTERN.fullmatch(name) or not _VERSION.fullmatch(version):
-        raise CoefficientsError(
-            f"{reference!r} names no version by its number; use NAME@VERSION, such as {name}@1"
-        )
-    held, number = find(reference, store)
-    if store and held.folder.parent != Path(store):
-        raise CoefficientsError(
-            f"{name!r} is not in {store} but in {held.folder.parent}; give that as the store"
-        )
-    if held.folder.parent not in stores(store)[:-1]:
-        raise CoefficientsError(
-            f"{reference} came with the package, in {held.folder.parent}, which stays as it is; "
-            "copy its folder into a store of yours, or give that store"
-        )
-    return held, number
-
-
-def _log(held: Held, event: str, version: int, **fields: str) -> Held:
-    _refuse_link(held.folder)
-    with locked(held.folder.parent, CoefficientsError):
-        append_event(held.folder, event, version, **fields)
-    return hold(held.folder.parent, held.folder.name)

@@ -1,0 +1,164 @@
+"""Publishing: the next version of a name, its aliases, and versions withdrawn.
+
+Versions are integers, immutable, and never given out twice, even if the file was deleted. Writers
+take turns, and whatever they write appears whole.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from calibrate.errors import CoefficientsError
+from calibrate.files.coefficient_file import NAME_PATTERN, NAME_REMEDY, digest, dumps, loads
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.history import ALIAS_PATTERN, append_event
+from calibrate.files.store import VERSION_PATTERN, Held, find, hold, stores
+from calibrate.files.whole import locked, remove_leftovers, write_whole
+
+
+def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
+    """The folder that new fits go to: the one given, $CALIBRATE_FITS, or ./fits."""
+    return Path(store) if store else stores()[0]
+
+
+def check_name(name: str) -> None:
+    """Raises CoefficientsError unless a store can hold a fit of that name."""
+    if not NAME_PATTERN.fullmatch(name) or name.endswith(".json"):
+        raise CoefficientsError(
+            f"{name!r} is no name for a fit; {NAME_REMEDY}, and no .json at the end"
+        )
+
+
+def publish(
+    coefficients: Coefficients,
+    store: Path,
+    unchanged: Callable[[Coefficients, Coefficients], bool] = lambda newest, new: False,
+) -> tuple[Coefficients, bool]:
+    """Writes a fit as the next version of its name.
+
+    The log takes note of the version before the file appears, so that no crash can make a number
+    be given out twice; a crash in between leaves a number without a file.
+
+    Args:
+      unchanged: (newest, new) -> whether the new fit says nothing that the newest does not.
+    Returns:
+      (the fit with its version and path, whether a file was written); the newest version as it
+      stands if it is `unchanged`.
+    Raises:
+      CoefficientsError: a name that the store cannot hold, a fit that could not be loaded again,
+        or a disk that cannot be written.
+    """
+    check_name(coefficients.name)
+    while True:
+        try:
+            with locked(store, CoefficientsError) as alone:
+                return _publish(coefficients, store, unchanged, alone)
+        except FileExistsError:
+            continue  # without locks, another writer took the number
+
+
+def _publish(
+    coefficients: Coefficients,
+    store: Path,
+    unchanged: Callable[[Coefficients, Coefficients], bool],
+    alone: bool,
+) -> tuple[Coefficients, bool]:
+    held = hold(store, coefficients.name)
+    newest = _newest(held)
+    if newest and unchanged(newest, coefficients):
+        return newest, False
+    _refuse_link(held.folder)
+    number = max([0, *held.versions, *held.history.mentioned]) + 1
+    path = held.path(number)
+    numbered = replace(coefficients, version=number, path=path)
+    data = dumps(numbered).encode()
+    numbered = loads(data, path)  # what cannot be loaded is not published
+    if alone:
+        remove_leftovers(held.folder, "*.json*")
+    append_event(held.folder, "publish", number, id=digest(numbered))
+    write_whole(path, data, CoefficientsError, exclusive=True)
+    return numbered, True
+
+
+def _refuse_link(folder: Path) -> None:
+    """Nothing is written outside the store."""
+    if folder.is_symlink():
+        raise CoefficientsError(f"{folder} is a link; write into the store that it leads to")
+
+
+def _newest(held: Held) -> Coefficients | None:
+    """The highest version present; one that is damaged does not stand in the way of the next."""
+    if not held.versions:
+        return None
+    try:
+        return held.read(held.versions[-1])
+    except CoefficientsError as failure:
+        warnings.warn(f"{failure}; the new fit becomes the next version", stacklevel=4)
+        return None
+
+
+def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> Held:
+    """Makes NAME@alias lead to the version that "name@version" names, and logs it.
+
+    Args:
+      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
+    Raises:
+      CoefficientsError: no alias, no such version, a yanked or damaged one, or a store that cannot
+        be written.
+    """
+    if not ALIAS_PATTERN.fullmatch(name):
+        raise CoefficientsError(
+            f"{name!r} is no alias; {NAME_REMEDY.replace('letter or digit', 'letter')}"
+        )
+    held, version = _pinned(reference, store)
+    if version in held.history.yanked:
+        raise CoefficientsError(
+            f"{reference} was yanked; choose another version, or take it back by "
+            f"`calibrate fits yank {reference} --undo`"
+        )
+    held.read(version)
+    if held.history.aliases.get(name) == version:
+        return held
+    return _log(held, "alias", version, alias=name)
+
+
+def yank(reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False) -> Held:
+    """Takes "name@version" out of what a bare name stands for, or puts it back, and logs it.
+
+    Args:
+      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
+    Raises:
+      CoefficientsError: no such version, or a store that cannot be written.
+    """
+    held, version = _pinned(reference, store)
+    if (version in held.history.yanked) != undo:
+        return held
+    return _log(held, "unyank" if undo else "yank", version)
+
+
+def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Held, int]:
+    name, _, version = reference.partition("@")
+    if not NAME_PATTERN.fullmatch(name) or not VERSION_PATTERN.fullmatch(version):
+        raise CoefficientsError(
+            f"{reference!r} names no version by its number; use NAME@VERSION, such as {name}@1"
+        )
+    held, number = find(reference, store)
+    if store and held.folder.parent != Path(store):
+        raise CoefficientsError(
+            f"{name!r} is not in {store} but in {held.folder.parent}; give that as the store"
+        )
+    if held.folder.parent not in stores(store)[:-1]:
+        raise CoefficientsError(
+            f"{reference} came with the package, in {held.folder.parent}, which stays as it is; "
+            "copy its folder into a store of yours, or give that store"
+        )
+    return held, number
+
+
+def _log(held: Held, event: str, version: int, **fields: str) -> Held:
+    _refuse_link(held.folder)
+    with locked(held.folder.parent, CoefficientsError):
+        append_event(held.folder, event, version, **fields)
+    return hold(held.folder.parent, held.folder.name)
