@@ -1,9 +1,13 @@
 """The drop-in softmax against the float64 reference, jax.nn.softmax and the paper's snippet."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES, FITS
+from jax.test_util import check_grads
 
 import calibrate
 from calibrate.maths import reference
@@ -21,12 +25,42 @@ def expected(logits, fit, where=None):
     )
 
 
-@pytest.mark.parametrize("n", [1, 2, 64, 1_024, 65_536])
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 5.0, 1e4])
-def test_agrees_with_the_reference(n, scale, paper):
-    logits = rows(n, scale, count=4)
-    actual = calibrate.adaptive_softmax(logits, paper)
-    np.testing.assert_allclose(actual, expected(logits, paper), atol=2e-6, rtol=2e-5)
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_agrees_with_the_reference(case, fit):
+    actual = calibrate.adaptive_softmax(case.logits, fit, where=case.where)
+    np.testing.assert_allclose(actual, case.expected(fit), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_half_precision_is_within_2_ulp_of_the_reference(case, dtype):
+    """On the logits as they are rounded."""
+    fit = FITS["clamp"]
+    logits = jnp.asarray(case.logits).astype(dtype)
+    if not np.isfinite(np.asarray(logits, float)[np.isfinite(case.logits)]).all():
+        pytest.skip("the logits are beyond this dtype")
+    actual = calibrate.adaptive_softmax(logits, fit, where=case.where)
+    assert actual.dtype == dtype
+    exact = case.expected(fit, logits.dtype)
+    limits = jnp.finfo(dtype)
+    smallest = max(float(limits.smallest_subnormal), float(jnp.finfo("float32").tiny))
+    np.testing.assert_allclose(
+        np.asarray(actual, float), exact, rtol=2 * float(limits.eps),
+        atol=2 * smallest,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients_are_finite_and_leave_masked_items_alone(case):
+    def loss(logits):
+        probs = calibrate.adaptive_softmax(logits, FITS["clamp"], where=case.where)
+        return (probs * jnp.cos(jnp.arange(logits.shape[-1]))).sum()
+
+    gradient = np.asarray(jax.grad(loss)(jnp.asarray(case.logits)))
+    assert np.isfinite(gradient).all()
+    if case.where is not None:
+        assert (gradient[~np.broadcast_to(case.where, gradient.shape)] == 0).all()
 
 
 def test_the_feature_is_on(paper):
@@ -53,7 +87,7 @@ def test_the_papers_fit_equals_the_papers_procedure(n, scale, paper):
     np.testing.assert_allclose(actual, published_procedure(logits), atol=1e-6, rtol=2e-4)
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), (0, 1, 2), None])
 def test_identity_is_jax_softmax(axis):
     logits = np.random.default_rng(5).standard_normal((3, 4, 5)).astype(np.float32)
     actual = calibrate.adaptive_softmax(logits, calibrate.identity(), axis=axis)
@@ -148,10 +182,94 @@ def test_what_is_no_fit_is_refused(fit):
             function(jnp.zeros(4), fit)
 
 
-def test_a_fit_per_head_is_refused_not_ignored(make_fit):
-    from dataclasses import replace
+def per_head(make_fit):
+    """Heads 0 and 2 calibrated."""
+    one, two = make_fit((0.0, 0.0, 0.0, 0.0, 3.0)), make_fit((0.0, 0.0, 0.0, 0.5, 1.0))
+    return replace(one, entries=(replace(one.only, head=0), replace(two.only, head=2))), one, two
 
-    fit = make_fit()
-    per_head = replace(fit, entries=(replace(fit.only, head=0), replace(fit.only, head=1)))
-    with pytest.raises(calibrate.CoefficientsError, match="entries per layer or head"):
-        calibrate.adaptive_softmax(jnp.zeros(4), per_head)
+
+def test_a_fit_per_head_applies_each_to_its_own(make_fit):
+    fit, one, two = per_head(make_fit)
+    logits = np.random.default_rng(0).standard_normal((2, 4, 5, 30)).astype(np.float32) * 2
+    probs = np.asarray(calibrate.adaptive_softmax(logits, fit))
+    for head, own in enumerate([one, calibrate.identity(), two, calibrate.identity()]):
+        alone = calibrate.adaptive_softmax(logits[:, head], own)
+        np.testing.assert_allclose(probs[:, head], alone, rtol=1e-6)
+    H = calibrate.entropy(logits)
+    beta = np.asarray(calibrate.inverse_temperature(H, fit))
+    assert (beta[:, 0] == 3).all()
+    assert (beta[:, [1, 3]] == 1).all()
+    np.testing.assert_allclose(beta[:, 2], calibrate.inverse_temperature(H[:, 2], two))
+    masked = calibrate.adaptive_softmax(logits, fit, where=np.arange(30) < 20)
+    shorter = calibrate.adaptive_softmax(logits[..., :20], fit)
+    np.testing.assert_allclose(masked[..., :20], shorter, atol=1e-7)
+
+
+def test_a_fit_per_head_needs_an_axis_of_heads(make_fit):
+    fit, _, _ = per_head(make_fit)
+    for call, message in (
+        (lambda: calibrate.adaptive_softmax(jnp.zeros(4), fit), "no axis of heads"),
+        (lambda: calibrate.adaptive_softmax(jnp.zeros((4, 4, 4)), fit, 0), "axis is 0"),
+        (lambda: calibrate.adaptive_softmax(jnp.zeros((2, 5, 9)), fit), "for head 2, .* 2 heads"),
+        (lambda: calibrate.inverse_temperature(1.0, fit), "no axis of heads"),
+    ):
+        with pytest.raises(calibrate.CoefficientsError, match=message):
+            call()
+
+
+def test_a_layer_is_chosen_before_it_is_applied(make_fit):
+    fit, one, two = per_head(make_fit)
+    entries = (replace(one.only, layer=3), replace(two.only, layer=5, head=1))
+    layered = replace(fit, entries=entries)
+    with pytest.raises(calibrate.CoefficientsError, match=r"choose one: coefficients.layer\(i\)"):
+        calibrate.adaptive_softmax(jnp.zeros((4, 4, 4)), layered)
+    assert layered.layer(3) == one
+    assert layered.layer(5).entries == (replace(two.only, head=1),)
+    assert layered.layer(4) == calibrate.identity()
+    assert one.layer(9) == one
+
+
+def test_derivatives_of_every_kind_agree_with_differences(make_fit):
+    """Forward, reverse and second derivatives of the full path."""
+    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0))
+    with jax.enable_x64(True):
+        z = np.random.default_rng(1).standard_normal((3, 7))
+        check_grads(
+            lambda x: calibrate.adaptive_softmax(x, fit), (z,), order=2, atol=1e-6, rtol=1e-6
+        )
+        check_grads(calibrate.entropy, (z,), order=2, atol=1e-6, rtol=1e-6)
+
+
+def test_the_entropys_gradient_can_be_stopped(make_fit):
+    fit = make_fit((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 5.0))
+    z = jnp.asarray(rows(20, 1.0, count=2))
+    beta = calibrate.inverse_temperature(calibrate.entropy(z), fit)[:, None]
+    weights = jnp.arange(20.0) ** 2
+
+    def gradient(softmax):
+        return jax.grad(lambda z: (softmax(z) * weights).sum())(z)
+
+    stopped = gradient(lambda z: calibrate.adaptive_softmax(z, fit, entropy_gradient=False))
+    constant = gradient(lambda z: jax.nn.softmax(z * beta))
+    np.testing.assert_allclose(stopped, constant, rtol=1e-4, atol=1e-6)
+    flowing = gradient(lambda z: calibrate.adaptive_softmax(z, fit))
+    assert np.abs(flowing - constant).max() > 0.1
+
+
+def test_gradients_keep_one_array_as_the_original_does(paper):
+    logits = jnp.asarray(rows(64, 1.0))
+    for softmax in (jax.nn.softmax, lambda z: calibrate.adaptive_softmax(z, paper)):
+        _, backward = jax.vjp(softmax, logits)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
+        assert shapes.count(logits.shape) == 1
+        assert set(shapes) <= {logits.shape, (16, 1), ()}
+
+
+def test_traced_once_per_shape_and_fit(make_fit):
+    from calibrate import softmax
+
+    softmax._adaptive_softmax.clear_cache()
+    for fit in (make_fit(), make_fit(name="another-name"), make_fit(max_beta=3.0)):
+        for shape in ((3, 8), (3, 8), (4, 8)):
+            calibrate.adaptive_softmax(jnp.zeros(shape), fit)
+    assert softmax._adaptive_softmax._cache_size() == 4

@@ -5,7 +5,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,19 +113,54 @@ class Coefficients:
         return self.source.get("fingerprint")
 
     @property
+    def has_heads(self) -> bool:
+        """Whether heads of one layer differ."""
+        return self.entries[0].head is not None or len(self.entries) > 1
+
+    @property
     def only(self) -> Entry:
         """The entry of a fit for all heads alike.
 
         Raises:
           CoefficientsError: the fit distinguishes layers or heads.
         """
-        entry = self.entries[0]
-        if len(self.entries) != 1 or entry.layer is not None or entry.head is not None:
+        self._refuse_layers()
+        if self.has_heads:
             raise CoefficientsError(
-                f"{self.reference} has entries per layer or head, which this version cannot "
-                "apply; use a fit for all heads"
+                f"{self.reference} has an entry per head; give one for all heads alike"
             )
-        return entry
+        return self.entries[0]
+
+    def layer(self, index: int) -> "Coefficients":
+        """The fit of one layer; where it names none of its heads, beta is 1 at every entropy."""
+        chosen = tuple(
+            replace(entry, layer=None) for entry in self.entries if entry.layer in (None, index)
+        )
+        return replace(self, entries=chosen) if chosen else replace(self, **_IDENTITY)
+
+    def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
+        """Per-head numbers: c4, c3, c2, c1, c0, lo, hi, calibrated (1 or 0), each for every head.
+
+        Raises:
+          CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
+        """
+        self._refuse_layers()
+        rows: list[tuple[float, ...]] = [(0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0)] * n_heads
+        for entry in self.entries:
+            if entry.head is not None and entry.head >= n_heads:
+                raise CoefficientsError(
+                    f"{self.reference} has an entry for head {entry.head}, and there are "
+                    f"{n_heads} heads; load the fit of this model"
+                )
+            for head in range(n_heads) if entry.head is None else (entry.head,):
+                rows[head] = (*entry.coefficients, *entry.domain, 1.0)
+        return tuple(zip(*rows, strict=True))
+
+    def _refuse_layers(self) -> None:
+        if any(entry.layer is not None for entry in self.entries):
+            raise CoefficientsError(
+                f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
+            )
 
 
 def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
@@ -151,10 +186,15 @@ def _all(index: int | None) -> str:
     return "null (all)" if index is None else str(index)
 
 
+_IDENTITY: dict[str, Any] = {
+    "rule": Rule(max_beta=1.0),
+    "entries": (Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, MAX_ENTROPY)),),
+}
+
+
 def identity() -> Coefficients:
     """Coefficients that leave softmax as it is: beta is 1 at every entropy."""
-    entry = Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, MAX_ENTROPY))
-    return Coefficients(Rule(max_beta=1.0), (entry,), name="identity")
+    return Coefficients(**_IDENTITY, name="identity")
 
 
 class _RegisterOnceJaxIsLoaded(importlib.abc.MetaPathFinder):

@@ -13,7 +13,7 @@ class Rule(NamedTuple):
     outside: str = "clamp"  # what happens outside the domain: "clamp" H to it, or "identity"
 
 
-def horner(H: Any, coefficients: Sequence[float]) -> Any:
+def horner(H: Any, coefficients: Sequence[Any]) -> Any:
     """p(H), highest power first; any array type with arithmetic, in its own precision."""
     value = H * 0 + coefficients[0]
     for coefficient in coefficients[1:]:
@@ -22,7 +22,7 @@ def horner(H: Any, coefficients: Sequence[float]) -> Any:
 
 
 def beta_of_entropy(
-    H: Any, coefficients: Sequence[float], domain: tuple[float, float], rule: Rule, xp: Any
+    H: Any, coefficients: Sequence[Any], domain: tuple[Any, Any], rule: Rule, xp: Any
 ) -> Any:
     """beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
 
@@ -31,8 +31,8 @@ def beta_of_entropy(
 
     Args:
       H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise.
-      coefficients: of the polynomial, highest power first.
-      domain: (lo, hi), the entropies that the polynomial was fitted on.
+      coefficients: of the polynomial, highest power first; numbers, or arrays that broadcast to H.
+      domain: (lo, hi), the entropies that the polynomial was fitted on; likewise.
       rule: the guards.
       xp: the array's namespace, numpy or jax.numpy.
     Returns:

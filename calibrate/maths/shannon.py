@@ -8,43 +8,47 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-Axis = int | Sequence[int]
+Axis = int | Sequence[int] | None
 
 
 class Centred(NamedTuple):
-    """Logits less their maximum, and the two sums that entropy needs; axes kept."""
+    """What entropy, and its derivative, need of a row; axes kept."""
 
-    shifted: jax.Array  # z - max z, finite; 0 where masked
-    valid: jax.Array  # bool: unmasked and not -inf
+    shifted: jax.Array  # z - max z; -inf where masked
     weights: jax.Array  # w = exp(shifted); 0 where masked
-    normaliser: jax.Array  # Z = sum w
-    first_moment: jax.Array  # S = sum w (z - max z)
+    normaliser: jax.Array  # Z = sum w; 1 for a row without items
+    mean: jax.Array  # sum w (z - max z) / Z
 
     @property
     def entropy(self) -> jax.Array:
-        """H = log Z - S / Z; 0 for a row without valid items."""
-        # A row without valid items has S = 0; Z = 1 keeps its value and its gradient finite.
-        normaliser = jnp.where(self.normaliser == 0, 1, self.normaliser)
-        return jnp.log(normaliser) - self.first_moment / normaliser
+        """H = log Z - mean; 0 for a row without items."""
+        return jnp.log(self.normaliser) - self.mean
+
+    def entropy_tangent(self, tangent: jax.Array, axis: Axis) -> jax.Array:
+        """dH = -sum q (log q + H) dz, and log q + H = shifted - mean."""
+        excess = jnp.where(self.weights == 0, 0, self.weights * (self.shifted - self.mean))
+        return -jnp.sum(excess * tangent, axis, keepdims=True) / self.normaliser
 
 
-def centre(logits: ArrayLike, axis: Axis, where: ArrayLike | None) -> Centred:
-    """Centres logits (any shape) along `axis` in float32 or wider, masked items left out."""
-    logits = jnp.asarray(logits)
-    z = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    valid = z != -jnp.inf
-    if where is not None:
-        valid = valid & where
-    peak = jnp.max(z, axis, keepdims=True, where=valid, initial=-jnp.inf)
-    peak = jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
-    # A masked item is replaced before the subtraction, so that no gradient passes through it;
-    # the lower bound keeps 0 * shifted at 0 where a finite mask would overflow.
-    shifted = jnp.where(valid, jnp.where(valid, z, 0) - peak, 0)
-    shifted = jnp.maximum(shifted, jnp.finfo(z.dtype).min)
-    weights = jnp.where(valid, jnp.exp(shifted), 0)
+def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
+    """Logits in float32 or wider, -inf where they are masked."""
+    z = jnp.asarray(logits)
+    if not jnp.issubdtype(z.dtype, jnp.floating):
+        z = z.astype(float)
+    z = z.astype(jnp.promote_types(z.dtype, jnp.float32))
+    return z if where is None else jnp.where(where, z, -jnp.inf)
+
+
+def centre(z: jax.Array, axis: Axis) -> Centred:
+    """Centres float logits, whose masked items are -inf."""
+    peak = jnp.max(z, axis, keepdims=True, initial=-jnp.inf)
+    shifted = z - jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
+    weights = jnp.exp(shifted)
     normaliser = jnp.sum(weights, axis, keepdims=True)
-    first_moment = jnp.sum(weights * shifted, axis, keepdims=True)
-    return Centred(shifted, valid, weights, normaliser, first_moment)
+    normaliser = jnp.where(normaliser == 0, 1, normaliser)
+    # 0 * -inf is NaN: what has no weight has no part in the mean.
+    first_moment = jnp.sum(jnp.where(weights == 0, 0, weights * shifted), axis, keepdims=True)
+    return Centred(shifted, weights, normaliser, first_moment / normaliser)
 
 
 @partial(jax.jit, static_argnames="axis")
@@ -55,16 +59,27 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
 
     Args:
       logits: any shape and real dtype; -inf counts as masked.
-      axis: the axis or axes of the items.
+      axis: the axis or axes of the items; None means all.
       where: bool, broadcastable to logits, True for real items; None means all.
     Returns:
       H in nats without the item axes, float32 or wider; 0 where every item is masked by `where`,
       NaN where all unmasked items are -inf (there is no distribution).
     Reference: Velickovic et al. 2024, section 3.
     """
-    centred = centre(logits, axis, where)
-    unmasked = jnp.ones_like(centred.valid) if where is None else jnp.asarray(where)
-    undefined = (centred.normaliser == 0) & jnp.any(
-        jnp.broadcast_to(unmasked, centred.valid.shape), axis, keepdims=True
-    )
-    return jnp.squeeze(jnp.where(undefined, jnp.nan, centred.entropy), axis)
+    z = real_logits(logits, where)
+    unmasked = True if where is None else jnp.broadcast_to(where, z.shape)
+    undefined = jnp.all(z == -jnp.inf, axis) & jnp.any(unmasked & jnp.ones_like(z, bool), axis)
+    return jnp.where(undefined, jnp.nan, jnp.squeeze(_entropy(z, axis), axis))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _entropy(z: jax.Array, axis: Axis) -> jax.Array:
+    return centre(z, axis).entropy
+
+
+@_entropy.defjvp
+def _entropy_jvp(
+    axis: Axis, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    centred = centre(primals[0], axis)
+    return centred.entropy, centred.entropy_tangent(tangents[0], axis)

@@ -1,0 +1,301 @@
+"""Floor 2, the runtime in JAX: attention that applies a fit, in place of jax.nn's.
+
+One block of queries meets its keys at a time, few enough that their logits stay in cache: the
+matrix of all logits never exists, and memory grows with queries + keys, not with their product.
+Keys that causality or a window rules out for a whole block are skipped. Gradients compute each
+block again.
+
+Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, G = N / K, H width.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from calibrate.files.coefficients import Coefficients
+from calibrate.softmax import check_fit, sharpen
+
+# Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
+BLOCK_LOGITS = 1 << 20
+MIN_ROWS, MAX_ROWS = 16, 256
+# Causal attention works on this many runs of queries, each with the keys up to its last one. More
+# of them waste fewer logits (1/16 of the square at 8), and take longer to compile.
+CAUSAL_RUNS = 8
+
+
+class Band(NamedTuple):
+    """Keys that a query at position t may see: t - left to t + right; None is without bound."""
+
+    left: int | None
+    right: int | None
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    coefficients: Coefficients,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    logits_soft_cap: float | None = None,
+    entropy_gradient: bool = True,
+) -> jax.Array:
+    """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
+
+    `functools.partial(dot_product_attention, coefficients=fit)` takes the place of
+    jax.nn.dot_product_attention: the same arguments, layout and gradients.
+
+    Args:
+      query: (B, T, N, H) or (T, N, H).
+      key, value: (B, S, K, H) or (S, K, H); N is a multiple of K (grouped queries).
+      bias: broadcastable to (B, N, T, S), added to the logits.
+      mask: bool, broadcastable to (B, N, T, S), True for real keys.
+      coefficients: a fit, from `calibrate.load`; per head: along N. Static under jit.
+      scale: of the logits; None means 1 / sqrt(H).
+      is_causal: query t sees keys 0 to t.
+      query_seq_lengths: (B,) int; later queries give 0.
+      key_value_seq_lengths: (B,) int; later keys are masked.
+      local_window_size: (left, right) or one number for both: query t sees t - left to t + right.
+      implementation: None or "xla"; others compute no entropy.
+      return_residual: must be False: beta depends on the whole row, so that partial results of
+        two sets of keys cannot be combined.
+      logits_soft_cap: c, for logits c tanh(z / c) before bias and masks.
+      entropy_gradient: whether gradients flow through beta(H) too.
+    Returns:
+      (B, T, N, H) of the query's dtype; entropy, beta and sums are computed in float32 or wider.
+      A query that sees no key gives 0 (in jax.nn, the mean of all values). Entropy is over real
+      keys only: an attention sink is to be a key, or it does not count.
+    Raises:
+      CoefficientsError: no fit was given, or it does not fit the heads.
+      ValueError: shapes or dtypes that do not match, another implementation, or a residual.
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    fit = check_fit(coefficients)
+    if implementation not in (None, "xla"):
+        raise ValueError(f"implementation is {implementation!r}; only 'xla' computes the entropy")
+    if return_residual:
+        raise ValueError("return_residual is True; partial results cannot be combined, leave it")
+    shape = jnp.shape(query)
+    q, k, v = (_four_axes(x) for x in (query, key, value))
+    bias, mask = (None if x is None else _four_axes(x) for x in (bias, mask))
+    lengths = (query_seq_lengths, key_value_seq_lengths)
+    _check(q, k, v, bias, mask, lengths)
+    band = _band(is_causal, local_window_size)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    soft_cap = None if logits_soft_cap is None else jnp.asarray(logits_soft_cap)
+    out = _attend(q, k, v, bias, mask, *lengths, fit, band, scale, soft_cap, entropy_gradient)
+    return out.reshape(*shape[:-1], out.shape[-1])
+
+
+def _four_axes(x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _check(
+    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    lengths: tuple[ArrayLike | None, ...],
+) -> None:  # fmt: skip
+    """The checks of jax.nn.dot_product_attention."""
+    B, S, K, H = k.shape
+    if q.ndim != 4 or q.shape[0] != B or q.shape[3] != H or q.shape[2] % K:
+        raise ValueError(f"query is {q.shape} and key {k.shape}; give (B, T, N, H) and (B, S, K, H)"
+                         ", with N a multiple of K")  # fmt: skip
+    if v.shape[:3] != (B, S, K):
+        raise ValueError(f"value is {v.shape} and key {k.shape}; give the same B, S and K")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"query, key, value are {q.dtype}, {k.dtype}, {v.dtype}; give one dtype")
+    full = (B, q.shape[2], q.shape[1], S)
+    for name, x in (("bias", bias), ("mask", mask)):
+        if x is not None and any(a not in (1, b) for a, b in zip(x.shape, full, strict=True)):
+            raise ValueError(f"{name} is {x.shape}; give what broadcasts to {full}")
+    if mask is not None and mask.dtype != bool:
+        raise ValueError(f"mask is {mask.dtype}; give bool, or add it as a bias")
+    for name, length in zip(("query", "key_value"), lengths, strict=True):
+        if length is not None and jnp.shape(length) != (B,):
+            raise ValueError(f"{name}_seq_lengths is {jnp.shape(length)}; give ({B},)")
+
+
+def _band(is_causal: bool, window: int | tuple[int, int] | None) -> Band:
+    left, right = (window, window) if isinstance(window, int) else window or (None, None)
+    return Band(left, 0 if is_causal else right)
+
+
+@partial(jax.jit, static_argnames=("band", "entropy_gradient"))
+def _attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    query_length: ArrayLike | None, key_length: ArrayLike | None, fit: Coefficients, band: Band,
+    scale: ArrayLike, soft_cap: jax.Array | None, entropy_gradient: bool,
+) -> jax.Array:  # fmt: skip
+    """Splits batch and heads; (B, T, N, H) of value's width."""
+    B, T, N, H = q.shape
+    S, K = k.shape[1:3]
+    G, result, dtype = N // K, q.dtype, jnp.promote_types(q.dtype, jnp.float32)
+    if 0 in (B, T, S):
+        return jnp.zeros((B, T, N, v.shape[-1]), result)
+    table = jnp.asarray(fit.by_head(N), dtype).reshape(-1, K, G) if fit.has_heads else None
+    if table is not None:
+        table = jnp.moveaxis(table, 1, 0)
+
+    def one_head(q, k, v, bias, mask, query_length, key_length, table):
+        head = _Head(fit, table, band, soft_cap, query_length, key_length, entropy_gradient)
+        return _attend_one_head(q, k, v, bias, mask, head)
+
+    def one_sequence(q, k, v, bias, mask, query_length, key_length):
+        lengths = (None if x is None else x[None] for x in (query_length, key_length))
+        return _each(one_head, q, k, v, bias, mask, *lengths, table, at_once=_all_at_once())
+
+    q = jnp.moveaxis((q.astype(dtype) * scale).reshape(B, T, K, G, H), 1, 3)
+    k, v = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (k, v))
+    bias, mask = (_by_key_head(x, K) for x in (bias, mask))
+    lengths = (None if x is None else jnp.asarray(x) for x in (query_length, key_length))
+    out = _each(one_sequence, q, k, v, bias, mask, *lengths, at_once=_all_at_once())
+    return jnp.moveaxis(out, 3, 1).reshape(B, T, N, -1).astype(result)
+
+
+def _by_key_head(x: jax.Array | None, K: int) -> jax.Array | None:
+    """(B, N, T, S) -> (B, K, G, T, S), each axis but the last two possibly 1."""
+    if x is None:
+        return None
+    B, N, T, S = x.shape
+    return x.reshape((B, 1, 1, T, S) if N == 1 else (B, K, N // K, T, S))
+
+
+def _each(
+    function: Callable[..., jax.Array], *arrays: jax.Array | None, at_once: bool
+) -> jax.Array:
+    """The function at each position of the arrays' first axis; 1 or None is the same for all."""
+    n = max(x.shape[0] for x in arrays if x is not None)
+    if n == 1:
+        return function(*(None if x is None else x[0] for x in arrays))[None]
+    split = [x is not None and x.shape[0] == n for x in arrays]
+    whole = [x if x is None or one else x[0] for x, one in zip(arrays, split, strict=True)]
+    if at_once:
+        return jax.vmap(function, [0 if one else None for one in split])(*whole)
+
+    def at(parts: list[jax.Array]) -> jax.Array:
+        rest = iter(parts)
+        return function(*(next(rest) if one else x for x, one in zip(whole, split, strict=True)))
+
+    return jax.lax.map(at, [x for x, one in zip(arrays, split, strict=True) if one])
+
+
+def _all_at_once() -> bool:
+    """On a CPU, one head after the other keeps what it needs in cache."""
+    return jax.default_backend() != "cpu"
+
+
+class _Head(NamedTuple):
+    """What determines the weights of one key head's queries, but for its logits."""
+
+    fit: Coefficients
+    table: jax.Array | None  # (8, G)
+    band: Band
+    soft_cap: jax.Array | None
+    n_queries: jax.Array | None
+    n_keys: jax.Array | None
+    entropy_gradient: bool
+
+    def weigh(
+        self, z: jax.Array, bias: jax.Array | None, mask: jax.Array | None, query: jax.Array,
+        key: ArrayLike,
+    ) -> jax.Array:  # fmt: skip
+        """Unnormalised weights (G, rows, keys) of logits whose first query and key these are."""
+        if self.soft_cap is not None:
+            z = self.soft_cap * jnp.tanh(z / self.soft_cap)
+        if bias is not None:
+            z = z + bias
+        t = query + jnp.arange(z.shape[1])[:, None]
+        s = key + jnp.arange(z.shape[2])
+        real = [
+            mask,
+            None if self.band.left is None else s >= t - self.band.left,
+            None if self.band.right is None else s <= t + self.band.right,
+            None if self.n_queries is None else t < self.n_queries,
+            None if self.n_keys is None else s < self.n_keys,
+        ]
+        for condition in real:
+            if condition is not None:
+                z = jnp.where(condition, z, -jnp.inf)
+        return sharpen(z, self.table, self.fit, -1, self.entropy_gradient)
+
+
+def _attend_one_head(
+    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    head: _Head,
+) -> jax.Array:  # fmt: skip
+    """One key head: q (G, T, H), k and v (S, H), bias and mask (G, T, S) -> (G, T, H)."""
+    T, S = q.shape[1], k.shape[0]
+    left, right = head.band
+    outs = []
+    for first, last in _runs(T, head.band):
+        seen = S if right is None else min(S, last + right)
+        reach = seen if left is None else left + (right or 0)
+        rows = _rows(last - first, reach, len(q))
+        n_keys = seen if left is None else min(S, rows + reach)
+        block = jax.checkpoint(partial(_attend_block, k=k, v=v, n_keys=n_keys, head=head))
+        parts = (_blocks(x, first, last, rows) for x in (q, bias, mask))
+        out = _each(block, jnp.arange(first, last, rows), *parts, at_once=False)
+        outs.append(jnp.moveaxis(out, 0, 1).reshape(len(q), -1, out.shape[-1])[:, : last - first])
+    return outs[0] if len(outs) == 1 else jnp.concatenate(outs, 1)
+
+
+def _attend_block(
+    start: jax.Array, q: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    k: jax.Array, v: jax.Array, n_keys: int, head: _Head,
+) -> jax.Array:  # fmt: skip
+    """The queries (G, rows, H) from position `start` on."""
+    G, rows, H = q.shape
+    at: ArrayLike = 0
+    part: Callable[..., jax.Array] = partial(
+        jax.lax.slice_in_dim, start_index=0, limit_index=n_keys
+    )
+    if head.band.left is not None:
+        at = jnp.clip(start - head.band.left, 0, len(k) - n_keys)
+        part = partial(jax.lax.dynamic_slice_in_dim, start_index=at, slice_size=n_keys)
+    keys, values = part(k), part(v)
+    bias, mask = (
+        x if x is None or x.shape[-1] == 1 else part(x, axis=2) for x in (bias, mask)
+    )  # fmt: skip
+    z = (q.reshape(G * rows, H) @ keys.T).reshape(G, rows, n_keys)
+    powers = head.weigh(z, bias, mask, start, at)
+    total = jnp.sum(powers, -1, keepdims=True)
+    out = (powers.reshape(G * rows, n_keys) @ values).reshape(G, rows, -1)
+    return out / jnp.where(total == 0, 1, total)
+
+
+def _runs(T: int, band: Band) -> list[tuple[int, int]]:
+    """(first, last) of runs of queries; the keys that a whole run cannot see are left out."""
+    if band.right is None or band.left is not None or T <= MAX_ROWS:
+        return [(0, T)]
+    length = -(-T // (CAUSAL_RUNS * MIN_ROWS)) * MIN_ROWS
+    return [(first, min(T, first + length)) for first in range(0, T, length)]
+
+
+def _rows(n_queries: int, n_keys: int, G: int) -> int:
+    """How many queries make a block."""
+    rows = BLOCK_LOGITS // (G * max(1, n_keys))
+    return min(n_queries, MAX_ROWS, max(MIN_ROWS, rows))
+
+
+def _blocks(x: jax.Array | None, first: int, last: int, rows: int) -> jax.Array | None:
+    """(G, T, ...) -> (blocks, G, rows, ...) of queries first to last, filled up with zeros."""
+    if x is None or x.shape[1] == 1:
+        return None if x is None else x[None]
+    x = x[:, first:last]
+    missing = -x.shape[1] % rows
+    if missing:
+        x = jnp.pad(x, ((0, 0), (0, missing), (0, 0)))
+    return jnp.moveaxis(x.reshape(len(x), -1, rows, x.shape[2]), 1, 0)

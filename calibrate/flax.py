@@ -1,0 +1,115 @@
+"""Floor 2, the runtime in Flax: an attention function for its multi-head modules (extra "flax")."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from calibrate.attention import dot_product_attention
+from calibrate.files.coefficients import Coefficients
+from calibrate.softmax import adaptive_softmax, check_fit
+
+try:
+    from flax import nnx
+except ImportError as missing:
+    raise ImportError("calibrate.flax needs Flax: pip install 'calibrate[flax]'") from missing
+
+Array = jax.Array
+
+
+def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
+    """The `attention_fn` of nnx.MultiHeadAttention and linen.MultiHeadDotProductAttention.
+
+    Args:
+      coefficients: a fit, from `calibrate.load`; per head: along the modules' heads.
+    Returns:
+      A function with the arguments of flax.nnx.dot_product_attention and of its linen twin. It
+      honours mask, bias, causality, dropout (after the entropy), dtype, precision, grouped queries
+      and sown weights; entropy, beta and softmax are computed in float32 or wider. A query that
+      sees no key gives 0.
+    Raises:
+      CoefficientsError: no fit was given; when called, one that does not fit the heads.
+      ValueError: when called, with an einsum of linen's own: it would be passed over in silence.
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    fit = check_fit(coefficients)
+
+    # Both modules look at the signature: what it does not name never arrives.
+    def attend(
+        query: Array, key: Array, value: Array, bias: Array | None = None,
+        mask: Array | None = None, broadcast_dropout: bool = True,
+        dropout_rng: Array | None = None, dropout_rate: float = 0.0, deterministic: bool = False,
+        dtype: Any = None, precision: Any = None, module: Any = None,
+        force_fp32_for_softmax: bool = True, is_causal: bool = False,
+        qk_attn_weights_einsum: Any = None, attn_weights_value_einsum: Any = None,
+    ) -> Array:  # fmt: skip
+        if qk_attn_weights_einsum or attn_weights_value_einsum:
+            raise ValueError("an einsum of your own is set; calibrate.flax computes with its own")
+        dtype = dtype or jnp.result_type(query, key, value)
+        query, key, value = (x.astype(dtype) for x in (query, key, value))
+        mask = None if mask is None else mask.astype(bool)
+        drops = dropout_rate > 0 and not deterministic
+        if module is None and precision is None and not drops:
+            return _attend(query, key, value, bias, mask, is_causal, fit)
+        z = _logits(query, key, bias, precision)
+        if is_causal:
+            causal = jnp.tril(jnp.ones(z.shape[-2:], bool))
+            mask = causal if mask is None else mask & causal
+        weights = adaptive_softmax(z, fit, where=mask).astype(dtype)
+        if module is not None:
+            kind = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
+            module.sow(kind, "attention_weights", weights)
+        if drops:
+            weights = _drop(weights, dropout_rng, dropout_rate, broadcast_dropout)
+        return _weighted_sum(weights, value, precision)
+
+    return attend
+
+
+def _attend(
+    query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None,
+    is_causal: bool, fit: Coefficients,
+) -> Array:  # fmt: skip
+    """Without the matrix of weights; batch axes become one."""
+    batch = query.shape[:-3]
+
+    def one_batch_axis(x: Array | None) -> Array | None:
+        if x is None:
+            return None
+        x = x.reshape((1,) * (len(batch) + 3 - x.ndim) + x.shape)
+        if all(size == 1 for size in x.shape[:-3]):
+            return x.reshape(1, *x.shape[-3:])
+        return jnp.broadcast_to(x, batch + x.shape[-3:]).reshape(-1, *x.shape[-3:])
+
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+    out = dot_product_attention(
+        q, k, v, one_batch_axis(bias), one_batch_axis(mask), is_causal=is_causal, coefficients=fit
+    )
+    return out.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Array:
+    """(..., heads, queries, keys), in float32 or wider."""
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    groups = query.shape[-2] // key.shape[-2]
+    q = query.reshape(*query.shape[:-2], key.shape[-2], groups, query.shape[-1])
+    z = jnp.einsum("...qhgd,...khd->...hgqk", q.astype(wide), key.astype(wide), precision=precision)
+    z = z.reshape(*z.shape[:-4], query.shape[-2], *z.shape[-2:]) * query.shape[-1] ** -0.5
+    return z if bias is None else z + bias
+
+
+def _drop(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Array:
+    """Flax's dropout of attention weights, the same for all heads and sequences if `broadcast`."""
+    assert rng is not None  # Flax asks for it
+    shape = weights.shape[-2:] if broadcast else weights.shape
+    keep = jax.random.bernoulli(rng, 1 - rate, (1,) * (weights.ndim - len(shape)) + shape)
+    return weights * (keep.astype(weights.dtype) / jnp.asarray(1 - rate, weights.dtype))
+
+
+def _weighted_sum(weights: Array, value: Array, precision: Any) -> Array:
+    """(..., queries, heads, width)."""
+    groups = weights.shape[-3] // value.shape[-2]
+    w = weights.reshape(*weights.shape[:-3], value.shape[-2], groups, *weights.shape[-2:])
+    out = jnp.einsum("...hgqk,...khd->...qhgd", w, value, precision=precision)
+    return out.reshape(*out.shape[:-3], weights.shape[-3], out.shape[-1])

@@ -1,0 +1,74 @@
+"""One table of cases that every backend's softmax meets: logits, mask, and what they are about."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths import reference
+from calibrate.maths.rule import Rule
+
+DOMAIN = (1.0, 4.0)
+POWERS = (0.02, -0.2, 0.5, 0.6, 0.4)
+# p(H) is between 1.3 and 2.2 on the domain: every threshold is a jump or a bend of beta.
+FITS = {
+    "clamp": Coefficients(Rule(), (Entry(POWERS, DOMAIN),)),
+    "identity outside": Coefficients(Rule(outside="identity"), (Entry(POWERS, DOMAIN),)),
+    "low ceiling": Coefficients(Rule(0.1, 1.0, 1.5), (Entry(POWERS, DOMAIN),)),
+    "softer": Coefficients(Rule(0.1, 0.2, 1.0), (Entry((0.0, 0.0, 0.0, 0.1, 0.1), DOMAIN),)),
+}
+
+
+class Case(NamedTuple):
+    name: str
+    logits: np.ndarray  # (rows, n) float32
+    where: np.ndarray | None = None  # bool, broadcastable
+
+    def expected(self, fit, dtype="float32"):
+        """Probabilities in float64, of the logits as that dtype holds them."""
+        logits = self.logits.astype(dtype).astype(np.float64)
+        entry = fit.only
+        return reference.adaptive_softmax(
+            logits, entry.coefficients, entry.domain, fit.rule, where=self.where
+        )
+
+
+def _normal(n, scale, rows=3, seed=0):
+    rng = np.random.default_rng([seed, n])
+    return (rng.standard_normal((rows, n)) * scale).astype(np.float32)
+
+
+def with_entropy(H, n=200):
+    """Logits whose softmax has that entropy, to 1e-6 nats."""
+    z = _normal(n, 1.0, rows=1, seed=7).astype(np.float64)
+    low, high = 0.0, 1e3
+    for _ in range(100):
+        middle = (low + high) / 2
+        if reference.entropy(middle * z)[0] > H:
+            low = middle
+        else:
+            high = middle
+    return (middle * z).astype(np.float32)
+
+
+def _masks():
+    logits, real = _normal(300, 2.0), np.arange(300) < 200
+    yield Case("where", logits, real)
+    yield Case("where over hot items", np.where(real, logits, np.float32(1e4)), real)
+    yield Case("where over NaN", np.where(real, logits, np.float32("nan")), real)
+    for mask in (-np.inf, np.finfo(np.float32).min, -1e9, -1e4):
+        yield Case(f"additive {mask:.0e}", np.where(real, logits, np.float32(mask)))
+    yield Case("per row", logits, np.arange(300) < np.array([[1], [2], [299]]))
+    yield Case("a row of none", logits, np.arange(300) < np.array([[0], [2], [300]]))
+    yield Case("both", np.where(real, logits, np.float32(-np.inf)), np.arange(300) < 250)
+
+
+CASES = [
+    *(Case(f"n={n} scale={scale:g}", _normal(n, scale, rows=1 if n > 9_999 else 3))
+      for n in (1, 2, 3, 64, 1_000, 65_536) for scale in (1e-6, 0.1, 1.0, 5.0, 100.0, 1e4)),
+    *_masks(),
+    *(Case(f"H={H:g}", with_entropy(H))
+      for threshold in (0.1, 0.5, *DOMAIN) for H in (threshold - 1e-3, threshold + 1e-3)),
+    Case("ends of float32", np.array([[3e38, -3e38, 0.0], [-3e38, -3e38, -3e38]], np.float32)),
+    Case("equal", np.full((2, 77), 5.0, np.float32)),
+]  # fmt: skip

@@ -1,0 +1,286 @@
+"""Attention against the float64 reference and jax.nn.dot_product_attention, on every path."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import calibrate
+from calibrate import attention
+from calibrate.attention import dot_product_attention
+from calibrate.maths import reference
+
+
+@pytest.fixture(params=["one block", "many blocks"])
+def blocks(request, monkeypatch):
+    """The same results whether a call fits in one block or takes many."""
+    if request.param == "many blocks":
+        monkeypatch.setattr(attention, "BLOCK_LOGITS", 1)
+        monkeypatch.setattr(attention, "MIN_ROWS", 3)
+        monkeypatch.setattr(attention, "MAX_ROWS", 3)
+        monkeypatch.setattr(attention, "CAUSAL_RUNS", 2)
+    attention._attend.clear_cache()
+    yield
+    attention._attend.clear_cache()
+
+
+def qkv(T=11, S=11, N=4, K=2, B=2, H=8, scale=2.0, dtype=np.float32):
+    rng = np.random.default_rng([T, S, N, K])
+    q = rng.standard_normal((B, T, N, H)) * scale
+    k, v = rng.standard_normal((2, B, S, K, H))
+    return tuple(x.astype(np.float32).astype(dtype) for x in (q, k, v))
+
+
+def allowed(shape, is_causal=False, window=None, mask=None, lengths=(None, None)):
+    """Which keys each query sees, (B, N, T, S), by the words of jax.nn's documentation."""
+    T, S = shape[2:]
+    t, s = np.arange(T)[:, None], np.arange(S)
+    real = np.ones(shape, bool)
+    if is_causal:
+        real &= s <= t
+    if window is not None:
+        left, right = (window, window) if isinstance(window, int) else window
+        real &= (s >= t - left) & (s <= t + right)
+    if mask is not None:
+        real &= np.asarray(mask)
+    for length, position in zip(lengths, (t, s), strict=True):
+        if length is not None:
+            real &= position < np.asarray(length)[:, None, None, None]
+    return real
+
+
+def expected(q, k, v, fit, bias=None, cap=None, scale=None, **masks):
+    """In float64, with the whole matrix."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    z = np.einsum("btnh,bsnh->bnts", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if cap:
+        z = cap * np.tanh(z / cap)
+    if bias is not None:
+        z = z + np.asarray(bias, np.float64)
+    real = allowed(z.shape, **masks)
+    entry = fit.only
+    weights = reference.adaptive_softmax(z, entry.coefficients, entry.domain, fit.rule, where=real)
+    return np.einsum("bnts,bsnh->btnh", weights, v)
+
+
+MASK = np.random.default_rng(3).random((2, 1, 11, 11)) < 0.6
+MASK[..., 0] = True
+CASES = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window": {"local_window_size": (3, 2)},
+    "narrow window": {"local_window_size": 1},
+    "wide window": {"local_window_size": (40, 40)},
+    "causal window": {"is_causal": True, "local_window_size": (2, 5)},
+    "mask": {"mask": MASK},
+    "mask of one row": {"mask": MASK[:1, :, :1]},
+    "mask of one column": {"mask": np.ones((2, 4, 11, 1), bool)},
+    "bias": {"bias": np.random.default_rng(4).standard_normal((1, 4, 11, 11)).astype(np.float32)},
+    "bias of one row": {"bias": np.linspace(-3, 3, 11, dtype=np.float32)[None, None, None]},
+    "additive mask": {"bias": np.where(MASK, 0, np.finfo(np.float32).min).astype(np.float32)},
+    "additive -inf": {"bias": np.where(MASK, 0, -np.inf).astype(np.float32)},
+    "lengths": {"key_value_seq_lengths": np.array([11, 4], np.int32)},
+    "query lengths": {"query_seq_lengths": np.array([7, 11], np.int32)},
+    "all": {
+        "is_causal": True, "mask": MASK, "local_window_size": (6, 0),
+        "bias": np.float32([[[[0.5]]]]), "key_value_seq_lengths": np.array([9, 11], np.int32),
+        "scale": 0.5,
+    },
+}  # fmt: skip
+
+
+def in_words_of_the_reference(arguments):
+    names = {"local_window_size": "window"}
+    lengths = tuple(arguments.get(f"{x}_seq_lengths") for x in ("query", "key_value"))
+    rest = {names.get(k, k): v for k, v in arguments.items() if "lengths" not in k}
+    return rest | {"lengths": lengths}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=["heads", "groups", "one key"])
+@pytest.mark.usefixtures("blocks")
+def test_agrees_with_the_reference(case, heads, paper):
+    arrays = qkv(N=heads[0], K=heads[1])
+    actual = dot_product_attention(*arrays, coefficients=paper, **CASES[case])
+    exact = expected(*arrays, paper, **in_words_of_the_reference(CASES[case]))
+    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("blocks")
+def test_identity_is_the_original_wherever_a_key_is_seen(case):
+    arrays = qkv(N=4, K=2)
+    ours = partial(dot_product_attention, coefficients=calibrate.identity())
+    original = jax.nn.dot_product_attention(*arrays, **CASES[case])
+    words = in_words_of_the_reference(CASES[case])
+    masks = {k: words[k] for k in ("is_causal", "window", "mask", "lengths") if k in words}
+    sees = np.moveaxis(allowed((2, 4, 11, 11), **masks).any(-1), 1, 2)
+    actual = np.asarray(ours(*arrays, **CASES[case]))
+    np.testing.assert_allclose(actual[sees], np.asarray(original)[sees], atol=1e-5)
+    assert (actual[~sees] == 0).all()
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 11), (7, 11), (11, 7), (1, 1), (20, 3)])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.usefixtures("blocks")
+def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
+    arrays = qkv(T=T, S=S)
+    actual = dot_product_attention(*arrays, is_causal=is_causal, coefficients=paper)
+    np.testing.assert_allclose(
+        actual, expected(*arrays, paper, is_causal=is_causal), atol=3e-6, rtol=1e-5
+    )
+
+
+def test_long_sequences_in_their_own_blocks(paper):
+    """As it runs outside of tests: runs, blocks and the last one filled up."""
+    arrays = qkv(T=1_500, S=1_500, N=2, K=1, B=1)
+    for masks in ({"is_causal": True}, {"window": (100, 7)}):
+        keywords = {"local_window_size" if k == "window" else k: v for k, v in masks.items()}
+        actual = dot_product_attention(*arrays, coefficients=paper, **keywords)
+        np.testing.assert_allclose(actual, expected(*arrays, paper, **masks), atol=3e-6, rtol=1e-5)
+
+
+def test_the_feature_is_on(paper):
+    """Trap 5: plain attention must fail this."""
+    arrays = qkv(T=64, S=64, scale=4.0)
+    sharpened = dot_product_attention(*arrays, coefficients=paper)
+    assert np.abs(sharpened - jax.nn.dot_product_attention(*arrays)).max() > 0.1
+
+
+def test_without_a_batch_axis(paper):
+    q, k, v = (x[0] for x in qkv())
+    actual = dot_product_attention(q, k, v, coefficients=paper)
+    assert actual.shape == q.shape
+    np.testing.assert_allclose(actual, expected(q[None], k[None], v[None], paper)[0], atol=3e-6)
+
+
+def test_a_soft_cap(paper):
+    arrays = qkv(scale=6.0)
+    actual = dot_product_attention(*arrays, coefficients=paper, logits_soft_cap=3.0)
+    np.testing.assert_allclose(actual, expected(*arrays, paper, cap=3.0), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_fit_per_head(make_fit):
+    one, two = make_fit((0.0, 0.0, 0.0, 0.0, 3.0)), make_fit((0.0, 0.0, 0.0, 0.5, 1.0))
+    fit = replace(one, entries=(replace(one.only, head=0), replace(two.only, head=3)))
+    q, k, v = qkv(N=4, K=2)
+    actual = np.asarray(dot_product_attention(q, k, v, is_causal=True, coefficients=fit))
+    identity = calibrate.identity()
+    for head, own in enumerate((one, identity, identity, two)):
+        group = [head // 2]
+        exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
+        np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
+    with pytest.raises(calibrate.CoefficientsError, match="for head 3, and there are 2 heads"):
+        dot_product_attention(q[:, :, :2], k, v, coefficients=fit)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_with_offset_keys(dtype, paper):
+    """An offset of 100 in one key dimension moves all logits of a query alike."""
+    q, k, v = qkv(T=32, S=512, N=2, K=2)
+    k[..., 0] += 100
+    q, k, v = (jnp.asarray(x).astype(dtype) for x in (q, k, v))
+    actual = dot_product_attention(q, k, v, coefficients=paper)
+    assert actual.dtype == dtype
+    exact = expected(q, k, v, paper)
+    eps = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(actual, float), exact, rtol=2 * eps, atol=2e-4)
+
+
+@pytest.mark.parametrize("case", ["plain", "causal", "window", "all", "bias"])
+@pytest.mark.usefixtures("blocks")
+def test_gradients(case, make_fit):
+    """Of queries, keys, values and bias, through the entropy too."""
+    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
+    keywords = CASES[case] | {"bias": CASES["bias"]["bias"].astype(float)}
+    bias = keywords.pop("bias")
+    with jax.enable_x64(True):
+        arrays = tuple(x.astype(np.float64) for x in qkv(scale=1.0))
+
+        def function(q, k, v, bias):
+            return dot_product_attention(q, k, v, bias, coefficients=fit, **keywords)
+
+        check_grads(function, (*arrays, bias), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
+
+
+def test_no_nan_in_gradients_of_queries_without_keys(paper):
+    q, k, v = (jnp.asarray(x) for x in qkv())
+    mask = jnp.ones((2, 1, 11, 11), bool).at[:, :, 4].set(False)
+
+    def loss(q, k, v):
+        return (dot_product_attention(q, k, v, mask=mask, coefficients=paper) ** 2).sum()
+
+    for gradient in jax.grad(loss, argnums=(0, 1, 2))(q, k, v):
+        assert np.isfinite(gradient).all()
+
+
+def test_vmap_and_jit_change_nothing(paper):
+    arrays = qkv()
+    attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
+    plain = attend(*arrays)
+    np.testing.assert_allclose(jax.jit(attend)(*arrays), plain, atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(attend)(*arrays), plain, atol=1e-6)
+
+
+def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
+    arrays = qkv()
+    monkeypatch.setattr(attention, "_all_at_once", lambda: True)
+    attention._attend.clear_cache()
+    actual = dot_product_attention(*arrays, is_causal=True, coefficients=paper)
+    attention._attend.clear_cache()
+    np.testing.assert_allclose(actual, expected(*arrays, paper, is_causal=True), atol=3e-6)
+
+
+def test_the_matrix_never_exists():
+    """No array of the compiled program has a number of queries and of keys."""
+    q = k = v = jax.ShapeDtypeStruct((1, 8_192, 1, 16), jnp.float32)
+    attend = partial(dot_product_attention, is_causal=True, coefficients=calibrate.load("paper"))
+    peaks = [
+        jax.jit(function).lower(q, k, v).compile().memory_analysis().temp_size_in_bytes
+        for function in (attend, partial(jax.nn.dot_product_attention, is_causal=True))
+    ]
+    assert peaks[0] < peaks[1] / 10
+
+    def loss(function):
+        return jax.grad(lambda q, k, v: function(q, k, v).sum(), argnums=(0, 1, 2))
+
+    backward = jax.jit(loss(attend)).lower(q, k, v).compile().memory_analysis().temp_size_in_bytes
+    assert backward < peaks[1] / 5
+
+
+def test_empty_arrays(paper):
+    q, k, v = qkv()
+    assert dot_product_attention(q[:0], k[:0], v[:0], coefficients=paper).shape == (0, 11, 4, 8)
+    assert dot_product_attention(q[:, :0], k, v, coefficients=paper).shape == (2, 0, 4, 8)
+    assert (dot_product_attention(q, k[:, :0], v[:, :0], coefficients=paper) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"implementation": "cudnn"}, "only 'xla' computes the entropy"),
+        ({"return_residual": True}, "partial results cannot be combined"),
+        ({"mask": np.ones((2, 1, 11, 11))}, "mask is float"),
+        ({"mask": np.ones((3, 1, 1, 1), bool)}, r"mask is \(3, 1, 1, 1\)"),
+        ({"bias": np.ones((2, 3, 11, 11))}, r"bias is \(2, 3, 11, 11\)"),
+        ({"query_seq_lengths": np.ones(3, np.int32)}, "query_seq_lengths is"),
+        ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
+        ({"value": np.ones((2, 10, 2, 8), np.float32)}, "give the same B, S and K"),
+        ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),
+    ],
+)
+def test_what_does_not_match_is_refused(change, message, paper):
+    arguments = dict(zip(("query", "key", "value"), qkv(), strict=True)) | change
+    with pytest.raises(ValueError, match=message):
+        dot_product_attention(**arguments, coefficients=paper)
+
+
+def test_what_is_no_fit_is_refused():
+    with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
+        dot_product_attention(*qkv(), coefficients="paper")

@@ -1,0 +1,167 @@
+"""The attention function inside Flax's own modules, nnx and linen."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import calibrate
+from calibrate.flax import attention_fn
+
+# nnx says so of its own way to sow weights.
+pytestmark = pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+
+T, FEATURES, HEADS = 12, 16, 4
+X = np.random.default_rng(0).standard_normal((2, T, FEATURES)).astype(np.float32) * 3
+CAUSAL = np.tril(np.ones((2, 1, T, T), bool))
+
+
+def in_nnx(fit, x=X, sow=False, **options):
+    """The output of an nnx module with that fit; None is Flax's own attention."""
+    call = {k: options.pop(k) for k in ("mask", "is_causal") if k in options}
+    attention = {} if fit is None else {"attention_fn": attention_fn(fit)}
+    module = nnx.MultiHeadAttention(
+        HEADS, FEATURES, decode=False, rngs=nnx.Rngs(0), **attention, **options
+    )
+    out = module(x, rngs=nnx.Rngs(dropout=5), sow_weights=sow, **call)
+    return (out, module) if sow else out
+
+
+def in_linen(fit, x=X, sow=False, mask=None, **options):
+    attention = {} if fit is None else {"attention_fn": attention_fn(fit)}
+    options = {"deterministic": True} | options
+    module = nn.MultiHeadDotProductAttention(HEADS, **attention, **options)
+    variables = module.init(jax.random.key(0), x)
+    call = partial(module.apply, variables, x, mask=mask, rngs={"dropout": jax.random.key(5)})
+    return call(sow_weights=True, mutable=["intermediates"]) if sow else call()
+
+
+def softmax_of_the_matrix(fit):
+    """Attention as text books have it, to check ours: the whole matrix, masked structurally."""
+
+    def attend(query, key, value, mask=None, **_):
+        z = jnp.einsum("...qhd,...khd->...hqk", query, key) / query.shape[-1] ** 0.5
+        weights = calibrate.adaptive_softmax(z, fit, where=mask)
+        return jnp.einsum("...hqk,...khd->...qhd", weights, value)
+
+    return attend
+
+
+@pytest.mark.parametrize("module", [in_nnx, in_linen])
+@pytest.mark.parametrize("mask", [None, CAUSAL])
+def test_identity_gives_flaxs_own_result(module, mask):
+    ours = module(calibrate.identity(), mask=mask)
+    np.testing.assert_allclose(ours, module(None, mask=mask), atol=2e-6)
+
+
+@pytest.mark.parametrize("module", [in_nnx, in_linen])
+def test_a_fit_changes_it_as_the_whole_matrix_would(module, paper, monkeypatch):
+    """The feature is on, and causality survives."""
+    ours = module(paper, mask=CAUSAL)
+    assert np.abs(ours - module(None, mask=CAUSAL)).max() > 1e-3
+    monkeypatch.setattr("test_flax.attention_fn", softmax_of_the_matrix)
+    np.testing.assert_allclose(ours, module(paper, mask=CAUSAL), atol=2e-6)
+
+
+@pytest.mark.parametrize("module", [in_nnx, in_linen])
+@pytest.mark.parametrize("sow", [False, True], ids=["blocks", "weights"])
+def test_causality_survives(module, paper, sow):
+    """Both modules route arguments by signature: later tokens must not reach earlier ones."""
+    later = X.copy()
+    later[:, 7:] += 1
+    first = (lambda x: x[0]) if sow else (lambda x: x)
+    before, after = (first(module(paper, x, sow=sow, mask=CAUSAL)) for x in (X, later))
+    np.testing.assert_allclose(before[:, :7], after[:, :7], atol=1e-6)
+    assert np.abs(before[:, 7:] - after[:, 7:]).max() > 1e-2
+
+
+@pytest.mark.parametrize("sow", [False, True], ids=["blocks", "weights"])
+def test_is_causal_of_nnx(paper, sow):
+    first = (lambda x: x[0]) if sow else (lambda x: x)
+    by_flag = first(in_nnx(paper, is_causal=True, sow=sow))
+    np.testing.assert_allclose(by_flag, in_nnx(paper, mask=CAUSAL), atol=2e-6)
+    both = first(in_nnx(paper, is_causal=True, mask=np.ones((2, 1, T, T), bool), sow=sow))
+    np.testing.assert_allclose(both, by_flag, atol=2e-6)
+
+
+def test_sown_weights_are_those_applied(paper):
+    for out, weights in (
+        (lambda o, m: (o, nnx.pop(m, nnx.Intermediate)["attention_weights"][0]))(
+            *in_nnx(paper, mask=CAUSAL, sow=True)
+        ),
+        (lambda o, s: (o, s["intermediates"]["attention_weights"][0]))(
+            *in_linen(paper, mask=CAUSAL, sow=True)
+        ),
+    ):
+        weights = np.asarray(weights)
+        assert weights.shape == (2, HEADS, T, T)
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+        assert (weights[~np.broadcast_to(CAUSAL, weights.shape)] == 0).all()
+        assert out.shape == X.shape
+    np.testing.assert_allclose(
+        in_nnx(paper, mask=CAUSAL, sow=True)[0], in_nnx(paper, mask=CAUSAL), atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_dropout_comes_after_the_entropy(paper, broadcast):
+    options = {"dropout_rate": 0.5, "broadcast_dropout": broadcast, "deterministic": False}
+    identity = in_nnx(calibrate.identity(), **options)
+    np.testing.assert_allclose(identity, in_nnx(None, **options), atol=2e-6)
+    identity = in_linen(calibrate.identity(), **options)
+    np.testing.assert_allclose(identity, in_linen(None, **options), atol=2e-6)
+    _, module = in_nnx(paper, sow=True, **options)
+    sown = np.asarray(nnx.pop(module, nnx.Intermediate)["attention_weights"][0])
+    np.testing.assert_allclose(sown.sum(-1), 1, atol=1e-6)  # before dropout
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_dtype_is_honoured(paper, dtype):
+    exact = in_nnx(paper)
+    for module in (in_nnx, in_linen):
+        assert module(paper, dtype=dtype).dtype == dtype
+    np.testing.assert_allclose(
+        in_nnx(paper, dtype=dtype).astype(np.float32), exact, atol=0.1, rtol=0.05
+    )
+
+
+def test_precision_takes_the_whole_matrix_to_the_same_result(paper):
+    np.testing.assert_allclose(in_nnx(paper, precision="highest"), in_nnx(paper), atol=2e-6)
+
+
+def test_bias_batch_axes_and_groups(paper):
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((3, 2, T, 4, 8)).astype(np.float32) * 2
+    k, v = rng.standard_normal((2, 3, 2, T, 2, 8)).astype(np.float32)
+    bias = rng.standard_normal((2, 4, T, T)).astype(np.float32)
+    mask = rng.random((3, 1, 1, T, T)) < 0.7
+    attend = attention_fn(paper)
+    by_blocks = attend(q, k, v, bias=bias, mask=mask)
+    by_matrix = attend(q, k, v, bias=bias, mask=mask, precision="highest")
+    assert by_blocks.shape == q.shape
+    np.testing.assert_allclose(by_blocks, by_matrix, atol=3e-6)
+
+
+def test_a_decoding_cache(paper):
+    """Token by token equals all at once."""
+    module = nnx.MultiHeadAttention(
+        HEADS, FEATURES, decode=True, attention_fn=attention_fn(paper), rngs=nnx.Rngs(0)
+    )
+    module.init_cache(X.shape)
+    steps = [module(X[:, [t]]) for t in range(T)]
+    np.testing.assert_allclose(jnp.concatenate(steps, 1), in_nnx(paper, mask=CAUSAL), atol=3e-6)
+
+
+def test_an_einsum_of_your_own_is_refused_not_ignored(paper):
+    with pytest.raises(ValueError, match="an einsum of your own"):
+        in_linen(paper, qk_attn_weights_einsum_cls=lambda: jnp.einsum,
+                 attn_weights_value_einsum_cls=lambda: jnp.einsum)  # fmt: skip
+
+
+def test_what_is_no_fit_is_refused():
+    with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
+        attention_fn("paper")
