@@ -149,19 +149,24 @@ def _attend(
     if table is not None:
         table = jnp.moveaxis(table, 1, 0)
 
+    at_once = _all_at_once()
+    together = B * K if at_once else 1
+
     def one_head(q, k, v, bias, mask, query_length, key_length, table):
-        head = _Head(fit, table, band, soft_cap, query_length, key_length, entropy_gradient)
+        head = _Head(
+            fit, table, band, soft_cap, query_length, key_length, entropy_gradient, together
+        )
         return _attend_one_head(q, k, v, bias, mask, head)
 
     def one_sequence(q, k, v, bias, mask, query_length, key_length):
         lengths = (None if x is None else x[None] for x in (query_length, key_length))
-        return _each(one_head, q, k, v, bias, mask, *lengths, table, at_once=_all_at_once())
+        return _each(one_head, q, k, v, bias, mask, *lengths, table, at_once=at_once)
 
     q = jnp.moveaxis((q.astype(dtype) * scale).reshape(B, T, K, G, H), 1, 3)
     k, v = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (k, v))
     bias, mask = (_by_key_head(x, K) for x in (bias, mask))
     lengths = (None if x is None else jnp.asarray(x) for x in (query_length, key_length))
-    out = _each(one_sequence, q, k, v, bias, mask, *lengths, at_once=_all_at_once())
+    out = _each(one_sequence, q, k, v, bias, mask, *lengths, at_once=at_once)
     return jnp.moveaxis(out, 3, 1).reshape(B, T, N, -1).astype(result)
 
 
@@ -207,6 +212,7 @@ class _Head(NamedTuple):
     n_queries: jax.Array | None
     n_keys: jax.Array | None
     entropy_gradient: bool
+    together: int  # heads whose blocks are computed at the same time
 
     def weigh(
         self, z: jax.Array, bias: jax.Array | None, mask: jax.Array | None, query: jax.Array,
@@ -243,7 +249,7 @@ def _attend_one_head(
     for first, last in _runs(T, head.band):
         seen = S if right is None else min(S, last + right)
         reach = seen if left is None else left + (right or 0)
-        rows = _rows(last - first, reach, len(q))
+        rows = _rows(last - first, reach, len(q) * head.together)
         n_keys = seen if left is None else min(S, rows + reach)
         block = jax.checkpoint(partial(_attend_block, k=k, v=v, n_keys=n_keys, head=head))
         parts = (_blocks(x, first, last, rows) for x in (q, bias, mask))
@@ -284,9 +290,9 @@ def _runs(T: int, band: Band) -> list[tuple[int, int]]:
     return [(first, min(T, first + length)) for first in range(0, T, length)]
 
 
-def _rows(n_queries: int, n_keys: int, G: int) -> int:
-    """How many queries make a block."""
-    rows = BLOCK_LOGITS // (G * max(1, n_keys))
+def _rows(n_queries: int, n_keys: int, n_heads: int) -> int:
+    """How many queries of each head make a block."""
+    rows = BLOCK_LOGITS // (n_heads * max(1, n_keys))
     return min(n_queries, MAX_ROWS, max(MIN_ROWS, rows))
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 
 import calibrate
 from calibrate.maths import reference
@@ -16,6 +17,13 @@ def test_agrees_with_the_reference(n, scale):
     np.testing.assert_allclose(
         calibrate.entropy(logits), reference.entropy(logits), atol=1e-5, rtol=0
     )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_agrees_on_the_table_of_cases(case):
+    actual = np.asarray(calibrate.entropy(case.logits, where=case.where))
+    exact = reference.entropy(case.logits.astype(np.float64), where=case.where)
+    np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=0)
 
 
 def test_closed_forms():
