@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.files.coefficients import Coefficients
+from calibrate.maths.shannon import wide
 from calibrate.softmax import check_fit, sharpen
 
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
@@ -55,7 +56,7 @@ def dot_product_attention(
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
     `functools.partial(dot_product_attention, coefficients=fit)` takes the place of
-    jax.nn.dot_product_attention: the same arguments, layout and gradients.
+    jax.nn.dot_product_attention: the same arguments and layout, and two more arguments at the end.
 
     Args:
       query: (B, T, N, H) or (T, N, H).
@@ -92,8 +93,11 @@ def dot_product_attention(
     bias, mask = (None if x is None else _four_axes(x) for x in (bias, mask))
     lengths = (query_seq_lengths, key_value_seq_lengths)
     _check(q, k, v, bias, mask, lengths)
-    band = _band(is_causal, local_window_size)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    band = _band(is_causal, local_window_size, q.shape[1], k.shape[1])
+    if scale is None:
+        scale = max(1, q.shape[-1]) ** -0.5
+    if jnp.ndim(scale):
+        raise ValueError(f"scale has shape {jnp.shape(scale)}; give one number")
     soft_cap = None if logits_soft_cap is None else jnp.asarray(logits_soft_cap)
     out = _attend(q, k, v, bias, mask, *lengths, fit, band, scale, soft_cap, entropy_gradient)
     return out.reshape(*shape[:-1], out.shape[-1])
@@ -108,9 +112,9 @@ def _check(
     q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
     lengths: tuple[ArrayLike | None, ...],
 ) -> None:  # fmt: skip
-    """The checks of jax.nn.dot_product_attention."""
+    """Shapes and dtypes that belong together."""
     B, S, K, H = k.shape
-    if q.ndim != 4 or q.shape[0] != B or q.shape[3] != H or q.shape[2] % K:
+    if q.ndim != 4 or q.shape[0] != B or q.shape[3] != H or q.shape[2] % max(1, K):
         raise ValueError(f"query is {q.shape} and key {k.shape}; give (B, T, N, H) and (B, S, K, H)"
                          ", with N a multiple of K")  # fmt: skip
     if v.shape[:3] != (B, S, K):
@@ -124,13 +128,20 @@ def _check(
     if mask is not None and mask.dtype != bool:
         raise ValueError(f"mask is {mask.dtype}; give bool, or add it as a bias")
     for name, length in zip(("query", "key_value"), lengths, strict=True):
-        if length is not None and jnp.shape(length) != (B,):
-            raise ValueError(f"{name}_seq_lengths is {jnp.shape(length)}; give ({B},)")
+        if length is None:
+            continue
+        if jnp.shape(length) != (B,) or not jnp.issubdtype(jnp.asarray(length).dtype, jnp.integer):
+            raise ValueError(f"{name}_seq_lengths is {length}; give {B} integers")
 
 
-def _band(is_causal: bool, window: int | tuple[int, int] | None) -> Band:
-    left, right = (window, window) if isinstance(window, int) else window or (None, None)
-    return Band(left, 0 if is_causal else right)
+def _band(is_causal: bool, window: int | tuple[int, int] | None, T: int, S: int) -> Band:
+    left = right = None
+    if window is not None:
+        sides = (window, window) if isinstance(window, int) else window
+        left, right = (min(int(side), most) for side, most in zip(sides, (T, S), strict=True))
+    if is_causal:
+        right = 0 if right is None else min(0, right)
+    return Band(left, right)
 
 
 @partial(jax.jit, static_argnames=("band", "entropy_gradient"))
@@ -141,10 +152,12 @@ def _attend(
 ) -> jax.Array:  # fmt: skip
     """Splits batch and heads; (B, T, N, H) of value's width."""
     B, T, N, H = q.shape
-    S, K = k.shape[1:3]
-    G, result, dtype = N // K, q.dtype, jnp.promote_types(q.dtype, jnp.float32)
-    if 0 in (B, T, S):
-        return jnp.zeros((B, T, N, v.shape[-1]), result)
+    K = k.shape[2]
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return jnp.zeros((B, T, N, v.shape[-1]), q.dtype)
+    result = q.dtype
+    dtype = wide(result if jnp.issubdtype(result, jnp.floating) else float)
+    G, scale = N // K, jnp.asarray(scale, dtype)
     table = jnp.asarray(fit.by_head(N), dtype).reshape(-1, K, G) if fit.has_heads else None
     if table is not None:
         table = jnp.moveaxis(table, 1, 0)
@@ -224,7 +237,7 @@ class _Head(NamedTuple):
         if bias is not None:
             z = z + bias
         t = query + jnp.arange(z.shape[1])[:, None]
-        s = key + jnp.arange(z.shape[2])
+        s = key + jnp.arange(z.shape[2])[None, :]
         real = [
             mask,
             None if self.band.left is None else s >= t - self.band.left,
@@ -234,8 +247,9 @@ class _Head(NamedTuple):
         ]
         for condition in real:
             if condition is not None:
-                z = jnp.where(condition, z, -jnp.inf)
-        return sharpen(z, self.table, self.fit, -1, self.entropy_gradient)
+                z = jnp.where(condition.reshape((1,) * (3 - condition.ndim) + condition.shape), z,
+                              -jnp.inf)  # fmt: skip
+        return sharpen(z, self.table, self.fit, -1, self.entropy_gradient, True)
 
 
 def _attend_one_head(

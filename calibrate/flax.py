@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from calibrate.attention import dot_product_attention
 from calibrate.files.coefficients import Coefficients
+from calibrate.maths.shannon import wide
 from calibrate.softmax import adaptive_softmax, check_fit
 
 try:
@@ -46,7 +47,7 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
     ) -> Array:  # fmt: skip
         if qk_attn_weights_einsum or attn_weights_value_einsum:
             raise ValueError("an einsum of your own is set; calibrate.flax computes with its own")
-        dtype = dtype or jnp.result_type(query, key, value)
+        dtype = dtype or jnp.result_type(query, key, value, float)
         query, key, value = (x.astype(dtype) for x in (query, key, value))
         mask = None if mask is None else mask.astype(bool)
         drops = dropout_rate > 0 and not deterministic
@@ -56,7 +57,9 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         if is_causal:
             causal = jnp.tril(jnp.ones(z.shape[-2:], bool))
             mask = causal if mask is None else mask & causal
-        weights = adaptive_softmax(z, fit, where=mask).astype(dtype)
+        real = z != -jnp.inf  # a query without any is 0 on this path too
+        weights = adaptive_softmax(z, fit, where=real if mask is None else real & mask)
+        weights = weights.astype(dtype)
         if module is not None:
             kind = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
             module.sow(kind, "attention_weights", weights)
@@ -91,17 +94,20 @@ def _attend(
 
 def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Array:
     """(..., heads, queries, keys), in float32 or wider."""
-    wide = jnp.promote_types(query.dtype, jnp.float32)
+    dtype = wide(query.dtype)
     groups = query.shape[-2] // key.shape[-2]
     q = query.reshape(*query.shape[:-2], key.shape[-2], groups, query.shape[-1])
-    z = jnp.einsum("...qhgd,...khd->...hgqk", q.astype(wide), key.astype(wide), precision=precision)
+    z = jnp.einsum(
+        "...qhgd,...khd->...hgqk", q.astype(dtype), key.astype(dtype), precision=precision
+    )
     z = z.reshape(*z.shape[:-4], query.shape[-2], *z.shape[-2:]) * query.shape[-1] ** -0.5
     return z if bias is None else z + bias
 
 
 def _drop(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Array:
     """Flax's dropout of attention weights, the same for all heads and sequences if `broadcast`."""
-    assert rng is not None  # Flax asks for it
+    if rng is None:
+        raise ValueError("dropout needs dropout_rng; give a key, or deterministic=True")
     shape = weights.shape[-2:] if broadcast else weights.shape
     keep = jax.random.bernoulli(rng, 1 - rate, (1,) * (weights.ndim - len(shape)) + shape)
     return weights * (keep.astype(weights.dtype) / jnp.asarray(1 - rate, weights.dtype))

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import beta_of_entropy
-from calibrate.maths.shannon import Axis, centre, real_logits
+from calibrate.maths.shannon import Axis, centre, real_logits, wide
 
 
 def inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
@@ -32,7 +32,7 @@ def inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
 @jax.jit
 def _inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
     H = jnp.asarray(H)
-    H = H.astype(jnp.promote_types(H.dtype, jnp.float32))
+    H = H.astype(wide(H.dtype if jnp.issubdtype(H.dtype, jnp.floating) else float))
     return _beta(H, head_table(coefficients, H, -2), coefficients, -2)
 
 
@@ -54,7 +54,7 @@ def _beta(
     if table is None:
         entry = coefficients.only
         return beta_of_entropy(H, entry.coefficients, entry.domain, coefficients.rule, jnp)
-    rows = table.reshape(len(table), -1, *[1] * (-head_axis - 1))
+    rows = table.reshape(len(table), *[1] * (H.ndim + head_axis), -1, *[1] * (-head_axis - 1))
     *powers, lo, hi, calibrated = rows
     beta = beta_of_entropy(H, powers, (lo, hi), coefficients.rule, jnp)
     return jnp.where(calibrated == 1, beta, 1)
@@ -86,7 +86,8 @@ def adaptive_softmax(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    if fit.has_heads and axis not in (-1, jnp.ndim(logits) - 1):
+    axis = axis if isinstance(axis, int | None) else tuple(axis)
+    if fit.has_heads and axis not in (-1, (-1,), jnp.ndim(logits) - 1):
         raise CoefficientsError(
             f"{fit.reference} has an entry per head, and axis is {axis!r}; "
             "give logits (..., heads, queries, items) and axis=-1"
@@ -112,19 +113,20 @@ def _adaptive_softmax(
         total = jnp.sum(powers, axis, keepdims=True)
         if where is None:
             return (powers / total).astype(dtype)
-        empty = ~jnp.any(jnp.broadcast_to(where, logits.shape), axis, keepdims=True)
+        empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
         return jnp.where(where, powers / jnp.where(empty, 1, total), 0).astype(dtype)
 
     return probabilities(logits)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4, 5))
 def sharpen(
     z: jax.Array,
     table: jax.Array | None,
     coefficients: Coefficients,
     axis: Axis,
     entropy_gradient: bool,
+    in_loop: bool = False,
 ) -> jax.Array:
     """exp(beta(H) (z - max z)): softmax(beta z) before it is normalised; 0 where z is -inf.
 
@@ -134,8 +136,10 @@ def sharpen(
       z: float32 or wider, -inf where masked; (..., heads, queries, items) with a table.
       table: of `head_table`, for a fit per head.
       entropy_gradient: whether the derivative includes that of beta(H).
+      in_loop: whether it runs inside a loop, of which JAX takes second derivatives by this code
+        and not by its rule: then nothing in it may be infinite.
     """
-    centred = centre(z, axis)
+    centred = centre(z, axis, finite=in_loop)
     return jnp.exp(_beta(centred.entropy, table, coefficients, -3) * centred.shifted)
 
 
@@ -144,19 +148,21 @@ def _sharpen_jvp(
     coefficients: Coefficients,
     axis: Axis,
     entropy_gradient: bool,
+    in_loop: bool,
     primals: tuple[jax.Array, jax.Array | None],
     tangents: tuple[jax.Array, Any],
 ) -> tuple[jax.Array, jax.Array]:
     (z, table), (dz, _) = primals, tangents
-    powers = sharpen(z, table, coefficients, axis, entropy_gradient)
-    centred = centre(z, axis)
+    powers = sharpen(z, table, coefficients, axis, entropy_gradient, in_loop)
+    # Left out are items whose power and weight are both 0: -inf times 0, or what overflows.
+    still, still_powers = jax.lax.stop_gradient((z, powers))
+    centred = centre(z, axis, dead=(still_powers == 0) & (centre(still, axis).weights == 0))
     beta_of = partial(_beta, table=table, coefficients=coefficients, head_axis=-3)
     if not entropy_gradient:
         return powers, powers * (beta_of(jax.lax.stop_gradient(centred.entropy)) * dz)
     dH = centred.entropy_tangent(dz, axis)
     beta, dbeta = jax.jvp(beta_of, (centred.entropy,), (dH,))
-    finite = jnp.where(centred.shifted == -jnp.inf, 0, centred.shifted)
-    return powers, powers * (beta * dz + dbeta * finite)
+    return powers, powers * (beta * dz + dbeta * centred.shifted)
 
 
 def check_fit(coefficients: Coefficients) -> Coefficients:

@@ -220,6 +220,44 @@ def test_no_nan_in_gradients_of_queries_without_keys(paper):
         assert np.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("case", ["causal", "mask", "window", "additive -inf", "additive mask"])
+@pytest.mark.usefixtures("blocks")
+def test_second_derivatives_are_not_nan(case, make_fit):
+    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
+    arrays = tuple(jnp.asarray(x) for x in qkv())
+
+    def loss(q):
+        out = dot_product_attention(q, *arrays[1:], coefficients=fit, **CASES[case])
+        return (out**2).sum()
+
+    q = arrays[0]
+    of_gradient = jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum())(q)
+    product = jax.jvp(jax.grad(loss), (q,), (q,))[1]
+    np.testing.assert_allclose(
+        of_gradient,
+        2 * jax.jvp(jax.grad(loss), (q,), (jax.grad(loss)(q),))[1],
+        rtol=1e-3,
+        atol=1e-4,
+    )
+    assert np.isfinite(product).all()
+    assert np.isfinite(jax.jvp(loss, (q,), (30 * q,))[1])
+
+
+def test_windows_without_an_end():
+    arrays, fit = qkv(), calibrate.identity()
+    for window in ((3, 2**31 - 1), (2**31 - 1, 2**31 - 1), np.array([3, 2])):
+        exact = expected(*arrays, fit, window=tuple(map(int, window)))
+        actual = dot_product_attention(*arrays, coefficients=fit, local_window_size=window)
+        np.testing.assert_allclose(actual, exact, atol=3e-6)
+
+
+def test_no_heads_and_no_width(paper):
+    q, k, v = qkv()
+    assert dot_product_attention(q[:, :, :0], k, v, coefficients=paper).shape == (2, 11, 0, 8)
+    no_width = dot_product_attention(q[..., :0], k[..., :0], v[..., :0], coefficients=paper)
+    assert no_width.shape == (2, 11, 4, 0)
+
+
 def test_vmap_and_jit_change_nothing(paper):
     arrays = qkv()
     attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
@@ -270,6 +308,8 @@ def test_empty_arrays(paper):
         ({"mask": np.ones((3, 1, 1, 1), bool)}, r"mask is \(3, 1, 1, 1\)"),
         ({"bias": np.ones((2, 3, 11, 11))}, r"bias is \(2, 3, 11, 11\)"),
         ({"query_seq_lengths": np.ones(3, np.int32)}, "query_seq_lengths is"),
+        ({"query_seq_lengths": np.ones(2, np.float32)}, "give 2 integers"),
+        ({"scale": np.ones(8)}, "scale has shape"),
         ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
         ({"value": np.ones((2, 10, 2, 8), np.float32)}, "give the same B, S and K"),
         ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),

@@ -146,6 +146,27 @@ def test_bias_batch_axes_and_groups(paper):
     np.testing.assert_allclose(by_blocks, by_matrix, atol=3e-6)
 
 
+def test_queries_without_keys_are_0_on_both_paths(paper):
+    q = np.random.default_rng(2).standard_normal((1, 5, 4, 8)).astype(np.float32)
+    bias = np.zeros((1, 1, 5, 5), np.float32)
+    bias[:, :, 2] = -np.inf
+    for options in ({}, {"precision": "highest"}):
+        out = attention_fn(paper)(q, q, q, bias=bias, **options)
+        assert (np.asarray(out)[:, 2] == 0).all()
+        assert np.isfinite(out).all()
+
+
+def test_integers_become_floats_as_in_flax(paper):
+    q = np.arange(40).reshape(1, 5, 2, 4)
+    assert attention_fn(paper)(q, q, q).dtype == jnp.float32
+
+
+def test_dropout_without_a_key_is_refused(paper):
+    q = np.ones((1, 5, 2, 4), np.float32)
+    with pytest.raises(ValueError, match="dropout needs dropout_rng"):
+        attention_fn(paper)(q, q, q, dropout_rate=0.5)
+
+
 def test_a_decoding_cache(paper):
     """Token by token equals all at once."""
     module = nnx.MultiHeadAttention(

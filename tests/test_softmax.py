@@ -240,6 +240,43 @@ def test_derivatives_of_every_kind_agree_with_differences(make_fit):
         check_grads(calibrate.entropy, (z,), order=2, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min, -1e4])
+def test_no_derivative_of_masked_logits_is_nan(mask, make_fit):
+    """In every order of forward and reverse: 0 times what is infinite, or overflows, is NaN."""
+    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0), min_entropy=0.0)
+    z = jnp.array([1.0, mask, 0.5, 2.0], jnp.float32)
+    for function in (
+        lambda z: (calibrate.adaptive_softmax(z, fit) * jnp.arange(4.0)).sum(),
+        calibrate.entropy,
+    ):
+        for outer in (jax.jacfwd, jax.jacrev):
+            for inner in (jax.jacfwd, jax.jacrev):
+                assert np.isfinite(outer(inner(function))(z)).all()
+        assert np.isfinite(jax.jvp(function, (z,), (30 * jnp.arange(4.0),))[1])
+
+
+def test_what_the_original_accepts(make_fit):
+    """Lists of axes, masks with more axes, narrow floats, and JAX's strict modes."""
+    fit, logits = make_fit(), jnp.asarray(rows(6, 1.0, count=2))
+    both = calibrate.adaptive_softmax(logits, fit, axis=[0, 1])
+    np.testing.assert_allclose(both, calibrate.adaptive_softmax(logits, fit, axis=(0, 1)))
+    assert calibrate.entropy(logits, axis=[0, 1]).shape == ()
+    assert calibrate.adaptive_softmax(logits, fit, where=jnp.ones((3, 2, 6), bool)).shape == (
+        3,
+        2,
+        6,
+    )
+    narrow = jnp.zeros((2, 4), "float8_e4m3fn")
+    assert calibrate.adaptive_softmax(narrow, fit).dtype == narrow.dtype
+    with jax.numpy_dtype_promotion("strict"):
+        assert calibrate.adaptive_softmax(logits.astype("bfloat16"), fit).dtype == "bfloat16"
+    heads, _, _ = per_head(make_fit)
+    with jax.numpy_rank_promotion("raise"):
+        calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), heads)
+    with pytest.raises(TypeError, match="logits are complex64; give real ones"):
+        calibrate.adaptive_softmax(logits.astype("complex64"), fit)
+
+
 def test_the_entropys_gradient_can_be_stopped(make_fit):
     fit = make_fit((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 5.0))
     z = jnp.asarray(rows(20, 1.0, count=2))

@@ -90,7 +90,9 @@ class Coefficients:
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
 
     def __post_init__(self):
-        rule = self.rule
+        low, least, most, outside = self.rule
+        rule = Rule(float(low), float(least), float(most), outside)
+        object.__setattr__(self, "rule", rule)
         if rule.outside not in ("clamp", "identity"):
             raise CoefficientsError(f"rule.outside is {rule.outside!r}; use 'clamp' or 'identity'")
         if not 0 <= rule.min_entropy < math.inf:

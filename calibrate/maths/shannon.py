@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 Axis = int | Sequence[int] | None
+_NO_WEIGHT = -1e30  # exp of any beta times it is 0, and a derivative times it does not overflow
 
 
 class Centred(NamedTuple):
@@ -25,25 +26,46 @@ class Centred(NamedTuple):
         return jnp.log(self.normaliser) - self.mean
 
     def entropy_tangent(self, tangent: jax.Array, axis: Axis) -> jax.Array:
-        """dH = -sum q (log q + H) dz, and log q + H = shifted - mean."""
-        excess = jnp.where(self.weights == 0, 0, self.weights * (self.shifted - self.mean))
+        """dH = -sum q (log q + H) dz, and log q + H = shifted - mean; of finite `shifted`."""
+        excess = self.weights * (self.shifted - self.mean)
         return -jnp.sum(excess * tangent, axis, keepdims=True) / self.normaliser
+
+
+def wide(dtype: DTypeLike) -> DTypeLike:
+    """The dtype itself, and float32 for narrower ones."""
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
     """Logits in float32 or wider, -inf where they are masked."""
     z = jnp.asarray(logits)
+    if jnp.issubdtype(z.dtype, jnp.complexfloating):
+        raise TypeError(f"logits are {z.dtype}; give real ones")
     if not jnp.issubdtype(z.dtype, jnp.floating):
         z = z.astype(float)
-    z = z.astype(jnp.promote_types(z.dtype, jnp.float32))
+    z = z.astype(wide(z.dtype))
     return z if where is None else jnp.where(where, z, -jnp.inf)
 
 
-def centre(z: jax.Array, axis: Axis) -> Centred:
-    """Centres float logits, whose masked items are -inf."""
+def centre(
+    z: jax.Array, axis: Axis, dead: jax.Array | None = None, finite: bool = False
+) -> Centred:
+    """Centres float logits, whose masked items are -inf.
+
+    Args:
+      finite: whether `shifted` of masked items is a finite number that has no weight either.
+      dead: items without any weight, which derivatives leave out: then everything is finite, also
+        what derivatives multiply by 0.
+    """
     peak = jnp.max(z, axis, keepdims=True, initial=-jnp.inf)
     shifted = z - jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
+    if finite:
+        shifted = jnp.maximum(shifted, _NO_WEIGHT)
+    if dead is not None:
+        shifted = jnp.where(dead, 0, shifted)
     weights = jnp.exp(shifted)
+    if dead is not None:
+        weights = jnp.where(dead, 0, weights)
     normaliser = jnp.sum(weights, axis, keepdims=True)
     normaliser = jnp.where(normaliser == 0, 1, normaliser)
     # 0 * -inf is NaN: what has no weight has no part in the mean.
@@ -51,7 +73,6 @@ def centre(z: jax.Array, axis: Axis) -> Centred:
     return Centred(shifted, weights, normaliser, first_moment / normaliser)
 
 
-@partial(jax.jit, static_argnames="axis")
 def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
     """Shannon entropy of softmax(logits), H = log Z - S / Z.
 
@@ -66,9 +87,14 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
       NaN where all unmasked items are -inf (there is no distribution).
     Reference: Velickovic et al. 2024, section 3.
     """
+    return _entropy_of_logits(logits, axis if isinstance(axis, int | None) else tuple(axis), where)
+
+
+@partial(jax.jit, static_argnames="axis")
+def _entropy_of_logits(logits: ArrayLike, axis: Axis, where: ArrayLike | None) -> jax.Array:
     z = real_logits(logits, where)
-    unmasked = True if where is None else jnp.broadcast_to(where, z.shape)
-    undefined = jnp.all(z == -jnp.inf, axis) & jnp.any(unmasked & jnp.ones_like(z, bool), axis)
+    unmasked = jnp.broadcast_to(True if where is None else where, z.shape)
+    undefined = jnp.all(z == -jnp.inf, axis) & jnp.any(unmasked, axis)
     return jnp.where(undefined, jnp.nan, jnp.squeeze(_entropy(z, axis), axis))
 
 
@@ -81,5 +107,6 @@ def _entropy(z: jax.Array, axis: Axis) -> jax.Array:
 def _entropy_jvp(
     axis: Axis, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    centred = centre(primals[0], axis)
-    return centred.entropy, centred.entropy_tangent(tangents[0], axis)
+    (z,), (dz,) = primals, tangents
+    centred = centre(z, axis, dead=centre(jax.lax.stop_gradient(z), axis).weights == 0)
+    return _entropy(z, axis), centred.entropy_tangent(dz, axis)
