@@ -236,8 +236,8 @@ class _Head(NamedTuple):
             z = self.soft_cap * jnp.tanh(z / self.soft_cap)
         if bias is not None:
             z = z + bias
-        t = query + jnp.arange(z.shape[1])[:, None]
-        s = key + jnp.arange(z.shape[2])[None, :]
+        t = query + jnp.arange(z.shape[1])[None, :, None]
+        s = key + jnp.arange(z.shape[2])[None, None, :]
         real = [
             mask,
             None if self.band.left is None else s >= t - self.band.left,
@@ -247,8 +247,7 @@ class _Head(NamedTuple):
         ]
         for condition in real:
             if condition is not None:
-                z = jnp.where(condition.reshape((1,) * (3 - condition.ndim) + condition.shape), z,
-                              -jnp.inf)  # fmt: skip
+                z = jnp.where(condition, z, -jnp.inf)
         return sharpen(z, self.table, self.fit, -1, self.entropy_gradient, True)
 
 
