@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.shannon import wide
-from calibrate.softmax import check_fit, sharpen
+from calibrate.softmax import check_fit, head_table, sharpen
 
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
 BLOCK_LOGITS = 1 << 20
@@ -155,13 +155,11 @@ def _attend(
     K = k.shape[2]
     if 0 in (*q.shape, *k.shape, *v.shape):
         return jnp.zeros((B, T, N, v.shape[-1]), q.dtype)
-    result = q.dtype
-    dtype = wide(result if jnp.issubdtype(result, jnp.floating) else float)
-    G, scale = N // K, jnp.asarray(scale, dtype)
-    table = jnp.asarray(fit.by_head(N), dtype).reshape(-1, K, G) if fit.has_heads else None
+    result, dtype, G = q.dtype, wide(q.dtype), N // K
+    q = q.astype(dtype) * jnp.asarray(scale, dtype)
+    table = head_table(fit, q, -2)
     if table is not None:
-        table = jnp.moveaxis(table, 1, 0)
-
+        table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
     at_once = _all_at_once()
     together = B * K if at_once else 1
 
@@ -175,7 +173,7 @@ def _attend(
         lengths = (None if x is None else x[None] for x in (query_length, key_length))
         return _each(one_head, q, k, v, bias, mask, *lengths, table, at_once=at_once)
 
-    q = jnp.moveaxis((q.astype(dtype) * scale).reshape(B, T, K, G, H), 1, 3)
+    q = jnp.moveaxis(q.reshape(B, T, K, G, H), 1, 3)
     k, v = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (k, v))
     bias, mask = (_by_key_head(x, K) for x in (bias, mask))
     lengths = (None if x is None else jnp.asarray(x) for x in (query_length, key_length))
@@ -277,17 +275,14 @@ def _attend_block(
 ) -> jax.Array:  # fmt: skip
     """The queries (G, rows, H) from position `start` on."""
     G, rows, H = q.shape
-    at: ArrayLike = 0
-    part: Callable[..., jax.Array] = partial(
-        jax.lax.slice_in_dim, start_index=0, limit_index=n_keys
-    )
-    if head.band.left is not None:
-        at = jnp.clip(start - head.band.left, 0, len(k) - n_keys)
-        part = partial(jax.lax.dynamic_slice_in_dim, start_index=at, slice_size=n_keys)
-    keys, values = part(k), part(v)
-    bias, mask = (
-        x if x is None or x.shape[-1] == 1 else part(x, axis=2) for x in (bias, mask)
-    )  # fmt: skip
+    left = head.band.left
+    at = 0 if left is None else jnp.clip(start - left, 0, len(k) - n_keys)
+
+    def seen(x: jax.Array, axis: int = 0) -> jax.Array:
+        return jnp.asarray(jax.lax.dynamic_slice_in_dim(x, at, n_keys, axis))
+
+    keys, values = seen(k), seen(v)
+    bias, mask = (x if x is None or x.shape[2] == 1 else seen(x, 2) for x in (bias, mask))
     z = (q.reshape(G * rows, H) @ keys.T).reshape(G, rows, n_keys)
     powers = head.weigh(z, bias, mask, start, at)
     total = jnp.sum(powers, -1, keepdims=True)
@@ -311,8 +306,10 @@ def _rows(n_queries: int, n_keys: int, n_heads: int) -> int:
 
 def _blocks(x: jax.Array | None, first: int, last: int, rows: int) -> jax.Array | None:
     """(G, T, ...) -> (blocks, G, rows, ...) of queries first to last, filled up with zeros."""
-    if x is None or x.shape[1] == 1:
-        return None if x is None else x[None]
+    if x is None:
+        return None
+    if x.shape[1] == 1:
+        return x[None]
     x = x[:, first:last]
     missing = -x.shape[1] % rows
     if missing:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import beta_of_entropy
-from calibrate.maths.shannon import Axis, centre, real_logits, wide
+from calibrate.maths.shannon import Axis, centre, hashable, real_logits, wide
 
 
 def inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
@@ -32,7 +32,7 @@ def inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
 @jax.jit
 def _inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
     H = jnp.asarray(H)
-    H = H.astype(wide(H.dtype if jnp.issubdtype(H.dtype, jnp.floating) else float))
+    H = H.astype(wide(H.dtype))
     return _beta(H, head_table(coefficients, H, -2), coefficients, -2)
 
 
@@ -86,7 +86,7 @@ def adaptive_softmax(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    axis = axis if isinstance(axis, int | None) else tuple(axis)
+    axis = hashable(axis)
     if fit.has_heads and axis not in (-1, (-1,), jnp.ndim(logits) - 1):
         raise CoefficientsError(
             f"{fit.reference} has an entry per head, and axis is {axis!r}; "
@@ -154,9 +154,7 @@ def _sharpen_jvp(
 ) -> tuple[jax.Array, jax.Array]:
     (z, table), (dz, _) = primals, tangents
     powers = sharpen(z, table, coefficients, axis, entropy_gradient, in_loop)
-    # Left out are items whose power and weight are both 0: -inf times 0, or what overflows.
-    still, still_powers = jax.lax.stop_gradient((z, powers))
-    centred = centre(z, axis, dead=(still_powers == 0) & (centre(still, axis).weights == 0))
+    centred = centre(z, axis, finite=True)
     beta_of = partial(_beta, table=table, coefficients=coefficients, head_axis=-3)
     if not entropy_gradient:
         return powers, powers * (beta_of(jax.lax.stop_gradient(centred.entropy)) * dz)

@@ -4,11 +4,10 @@ python scripts/bench_attention.py          # on one core and on two
 python scripts/bench_attention.py --here   # in this process, on what there is (a GPU, say)
 """
 
-import os
-import subprocess
-import sys
 import time
 from functools import partial
+
+from on_cores import on_cores
 
 HEADS, WIDTH = 8, 64
 # What it is, queries, keys, causal.
@@ -20,16 +19,6 @@ CALLS = (
 GRADIENTS = ("causal, with gradients", 2_048, 2_048, True)
 LONG = 16_384
 ROUNDS = 9
-
-
-def main() -> None:
-    if "--here" in sys.argv:
-        return measure()
-    for cores in "12":
-        print(f"\non {cores} of the CPU's cores", flush=True)
-        subprocess.run([sys.executable, __file__, "--here"], env=os.environ | {"NPROC": cores},
-                       check=True)  # fmt: skip
-    return None
 
 
 def measure() -> None:
@@ -82,4 +71,4 @@ def measure() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    on_cores(measure)

@@ -4,24 +4,13 @@ python scripts/bench_softmax.py          # on one core and on two
 python scripts/bench_softmax.py --here   # in this process, on what there is (a GPU, say)
 """
 
-import os
-import subprocess
-import sys
 import time
 from functools import partial
 
+from on_cores import on_cores
+
 SHAPES = ((4096, 64), (512, 1024), (64, 16384))
 ROUNDS, CALLS = 60, 5
-
-
-def main() -> None:
-    if "--here" in sys.argv:
-        return measure()
-    for cores in "12":
-        print(f"\non {cores} of the CPU's cores", flush=True)
-        subprocess.run([sys.executable, __file__, "--here"], env=os.environ | {"NPROC": cores},
-                       check=True)  # fmt: skip
-    return None
 
 
 def measure() -> None:
@@ -62,4 +51,4 @@ def measure() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    on_cores(measure)

@@ -1,7 +1,6 @@
 """The command line: results on stdout, progress and messages on stderr."""
 
 import io
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -12,7 +11,14 @@ from typer.core import TyperGroup
 
 from calibrate.errors import CalibrateError
 from calibrate.faces import fits
-from calibrate.faces.options import check_figure, parse_bytes, parse_seeds, parse_sizes
+from calibrate.faces.options import (
+    JsonOption,
+    check_figure,
+    parse_bytes,
+    parse_seeds,
+    parse_sizes,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
@@ -50,10 +56,8 @@ class _Commands(TyperGroup):
             _stop("interrupted; the same command carries on where it stopped", 130)
 
 
-def _show_warning(*warning: Any, **also: Any) -> None:
-    from calibrate.faces.console import show_warning
-
-    show_warning(*warning, **also)
+def _show_warning(message: Any, *where: Any, **also: Any) -> None:
+    print("calibrate: warning: " + " ".join(str(message).split()), file=sys.stderr)
 
 
 def _stop(message: str, exit_code: int) -> NoReturn:
@@ -96,7 +100,6 @@ BytesOption = Annotated[str, typer.Option(help="The collection never takes more 
 StoreOption = Annotated[
     Path | None, typer.Option(help="Store of fits to write to [default: $CALIBRATE_FITS or ./fits]")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -145,7 +148,7 @@ def run(
     rules = {"plain": None, "paper": _paper(), "own": fit.coefficients}
     scores = _evaluate(chosen, n, sets, seed, rules)
     if as_json:
-        _print_json(tables.fit_record(fit, figure) | {"scores": tables.score_records(scores)})
+        print_json(tables.fit_record(fit, figure) | {"scores": tables.score_records(scores)})
         return
     tables.print_fit(fit, figure)
     tables.print_scores(scores, head=chosen.name, own=fit.coefficients.reference)
@@ -173,7 +176,7 @@ def collect(
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
     found = _collect(_load_head(head), n, sets, seed, out, most)
     if as_json:
-        _print_json(found.manifest)
+        print_json(found.manifest)
     else:
         tables.print_collection(found)
 
@@ -206,7 +209,7 @@ def fit(
     check_name(name)
     fitted, drawn = _fit(run, name, objective, store, figure)
     if as_json:
-        _print_json(tables.fit_record(fitted, drawn))
+        print_json(tables.fit_record(fitted, drawn))
         return
     tables.print_fit(fitted, drawn)
     tables.print_load_line(fitted.coefficients)
@@ -328,7 +331,3 @@ def _evaluate(
             head, sizes, sets, seed, rules,
             lambda score: steps.advance(f"  n = {score.size:>6,}  scored on {sets:,} fresh sets"),
         )  # fmt: skip
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1))

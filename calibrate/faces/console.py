@@ -1,7 +1,6 @@
-"""The two streams: results on stdout; progress, messages and warnings on stderr."""
+"""The two streams: results on stdout; progress and messages on stderr."""
 
 import os
-from typing import Any
 
 from rich.console import Console
 
@@ -11,8 +10,3 @@ stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, wid
 stderr = Console(
     stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True, width=_width
 )
-
-
-def show_warning(message: Any, *where: Any, **also: Any) -> None:
-    """A warning as one line, in place of `warnings.showwarning`."""
-    stderr.print(f"calibrate: warning: {' '.join(str(message).split())}")

@@ -1,13 +1,12 @@
 """`calibrate fits`: look at published fits, compare, verify, alias and yank them."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from calibrate.errors import CoefficientsError
-from calibrate.faces.options import check_figure
+from calibrate.faces.options import JsonOption, check_figure, print_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,7 +18,6 @@ StoreOption = Annotated[
     Path | None,
     typer.Option(help="Store to look in first; then $CALIBRATE_FITS, ./fits, the package's fits."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ReferenceArgument = Annotated[str, typer.Argument(help="NAME, NAME@3, NAME@ALIAS, or a file.")]
 PinnedArgument = Annotated[str, typer.Argument(help="The version: NAME@3.")]
 
@@ -35,7 +33,7 @@ def list_fits(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
     found = fit_views.list_names(origins(store))
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         fit_views.print_names(found)
 
@@ -63,7 +61,7 @@ def show(
 
         save_beta_figure(figure, coefficients)
     if as_json:
-        _print_json(fit_views.fit_record(coefficients, figure))
+        print_json(fit_views.fit_record(coefficients, figure))
     else:
         fit_views.print_fit(coefficients, figure)
 
@@ -88,7 +86,7 @@ def diff(
     before, after = load(a, store), load(b, store)
     difference = compare(before, after)
     if as_json:
-        _print_json(fit_views.difference_record(before, after, difference))
+        print_json(fit_views.difference_record(before, after, difference))
     else:
         fit_views.print_difference(before, after, difference)
 
@@ -119,7 +117,7 @@ def verify(
         if not verdicts:
             raise CoefficientsError(f"{folders[0]} holds no fits; give a store, STORE/NAME/1.json")
     if as_json:
-        _print_json(fit_views.verdict_records(verdicts))
+        print_json(fit_views.verdict_records(verdicts))
     else:
         fit_views.print_verdicts(verdicts)
     failed = [verdict for verdict in verdicts if verdict.error]
@@ -145,7 +143,7 @@ def alias(
 
     held = publishing.alias(reference, name, store)
     if as_json:
-        _print_json(fit_views.name_record(held))
+        print_json(fit_views.name_record(held))
     else:
         print(f"{held.name}@{name} is {reference}, in {held.folder.parent}")
 
@@ -168,11 +166,7 @@ def yank(
 
     held = publishing.yank(reference, store, undo)
     if as_json:
-        _print_json(fit_views.name_record(held))
+        print_json(fit_views.name_record(held))
         return
     for line in fit_views.yank_in_words(held, reference, undo):
         print(line)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1))

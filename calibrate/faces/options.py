@@ -1,9 +1,13 @@
 """Words of the command line, parsed: ranges of sizes and seeds, numbers of bytes, figures."""
 
+import json
 import re
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 MAX_SIZE = 1 << 20
 _SIZE = re.compile(r"\s*[0-9]{1,9}\s*")
@@ -52,3 +56,8 @@ def check_figure(path: Path | None) -> None:
     """A figure is a .png file in a folder that exists."""
     if path and (path.suffix != ".png" or not path.parent.is_dir()):
         raise typer.BadParameter(f"{str(path)!r} is no .png file in a folder that exists")
+
+
+def print_json(value: Any) -> None:
+    """What --json asks for."""
+    print(json.dumps(value, indent=1))

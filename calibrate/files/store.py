@@ -199,10 +199,9 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> Held:
     """A name in the first store that holds it."""
     searched = stores(store)
     for folder in searched:
-        if versions(folder, name):
-            held = hold(folder, name)
-            if held.versions:
-                return held
+        present = versions(folder, name)
+        if present:
+            return Held(folder / name, present, read_history(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
     known = [other for folder in searched for other in names(folder)]
     meant = difflib.get_close_matches(name, known, 1)
@@ -217,24 +216,24 @@ def hold(store: Path, name: str) -> Held:
 
 def versions(store: Path, name: str) -> list[int]:
     """The versions of a name in one store, lowest first."""
-    try:
-        found = [_VERSION_FILE.fullmatch(entry) for entry in os.listdir(store / name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
-        raise CoefficientsError(f"cannot read {store / name}: {failure}") from failure
+    found = map(_VERSION_FILE.fullmatch, _entries(store / name))
     return sorted(int(match[1]) for match in found if match)
 
 
 def names(store: Path) -> list[str]:
     """The names that one store holds, also those that only their log remembers."""
+    found = _entries(store)
+    return sorted(name for name in found if NAME_PATTERN.fullmatch(name) and _holds(store, name))
+
+
+def _entries(folder: Path) -> list[str]:
+    """What lies in a folder; nothing if there is none."""
     try:
-        found = os.listdir(store)
+        return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (OSError, ValueError) as failure:
-        raise CoefficientsError(f"cannot read {store}: {failure}") from failure
-    return sorted(name for name in found if NAME_PATTERN.fullmatch(name) and _holds(store, name))
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
+        raise CoefficientsError(f"cannot read {folder}: {failure}") from failure
 
 
 def _holds(store: Path, name: str) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 Axis = int | Sequence[int] | None
-_NO_WEIGHT = -1e30  # exp of any beta times it is 0, and a derivative times it does not overflow
+_NO_WEIGHT = -1e18  # exp of any beta times it is 0, and its square does not overflow
 
 
 class Centred(NamedTuple):
@@ -32,8 +32,15 @@ class Centred(NamedTuple):
 
 
 def wide(dtype: DTypeLike) -> DTypeLike:
-    """The dtype itself, and float32 for narrower ones."""
+    """The dtype itself, float32 for narrower ones, JAX's own float for what is none."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.result_type(float)
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+
+
+def hashable(axis: Axis) -> Axis:
+    """The axis, or the tuple of axes, as jit takes it."""
+    return axis if isinstance(axis, int | None) else tuple(axis)
 
 
 def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
@@ -41,31 +48,22 @@ def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
     z = jnp.asarray(logits)
     if jnp.issubdtype(z.dtype, jnp.complexfloating):
         raise TypeError(f"logits are {z.dtype}; give real ones")
-    if not jnp.issubdtype(z.dtype, jnp.floating):
-        z = z.astype(float)
     z = z.astype(wide(z.dtype))
     return z if where is None else jnp.where(where, z, -jnp.inf)
 
 
-def centre(
-    z: jax.Array, axis: Axis, dead: jax.Array | None = None, finite: bool = False
-) -> Centred:
+def centre(z: jax.Array, axis: Axis, finite: bool = False) -> Centred:
     """Centres float logits, whose masked items are -inf.
 
     Args:
-      finite: whether `shifted` of masked items is a finite number that has no weight either.
-      dead: items without any weight, which derivatives leave out: then everything is finite, also
-        what derivatives multiply by 0.
+      finite: whether `shifted` of masked items is a finite number that has no weight either:
+        derivatives multiply it by 0.
     """
     peak = jnp.max(z, axis, keepdims=True, initial=-jnp.inf)
     shifted = z - jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
     if finite:
         shifted = jnp.maximum(shifted, _NO_WEIGHT)
-    if dead is not None:
-        shifted = jnp.where(dead, 0, shifted)
     weights = jnp.exp(shifted)
-    if dead is not None:
-        weights = jnp.where(dead, 0, weights)
     normaliser = jnp.sum(weights, axis, keepdims=True)
     normaliser = jnp.where(normaliser == 0, 1, normaliser)
     # 0 * -inf is NaN: what has no weight has no part in the mean.
@@ -87,7 +85,7 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
       NaN where all unmasked items are -inf (there is no distribution).
     Reference: Velickovic et al. 2024, section 3.
     """
-    return _entropy_of_logits(logits, axis if isinstance(axis, int | None) else tuple(axis), where)
+    return _entropy_of_logits(logits, hashable(axis), where)
 
 
 @partial(jax.jit, static_argnames="axis")
@@ -108,5 +106,5 @@ def _entropy_jvp(
     axis: Axis, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     (z,), (dz,) = primals, tangents
-    centred = centre(z, axis, dead=centre(jax.lax.stop_gradient(z), axis).weights == 0)
+    centred = centre(z, axis, finite=True)
     return _entropy(z, axis), centred.entropy_tangent(dz, axis)
