@@ -7,13 +7,14 @@ import pytest
 import calibrate
 from calibrate.heads import load_head
 from calibrate.pipeline import units
-from calibrate.pipeline.evaluate import Score, evaluate
+from calibrate.pipeline.evaluate import Score, attention_weights, evaluate, held_out_sets
+from calibrate.pipeline.rules import HARD, HINDSIGHT, PLAIN, LogSize, fixed_rules
 
 
 def test_accuracy_is_that_of_the_head_by_hand():
     head = load_head("max-retrieval")
     paper = calibrate.load("paper")
-    (score,) = evaluate(head, [256], 400, 3, {"plain": None, "paper": paper})
+    (score,) = evaluate(head, [256], 400, 3, {"plain": PLAIN, "paper": paper})
     (unit,) = units.plan_units(256, 400)
     batch = head.sample(units.unit_seed("evaluate", 3, unit), 256, 400)
     attended = head.attend(batch)
@@ -32,14 +33,14 @@ def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
 
 
 def test_one_forward_pass_for_all_rules(toy_head):
-    evaluate(toy_head, [8, 16], 100, 0, {"plain": None, "identity": calibrate.identity()})
+    evaluate(toy_head, [8, 16], 100, 0, {"plain": PLAIN, "identity": calibrate.identity()})
     assert toy_head.attended == 200
 
 
 def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
     toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
     with pytest.raises(calibrate.CalibrateError, match=r"correct gave float64\(\), expected bool"):
-        evaluate(toy_head, [8], 100, 0, {"plain": None})
+        evaluate(toy_head, [8], 100, 0, {"plain": PLAIN})
 
 
 def test_standard_errors():
@@ -50,3 +51,119 @@ def test_standard_errors():
     gain, error = score.gain("b", over="a")
     assert gain == 0.25
     assert error == pytest.approx(np.std([0, 0, 1, 0]) / 2)
+
+
+def test_default_numbers_of_sets():
+    assert [held_out_sets(n) for n in (16, 256, 257, 4096, 4097)] == [
+        32_768, 32_768, 4_096, 4_096, 1_024,
+    ]  # fmt: skip
+
+
+def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit):
+    rng = np.random.default_rng(0)
+    z = (4 * rng.standard_normal((20, 50))).astype(np.float32)
+    z[3, 10:] = -np.inf
+    z[4, :2] = z[4].max() + 1  # two equal maxima
+    fits = [calibrate.load("max-retrieval"), calibrate.load("paper"), make_fit()]
+    powers = np.array([fit.only.coefficients for fit in fits], np.float32)
+    domains = np.array([fit.only.domain for fit in fits], np.float32)
+    constants = np.array([1.0, 2.5, HARD.beta(50)], np.float32)
+    guards = tuple(fit.rule for fit in fits)
+    weights = np.asarray(attention_weights(z, powers, domains, constants, guards))
+    for i, fit in enumerate(fits):
+        expected = np.asarray(calibrate.adaptive_softmax(z, fit))
+        np.testing.assert_allclose(weights[:, i], expected, atol=2e-6)
+    np.testing.assert_allclose(weights[:, 3], jax.nn.softmax(z), atol=1e-6)
+    np.testing.assert_allclose(weights[:, 4], jax.nn.softmax(2.5 * z), atol=1e-6)
+    hard = (z == z.max(axis=1, keepdims=True)) / (z == z.max(axis=1, keepdims=True)).sum(1)[:, None]
+    np.testing.assert_array_equal(weights[:, 5], hard.astype(np.float32))
+
+
+def test_a_head_may_score_many_rules_at_once(toy_head):
+    rules = {"plain": PLAIN, "twice": LogSize(0.0, 2.0), "hard": HARD}
+    (alone,) = evaluate(toy_head, [16], 300, 0, rules)
+    shapes = []
+
+    def correct_each(attended, weights):
+        shapes.append(weights.shape)
+        return np.asarray(weights).argmax(axis=2) == attended.target[:, None]
+
+    toy_head.correct_each = correct_each
+    (together,) = evaluate(toy_head, [16], 300, 0, rules)
+    assert shapes == [(300, 3, 16)]
+    for rule in rules:
+        np.testing.assert_array_equal(alone.correct[rule], together.correct[rule])
+
+
+def test_correct_each_of_the_trained_head_is_correct_of_each():
+    head = load_head("max-retrieval-2")
+    batch = head.sample(3, 200, 300)
+    attended = head.attend(batch)
+    weights = np.stack([jax.nn.softmax(beta * attended.logits) for beta in (1, 3, 9)], axis=1)
+    each = np.asarray(head.correct_each(attended, weights))
+    for i in range(3):
+        one = np.asarray(head.correct(attended, weights[:, i]))
+        assert (one != each[:, i]).sum() <= 1  # the same up to the rounding of a tie
+
+
+class Lopsided:
+    """Right at a set with beta = b exactly if b lies within the set's own range."""
+
+    name, fingerprint = "lopsided", "sha256:lopsided"
+
+    def __init__(self, low, high):
+        self.low, self.high = low, high
+
+    def sample(self, seed, size, count):
+        from conftest import ToyBatch
+
+        logits = np.zeros((count, size), np.float32)
+        logits[:, 0] = 1.0
+        return ToyBatch(logits, np.zeros(count, np.int32))
+
+    def attend(self, batch):
+        return batch
+
+    def correct(self, attended, weights):
+        w = np.asarray(weights, float)
+        with np.errstate(divide="ignore"):
+            beta = np.log(w[:, 0] / w[:, 1])
+        return (beta > self.low) & (beta < self.high)
+
+
+def test_hindsight_finds_the_best_constant_and_scores_it_elsewhere():
+    rules = {"plain": PLAIN, "hindsight": HINDSIGHT}
+    (score,) = evaluate(Lopsided(4, 6), [8], 500, 0, rules)
+    assert 4 < score.hindsight_beta < 6
+    assert score.chosen_on == 250
+    assert score.accuracy("hindsight") == 1
+    assert score.accuracy("plain") == 0
+
+
+def test_hindsight_chooses_on_the_first_sets_only(toy_head, monkeypatch):
+    """Two values tie on the first half, and differ on the second: the lower one stays."""
+    from calibrate.pipeline import evaluate as module
+
+    monkeypatch.setattr(module, "MOST_CHOOSING_SETS", 64)
+    search = module._Search(HINDSIGHT, 1_000)
+    right = np.zeros((100, 40), bool)
+    right[:64, 7] = right[:64, 9] = True
+    right[64:, 9] = True
+    search.record(slice(0, 100), right)
+    assert search.chosen == 7
+    assert len(search.betas()) == 1
+    search.record(slice(100, 1_000), np.ones((900, 1), bool))
+    assert search.outcome().correct.sum() == 64 + 900
+
+
+def test_scores_are_kept_and_shared_between_calls(toy_head, here):
+    rules = fixed_rules()
+    (first,) = evaluate(toy_head, [16], 100, 0, rules, folder=here / "scores")
+    seen = toy_head.attended
+    (again,) = evaluate(toy_head, [16], 100, 0, rules, folder=here / "scores")
+    assert toy_head.attended == seen
+    assert again.hindsight_beta == first.hindsight_beta
+    for rule in rules:
+        np.testing.assert_array_equal(first.correct[rule], again.correct[rule])
+    evaluate(toy_head, [16], 100, 1, rules, folder=here / "scores")  # another seed, other sets
+    assert toy_head.attended == seen + 100

@@ -8,12 +8,14 @@ from scipy.optimize import minimize
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficient_file import dumps, read
+from calibrate.files.coefficients import Entry
 from calibrate.files.publishing import publish
 from calibrate.maths import reference, solver
 from calibrate.pipeline.collect import collect
 from calibrate.pipeline.fit import (
     fit_collection,
     fit_polynomial,
+    refuse_negative,
     same_fit,
     solve_collection,
 )
@@ -126,7 +128,7 @@ def test_a_rank_deficient_fit_is_refused(n_distinct):
 def test_a_polynomial_that_is_not_positive_is_refused():
     H = np.linspace(1, 5, 500)
     with pytest.raises(QualityError, match="falls to .* on its domain"):
-        fit_polynomial(H, (H - 3) ** 2 - 0.5)
+        refuse_negative(Entry(*fit_polynomial(H, (H - 3) ** 2 - 0.5)))
 
 
 def test_an_absent_or_unfinished_collection_is_named(tmp_path):

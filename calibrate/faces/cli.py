@@ -15,18 +15,14 @@ from calibrate.faces.options import (
     JsonOption,
     check_figure,
     parse_bytes,
+    parse_heads,
     parse_seeds,
     parse_sizes,
     print_json,
 )
 
 if TYPE_CHECKING:
-    from calibrate.files.coefficients import Coefficients
-    from calibrate.files.collection import Collection
-    from calibrate.heads import Head
     from calibrate.heads.training import Progress
-    from calibrate.pipeline.evaluate import Score
-    from calibrate.pipeline.fit import Fit
 
 
 class _Commands(TyperGroup):
@@ -133,25 +129,31 @@ def run(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The whole job: collect, fit, and score the head before and after on fresh sets.
+    """The whole job: collect, fit, score the head before and after on fresh sets, and report.
 
     Example: calibrate run
     """
-    from calibrate.faces import tables
+    from calibrate.faces import steps, tables
     from calibrate.files.publishing import check_name
+    from calibrate.pipeline.rules import fitted_rules, fixed_rules, in_order
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
     check_name(name)
-    chosen = _load_head(head)
-    collection = _collect(chosen, n, sets, seed, Path("runs") / name, most)
-    fit, figure = _fit(collection.folder, name, "beta", store, None)
-    rules = {"plain": None, "paper": _paper(), "own": fit.coefficients}
-    scores = _evaluate(chosen, n, sets, seed, rules)
+    chosen = steps.load(head)
+    collection = steps.collect(chosen, n, sets, seed, Path("runs") / name, most)
+    fit, figure = steps.fit(collection.folder, name, "beta", store, None)
+    rules = in_order({**fixed_rules(), **fitted_rules(fit.rows), "own": fit.coefficients})
+    scores = steps.evaluate(chosen, n, sets, seed, rules)
+    assert fit.coefficients.path is not None
+    page = fit.coefficients.path.with_suffix(".html")
+    verdict = steps.report(page, fit.coefficients, chosen, scores, seed)
     if as_json:
-        print_json(tables.fit_record(fit, figure) | {"scores": tables.score_records(scores)})
+        record = {"report": str(page), "verdict": verdict, "scores": tables.score_records(scores)}
+        print_json(tables.fit_record(fit, figure) | record)
         return
     tables.print_fit(fit, figure)
     tables.print_scores(scores, head=chosen.name, own=fit.coefficients.reference)
+    tables.print_verdict(verdict, page)
     tables.print_load_line(fit.coefficients)
 
 
@@ -171,10 +173,10 @@ def collect(
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
     """
-    from calibrate.faces import tables
+    from calibrate.faces import steps, tables
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
-    found = _collect(_load_head(head), n, sets, seed, out, most)
+    found = steps.collect(steps.load(head), n, sets, seed, out, most)
     if as_json:
         print_json(found.manifest)
     else:
@@ -200,19 +202,111 @@ def fit(
 
     Example: calibrate fit runs/try --name try
     """
-    from calibrate.faces import tables
+    from calibrate.faces import steps, tables
     from calibrate.files.publishing import check_name
 
     if objective not in ("beta", "theta"):
         raise typer.BadParameter(f"{objective!r} is no objective; use beta or theta")
     check_figure(figure)
     check_name(name)
-    fitted, drawn = _fit(run, name, objective, store, figure)
+    fitted, drawn = steps.fit(run, name, objective, store, figure)
     if as_json:
         print_json(tables.fit_record(fitted, drawn))
         return
     tables.print_fit(fitted, drawn)
     tables.print_load_line(fitted.coefficients)
+
+
+@app.command()
+def evaluate(
+    heads: Annotated[
+        str, typer.Option(help="max-retrieval-0..9, a list, or weights files (.npz).")
+    ] = "max-retrieval",
+    sizes: SizesOption = "16..16384",
+    sets: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Held-out sets of each size and head "
+            "[default: 32,768 up to n = 256, 4,096 up to 4,096, 1,024 above]",
+        ),
+    ] = None,
+    seed: SeedOption = 0,
+    fits: Annotated[str, typer.Option(help="More fits to score: REFERENCE,... ")] = "",
+    fit_sizes: Annotated[str, typer.Option(help="Set sizes that the fits are made of.")] = (
+        "16..16384"
+    ),
+    fit_sets: Annotated[int, typer.Option(min=1, help="Sets of each of those sizes.")] = 1024,
+    out: Annotated[Path, typer.Option(help="Folder of collections and scores.")] = Path(
+        "runs/evaluation"
+    ),
+    store: Annotated[Path | None, typer.Option(help="Store to look for --fits in first.")] = None,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.")] = False,
+) -> None:
+    """Score a fit of each head beside its alternatives on held-out sets, with tests.
+
+    Every head is calibrated anew (collections in OUT), and scored under plain softmax, the paper's
+    numbers, its own fits, rules that look at the set size alone, and hard attention. The ceiling
+    is the best constant of each size, in hindsight. The same command again carries on.
+
+    Example: calibrate evaluate --heads max-retrieval-0..9 --sizes 16,64,256 --sets 256
+    """
+    from calibrate.faces import comparison_views, steps
+    from calibrate.files.store import load
+    from calibrate.pipeline.study import Calibration
+
+    if as_json and as_csv:
+        raise typer.BadParameter("--json and --csv exclude each other; give one of them")
+    n, calibration = parse_sizes(sizes), Calibration(parse_sizes(fit_sizes), fit_sets)
+    names = parse_heads(heads)
+    references = [word.strip() for word in fits.split(",") if word.strip()]
+    more = {reference: load(reference, store) for reference in references}
+    chosen = [steps.load(name) for name in names]
+    comparison = steps.compare_heads(chosen, n, sets, seed, calibration, out, more)
+    if as_json:
+        print_json(comparison_views.comparison_record(comparison))
+    elif as_csv:
+        print(comparison_views.comparison_csv(comparison), end="")
+    else:
+        comparison_views.print_comparison(comparison)
+
+
+@app.command()
+def report(
+    run_or_fit: Annotated[str, typer.Argument(help="A fit (NAME, NAME@3), or a collection.")],
+    out: Annotated[Path, typer.Option(help="Where to write the page, an .html file.")],
+    head: Annotated[
+        str | None, typer.Option(help="The head to score, if it is not the one that the fit names.")
+    ] = None,
+    sizes: SizesOption = "16..4096",
+    sets: Annotated[int, typer.Option(min=2, help="Held-out sets of each size.")] = 4096,
+    seed: SeedOption = 0,
+    store: Annotated[Path | None, typer.Option(help="Store to look in first.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One self-contained page on a fit: the verdict, scores, figures, and what it was made of.
+
+    Rules that are fitted to the same collection are in it if the collection is in ./runs.
+
+    Example: calibrate report max-retrieval --out report.html
+    """
+    from calibrate.faces import steps, tables
+    from calibrate.pipeline.fit import solve_collection
+    from calibrate.pipeline.rules import fitted_rules, fixed_rules, in_order
+
+    n = parse_sizes(sizes)
+    if out.suffix != ".html":
+        raise typer.BadParameter(f"{str(out)!r} is no .html file")
+    fit, collection = steps.find_fit(run_or_fit, store)
+    chosen = steps.head_of(fit, head)
+    fitted = fitted_rules(solve_collection(collection)) if collection else {}
+    rules = in_order({**fixed_rules(), **fitted, "own": fit})
+    verdict = steps.report(out, fit, chosen, steps.evaluate(chosen, n, sets, seed, rules), seed)
+    if as_json:
+        print_json({"report": str(out), "verdict": verdict})
+    else:
+        tables.print_verdict(verdict, out)
 
 
 @app.command()
@@ -247,87 +341,3 @@ def _say_training(progress: "Progress") -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _load_head(reference: str) -> "Head":
-    from calibrate.faces.console import stderr
-    from calibrate.heads import load_head
-
-    stderr.print(f"loading head {reference}")
-    return load_head(reference)
-
-
-def _collect(
-    head: "Head", sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int
-) -> "Collection":
-    from calibrate.faces.console import stderr
-    from calibrate.faces.progress import Steps
-    from calibrate.pipeline import collect as pipeline
-    from calibrate.pipeline.units import plan_units
-
-    units = {size: len(plan_units(size, sets)) for size in sizes}
-    seen: dict[int, list[Any]] = {size: [] for size in sizes}
-    with Steps("collecting", sum(units.values())) as steps:
-
-        def report(progress: pipeline.Progress) -> None:
-            size = progress.receipt.size
-            seen[size].append(progress.receipt.counts)
-            line = None
-            if len(seen[size]) == units[size]:
-                rows, misranked = (sum(c[k] for c in seen[size]) for k in ("rows", "misranked"))
-                line = f"  n = {size:>6,}  {rows:,} sets  {misranked / rows:6.1%} misranked"
-                line += "  (was there already)" if progress.resumed else ""
-            steps.advance(line)
-
-        collection = pipeline.collect(head, sizes, sets, seed, folder, max_bytes, report)
-    if not steps.done:
-        stderr.print(f"{folder} is complete already")
-    return collection
-
-
-def _fit(
-    folder: Path, name: str, objective: str, store: Path | None, figure: Path | None
-) -> tuple["Fit", Path | None]:
-    from calibrate.faces.console import stderr
-    from calibrate.faces.plots import save_fit_figure
-    from calibrate.files.publishing import publish, writing_store
-    from calibrate.files.store import names, published_store
-    from calibrate.pipeline.fit import fit_collection, same_fit
-
-    stderr.print(f"solving and fitting {folder}")
-    fitted = fit_collection(folder, name, objective)
-    coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)
-    if not written:
-        stderr.print(f"{coefficients.reference} says the same; no new version is written")
-    elif name in names(published_store()):
-        stderr.print(f"a fit named {name!r} comes with the package too; yours hides it here")
-    fitted = fitted._replace(coefficients=coefficients)
-    assert coefficients.path is not None
-    drawn = figure or coefficients.path.with_suffix(".png")
-    try:
-        if written or figure or not drawn.exists():
-            save_fit_figure(drawn, fitted.rows, coefficients, _paper())
-    except CalibrateError as error:  # the fit itself is published: say where it is
-        stderr.print(f"the figure is not drawn: {error}")
-        return fitted, None
-    return fitted, drawn
-
-
-def _paper() -> "Coefficients":
-    """The paper's own numbers, whatever a user's store calls "paper"."""
-    from calibrate.files.store import load, published_store
-
-    return load("paper@1", published_store())
-
-
-def _evaluate(
-    head: "Head", sizes: list[int], sets: int, seed: int, rules: "dict[str, Coefficients | None]"
-) -> "list[Score]":
-    from calibrate.faces.progress import Steps
-    from calibrate.pipeline.evaluate import evaluate
-
-    with Steps("scoring", len(sizes)) as steps:
-        return evaluate(
-            head, sizes, sets, seed, rules,
-            lambda score: steps.advance(f"  n = {score.size:>6,}  scored on {sets:,} fresh sets"),
-        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from calibrate.faces.text_plot import draw_curve
 from calibrate.files.audit import Verdict
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.collection import BAD
 from calibrate.files.difference import Difference, HeadDifference
 from calibrate.files.store import Held, find, hold, names
 from calibrate.maths.rule import Rule, beta_of_entropy
@@ -160,8 +161,8 @@ def print_fit(coefficients: Coefficients, figure: Path | None) -> None:
     if len(coefficients.entries) > SHOWN_ENTRIES:
         rest = len(coefficients.entries) - SHOWN_ENTRIES
         stdout.print(f"  and {rest} entries more (--json has them all)")
-    _line("guards", _guards(coefficients.rule))
-    for label, text in _facts(coefficients):
+    _line("guards", guards(coefficients.rule))
+    for label, text in facts(coefficients):
         _line(label, text)
     _line("file", str(coefficients.path))
     _line("id", digest(coefficients))
@@ -186,14 +187,28 @@ def _print_entry(entry: Entry, rule: Rule) -> None:
     stdout.print()
 
 
-def _guards(rule: Rule) -> str:
+def guards(rule: Rule) -> str:
     return (
         f"beta = 1 up to H = {rule.min_entropy:g} nats; "
         f"above, {rule.min_beta:g} <= beta <= {rule.max_beta:g}"
     )
 
 
-def _facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
+def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
+    """(how many, why) of the rows that did not make a fit, as far as the file says."""
+    if not {"rows", "misranked", "kept"} <= rows.keys():
+        return []
+    reasons = [
+        (rows["rows"] - rows["misranked"], "not misranked"),
+        (rows["misranked"] - rows["kept"], "over the byte budget"),
+        (rows.get("flat", 0), "flat (no positive optimum)"),
+        (rows.get("unsolved", 0), "unsolved"),
+        (sum(rows.get(reason, 0) for reason in BAD), "bad (NaN, +inf or a masked target)"),
+    ]
+    return [(count, reason) for count, reason in reasons if count]
+
+
+def facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
     """Quality, source and provenance, as far as the file has them."""
     quality, source = coefficients.quality, coefficients.source
     rows, residuals = quality.get("rows", {}), quality.get("residuals", {})

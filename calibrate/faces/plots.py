@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from calibrate.pipeline.fit import Rows
 
 # Okabe and Ito's palette: told apart by the colour-blind.
-OURS, PAPER, SHADE = "#D55E00", "#000000", "#56B4E9"
+OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
 
 
 def save_fit_figure(
@@ -41,10 +41,15 @@ def save_beta_figure(path: Path, coefficients: Coefficients) -> None:
 
 
 def save_figure(path: Path, figure: "Figure") -> None:
-    """Writes a figure as PNG, whole or not at all; the same figure gives the same bytes."""
+    """Writes a figure as PNG, whole or not at all."""
+    write_whole(path, png(figure))
+
+
+def png(figure: "Figure") -> bytes:
+    """A figure as PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coefficients) -> "Axes":

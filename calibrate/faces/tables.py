@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from calibrate.faces.console import stdout
-from calibrate.faces.fit_views import load_line, polynomial
+from calibrate.faces.fit_views import left_out, load_line, polynomial
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import BAD, Collection
 from calibrate.pipeline.evaluate import Score
@@ -37,13 +37,7 @@ def print_fit(fit: Fit, figure: Path | None) -> None:
     coefficients = fit.coefficients
     entry, quality = coefficients.only, coefficients.quality
     rows, residuals = quality["rows"], quality["residuals"]
-    left_out = [
-        f"{rows['rows'] - rows['misranked']:,} not misranked",
-        f"{rows['misranked'] - rows['kept']:,} over the byte budget",
-        f"{rows['flat']:,} flat (no positive optimum)",
-        f"{rows['unsolved']:,} unsolved",
-        f"{sum(rows[reason] for reason in BAD):,} bad",
-    ]
+    others = ", ".join(f"{count:,} {reason}" for count, reason in left_out(rows))
     stdout.print(f"\nFit {coefficients.reference}", style="bold")
     stdout.print(f"  beta(H)    {polynomial(entry.coefficients)}")
     stdout.print(f"  domain     {entry.domain[0]:.3f} .. {entry.domain[1]:.3f} nats")
@@ -51,8 +45,7 @@ def print_fit(fit: Fit, figure: Path | None) -> None:
         f"  residuals  beta {residuals['beta_rms']:.3f} (R^2 {residuals['beta_r_squared']:.3f}), "
         f"theta {residuals['theta_rms']:.3f}, root mean square"
     )
-    stdout.print(f"  rows       {rows['interior']:,} used of {rows['rows']:,}; left out: ", end="")
-    stdout.print(", ".join(reason for reason in left_out if not reason.startswith("0 ")))
+    stdout.print(f"  rows       {rows['interior']:,} used of {rows['rows']:,}; left out: {others}")
     stdout.print(f"  file       {coefficients.path}")
     stdout.print(f"  figure     {figure or 'not drawn'}")
 
@@ -72,14 +65,16 @@ def fit_record(fit: Fit, figure: Path | None) -> dict[str, Any]:
 
 def print_scores(scores: list[Score], head: str, own: str) -> None:
     """Accuracy in per cent, each with its standard error; the gain is paired set by set."""
-    sets = len(scores[0].correct["own"])
-    title = f"\nAccuracy of {head} in % ± standard error, on {sets:,} fresh sets of each size"
+    title = (
+        f"\nAccuracy of {head} in % ± standard error, on {scores[0].sets:,} fresh sets of each size"
+    )
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
     for heading in ("n", "plain softmax", "the paper's numbers", own, "gain over plain"):
         table.add_column(heading, justify="right")
     for score in scores:
         gain, error = score.gain("own", over="plain")
-        cells = (_percent(score.accuracy(r), score.standard_error(r)) for r in score.correct)
+        shown = ("plain", "paper", "own")
+        cells = (_percent(score.accuracy(r), score.standard_error(r)) for r in shown)
         table.add_row(f"{score.size:,}", *cells, f"{100 * gain:+.1f} ± {100 * error:.1f}")
     stdout.print(table)
 
@@ -93,7 +88,7 @@ def score_records(scores: list[Score]) -> list[dict[str, Any]]:
     return [
         {
             "size": score.size,
-            "sets": len(next(iter(score.correct.values()))),
+            "sets": score.sets,
             **{
                 rule: {"accuracy": score.accuracy(rule), "error": score.standard_error(rule)}
                 for rule in score.correct
@@ -102,6 +97,12 @@ def score_records(scores: list[Score]) -> list[dict[str, Any]]:
         }
         for score in scores
     ]
+
+
+def print_verdict(verdict: str, page: Path) -> None:
+    """The report's sentence, and where the report is."""
+    stdout.print(f"\n{verdict}")
+    stdout.print(f"  report     {page}")
 
 
 def print_load_line(coefficients: Coefficients) -> None:

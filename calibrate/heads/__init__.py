@@ -15,6 +15,10 @@ class Head(Protocol):
 
     A batch, and what `attend` returns, is any pytree whose leaves have `count` as first axis, so
     that the pipeline can cut it into pieces that fit in memory.
+
+    Two members are optional. `correct_each(attended, weights)`, for weights (count, rules, size)
+    and bool (count, rules), makes evaluation faster: else `correct` is called once per rule.
+    `spread_bound(batch)`, (count,), bounds the largest logit less the smallest by the weights.
     """
 
     name: str

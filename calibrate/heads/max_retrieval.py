@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays
+from calibrate.maths.bounds import spread_bound
 
 N_CLASSES = 10
 N_FEATURES = 128
@@ -77,6 +78,13 @@ class MaxRetrievalHead:
     def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
         return _correct(self.params, attended, weights)
 
+    def correct_each(self, attended: Attended, weights: jax.Array) -> jax.Array:
+        return _correct_each(self.params, attended, weights)
+
+    def spread_bound(self, batch: Batch) -> np.ndarray:
+        """Proposition 3.1: (count,) upper bounds of the largest logit less the smallest."""
+        return np.asarray(_spread_bound(self.params, batch))
+
 
 def sample(seed: int | list[int], size: int, count: int) -> Batch:
     """Draws `count` sets of `size` items; the same seed gives the same sets."""
@@ -101,17 +109,21 @@ def initial_params(seed: int) -> Params:
 
 def attend(params: Params, batch: Batch) -> Attended:
     """Forward pass up to the logits of the attention (A.3, equations 5 to 7)."""
-    # One-hot times kernel is a row of the kernel.
-    first = params["item_1"]
-    hidden = batch.priority[..., None] * first["kernel"][0] + first["kernel"][1:][batch.category]
-    features = jax.nn.gelu(_dense(params["item_2"], jax.nn.gelu(hidden + first["bias"])))
-
-    query = _dense(params["query_2"], jax.nn.gelu(_dense(params["query_1"], batch.query[:, None])))
-    query = _dense(params["attention_query"], query) / math.sqrt(N_FEATURES)
+    features, query = _embed(params, batch)
     key = params["attention_key"]
     direction = query @ key["kernel"].T
     logits = jnp.einsum("bnf,bf->bn", features, direction) + (query @ key["bias"])[:, None]
     return Attended(logits, features, batch.label)
+
+
+def _embed(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Items (count, size, N_FEATURES), and queries (count, N_FEATURES) over sqrt(N_FEATURES)."""
+    # One-hot times kernel is a row of the kernel.
+    first = params["item_1"]
+    hidden = batch.priority[..., None] * first["kernel"][0] + first["kernel"][1:][batch.category]
+    features = jax.nn.gelu(_dense(params["item_2"], jax.nn.gelu(hidden + first["bias"])))
+    query = _dense(params["query_2"], jax.nn.gelu(_dense(params["query_1"], batch.query[:, None])))
+    return features, _dense(params["attention_query"], query) / math.sqrt(N_FEATURES)
 
 
 def answer(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
@@ -128,6 +140,27 @@ _attend = jax.jit(attend)
 @jax.jit
 def _correct(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
     return answer(params, attended, weights).argmax(axis=-1) == attended.label
+
+
+@jax.jit
+def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
+    """`_correct` for weights (count, rules, size); the three projections in a row are one here."""
+    chain = [params[layer] for layer in ("attention_value", "attention_output", "answer_1")]
+    kernel, bias = jnp.eye(N_FEATURES), jnp.zeros(N_FEATURES)
+    for layer in chain:
+        kernel, bias = kernel @ layer["kernel"], _dense(layer, bias)
+    hidden = jax.nn.gelu(weights @ attended.features @ kernel + bias)
+    return _dense(params["answer_2"], hidden).argmax(axis=-1) == jnp.expand_dims(attended.label, 1)
+
+
+@jax.jit
+def _spread_bound(params: Params, batch: Batch) -> jax.Array:
+    features, query = _embed(params, batch)
+    return spread_bound(
+        jnp.linalg.norm(query, axis=-1),
+        jnp.linalg.norm(params["attention_key"]["kernel"], ord=2),
+        jnp.max(jnp.linalg.norm(features, axis=-1), axis=-1),
+    )
 
 
 def _dense(layer: dict[str, jax.Array], inputs: ArrayLike) -> jax.Array:

@@ -1,19 +1,30 @@
-"""Evaluate: a head's accuracy under several softmax rules, on sets that no fit has seen."""
+"""Evaluate: how often a head is right under several softmax rules, on sets that no fit has seen."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.files.coefficients import Coefficients
+from calibrate.files.coefficients import N_COEFFICIENTS, Coefficients
+from calibrate.files.scores import Outcome, read_scores, scores_path, write_scores
 from calibrate.heads import Head
+from calibrate.maths.rule import Rule, beta_of_entropy
+from calibrate.maths.shannon import centre
+from calibrate.pipeline.rules import HINDSIGHT, Hindsight, LogSize, ScoredRule
 from calibrate.pipeline.units import attended_pieces, one_ahead, plan_units
-from calibrate.softmax import adaptive_softmax
 
 STREAM = "evaluate"
+# Sets of each size unless told otherwise: (up to this size, so many), and beyond.
+HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
+HELD_OUT_SETS_BEYOND = 1_024
+MOST_CHOOSING_SETS = 4_096
 
 
 class Score(NamedTuple):
@@ -21,6 +32,12 @@ class Score(NamedTuple):
 
     size: int
     correct: dict[str, np.ndarray]  # rule -> bool (sets,)
+    chosen_on: int = 0  # so many first sets chose the constants of hindsight
+    hindsight_beta: float = np.nan
+
+    @property
+    def sets(self) -> int:
+        return len(next(iter(self.correct.values())))
 
     def accuracy(self, rule: str) -> float:
         return float(self.correct[rule].mean())
@@ -36,13 +53,19 @@ class Score(NamedTuple):
         return float(difference.mean()), float(difference.std() / np.sqrt(len(difference)))
 
 
+def held_out_sets(size: int) -> int:
+    """How many sets of a size are scored by default."""
+    return next((sets for most, sets in HELD_OUT_SETS if size <= most), HELD_OUT_SETS_BEYOND)
+
+
 def evaluate(
     head: Head,
     sizes: Sequence[int],
-    sets: int,
+    sets: int | None,
     seed: int,
-    rules: Mapping[str, Coefficients | None],
+    rules: Mapping[str, ScoredRule],
     report: Callable[[Score], None] = lambda score: None,
+    folder: Path | None = None,
 ) -> list[Score]:
     """Scores each rule on the same sets; the head runs once per set.
 
@@ -50,9 +73,11 @@ def evaluate(
       head: one whose attention can be scored (`correct`).
       sizes: set sizes n.
       sets: how many sets of each size, drawn from the stream "evaluate": no fit has seen them.
+        None is `held_out_sets`.
       seed: of the data.
-      rules: name -> fit, or None for plain softmax.
+      rules: name -> fit, or another rule of `pipeline.rules`.
       report: called after each size.
+      folder: where scores are kept, so that the same call does no work twice; None keeps none.
     Returns:
       One Score per size.
     Warns:
@@ -61,20 +86,15 @@ def evaluate(
     _warn_of_other_heads(head, rules.values())
     scores = []
     for size in sorted(set(sizes)):
-        correct = {name: np.empty(sets, bool) for name in rules}
-        for unit in plan_units(size, sets):
-            for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
-                rows = slice(unit.first + part.start, unit.first + part.stop)
-                for name, fit in rules.items():
-                    correct[name][rows] = _correct(head, attended, fit)
-        scores.append(Score(size, correct))
+        count = sets or held_out_sets(size)
+        scores.append(_score(head, size, count, seed, rules, folder))
         report(scores[-1])
     return scores
 
 
-def _warn_of_other_heads(head: Head, fits: Iterable[Coefficients | None]) -> None:
-    for fit in fits:
-        if fit and fit.fingerprint not in (None, head.fingerprint):
+def _warn_of_other_heads(head: Head, rules: Iterable[ScoredRule]) -> None:
+    for fit in rules:
+        if isinstance(fit, Coefficients) and fit.fingerprint not in (None, head.fingerprint):
             warnings.warn(
                 f"{fit.reference} was made for head {fit.source.get('head')!r} "
                 f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
@@ -82,14 +102,166 @@ def _warn_of_other_heads(head: Head, fits: Iterable[Coefficients | None]) -> Non
             )
 
 
-def _correct(head: Head, attended: Any, fit: Coefficients | None) -> np.ndarray:
-    """bool (count,): whether the head is right under one rule."""
-    logits = attended.logits
-    weights = jax.nn.softmax(logits) if fit is None else adaptive_softmax(logits, fit)
-    right = np.asarray(head.correct(attended, weights))
-    if right.shape != (len(logits),) or right.dtype != bool:
+def _score(
+    head: Head,
+    size: int,
+    sets: int,
+    seed: int,
+    rules: Mapping[str, ScoredRule],
+    folder: Path | None,
+) -> Score:
+    """The score of one size; what the folder knows already is not computed again."""
+    path = folder and scores_path(folder / head_folder(head), size, sets, seed)
+    known = read_scores(path, sets) if path else {}
+    keys = {name: _key(rule) for name, rule in rules.items()}
+    missing = {keys[name]: rule for name, rule in rules.items() if keys[name] not in known}
+    if missing:
+        known |= _run(head, size, sets, seed, missing)
+        if path:
+            write_scores(path, known)
+    correct = {name: known[key].correct for name, key in keys.items()}
+    ceiling = [keys[name] for name, rule in rules.items() if isinstance(rule, Hindsight)]
+    if not ceiling:
+        return Score(size, correct)
+    return Score(size, correct, _choosing_sets(sets), known[ceiling[0]].beta)
+
+
+def head_folder(head: Head) -> str:
+    """A name for what is kept of a head: two heads of one name stay apart."""
+    return f"{Path(head.name).name}-{head.fingerprint.removeprefix('sha256:')[:12]}"
+
+
+def _key(rule: ScoredRule) -> str:
+    """What determines a rule's beta, in words."""
+    return repr((rule.rule, rule.entries)) if isinstance(rule, Coefficients) else repr(rule)
+
+
+def _choosing_sets(sets: int) -> int:
+    return min(sets // 2, MOST_CHOOSING_SETS)
+
+
+class _Rules(NamedTuple):
+    """Rules at one set size, as the kernel takes them: fits first, then constants."""
+
+    guards: tuple[Rule, ...]
+    coefficients: np.ndarray  # (fits, 5)
+    domains: np.ndarray  # (fits, 2)
+    constants: np.ndarray  # (constants,) beta
+
+    def plus(self, constants: ArrayLike) -> "_Rules":
+        both = np.concatenate([self.constants, np.asarray(constants, np.float32)])
+        return self._replace(constants=both)
+
+
+def _run(
+    head: Head, size: int, sets: int, seed: int, rules: Mapping[str, ScoredRule]
+) -> dict[str, Outcome]:
+    """Runs the head over all sets of one size, once, and scores every rule on each."""
+    fits = {key: rule for key, rule in rules.items() if isinstance(rule, Coefficients)}
+    sized = {key: rule for key, rule in rules.items() if isinstance(rule, LogSize)}
+    ceiling = [key for key, rule in rules.items() if isinstance(rule, Hindsight)]
+    search = _Search(HINDSIGHT, sets) if ceiling else None
+    kernel_rules = _as_arrays(list(fits.values()), [rule.beta(size) for rule in sized.values()])
+    n_rules = len(fits) + len(sized)
+    correct = np.empty((sets, n_rules), bool)
+    for rows, attended in _held_out(head, size, sets, seed):
+        right = _correct(head, attended, kernel_rules.plus(search.betas() if search else []))
+        correct[rows] = right[:, :n_rules]
+        if search:
+            search.record(rows, right[:, n_rules:])
+    outcomes = {key: Outcome(correct[:, i]) for i, key in enumerate((*fits, *sized))}
+    return outcomes | {key: search.outcome() for key in ceiling if search}
+
+
+def _as_arrays(fits: list[Coefficients], constants: list[float]) -> _Rules:
+    entries = [fit.only for fit in fits]
+    return _Rules(
+        tuple(fit.rule for fit in fits),
+        np.array([entry.coefficients for entry in entries], np.float32).reshape(-1, N_COEFFICIENTS),
+        np.array([entry.domain for entry in entries], np.float32).reshape(-1, 2),
+        np.array(constants, np.float32),
+    )
+
+
+class _Search:
+    """Chooses a constant on the first sets, and scores it on the others."""
+
+    def __init__(self, rule: Hindsight, sets: int):
+        self.trials = rule.trials()
+        self.chosen: int | None = None
+        self._choosing = _choosing_sets(sets)
+        self._correct = np.empty((sets, len(self.trials)), bool)
+
+    def betas(self) -> np.ndarray:
+        """What to score on the next sets: every value, and once it is chosen the best."""
+        return self.trials if self.chosen is None else self.trials[[self.chosen]]
+
+    def record(self, rows: slice, right: np.ndarray) -> None:
+        if self.chosen is not None:
+            self._correct[rows, self.chosen] = right[:, 0]
+            return
+        self._correct[rows] = right
+        if rows.stop >= self._choosing:
+            self.chosen = int(self._correct[: self._choosing].sum(axis=0).argmax())
+
+    def outcome(self) -> Outcome:
+        assert self.chosen is not None
+        return Outcome(self._correct[:, self.chosen].copy(), float(self.trials[self.chosen]))
+
+
+def _held_out(head: Head, size: int, sets: int, seed: int) -> Iterator[tuple[slice, Any]]:
+    """(which sets, what the head made of them), piece by piece."""
+    for unit in plan_units(size, sets):
+        for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
+            yield slice(unit.first + part.start, unit.first + part.stop), attended
+
+
+def _correct(head: Head, attended: Any, rules: _Rules) -> np.ndarray:
+    """bool (count, rules): whether the head is right under each rule."""
+    weights = attention_weights(attended.logits, *rules[1:], guards=rules.guards)
+    count, n_rules, _ = weights.shape
+    if hasattr(head, "correct_each"):
+        return _checked(head, head.correct_each(attended, weights), (count, n_rules))
+    columns = (head.correct(attended, weights[:, i]) for i in range(n_rules))
+    return np.stack([_checked(head, column, (count,)) for column in columns], axis=1)
+
+
+def _checked(head: Head, right: Any, shape: tuple[int, ...]) -> np.ndarray:
+    right = np.asarray(right)
+    if right.shape != shape or right.dtype != bool:
         raise CalibrateError(
-            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, "
-            f"expected bool ({len(logits)},)"
+            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, expected bool {shape}"
         )
     return right
+
+
+@partial(jax.jit, static_argnames="guards")
+def attention_weights(
+    logits: jax.Array,
+    coefficients: jax.Array,
+    domains: jax.Array,
+    constants: jax.Array,
+    guards: tuple[Rule, ...],
+) -> jax.Array:
+    """Attention weights under several rules at once: what `adaptive_softmax` gives for each.
+
+    The numbers of the rules are arguments, so that another head's fits are not another trace.
+
+    Args:
+      logits: (count, n), -inf where masked.
+      coefficients: (fits, 5), highest power first.
+      domains: (fits, 2) in nats.
+      constants: (constants,) beta of rules that do not look at the entropy.
+      guards: one per fit.
+    Returns:
+      (count, fits + constants, n).
+    """
+    row = centre(logits, -1)
+    H = row.entropy[:, 0]
+    betas = [
+        beta_of_entropy(H, powers, domain, rule, jnp)
+        for powers, domain, rule in zip(coefficients, domains, guards, strict=True)
+    ]
+    betas += [jnp.broadcast_to(constant, H.shape) for constant in constants]
+    powers = jnp.exp(jnp.stack(betas, axis=1)[..., None] * row.shifted[:, None])
+    return powers / jnp.sum(powers, axis=-1, keepdims=True)

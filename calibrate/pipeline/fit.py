@@ -54,13 +54,15 @@ def fit_collection(folder: Path, name: str, objective: str = "beta") -> Fit:
         1 / max(p(H), 1) - min(theta*, 1), started from the fit of beta.
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged.
-      QualityError: too few interior rows, too many bad ones, or no usable polynomial.
+      QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
+        on its whole domain.
     """
     collection = open_collection(Path(folder))
     refuse_bad_rows(collection.manifest)
     rows = solve_collection(collection)
     used = rows.interior()
     entry = Entry(*fit_polynomial(used.entropy, used.beta, objective))
+    refuse_negative(entry)
     rule = Rule()
     coefficients = Coefficients(
         rule=rule,
@@ -101,8 +103,7 @@ def fit_polynomial(
     Returns:
       (coefficients, highest power first; domain, the 0.5 % to 99.5 % range of the entropies).
     Raises:
-      QualityError: fewer than 100 rows, a rank-deficient fit, or a polynomial that is not positive
-        on its whole domain.
+      QualityError: fewer than 100 rows, or a rank-deficient fit.
     """
     if len(entropy) < MIN_ROWS:
         raise QualityError(
@@ -126,12 +127,6 @@ def fit_polynomial(
         ascending = _refine_theta(ascending, design, beta)
     coefficients = _plain_powers(ascending, features[0].mean_[0], features[0].scale_[0])
     lo, hi = (float(h) for h in np.percentile(entropy, DOMAIN_PERCENTILES))
-    lowest = _lowest_value(coefficients, lo, hi)
-    if lowest <= 0:
-        raise QualityError(
-            f"the polynomial falls to {lowest:.3g} on its domain [{lo:.3f}, {hi:.3f}] nats, and "
-            f"beta must be positive; {ADVICE}"
-        )
     return coefficients, (lo, hi)
 
 
@@ -157,6 +152,17 @@ def _plain_powers(ascending: np.ndarray, mean: float, deviation: float) -> tuple
     standardised = np.polynomial.Polynomial([-mean / deviation, 1 / deviation])
     plain = np.polynomial.Polynomial(ascending)(standardised)
     return tuple(float(c) for c in plain.coef[::-1])
+
+
+def refuse_negative(entry: Entry) -> None:
+    """The guards would hide it, but such a polynomial does not describe its rows."""
+    lo, hi = entry.domain
+    lowest = _lowest_value(entry.coefficients, lo, hi)
+    if lowest <= 0:
+        raise QualityError(
+            f"the polynomial falls to {lowest:.3g} on its domain [{lo:.3f}, {hi:.3f}] nats, and "
+            f"beta must be positive; {ADVICE}"
+        )
 
 
 def _lowest_value(coefficients: tuple[float, ...], lo: float, hi: float) -> float:

@@ -1,0 +1,174 @@
+"""Figures of a head at work: its coefficients, entropies and temperatures on single sets."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrate.faces.plots import GATED, OURS, PAPER, SHADE
+from calibrate.files.coefficients import Coefficients
+from calibrate.maths.bounds import coefficient_bounds
+from calibrate.maths.reference import entropy
+from calibrate.maths.rule import beta_of_entropy
+from calibrate.pipeline.closeup import Closeup, estimated_dispersal, shares
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+N_SETS = 32
+N_PANELS = 8
+MIDDLE = (10, 50, 90)  # per cent of the rows: a band and its median
+
+
+def heatmap_figure(closeups: Sequence[Closeup], fits: Sequence[Coefficients | None]) -> "Figure":
+    """The paper's Figures 2 and 6: coefficients of the 16 largest keys of 32 sets.
+
+    A column of panels per set size, a row of panels per fit; None is plain softmax.
+    """
+    from matplotlib.figure import Figure
+
+    shown = closeups[:N_PANELS]
+    figure = Figure(figsize=(9.6, 0.7 + 1.9 * len(fits)), layout="constrained")
+    axes = figure.subplots(len(fits), len(shown), squeeze=False)
+    for row, fit in zip(axes, fits, strict=True):
+        for ax, closeup in zip(row, shown, strict=True):
+            image = plot_coefficients(ax, closeup, fit)
+        row[0].set_ylabel("plain softmax" if fit is None else f"with {fit.reference}", fontsize=9)
+    for ax, closeup in zip(axes[0], shown, strict=True):
+        ax.set_title(f"n = {closeup.size:,}", fontsize=9)
+    figure.supxlabel("the 16 items with the largest keys, the target rightmost", fontsize=9)
+    figure.supylabel(f"{N_SETS} sets", fontsize=9)
+    figure.colorbar(image, ax=axes, label="attention coefficient", shrink=0.9, pad=0.01)
+    return figure
+
+
+def plot_coefficients(ax: "Axes", closeup: Closeup, fit: Coefficients | None):
+    """One panel of a heatmap; returns the image, which gives the scale."""
+    part = closeup.coefficients(fit)[:N_SETS]
+    largest = np.take_along_axis(part, closeup.largest[:N_SETS], axis=1)
+    image = ax.imshow(
+        largest, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest"
+    )
+    ax.set(xticks=[], yticks=[])
+    return image
+
+
+def plot_entropy_by_size(
+    ax: "Axes", closeups: Sequence[Closeup], fits: dict[str, Coefficients | None]
+) -> "Axes":
+    """Entropy of the coefficients against set size: the median, and the middle 80 %."""
+    sizes = [closeup.size for closeup in closeups]
+    styles = (("-", PAPER, "o"), ("--", SHADE, "s"), ("-", OURS, "^"))
+    for (name, fit), (style, colour, marker) in zip(fits.items(), styles, strict=False):
+        H = [entropy(c.logits * c.beta(fit)[:, None]) for c in closeups]
+        low, middle, high = np.array([np.percentile(h, MIDDLE) for h in H]).T
+        ax.plot(sizes, middle, style, color=colour, marker=marker, ms=4, label=name)
+        ax.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0)
+    ax.plot(sizes, np.log(sizes), ":", color="#777777", label="log n: all items alike")
+    _sizes_axis(ax, sizes)
+    ax.set_ylabel("Shannon entropy of the coefficients (nats)")
+    ax.legend(framealpha=0.9)
+    return ax
+
+
+def plot_beta_applied(ax: "Axes", closeups: Sequence[Closeup], fit: Coefficients) -> "Axes":
+    """beta against entropy, and on it the rows of every set size."""
+    from matplotlib.colors import LogNorm
+
+    entry = fit.only
+    right = 1.05 * max(entry.domain[1], *(float(c.entropy.max()) for c in closeups))
+    H = np.linspace(0, right, 800)
+    beta = beta_of_entropy(H, entry.coefficients, entry.domain, fit.rule, np)
+    ax.axvspan(*entry.domain, color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
+    ax.plot(H, beta, color=OURS, lw=2, label="beta(H)", zorder=2)
+    every = np.concatenate([c.entropy for c in closeups])
+    sizes = np.concatenate([np.full(len(c.entropy), c.size) for c in closeups])
+    noise = np.random.default_rng(0).uniform(-0.02, 0.02, len(every))
+    applied = np.concatenate([c.beta(fit) for c in closeups])
+    points = ax.scatter(
+        every, applied + noise * np.ptp(beta), c=sizes, norm=LogNorm(), s=6, alpha=0.5, lw=0,
+        cmap="viridis_r", zorder=3, rasterized=True,
+    )  # fmt: skip
+    bar = ax.figure.colorbar(points, ax=ax, label="set size n", pad=0.02)
+    bar.ax.minorticks_off()
+    ticks = [c.size for c in closeups][:: max(1, len(closeups) // 6)]
+    bar.set_ticks(ticks, labels=[f"{n:,}" for n in ticks])
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)
+    ax.set(
+        xlim=(0, right), xlabel="Shannon entropy H of softmax(z) (nats)",
+        ylabel=r"inverse temperature $\beta$ applied",
+    )  # fmt: skip
+    ax.legend(framealpha=0.9)
+    return ax
+
+
+def plot_shares(ax: "Axes", closeups: Sequence[Closeup], fit: Coefficients) -> "Axes":
+    """What becomes of the rows of each size: left alone, in the domain, or clamped to it."""
+    found = shares(closeups, fit)
+    outside = "clamped" if fit.rule.outside == "clamp" else "left alone"
+    parts = (
+        ("gated", f"H up to {fit.rule.min_entropy:g}: beta is 1", GATED, ""),
+        ("below", f"below the domain: {outside}", SHADE, "//"),
+        ("inside", "in the domain", OURS, ""),
+        ("above", f"above the domain: {outside}", PAPER, ""),
+    )
+    bottom = np.zeros(len(found))
+    for key, label, colour, hatch in parts:
+        height = np.array([100 * getattr(share, key) for share in found])
+        ax.bar(
+            range(len(found)), height, bottom=bottom, color=colour, label=label, width=0.8,
+            hatch=hatch, edgecolor="white", lw=0.5,
+        )  # fmt: skip
+        bottom += height
+    ax.set_xticks(range(len(found)), [f"{share.size:,}" for share in found], rotation=45)
+    ax.set(xlabel="set size n", ylabel="share of the sets (%)", ylim=(0, 100))
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.24), ncols=2, fontsize=8, frameon=False)
+    return ax
+
+
+def plot_reach(ax: "Axes", closeups: Sequence[Closeup]) -> "Axes":
+    """The target's coefficient against set size, the estimate, and the bound of Lemma 2.1."""
+    sizes = [closeup.size for closeup in closeups]
+    got = [np.percentile(c.target_coefficient(None), MIDDLE) for c in closeups]
+    low, middle, high = np.array(got).T
+    half = estimated_dispersal(closeups)
+    n = np.geomspace(sizes[0], max(sizes[-1], 2), 200)
+    spread = max(float(np.ptp(np.where(np.isfinite(c.logits), c.logits, 0))) for c in closeups)
+    ax.plot(sizes, middle, color=PAPER, marker="o", ms=4, label="measured: median, middle 80 %")
+    ax.fill_between(sizes, low, high, color=PAPER, alpha=0.15, lw=0)
+    ax.plot(n, 1 / (1 + (n - 1) / (half - 1)), "--", color=OURS, lw=2, label="estimate")
+    ax.plot(n, coefficient_bounds(spread, n)[1], ":", color=SHADE, lw=2, label="Lemma 2.1: at most")
+    ax.axhline(0.5, color="#777777", lw=0.8)
+    ax.annotate(
+        f"n* = {half:,.0f}", (half, 0.5), xytext=(8, 4), textcoords="offset points", color=OURS
+    )
+    _sizes_axis(ax, sizes)
+    ax.set(ylabel="coefficient of the target, plain softmax", ylim=(0, 1.05))
+    ax.legend(framealpha=0.9, loc="center right")
+    return ax
+
+
+def plot_power_series(ax: "Axes", n: int = 10) -> "Axes":
+    """Entropy of softmax over z_i = lambda^i, i = 1..n, at temperature theta."""
+    lam, theta = np.linspace(0, 1, 201), np.geomspace(0.01, 10, 201)
+    z = lam[:, None] ** np.arange(1, n + 1)
+    H = np.stack([entropy(z / t) for t in theta])
+    image = ax.pcolormesh(lam, theta, H, cmap="viridis", vmin=0, vmax=np.log(n), rasterized=True)
+    lines = ax.contour(lam, theta, H, levels=[0.5, 1, 1.5, 2], colors="white", linewidths=0.8)
+    ax.clabel(lines, fmt="%.1f", fontsize=8)
+    ax.set_yscale("log")
+    ax.set(
+        xlabel=rf"$\lambda$ (the logits are $\lambda^1$ to $\lambda^{{{n}}}$)",
+        ylabel=r"temperature $\theta$",
+    )
+    ax.figure.colorbar(image, ax=ax, label="Shannon entropy (nats)", pad=0.02)
+    return ax
+
+
+def _sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
+    ax.minorticks_off()
+    ax.set_xlabel("set size n")

@@ -1,0 +1,180 @@
+"""The pipeline's steps as commands take them: with progress on stderr."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.faces.console import stderr
+from calibrate.faces.plots import save_fit_figure
+from calibrate.faces.progress import Steps
+from calibrate.faces.report import write_report
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.collection import MANIFEST, Collection, open_collection
+from calibrate.files.publishing import publish, writing_store
+from calibrate.files.store import hold, names, published_store, stores
+from calibrate.files.store import load as load_fit
+from calibrate.heads import Head, load_head
+from calibrate.pipeline import collect as collecting
+from calibrate.pipeline import evaluate as evaluating
+from calibrate.pipeline.compare import Comparison, compare
+from calibrate.pipeline.fit import Fit, fit_collection, same_fit
+from calibrate.pipeline.rules import ScoredRule, paper
+from calibrate.pipeline.study import Calibration, study
+from calibrate.pipeline.units import plan_units
+
+
+def load(reference: str) -> Head:
+    """A head, by name or file."""
+    stderr.print(f"loading head {reference}")
+    return load_head(reference)
+
+
+def collect(
+    head: Head, sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int
+) -> Collection:
+    """Collects, with a line per set size."""
+    units = {size: len(plan_units(size, sets)) for size in sizes}
+    seen: dict[int, list[Any]] = {size: [] for size in sizes}
+    with Steps("collecting", sum(units.values())) as steps:
+
+        def report(progress: collecting.Progress) -> None:
+            size = progress.receipt.size
+            seen[size].append(progress.receipt.counts)
+            line = None
+            if len(seen[size]) == units[size]:
+                rows, misranked = (sum(c[k] for c in seen[size]) for k in ("rows", "misranked"))
+                line = f"  n = {size:>6,}  {rows:,} sets  {misranked / rows:6.1%} misranked"
+                line += "  (was there already)" if progress.resumed else ""
+            steps.advance(line)
+
+        found = collecting.collect(head, sizes, sets, seed, folder, max_bytes, report)
+    if not steps.done:
+        stderr.print(f"{folder} is complete already")
+    return found
+
+
+def fit(
+    folder: Path, name: str, objective: str, store: Path | None, figure: Path | None
+) -> tuple[Fit, Path | None]:
+    """Fits and publishes; the path is that of the figure, if it could be drawn."""
+    stderr.print(f"solving and fitting {folder}")
+    fitted = fit_collection(folder, name, objective)
+    coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)
+    if not written:
+        stderr.print(f"{coefficients.reference} says the same; no new version is written")
+    elif name in names(published_store()):
+        stderr.print(f"a fit named {name!r} comes with the package too; yours hides it here")
+    fitted = fitted._replace(coefficients=coefficients)
+    assert coefficients.path is not None
+    drawn = figure or coefficients.path.with_suffix(".png")
+    try:
+        if written or figure or not drawn.exists():
+            save_fit_figure(drawn, fitted.rows, coefficients, paper())
+    except CalibrateError as error:  # the fit itself is published: say where it is
+        stderr.print(f"the figure is not drawn: {error}")
+        return fitted, None
+    return fitted, drawn
+
+
+def evaluate(
+    head: Head, sizes: list[int], sets: int | None, seed: int, rules: Mapping[str, ScoredRule]
+) -> list[evaluating.Score]:
+    """Scores one head, with a line per set size."""
+    with Steps("scoring", len(sizes)) as steps:
+        return evaluating.evaluate(
+            head, sizes, sets, seed, rules, lambda score: steps.advance(_scored_line(score))
+        )
+
+
+def report(
+    path: Path, fit: Coefficients, head: Head, scores: list[evaluating.Score], seed: int
+) -> str:
+    """Writes the report beside the scores that it shows; returns its verdict."""
+    stderr.print(f"drawing the report {path}")
+    return write_report(path, fit, head, compare([head.name], [scores]), seed)
+
+
+def compare_heads(
+    heads: Sequence[Head],
+    sizes: list[int],
+    sets: int | None,
+    seed: int,
+    calibration: Calibration,
+    folder: Path,
+    more: Mapping[str, ScoredRule],
+) -> Comparison:
+    """Collects from, fits and scores every head, with a line per head and set size."""
+    n_units = sum(len(plan_units(size, calibration.sets)) for size in set(calibration.sizes))
+    with Steps("comparing", len(heads) * (n_units + len(set(sizes)))) as steps:
+        return study(
+            heads, sizes, sets, seed, calibration, folder, more,
+            collected=lambda head, progress: steps.advance(
+                f"{head}: collected" if progress.finished == progress.units else None
+            ),
+            scored=lambda head, score: steps.advance(f"{head}: {_scored_line(score).strip()}"),
+        )  # fmt: skip
+
+
+def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collection | None]:
+    """A fit by reference, or that of a collection's folder; and its collection, if it is here.
+
+    Raises:
+      CalibrateError: there is no such fit, or the collection is damaged.
+    """
+    folder = Path(reference)
+    if (folder / MANIFEST).exists():
+        collection = open_collection(folder)
+        return _fit_of(collection, store), collection
+    coefficients = load_fit(reference, store)
+    return coefficients, _collection_of(coefficients)
+
+
+def _fit_of(collection: Collection, store: Path | None) -> Coefficients:
+    """The newest published fit of a collection."""
+    for place in stores(store):
+        for name in names(place):
+            held = hold(place, name)
+            for version in reversed(held.versions):
+                with contextlib.suppress(CoefficientsError):  # a damaged one is not the one
+                    coefficients = held.read(version)
+                    if coefficients.source.get("collection") == collection.digest:
+                        return coefficients
+    raise CalibrateError(
+        f"no published fit is of the collection {collection.folder}; "
+        f"make one with `calibrate fit {collection.folder} --name NAME`"
+    )
+
+
+def _collection_of(coefficients: Coefficients) -> Collection | None:
+    for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
+        with contextlib.suppress(CalibrateError):
+            collection = open_collection(manifest.parent)
+            if collection.digest == coefficients.source.get("collection"):
+                return collection
+    return None
+
+
+def head_of(coefficients: Coefficients, reference: str | None) -> Head:
+    """The head that a fit is for, or the one that is asked for.
+
+    Raises:
+      CalibrateError: the fit names no head, or was made for another one.
+    """
+    named = reference or coefficients.source.get("head")
+    if named is None:
+        raise CalibrateError(
+            f"{coefficients.reference} names no head; say which to score: --head max-retrieval"
+        )
+    head = load(named)
+    if coefficients.fingerprint not in (None, head.fingerprint):
+        raise CalibrateError(
+            f"{coefficients.reference} was made for {coefficients.fingerprint}, and {head.name} "
+            f"is {head.fingerprint}; give the head that it was made for, with --head"
+        )
+    return head
+
+
+def _scored_line(score: evaluating.Score) -> str:
+    return f"  n = {score.size:>6,}  scored on {score.sets:,} fresh sets"

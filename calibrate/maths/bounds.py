@@ -1,0 +1,67 @@
+"""How sharp a head can be: bounds on its coefficients, and the size at which it lets go.
+
+The two bounds hold for every row and are loose; `dispersal_size` is an estimate, and close.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def coefficient_bounds(
+    spread: ArrayLike, size: ArrayLike, beta: ArrayLike = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lemma 2.1: every coefficient lies in [exp(-beta delta) / n, exp(beta delta) / n].
+
+    Args:
+      spread: delta, the largest logit less the smallest, of the row or a bound of it; any shape.
+      size: n, the number of unmasked items; likewise.
+      beta: inverse temperature; likewise.
+    Returns:
+      (lower, upper), float64, of the broadcast shape; upper is at most 1.
+    Reference: Velickovic et al. 2024, Lemma 2.1.
+    """
+    exponent = np.multiply(beta, np.asarray(spread, float))
+    log_n = np.log(np.asarray(size, float))
+    return np.exp(-exponent - log_n), np.exp(np.minimum(exponent - log_n, 0))
+
+
+def spread_bound(query_norm: Any, key_norm: Any, item_norm: Any) -> Any:
+    """Proposition 3.1 for attention with biases: delta <= 2 |Q y + b| s_max(K) max |x|.
+
+    A key bias adds the same to every logit of a row, and the scale 1/sqrt(d) is taken into the
+    query: the bound is on what the softmax sees.
+
+    Args:
+      query_norm: (rows,) |Q y + b| / sqrt(d).
+      key_norm: s_max(K), the largest singular value of the key matrix.
+      item_norm: (rows,) the largest |x| of the row's items.
+    Returns:
+      (rows,) an upper bound of the largest logit less the smallest.
+    Reference: Velickovic et al. 2024, Proposition 3.1 and appendix A.3.
+    """
+    return 2 * query_norm * key_norm * item_norm
+
+
+def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np.ndarray:
+    """n* = 1 + (1 / eps - 1) / m: from there on the target's coefficient is below eps.
+
+    m is the mean of exp(z_j - z_t) over the other items. With n items of the same kind the
+    coefficient is 1 / (1 + (n - 1) m). For small eps that is exp(z_t - log mean_j exp z_j) / eps.
+    Rows should be long, or hold few items that come near the target.
+
+    Args:
+      logits: (rows, n), -inf where masked.
+      target: (rows,) int, an unmasked position.
+      eps: the coefficient in question, between 0 and 1.
+    Returns:
+      (rows,) n*, a number of items.
+    """
+    z = np.asarray(logits, float)
+    at_target = np.take_along_axis(z, np.asarray(target)[:, None], axis=1)
+    others = np.exp(z - at_target)
+    np.put_along_axis(others, np.asarray(target)[:, None], 0, axis=1)
+    n_others = np.isfinite(z).sum(axis=1) - 1
+    with np.errstate(divide="ignore"):  # a target far above the others never lets go
+        return 1 + (1 / eps - 1) * np.maximum(n_others, 1) / others.sum(axis=1)

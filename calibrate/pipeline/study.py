@@ -1,0 +1,58 @@
+"""Study: every rule on every head, each head with fits of its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from calibrate.heads import Head
+from calibrate.pipeline.collect import Progress, collect
+from calibrate.pipeline.compare import Comparison, compare
+from calibrate.pipeline.evaluate import Score, evaluate, head_folder
+from calibrate.pipeline.fit import solve_collection
+from calibrate.pipeline.rules import ScoredRule, fitted_rules, fixed_rules, in_order
+
+
+class Calibration(NamedTuple):
+    """What the fits of a study are made of; the same for every head."""
+
+    sizes: Sequence[int]
+    sets: int
+
+
+def study(
+    heads: Sequence[Head],
+    sizes: Sequence[int],
+    sets: int | None,
+    seed: int,
+    calibration: Calibration,
+    folder: Path,
+    more: Mapping[str, ScoredRule] | None = None,
+    collected: Callable[[str, Progress], None] = lambda head, progress: None,
+    scored: Callable[[str, Score], None] = lambda head, score: None,
+) -> Comparison:
+    """Collects from each head, fits every form of rule, and scores all of them on other sets.
+
+    What is in the folder already is not done again.
+
+    Args:
+      heads: any number; paired tests are over them.
+      sizes: set sizes to score.
+      sets: of each size; None is `evaluate.held_out_sets`.
+      seed: of the sets that are collected and, from another stream, of those that are scored.
+      calibration: the sets that the fits are made of.
+      folder: collections/HEAD-FINGERPRINT and scores/HEAD-FINGERPRINT appear there.
+      more: further rules, scored on every head.
+      collected: called with a head's name after each unit of its collection.
+      scored: called with a head's name after each size.
+    Raises:
+      QualityError: a head misranks too few sets for a fit.
+    """
+    scores = []
+    for head in heads:
+        place = folder / "collections" / head_folder(head)
+        found = collect(head, *calibration, seed, place, report=partial(collected, head.name))
+        rules = in_order({**fixed_rules(), **fitted_rules(solve_collection(found)), **(more or {})})
+        report = partial(scored, head.name)
+        scores.append(evaluate(head, sizes, sets, seed, rules, report, folder / "scores"))
+    return compare([head.name for head in heads], scores)
