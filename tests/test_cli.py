@@ -41,11 +41,14 @@ def test_the_main_job(here):
     plain, own = float(rows[1][1]), float(rows[1][7])
     assert 50 < plain < own < 80
     assert (here / "fits/quickstart/1.png").read_bytes().startswith(b"\x89PNG")
+    assert "quickstart@1 is right more often than plain softmax at n =" in out
+    assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
     again = call("run", *SMALL)
     assert "runs/quickstart is complete already" in again.stderr
     assert "no new version is written" in again.stderr
     assert "quickstart@1" in again.stdout
     record = json.loads(call("run", *SMALL, "--json").stdout)
+    assert record["report"] == "fits/quickstart/1.html"
     assert [score["size"] for score in record["scores"]] == [64, 128, 256, 512]
     assert record["reference"] == "quickstart@1"
 
@@ -180,3 +183,54 @@ def test_seeds_and_bytes():
     assert [options.parse_bytes(t) for t in ("1GB", "500 MB", "2e8", "1.5k")] == [
         10**9, 5 * 10**8, 2 * 10**8, 1_500,
     ]  # fmt: skip
+
+
+EVALUATE = ["evaluate", "--heads", "max-retrieval-0..1", "--sizes", "16,512", "--sets", "256",
+            "--fit-sizes", "256..1024", "--fit-sets", "256",
+            "--fits", "max-retrieval@1"]  # fmt: skip
+
+
+def test_evaluate_prints_a_table_json_and_csv(here):
+    first = call(*EVALUATE)
+    assert "warning: max-retrieval@1 was made for head 'max-retrieval-0'" in first.stderr
+    out = first.stdout
+    assert "Accuracy of 2 heads" in out
+    assert "p against plain" in out
+    assert "Recovered headroom" in out
+    assert "…" not in out  # no cell is cut
+    record = json.loads(call(*EVALUATE, "--json").stdout)
+    assert record["heads"] == ["max-retrieval-0", "max-retrieval-1"]
+    rules = {rule["rule"]: rule for rule in record["rules"]}
+    assert {"own", "own-512", "max-retrieval@1", "hindsight"} < set(rules)
+    assert len(rules["own"]["per_head"]) == 2
+    assert rules["plain"]["p_plain"] == [None, None]
+    shown = next(line for line in out.splitlines() if line.strip().startswith("plain softmax"))
+    assert [float(x) for x in shown.split()[2:]] == [
+        round(100 * x, 1) for x in rules["plain"]["accuracy"]
+    ]
+    lines = call(*EVALUATE, "--csv").stdout.splitlines()
+    assert lines[0] == "rule,head,size,sets,accuracy"
+    assert len(lines) == 1 + len(rules) * 2 * 2
+    assert "hindsight,max-retrieval-1,512,128," in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--heads", "max-retrieval-3..1"], 2, "ends before it begins"),
+        (["--heads", ","], 2, "names no head"),
+        (["--heads", "max-retrieval-0..11"], 1, "no head is named 'max-retrieval-10'"),
+        (["--fits", "nope"], 1, "nope"),
+        (["--json", "--csv"], 2, "exclude each other"),
+        (["--fit-sizes", "1"], 2, "not within"),
+    ],
+)
+def test_evaluate_refuses(here, arguments, code, message):
+    assert message in refusal("evaluate", *arguments, code=code)
+    assert not (here / "runs").exists()
+
+
+def test_heads_in_words():
+    assert options.parse_heads("max-retrieval-1..3") == [f"max-retrieval-{i}" for i in (1, 2, 3)]
+    assert options.parse_heads("a.npz, b.npz,a.npz") == ["a.npz", "b.npz"]
+    assert options.parse_heads("../runs/x.npz") == ["../runs/x.npz"]

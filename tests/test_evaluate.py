@@ -43,6 +43,11 @@ def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
         evaluate(toy_head, [8], 100, 0, {"plain": PLAIN})
 
 
+def test_what_is_no_rule_is_refused(toy_head):
+    with pytest.raises(TypeError, match="rule 'plain' is None; give a fit, or one of"):
+        evaluate(toy_head, [8], 100, 0, {"plain": None})
+
+
 def test_standard_errors():
     correct = {"a": np.array([1, 1, 0, 0], bool), "b": np.array([1, 1, 1, 0], bool)}
     score = Score(4, correct)

@@ -1,9 +1,8 @@
-"""Rules side by side: a table for people, and the same as JSON, CSV and Markdown."""
+"""Rules side by side: a table for people, and the same as JSON and CSV."""
 
 import csv
 import io
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,10 @@ from calibrate.pipeline.compare import Comparison
 from calibrate.pipeline.rules import label
 
 NOTHING = "·"
+_ARRAYS = (
+    "accuracy", "error", "p_plain", "p_paper",
+    "headroom", "headroom_low", "headroom_high", "per_head",
+)  # fmt: skip
 ERRORS_OVER = {False: "over its sets", True: "over the heads"}
 
 
@@ -102,17 +105,24 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
             {
                 "rule": rule,
                 "label": label(rule),
-                **{
-                    name: rounded(getattr(comparison, name)[i])
-                    for name in (
-                        "accuracy", "error", "p_plain", "p_paper",
-                        "headroom", "headroom_low", "headroom_high", "per_head",
-                    )
-                },
+                **{name: rounded(getattr(comparison, name)[i]) for name in _ARRAYS},
             }
             for i, rule in enumerate(comparison.rules)
         ],
-    }  # fmt: skip
+    }
+
+
+def comparison_of(record: dict[str, Any]) -> Comparison:
+    """The comparison that a record was made of."""
+    return Comparison(
+        heads=record["heads"],
+        sizes=record["sizes"],
+        sets=record["sets"],
+        chosen_on=record["hindsight_chosen_on"],
+        rules=[rule["rule"] for rule in record["rules"]],
+        hindsight_beta=np.array(record["hindsight_beta"], float),
+        **{name: np.array([rule[name] for rule in record["rules"]], float) for name in _ARRAYS},
+    )
 
 
 def comparison_csv(comparison: Comparison) -> str:
@@ -127,16 +137,3 @@ def comparison_csv(comparison: Comparison) -> str:
                 sets = comparison.sets[k] - skipped
                 writer.writerow([rule, head, size, sets, f"{comparison.per_head[i, j, k]:.6f}"])
     return text.getvalue()
-
-
-def markdown_table(record: dict[str, Any], keys: dict[str, Callable[[float], str]]) -> list[str]:
-    """A record's rules by sizes: one line per rule and key, for a README."""
-    lines = ["| rule | " + " | ".join(f"{size:,}" for size in record["sizes"]) + " |"]
-    lines.append("| --- |" + " ---: |" * len(record["sizes"]))
-    for rule in record["rules"]:
-        for key, in_words in keys.items():
-            cells = [NOTHING if x is None else in_words(x) for x in rule[key]]
-            name = rule["label"] if key == next(iter(keys)) else f"*{key.replace('_', ' ')}*"
-            if set(cells) != {NOTHING}:
-                lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return lines

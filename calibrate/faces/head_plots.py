@@ -146,7 +146,7 @@ def plot_reach(ax: "Axes", closeups: Sequence[Closeup]) -> "Axes":
     )
     _sizes_axis(ax, sizes)
     ax.set(ylabel="coefficient of the target, plain softmax", ylim=(0, 1.05))
-    ax.legend(framealpha=0.9, loc="center right")
+    ax.legend(framealpha=0.9, loc="upper right", bbox_to_anchor=(1, 0.93))
     return ax
 
 

@@ -80,9 +80,15 @@ def evaluate(
       folder: where scores are kept, so that the same call does no work twice; None keeps none.
     Returns:
       One Score per size.
+    Raises:
+      CalibrateError: a head that breaks the protocol, or kept scores that are damaged.
+      TypeError: a rule that is none.
     Warns:
       UserWarning: a fit that was made for another head.
     """
+    for name, rule in rules.items():
+        if not isinstance(rule, ScoredRule):
+            raise TypeError(f"rule {name!r} is {rule!r}; give a fit, or one of pipeline.rules")
     _warn_of_other_heads(head, rules.values())
     scores = []
     for size in sorted(set(sizes)):
