@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.faces import options
 from calibrate.faces.cli import app
+from calibrate.faces.progress import Steps
 
 SMALL = ["--sizes", "64..512", "--sets", "512"]
 
@@ -153,12 +154,30 @@ def test_interrupt_is_130_and_the_same_command_carries_on(here):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert "stopping after this step; interrupt again to stop at once" in stderr
     assert "calibrate: interrupted; the same command carries on" in stderr
     assert "Traceback" not in stderr
     assert "is unfinished" in refusal("fit", "runs/a", "--name", "x")
 
 
-@pytest.mark.parametrize("command", ["run", "collect", "fit", "train"])
+def test_the_first_interrupt_waits_for_the_step_and_the_second_does_not():
+    before = signal.getsignal(signal.SIGINT)
+    with Steps("working", 3) as steps:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            steps.advance()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        steps._interrupted = False
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_in_the_last_step_is_not_lost():
+    with pytest.raises(KeyboardInterrupt), Steps("working", 1):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("command", ["run", "collect", "fit", "evaluate", "report", "train"])
 def test_help_says_what_it_does_with_an_example(command):
     text = " ".join(call(command, "--help").stdout.split())
     assert f"Example: calibrate {command}" in text
@@ -186,7 +205,7 @@ def test_seeds_and_bytes():
 
 
 EVALUATE = ["evaluate", "--heads", "max-retrieval-0..1", "--sizes", "16,512", "--sets", "256",
-            "--fit-sizes", "256..1024", "--fit-sets", "256",
+            "--fit-sizes", "256..1024", "--fit-sets", "512",
             "--fits", "max-retrieval@1"]  # fmt: skip
 
 

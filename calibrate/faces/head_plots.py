@@ -142,7 +142,12 @@ def plot_reach(ax: "Axes", closeups: Sequence[Closeup]) -> "Axes":
     ax.plot(n, coefficient_bounds(spread, n)[1], ":", color=SHADE, lw=2, label="Lemma 2.1: at most")
     ax.axhline(0.5, color="#777777", lw=0.8)
     ax.annotate(
-        f"n* = {half:,.0f}", (half, 0.5), xytext=(8, 4), textcoords="offset points", color=OURS
+        f"n* = {half:,.0f}",
+        (half, 0.5),
+        xytext=(8, 5),
+        textcoords="offset points",
+        color=OURS,
+        bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
     )
     _sizes_axis(ax, sizes)
     ax.set(ylabel="coefficient of the target, plain softmax", ylim=(0, 1.05))

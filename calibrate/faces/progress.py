@@ -1,7 +1,10 @@
 """Progress on stderr: a bar on a terminal, otherwise a line now and then."""
 
+import signal
+import threading
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -11,7 +14,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Steps:
-    """Progress over a known number of steps; use as a context manager."""
+    """Progress over a known number of steps; use as a context manager.
+
+    An interrupt takes effect once the step is done. Raised at any point it might hit one of JAX's
+    callbacks, where Python prints and forgets it. A second one is raised at once.
+    """
 
     def __init__(self, title: str, total: int):
         self.title, self.total, self.done = title, total, 0
@@ -25,8 +32,12 @@ class Steps:
             transient=True,
         )
         self._task = self._bar.add_task(title, total=total)
+        self._interrupted = False
+        self._handler: Any = None
 
     def __enter__(self) -> "Steps":
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._interrupt)
         if stderr.is_terminal:
             self._bar.start()
         return self
@@ -37,6 +48,19 @@ class Steps:
     ) -> None:  # fmt: skip
         if stderr.is_terminal:
             self._bar.stop()
+        self._restore_handler()
+        if self._interrupted and kind is None:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        self._restore_handler()
+        stderr.print("stopping after this step; interrupt again to stop at once")
+
+    def _restore_handler(self) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
 
     def advance(self, line: str | None = None) -> None:
         """One step is done; `line` is said in any case."""
@@ -48,3 +72,5 @@ class Steps:
         if line is not None:
             stderr.print(line)
             self._said_at = time.monotonic()
+        if self._interrupted:
+            raise KeyboardInterrupt

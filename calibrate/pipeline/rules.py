@@ -1,7 +1,7 @@
 """The rules that a fit is compared with: how each sets beta from entropy or from set size."""
 
-import contextlib
 import math
+import warnings
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -96,7 +96,9 @@ def fitted_rules(rows: Rows) -> dict[str, ScoredRule]:
     """Every form of rule, fitted to the same interior rows by the same least squares on beta*.
 
     Raises:
-      QualityError: too few rows for "own"; "own-512" is left out where its rows do not do.
+      QualityError: too few rows for "own".
+    Warns:
+      UserWarning: "own-512" is left out, as there are too few rows for it.
     """
     used = rows.interior()
     log_n = np.log(used.size)
@@ -107,8 +109,10 @@ def fitted_rules(rows: Rows) -> dict[str, ScoredRule]:
     }
     few = Rows(*(column[used.size <= EXTRAPOLATED_FROM] for column in used))
     if len(few.beta) < len(used.beta):
-        with contextlib.suppress(QualityError):  # too few rows: the others can be compared still
+        try:
             rules["own-512"] = _polynomial(few, "own-512")
+        except QualityError as failure:  # the others can be compared still
+            warnings.warn(f"{LABELS['own-512']!r} is left out: {failure}", stacklevel=2)
     return rules
 
 
