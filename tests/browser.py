@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 
@@ -13,7 +14,7 @@ class Browser:
     """One page; use as a context manager."""
 
     def __enter__(self):
-        self.profile = tempfile.TemporaryDirectory()
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, self.to = os.pipe()
         self.answers, from_browser = os.pipe()
         # The browser reads its commands from descriptor 3 and answers on 4.
@@ -23,6 +24,7 @@ class Browser:
              "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe",
              f"--user-data-dir={self.profile.name}"],
             pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )  # fmt: skip
         os.close(to_browser)
         os.close(from_browser)
@@ -36,7 +38,7 @@ class Browser:
         return self
 
     def __exit__(self, *failure):
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)  # and the processes that it started
         self.process.wait()
         os.close(self.to)
         os.close(self.answers)

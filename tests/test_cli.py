@@ -228,9 +228,9 @@ def test_evaluate_prints_a_table_json_and_csv(here):
         round(100 * x, 1) for x in rules["plain"]["accuracy"]
     ]
     lines = call(*EVALUATE, "--csv").stdout.splitlines()
-    assert lines[0] == "rule,head,size,sets,accuracy"
+    assert lines[0] == "rule,label,head,size,sets,accuracy,standard_error"
     assert len(lines) == 1 + len(rules) * 2 * 2
-    assert "hindsight,max-retrieval-1,512,128," in lines[-1]
+    assert ",max-retrieval-1,512,128," in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,8 @@ def test_evaluate_prints_a_table_json_and_csv(here):
         (["--heads", ","], 2, "names no head"),
         (["--heads", "max-retrieval-0..11"], 1, "no head is named 'max-retrieval-10'"),
         (["--fits", "nope"], 1, "nope"),
+        (["--heads", "max-retrieval,max-retrieval-0"], 1, "the same head twice would count twice"),
+        (["--sets", "1"], 2, "--sets"),
         (["--json", "--csv"], 2, "exclude each other"),
         (["--fit-sizes", "1"], 2, "not within"),
     ],
@@ -247,6 +249,34 @@ def test_evaluate_prints_a_table_json_and_csv(here):
 def test_evaluate_refuses(here, arguments, code, message):
     assert message in refusal("evaluate", *arguments, code=code)
     assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["plain", "own", "hindsight"])
+def test_a_fit_named_like_a_rule_does_not_replace_it(here, name):
+    small = ["--heads", "max-retrieval", "--sizes", "256", "--sets", "64",
+             "--fit-sizes", "256..1024", "--fit-sets", "256"]  # fmt: skip
+    before = json.loads(call("evaluate", *small, "--json").stdout)
+    call("fit", next(Path("runs/evaluation/collections").iterdir()), "--name", name)
+    after = json.loads(call("evaluate", *small, "--fits", f"{name}@1", "--json").stdout)
+    rules = {rule["rule"]: rule for rule in after["rules"]}
+    assert f"{name}@1" in rules
+    for rule in before["rules"]:
+        assert rules[rule["rule"]] == rule
+
+
+@pytest.mark.slow
+def test_interrupts_at_any_moment_are_130():
+    """JAX's threads are at work: an orderly exit would crash."""
+    call("collect", "--sizes", "64..2048", "--sets", "2048", "--out", "runs/a")
+    for tenth in range(10, 60, 5):
+        command = [sys.executable, "-m", "calibrate", "fit", "runs/a", "--name", "x"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(tenth / 10)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode in (0, 130)
 
 
 def test_heads_in_words():

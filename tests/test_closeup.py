@@ -9,6 +9,7 @@ from calibrate.maths.reference import entropy, softmax
 from calibrate.pipeline.closeup import (
     estimated_dispersal,
     look_closely,
+    measured_dispersal,
     misranked_rows,
     reach,
     shares,
@@ -25,7 +26,7 @@ def test_the_largest_items_are_those_of_the_largest_keys(closeups):
     from calibrate.pipeline.units import Unit, unit_seed
 
     for closeup in closeups:
-        seed = unit_seed("evaluate", 0, Unit(closeup.size, 0, 0, 48))
+        seed = unit_seed("closeup", 0, Unit(closeup.size, 0, 0, 48))
         batch = head.sample(seed, closeup.size, 48)
         np.testing.assert_array_equal(closeup.target, batch.target)
         order = np.argsort(batch.priority, axis=1)[:, -16:]
@@ -80,3 +81,18 @@ def test_reach_holds_bounds_over_what_was_seen(closeups):
         assert found.spread <= found.spread_bound
         assert found.highest <= found.highest_bound
     assert 100 < estimated_dispersal(closeups) < 1_000
+    assert 128 < measured_dispersal(closeups) < 1_024
+    assert measured_dispersal(closeups[:1]) is None
+
+
+def test_bounds_of_a_masked_head_count_its_unmasked_items():
+    from conftest import ToyHead
+
+    def mask(logits):
+        logits[:, 3:] = -np.inf
+        logits[:, :3] += 40 * np.arange(len(logits))[:, None]  # rows at very different heights
+
+    closeups = look_closely(ToyHead(spoil=mask), [64], 200, 0)
+    (found,) = reach(closeups)
+    assert found.highest <= found.highest_bound <= 1
+    assert found.spread < 10

@@ -48,7 +48,8 @@ def test_of_one_head_tests_and_errors_are_over_its_sets():
     own, plain = (score.correct[r].astype(float) for r in ("own", "plain"))
     i = found.rules.index("own")
     assert found.p_plain[i, 0] == pytest.approx(stats.ttest_rel(own, plain).pvalue)
-    assert found.error[i, 0] == pytest.approx(own.std() / np.sqrt(SETS))
+    assert found.error[i, 0] == pytest.approx(stats.sem(own))
+    assert found.gain_error[i, 0] == pytest.approx(stats.sem(own - plain))
 
 
 @pytest.mark.parametrize("n_heads", [1, 8])
@@ -68,14 +69,15 @@ def test_without_a_ceiling_above_plain_there_is_no_headroom():
     assert np.isnan(compare(["a"], bare).headroom).all()
 
 
-def test_the_ceiling_is_scored_on_the_sets_that_did_not_choose_it():
+def test_hindsight_is_scored_on_the_sets_that_did_not_choose_it():
     score = make_score(
         64, {"plain": 0.5, "paper": 0.5, "own": 0.5, "hindsight": 0.6}, chosen_on=1_000
     )
     found = compare(["one"], [[score]])
-    assert found.accuracy[found.rules.index("hindsight"), 0] == pytest.approx(0.2)
+    # It gains 0.2 there over plain softmax, which has 0.5 on all sets.
+    assert found.gain[found.rules.index("hindsight"), 0] == pytest.approx(0.2)
+    assert found.accuracy[found.rules.index("hindsight"), 0] == pytest.approx(0.7)
     assert found.accuracy[found.rules.index("plain"), 0] == pytest.approx(0.5)
-    # Sets from 1,000 on: plain has none of them right, so the ceiling gains 0.2 there.
     assert found.headroom[found.rules.index("own"), 0] == 0
 
 
@@ -92,6 +94,26 @@ def test_the_interval_covers_a_known_ratio():
         i = found.rules.index("own")
         covered += found.headroom_low[i, 0] <= 0.5 <= found.headroom_high[i, 0]
     assert 34 <= covered <= 40
+
+
+def test_a_difference_without_variation_is_no_chance():
+    found = compare(["a"], [[make_score(16, {"plain": 0.0, "own": 1.0, "hard": 0.0})]])
+    assert found.p_plain[found.rules.index("own"), 0] == 0
+    assert np.isnan(found.p_plain[found.rules.index("hard"), 0])
+
+
+def test_own_fit_against_every_rule():
+    found = compare(*planted(6, 0.15))
+    own, paper = (found.per_head[found.rules.index(r), :, 0] for r in ("own", "paper"))
+    assert found.p_own[1, 0] == pytest.approx(stats.ttest_rel(paper, own).pvalue)
+    assert np.isnan(found.p_own[found.rules.index("own"), 0])
+
+
+def test_too_few_heads_have_no_interval():
+    found = compare(*planted(3, own=0.1, hindsight=0.2))
+    i = found.rules.index("own")
+    assert found.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
+    assert np.isnan(found.headroom_low[i, 0])
 
 
 def test_rules_that_some_head_lacks_are_left_out():

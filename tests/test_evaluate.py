@@ -52,10 +52,10 @@ def test_standard_errors():
     correct = {"a": np.array([1, 1, 0, 0], bool), "b": np.array([1, 1, 1, 0], bool)}
     score = Score(4, correct)
     assert score.accuracy("b") == 0.75
-    assert score.standard_error("a") == pytest.approx(0.25)
+    assert score.standard_error("a") == pytest.approx(np.sqrt(0.25 / 3))
     gain, error = score.gain("b", over="a")
     assert gain == 0.25
-    assert error == pytest.approx(np.std([0, 0, 1, 0]) / 2)
+    assert error == pytest.approx(np.std([0, 0, 1, 0], ddof=1) / 2)
 
 
 def test_default_numbers_of_sets():
@@ -145,12 +145,27 @@ def test_hindsight_finds_the_best_constant_and_scores_it_elsewhere():
     assert score.accuracy("plain") == 0
 
 
+def test_hindsight_counts_the_sets_that_did_not_choose():
+    correct = {"plain": np.arange(100) < 50, "hindsight": np.arange(100) >= 20}
+    score = Score(16, correct, 60, 2.0)
+    assert score.gain("hindsight", over="plain")[0] == 1
+    assert score.gain("plain", over="hindsight")[0] == -1
+    assert score.accuracy("hindsight") == 1.5  # 0.5 on all sets, and 1 more on the last 40
+    assert score.standard_error("hindsight") == 0
+
+
+def test_hindsight_bears_its_name(toy_head):
+    for rules in ({"best": HINDSIGHT}, {"plain": PLAIN, "hindsight": PLAIN}):
+        with pytest.raises(TypeError, match=r"Hindsight\(\) is called 'hindsight'"):
+            evaluate(toy_head, [8], 100, 0, rules)
+
+
 def test_hindsight_chooses_on_the_first_sets_only(toy_head, monkeypatch):
     """Two values tie on the first half, and differ on the second: the lower one stays."""
     from calibrate.pipeline import evaluate as module
 
     monkeypatch.setattr(module, "MOST_CHOOSING_SETS", 64)
-    search = module._Search(HINDSIGHT, 1_000)
+    search = module._Search(1_000)
     right = np.zeros((100, 40), bool)
     right[:64, 7] = right[:64, 9] = True
     right[64:, 9] = True

@@ -1,18 +1,22 @@
 """The report: what it says, and how it behaves in a real browser."""
 
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
+from conftest import ToyHead
 from test_cli import call, refusal
 from test_compare import make_score
 
 import calibrate
 from calibrate.faces.report import write_report
 from calibrate.faces.verdict import verdict
+from calibrate.files.coefficient_file import dumps
 from calibrate.pipeline.compare import compare
 
 SIZES = ["--sizes", "16,256,1024", "--sets", "128"]
@@ -54,7 +58,8 @@ def test_the_page_holds_what_it_must(page):
         "not misranked",
         fit.source["collection"],
         fit.provenance["created"],
-        "beside the paper's numbers",
+        "of its rivals,",
+        "Left out are “kappa log n, fitted” and “one constant, fitted”",
         "best constant in hindsight",
     ):
         assert part in words, part
@@ -91,9 +96,60 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
     assert "one constant, fitted" in words  # its rivals, fitted to the same rows
 
 
+def test_a_head_that_misranks_nothing_has_a_page_too(here):
+    call("report", "max-retrieval", "--out", "r.html", "--sizes", "2", "--sets", "32")
+    text = Text((here / "r.html").read_text(encoding="utf-8"))
+    assert text.tags.count("img") == 7  # all but the polynomial among misranked sets
+
+
+def test_a_fit_that_says_little_of_its_rows_has_a_page_too(here, toy_head, make_fit):
+    fit = replace(make_fit(), quality={"rows": {"rows": 5}}, path=here / "f.json")
+    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
+    comparison = compare(["toy"], [[make_score(16, rules), make_score(64, rules)]])
+    write_report(here / "r.html", fit, toy_head, comparison, 0)
+    assert "does not say which sets were left out" in (here / "r.html").read_text(encoding="utf-8")
+
+
+def test_a_masked_head_has_a_page_too(here, make_fit):
+    def mask(logits):
+        logits[:, logits.shape[1] // 2 :] = -np.inf
+
+    fit = replace(make_fit(), path=here / "f.json")
+    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
+    comparison = compare(["toy"], [[make_score(16, rules), make_score(64, rules)]])
+    write_report(here / "r.html", fit, ToyHead(spoil=mask), comparison, 0)
+    assert (here / "r.html").exists()
+
+
+def test_a_file_names_no_path_of_this_machine(here):
+    os.mkfifo("pipe.npz")
+    fit = replace(calibrate.load("max-retrieval"), name="f", path=None)
+    write = replace(fit, source=dict(fit.source) | {"head": "pipe.npz"})
+    Path("f.json").write_text(dumps(write), encoding="utf-8")
+    said = refusal("report", "./f.json", "--out", "r.html")
+    assert "made for head 'pipe.npz', which does not come with the package; give its" in said
+
+
+def test_a_yanked_fit_is_not_reported(here):
+    call("collect", "--sizes", "256,1024", "--sets", "512", "--out", "runs/a")
+    call("fit", "runs/a", "--name", "mine")
+    call("fits", "yank", "mine@1")
+    assert "no published fit is of the" in refusal("report", "runs/a", "--out", "a.html")
+
+
+def test_run_says_its_results_though_the_page_cannot_be_written(here):
+    (here / "fits/mine/1.html").mkdir(parents=True)
+    said = call("run", "--sizes", "256,1024", "--sets", "256", "--name", "mine")
+    assert "the report is not written: cannot write" in said.stderr
+    assert "calibrate.load(" in said.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["max-retrieval", "--out", "."], 2, "'.' is no .html file"),
+        (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
+        (["runs/none", "--out", "r.html"], 1, "runs/none holds no collection"),
         (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is no .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
         (["paper", "--out", "r.html"], 1, "names no head; say which to score: --head"),
@@ -101,6 +157,8 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
     ],
 )
 def test_refusals(here, arguments, code, message):
+    (here / "folder.html").mkdir()
+    (here / "runs/none").mkdir(parents=True)
     assert message in refusal("report", *arguments, code=code)
     assert not (here / "r.html").exists()
 
@@ -133,19 +191,22 @@ def test_in_a_browser(page, width, scheme):
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-def test_verdict_names_gains_losses_and_what_makes_no_difference():
-    scores = [
-        make_score(16, {"plain": 0.9, "paper": 0.9, "own": 0.9}),
-        make_score(64, {"plain": 0.5, "paper": 0.6, "own": 0.7}),
-        make_score(256, {"plain": 0.5, "paper": 0.6, "own": 0.8}),
-        make_score(1024, {"plain": 0.5, "paper": 0.5, "own": 0.4}),
-    ]
+def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
+    shares = {
+        16: (0.9, 0.9, 0.9, 0.9, 0.9),
+        64: (0.5, 0.6, 0.7, 0.7, 0.7),
+        256: (0.5, 0.6, 0.8, 0.8, 0.7),
+        1024: (0.5, 0.5, 0.4, 0.4, 0.4),
+    }
+    rules = ("plain", "paper", "own", "constant", "hard")
+    scores = [make_score(n, dict(zip(rules, x, strict=True))) for n, x in shares.items()]
     said = verdict(compare(["toy"], [scores]), "mine@2")
     assert said == (
         "mine@2 is right more often than plain softmax at n = 64 to 256, most at n = 256 (50.0 % "
         "to 80.0 %); it is right less often at n = 1,024, by up to 10.0 points; it makes no "
-        "measurable difference at n = 16; beside the paper's numbers it is better than them at "
-        "n = 64 to 256, worse than them at n = 1,024 and level elsewhere."
+        "measurable difference at n = 16; of its rivals, better: the paper's numbers (n = 1,024); "
+        "worse: the paper's numbers (n = 64 to 256) and hard attention (n = 256); not measurably "
+        "different: one constant, fitted."
     )
 
 
@@ -153,7 +214,7 @@ def test_verdict_without_any_difference():
     same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
     said = verdict(compare(["toy"], [[make_score(16, same), make_score(64, same)]]), "mine@1")
     assert said == (
-        "mine@1 is nowhere measurably better than plain softmax; beside the paper's numbers it is "
-        "level at every size."
+        "mine@1 is nowhere measurably better than plain softmax on 2,000 sets of a size; of its "
+        "rivals, not measurably different: the paper's numbers."
     )
     assert np.isnan(compare(["toy"], [[make_score(16, same)]]).p_plain).all()

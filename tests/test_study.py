@@ -1,11 +1,14 @@
 """Study: many heads, each with fits of its own, and nothing done twice."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from conftest import ToyHead
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.arrays import read_arrays, write_arrays
+from calibrate.files.scores import Outcome, add_scores, read_scores
 from calibrate.pipeline.rules import LABELS, LogSize
 from calibrate.pipeline.study import Calibration, study
 
@@ -90,7 +93,7 @@ def test_damaged_scores_are_refused(heads, here):
     run(heads[:1], here / "s")
     path = next((here / "s" / "scores").rglob("n64-*.npz"))
     arrays = read_arrays(path)
-    key = next(k for k in arrays if not k.endswith("/beta"))
+    key = next(k for k in arrays if not k.endswith("/beta") and k != "about")
     write_arrays(path, arrays | {key: arrays[key][:-1]})
     with pytest.raises(CalibrateError, match="is no score of 200 sets; delete the file"):
         run(heads[:1], here / "s")
@@ -99,7 +102,39 @@ def test_damaged_scores_are_refused(heads, here):
         run(heads[:1], here / "s")
 
 
-def test_another_calibration_in_the_same_folder_is_refused(heads, here):
+def test_another_calibration_lies_beside_the_first(heads, here):
+    first = run(heads[:1], here / "s")
+    other = run(heads[:1], here / "s", calibration=Calibration([64, 256, 1024], 601))
+    assert len(list((here / "s" / "collections").iterdir())) == 2
+    i = first.rules.index("hard")
+    np.testing.assert_array_equal(first.per_head[i], other.per_head[i])
+
+
+def test_scores_of_another_head_are_refused(heads, here):
+    """Two heads whose folders would have one name: the full fingerprint decides."""
     run(heads[:1], here / "s")
-    with pytest.raises(CalibrateError, match="sets is 600 there and 601 here"):
-        run(heads[:1], here / "s", calibration=Calibration([64, 256, 1024], 601))
+    for path in (here / "s" / "scores").rglob("*.npz"):
+        arrays = read_arrays(path)
+        about = arrays["about"].copy()
+        about[-1] ^= 1
+        write_arrays(path, arrays | {"about": about})
+    with pytest.raises(CalibrateError, match="scores of another head or version; delete"):
+        run(heads[:1], here / "s")
+
+
+def test_two_writers_lose_nothing(here):
+    path = here / "n8-sets9-seed0.npz"
+    outcomes = {f"rule {i}": Outcome(np.arange(9) > i, float(i)) for i in range(12)}
+    with ThreadPoolExecutor(4) as pool:
+        tasks = [pool.submit(add_scores, path, "f", 9, {k: v}) for k, v in outcomes.items()]
+        assert all(task.result() is None for task in tasks)
+    found = read_scores(path, "f", 9)
+    assert found.keys() == outcomes.keys()
+    for key, outcome in outcomes.items():
+        np.testing.assert_array_equal(found[key].correct, outcome.correct)
+        assert found[key].beta == outcome.beta
+
+
+def test_a_head_that_misranks_too_little_is_named(here):
+    with pytest.raises(QualityError, match="toy: 0 interior rows"):
+        run([SharpHead(0.0)], here / "s")

@@ -1,6 +1,7 @@
 """The command line: results on stdout, progress and messages on stderr."""
 
 import io
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -23,6 +24,9 @@ from calibrate.faces.options import (
 
 if TYPE_CHECKING:
     from calibrate.heads.training import Progress
+
+
+INTERRUPTED = 130  # exit code
 
 
 class _Commands(TyperGroup):
@@ -49,7 +53,7 @@ class _Commands(TyperGroup):
                 raise  # what has an exit code is Typer's own, a usage error for instance
             _stop(f"{type(error).__name__}: {error}; this is a bug: see it with --debug", 1)
         except KeyboardInterrupt:
-            _stop("interrupted; the same command carries on where it stopped", 130)
+            _stop("interrupted; the same command carries on where it stopped", INTERRUPTED)
 
 
 def _show_warning(message: Any, *where: Any, **also: Any) -> None:
@@ -81,7 +85,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 is no error
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            # JAX may be at work in other threads still, and crashes in an orderly exit.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
 
 
 HeadOption = Annotated[
@@ -146,14 +158,15 @@ def run(
     scores = steps.evaluate(chosen, n, sets, seed, rules)
     assert fit.coefficients.path is not None
     page = fit.coefficients.path.with_suffix(".html")
-    verdict = steps.report(page, fit.coefficients, chosen, scores, seed)
+    verdict, written = steps.report_if_possible(page, fit.coefficients, chosen, scores, seed)
     if as_json:
-        record = {"report": str(page), "verdict": verdict, "scores": tables.score_records(scores)}
-        print_json(tables.fit_record(fit, figure) | record)
+        said = {"report": written and str(written), "verdict": verdict}
+        record = tables.fit_record(fit, figure) | said
+        print_json(record | {"scores": tables.score_records(scores)})
         return
     tables.print_fit(fit, figure)
     tables.print_scores(scores, head=chosen.name, own=fit.coefficients.reference)
-    tables.print_verdict(verdict, page)
+    tables.print_verdict(verdict, written)
     tables.print_load_line(fit.coefficients)
 
 
@@ -220,13 +233,16 @@ def fit(
 @app.command()
 def evaluate(
     heads: Annotated[
-        str, typer.Option(help="max-retrieval-0..9, a list, or weights files (.npz).")
+        str,
+        typer.Option(
+            "--heads", "--head", help="max-retrieval-0..9, a list, or weights files (.npz)."
+        ),
     ] = "max-retrieval",
     sizes: SizesOption = "16..16384",
     sets: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=2,
             help="Held-out sets of each size and head "
             "[default: 32,768 up to n = 256, 4,096 up to 4,096, 1,024 above]",
         ),
@@ -237,9 +253,9 @@ def evaluate(
         "16..16384"
     ),
     fit_sets: Annotated[int, typer.Option(min=1, help="Sets of each of those sizes.")] = 1024,
-    out: Annotated[Path, typer.Option(help="Folder of collections and scores.")] = Path(
-        "runs/evaluation"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder of collections (about 100 MB a head) and scores.")
+    ] = Path("runs/evaluation"),
     store: Annotated[Path | None, typer.Option(help="Store to look for --fits in first.")] = None,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.")] = False,
@@ -253,15 +269,13 @@ def evaluate(
     Example: calibrate evaluate --heads max-retrieval-0..9 --sizes 16,64,256 --sets 256
     """
     from calibrate.faces import comparison_views, steps
-    from calibrate.files.store import load
     from calibrate.pipeline.study import Calibration
 
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other; give one of them")
     n, calibration = parse_sizes(sizes), Calibration(parse_sizes(fit_sizes), fit_sets)
     names = parse_heads(heads)
-    references = [word.strip() for word in fits.split(",") if word.strip()]
-    more = {reference: load(reference, store) for reference in references}
+    more = steps.load_fits(fits, store)
     chosen = [steps.load(name) for name in names]
     comparison = steps.compare_heads(chosen, n, sets, seed, calibration, out, more)
     if as_json:
@@ -270,6 +284,7 @@ def evaluate(
         print(comparison_views.comparison_csv(comparison), end="")
     else:
         comparison_views.print_comparison(comparison)
+        print(f"\nPublish a head's fit: calibrate fit {out / 'collections'}/HEAD... --name NAME")
 
 
 @app.command()
@@ -292,6 +307,7 @@ def report(
     Example: calibrate report max-retrieval --out report.html
     """
     from calibrate.faces import steps, tables
+    from calibrate.files.whole import check_writable
     from calibrate.pipeline.fit import solve_collection
     from calibrate.pipeline.rules import fitted_rules, fixed_rules, in_order
 
@@ -300,8 +316,11 @@ def report(
         raise typer.BadParameter(f"{str(out)!r} is no .html file")
     fit, collection = steps.find_fit(run_or_fit, store)
     chosen = steps.head_of(fit, head)
+    check_writable(out)
     fitted = fitted_rules(solve_collection(collection)) if collection else {}
     rules = in_order({**fixed_rules(), **fitted, "own": fit})
+    if fit == rules["paper"]:
+        del rules["paper"]  # it is the fit itself
     verdict = steps.report(out, fit, chosen, steps.evaluate(chosen, n, sets, seed, rules), seed)
     if as_json:
         print_json({"report": str(out), "verdict": verdict})

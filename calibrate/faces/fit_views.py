@@ -196,7 +196,7 @@ def guards(rule: Rule) -> str:
 
 def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
     """(how many, why) of the rows that did not make a fit, as far as the file says."""
-    if not {"rows", "misranked", "kept"} <= rows.keys():
+    if not {"rows", "misranked", "kept", "interior"} <= rows.keys():
         return []
     reasons = [
         (rows["rows"] - rows["misranked"], "not misranked"),

@@ -7,10 +7,9 @@ import numpy as np
 
 from calibrate.faces.plots import GATED, OURS, PAPER, SHADE
 from calibrate.files.coefficients import Coefficients
-from calibrate.maths.bounds import coefficient_bounds
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import beta_of_entropy
-from calibrate.pipeline.closeup import Closeup, estimated_dispersal, shares
+from calibrate.pipeline.closeup import Closeup, estimated_dispersal, reach, shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +27,8 @@ def heatmap_figure(closeups: Sequence[Closeup], fits: Sequence[Coefficients | No
     """
     from matplotlib.figure import Figure
 
-    shown = closeups[:N_PANELS]
+    chosen = np.linspace(0, len(closeups) - 1, min(N_PANELS, len(closeups))).round().astype(int)
+    shown = [closeups[i] for i in chosen]
     figure = Figure(figsize=(9.6, 0.7 + 1.9 * len(fits)), layout="constrained")
     axes = figure.subplots(len(fits), len(shown), squeeze=False)
     for row, fit in zip(axes, fits, strict=True):
@@ -135,20 +135,14 @@ def plot_reach(ax: "Axes", closeups: Sequence[Closeup]) -> "Axes":
     low, middle, high = np.array(got).T
     half = estimated_dispersal(closeups)
     n = np.geomspace(sizes[0], max(sizes[-1], 2), 200)
-    spread = max(float(np.ptp(np.where(np.isfinite(c.logits), c.logits, 0))) for c in closeups)
     ax.plot(sizes, middle, color=PAPER, marker="o", ms=4, label="measured: median, middle 80 %")
     ax.fill_between(sizes, low, high, color=PAPER, alpha=0.15, lw=0)
-    ax.plot(n, 1 / (1 + (n - 1) / (half - 1)), "--", color=OURS, lw=2, label="estimate")
-    ax.plot(n, coefficient_bounds(spread, n)[1], ":", color=SHADE, lw=2, label="Lemma 2.1: at most")
+    if 1 < half < np.inf:
+        estimate = 1 / (1 + (n - 1) / (half - 1))
+        ax.plot(n, estimate, "--", color=OURS, lw=2, label=f"estimate from n = {sizes[-1]:,}")
+    bounds = [found.highest_bound for found in reach(closeups)]
+    ax.plot(sizes, bounds, ":", color=SHADE, lw=2, label="Lemma 2.1: at most")
     ax.axhline(0.5, color="#777777", lw=0.8)
-    ax.annotate(
-        f"n* = {half:,.0f}",
-        (half, 0.5),
-        xytext=(8, 5),
-        textcoords="offset points",
-        color=OURS,
-        bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
-    )
     _sizes_axis(ax, sizes)
     ax.set(ylabel="coefficient of the target, plain softmax", ylim=(0, 1.05))
     ax.legend(framealpha=0.9, loc="upper right", bbox_to_anchor=(1, 0.93))

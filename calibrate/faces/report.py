@@ -19,6 +19,7 @@ from calibrate.pipeline.closeup import (
     Closeup,
     estimated_dispersal,
     look_closely,
+    measured_dispersal,
     misranked_rows,
     reach,
     shares,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 CLOSEUP_SETS = 128
+FITTED_RIVALS = ("kappa-log-n", "constant")  # they need the collection that the fit is made of
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
 
 
@@ -66,7 +68,8 @@ def write_report(
         highlights=_highlights(comparison, closeups, fit),
         sizes=comparison.sizes,
         sets=comparison.sets,
-        rules=_rule_rows(comparison),
+        rules=_rule_rows(comparison, fit.reference),
+        missing=[label(rule) for rule in FITTED_RIVALS if rule not in comparison.rules],
         pictures=_pictures(closeups, fit, comparison),
         lets_go=_draw(
             head_plots.plot_reach,
@@ -83,10 +86,10 @@ def write_report(
         left_out=left_out(fit.quality.get("rows", {})),
         rows=fit.quality.get("rows", {}),
         reach=reach(closeups),
-        dispersal=estimated_dispersal(closeups),
+        dispersal=_dispersal_in_words(closeups),
         closeup_sets=CLOSEUP_SETS,
         load_line=load_line(fit),
-        facts=[(name, value) for name, value in facts(fit)],
+        facts=list(facts(fit)),
         seed=seed,
     )
     write_whole(path, html.encode())
@@ -108,32 +111,52 @@ def _highlights(
     """(a figure, what it is): the page in three numbers."""
     plain, own = (comparison.accuracy[comparison.rules.index(r)] for r in ("plain", "own"))
     best = int(np.argmax(own - plain))
-    clamped = [share.below + share.above for share in shares(closeups, fit)]
+    found = shares(closeups, fit)
+    gated = 100 * np.mean([share.gated for share in found])
+    outside = 100 * np.mean([share.below + share.above for share in found])
+    clamped = "clamped at an end of the domain" if fit.rule.outside == "clamp" else "1 beyond it"
     return [
         (
             f"{100 * (own - plain)[best]:+.1f} points",
             f"of accuracy over plain softmax at n = {comparison.sizes[best]:,}, the largest gain "
             f"({100 * plain[best]:.1f} % to {100 * own[best]:.1f} %)",
         ),
+        _letting_go(closeups),
         (
-            f"n* = {estimated_dispersal(closeups):,.0f}",
-            "items: from there on the target gets less than half of plain softmax's attention",
-        ),
-        (
-            f"{100 * np.mean(clamped):.1f} %",
-            "of the sets have an entropy outside the domain of the fit, all sizes alike",
+            f"{100 - gated - outside:.0f} %",
+            f"of the sets lie in the domain of the fit; for {outside:.1f} % beta is {clamped}, and "
+            f"for {gated:.0f} % it is 1, as their entropy is low (mean over the sizes)",
         ),
     ]
 
 
-def _rule_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def _letting_go(closeups: Sequence[Closeup]) -> tuple[str, str]:
+    """Where the target loses half of the attention: as measured, or else as estimated."""
+    measured = measured_dispersal(closeups)
+    where = "items plain softmax gives the target less than half of its attention, in half the sets"
+    if measured is not None:
+        return f"from {measured:,.0f}", where
+    longest = max(closeup.size for closeup in closeups)
+    estimate = estimated_dispersal(closeups)
+    return f"from {estimate:,.0f}", f"{where} (an estimate from sets of {longest:,})"
+
+
+def _dispersal_in_words(closeups: Sequence[Closeup]) -> str:
+    measured, longest = measured_dispersal(closeups), max(c.size for c in closeups)
+    seen = "not within these sizes" if measured is None else f"about {measured:,.0f} items"
+    return f"measured: {seen}; estimated from sets of {longest:,} items: n* = " + (
+        f"{estimated_dispersal(closeups):,.0f}"
+    )
+
+
+def _rule_rows(comparison: Comparison, own: str) -> list[dict[str, Any]]:
     """Per rule, cells of (accuracy, its error, p against plain softmax) as they are printed."""
     best = comparison.accuracy[[r != "hindsight" for r in comparison.rules]].max(axis=0)
     return [
         {
-            "label": label(rule),
+            "label": label(rule, own),
             "own": rule == "own",
-            "ceiling": rule == "hindsight",
+            "yardstick": rule == "hindsight",
             "cells": [
                 {
                     "accuracy": f"{100 * comparison.accuracy[i, k]:.1f}",
@@ -151,18 +174,16 @@ def _rule_rows(comparison: Comparison) -> list[dict[str, Any]]:
 def _pictures(
     closeups: Sequence[Closeup], fit: Coefficients, comparison: Comparison
 ) -> list[Picture]:
-    rows = misranked_rows(closeups)
     fits = {"plain softmax": None, "the paper's numbers": paper(), fit.reference: fit}
     pictures = [
-        _draw(score_plots.plot_accuracy, comparison, title="Accuracy against set size",
-              caption="The share of sets that the head gets right, with bands of two standard "
-              "errors. The best constant in hindsight is a ceiling that nobody can deploy."),
-        _draw(score_plots.plot_gain, comparison, title="Gain against set size",
-              caption="The same, less the accuracy of plain softmax: what tells the rules apart."),
-        _draw(plots.plot_fit, rows, fit, paper(), title="The polynomial",
-              caption="Each dot is a set that the head misranks and that no fit has seen, at the "
-              "temperature that would serve its target best. Sets of one entropy want very "
-              "different temperatures; the curve is a compromise between them."),
+        _draw(score_plots.plot_accuracy, comparison, fit.reference,
+              title="Accuracy against set size",
+              caption="The share of sets that the head gets right; bands of two standard errors "
+              "around plain softmax and this fit."),
+        _draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
+              caption="The same, less the accuracy of plain softmax on the same sets: what tells "
+              "the rules apart."),
+        *_polynomial_picture(closeups, fit),
         _draw(head_plots.plot_beta_applied, closeups, fit, title="Beta applied",
               caption="The inverse temperature that this fit gives to sets of each size (dots are "
               "spread a little for legibility). Beyond the domain the curve is "
@@ -182,6 +203,24 @@ def _pictures(
         wide=True,
     )
     return [*pictures, heatmap]
+
+
+def _polynomial_picture(closeups: Sequence[Closeup], fit: Coefficients) -> list[Picture]:
+    """The fit among misranked sets; nothing if there are none."""
+    rows = misranked_rows(closeups)
+    if not len(rows.interior().beta):
+        return []
+    explained = fit.quality.get("residuals", {}).get("beta_r_squared")
+    share = "" if explained is None else (
+        f" On the rows of the fit, entropy explains {100 * max(explained, 0):.0f} % of the "
+        "variance of the optimal beta."
+    )  # fmt: skip
+    caption = (
+        f"Each dot is one of {CLOSEUP_SETS} other sets of each size, one that the head misranks, "
+        "at the temperature that serves its target best. Sets of one entropy want very different "
+        f"temperatures; the curve is a compromise between them.{share}"
+    )
+    return [_draw(plots.plot_fit, rows, fit, paper(), title="The polynomial", caption=caption)]
 
 
 def _draw(draw: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:

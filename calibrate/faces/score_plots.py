@@ -6,7 +6,7 @@ import numpy as np
 
 from calibrate.faces.plots import OURS, PAPER
 from calibrate.pipeline.compare import Comparison
-from calibrate.pipeline.rules import label
+from calibrate.pipeline.rules import LABELS, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,45 +24,46 @@ STYLES = {
     "hard": ("#777777", "*", "-."),
     "hindsight": ("#777777", "_", "-"),
 }
+BANDS = ("plain", "own")  # of all rules they would hide each other
 OTHERS = (("#999933", "h", "--"), ("#882255", "p", "--"), ("#44AA99", "d", "--"))
 
 
-def plot_accuracy(ax: "Axes", comparison: Comparison) -> "Axes":
+def plot_accuracy(ax: "Axes", comparison: Comparison, own: str = LABELS["own"]) -> "Axes":
     """Accuracy against set size, with bands of two standard errors; legend below."""
-    return _plot_rules(ax, comparison, 0 * comparison.accuracy[0], "accuracy (%)")
+    _plot_rules(ax, comparison, comparison.accuracy, comparison.error, own)
+    ax.set_ylabel("accuracy (%)")
+    return ax
 
 
-def plot_gain(ax: "Axes", comparison: Comparison) -> "Axes":
-    """Accuracy less that of plain softmax, in points; legend below."""
-    plain = comparison.accuracy[comparison.rules.index("plain")]
-    _plot_rules(ax, comparison, plain, "accuracy, points above plain softmax", bands=False)
-    ax.axhline(0, color=PAPER, lw=0.8)
+def plot_gain(ax: "Axes", comparison: Comparison, own: str = LABELS["own"]) -> "Axes":
+    """Accuracy less that of plain softmax, in points, with bands as above; legend below."""
+    _plot_rules(ax, comparison, comparison.gain, comparison.gain_error, own)
+    ax.set_ylabel("accuracy, points above plain softmax")
     return ax
 
 
 def _plot_rules(
-    ax: "Axes", comparison: Comparison, base: np.ndarray, quantity: str, bands: bool = True
-) -> "Axes":
+    ax: "Axes", comparison: Comparison, values: np.ndarray, errors: np.ndarray, own: str
+) -> None:
     styles = [STYLES.get(rule) for rule in comparison.rules]
     others = iter(OTHERS * len(styles))
     for i, rule in enumerate(comparison.rules):
         colour, marker, dash = styles[i] or next(others)
-        middle, error = 100 * (comparison.accuracy[i] - base), 200 * comparison.error[i]
+        middle, error = 100 * values[i], 200 * errors[i]
         ax.plot(
             comparison.sizes, middle, dash, color=colour, marker=marker, ms=5, lw=1.4,
-            label=label(rule), zorder=3 if rule == "own" else 2,
+            label=label(rule, own), zorder=3 if rule == "own" else 2,
         )  # fmt: skip
-        if bands:
+        if rule in BANDS:
             ax.fill_between(
-                comparison.sizes, middle - error, middle + error, color=colour, alpha=0.1, lw=0
+                comparison.sizes, middle - error, middle + error, color=colour, alpha=0.2, lw=0
             )
     ax.set_xscale("log", base=2)
     ax.set_xticks(comparison.sizes, [f"{n:,}" for n in comparison.sizes], rotation=45)
     ax.minorticks_off()
-    ax.set(xlabel="set size n", ylabel=quantity)
+    ax.set_xlabel("set size n")
     ax.grid(alpha=0.25, lw=0.5)
     handles = ax.get_legend_handles_labels()
     figure = ax.get_figure(root=True)
     if figure is not None:
         figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    return ax

@@ -10,12 +10,13 @@ from calibrate.faces.console import stderr
 from calibrate.faces.plots import save_fit_figure
 from calibrate.faces.progress import Steps
 from calibrate.faces.report import write_report
+from calibrate.faces.verdict import verdict
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import MANIFEST, Collection, open_collection
 from calibrate.files.publishing import publish, writing_store
-from calibrate.files.store import hold, names, published_store, stores
+from calibrate.files.store import hold, is_path, names, published_store, stores
 from calibrate.files.store import load as load_fit
-from calibrate.heads import Head, load_head
+from calibrate.heads import Head, is_built_in, load_head
 from calibrate.pipeline import collect as collecting
 from calibrate.pipeline import evaluate as evaluating
 from calibrate.pipeline.compare import Comparison, compare
@@ -64,7 +65,7 @@ def fit(
     coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)
     if not written:
         stderr.print(f"{coefficients.reference} says the same; no new version is written")
-    elif name in names(published_store()):
+    elif name in names(published_store()) and not _is_published(coefficients):
         stderr.print(f"a fit named {name!r} comes with the package too; yours hides it here")
     fitted = fitted._replace(coefficients=coefficients)
     assert coefficients.path is not None
@@ -76,6 +77,12 @@ def fit(
         stderr.print(f"the figure is not drawn: {error}")
         return fitted, None
     return fitted, drawn
+
+
+def _is_published(coefficients: Coefficients) -> bool:
+    """Whether a fit lies among those of the package itself, as in a clone."""
+    assert coefficients.path is not None
+    return coefficients.path.resolve().is_relative_to(published_store().resolve())
 
 
 def evaluate(
@@ -91,9 +98,20 @@ def evaluate(
 def report(
     path: Path, fit: Coefficients, head: Head, scores: list[evaluating.Score], seed: int
 ) -> str:
-    """Writes the report beside the scores that it shows; returns its verdict."""
+    """Writes the report on one head's scores; returns its verdict."""
     stderr.print(f"drawing the report {path}")
     return write_report(path, fit, head, compare([head.name], [scores]), seed)
+
+
+def report_if_possible(
+    path: Path, fit: Coefficients, head: Head, scores: list[evaluating.Score], seed: int
+) -> tuple[str, Path | None]:
+    """The verdict, and the page if it could be written."""
+    try:
+        return report(path, fit, head, scores, seed), path
+    except CalibrateError as error:  # the fit is published and scored: say so all the same
+        stderr.print(f"the report is not written: {error}")
+        return verdict(compare([head.name], [scores]), fit.reference), None
 
 
 def compare_heads(
@@ -106,6 +124,12 @@ def compare_heads(
     more: Mapping[str, ScoredRule],
 ) -> Comparison:
     """Collects from, fits and scores every head, with a line per head and set size."""
+    alike = {head.fingerprint: head.name for head in heads}
+    if len(alike) < len(heads):
+        raise CalibrateError(
+            f"{', '.join(head.name for head in heads)}: the same head twice would count twice; "
+            "name each once"
+        )
     n_units = sum(len(plan_units(size, calibration.sets)) for size in set(calibration.sizes))
     with Steps("comparing", len(heads) * (n_units + len(set(sizes)))) as steps:
         return study(
@@ -124,7 +148,7 @@ def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collecti
       CalibrateError: there is no such fit, or the collection is damaged.
     """
     folder = Path(reference)
-    if (folder / MANIFEST).exists():
+    if folder.is_dir() and (is_path(reference) or (folder / MANIFEST).exists()):
         collection = open_collection(folder)
         return _fit_of(collection, store), collection
     coefficients = load_fit(reference, store)
@@ -132,19 +156,20 @@ def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collecti
 
 
 def _fit_of(collection: Collection, store: Path | None) -> Coefficients:
-    """The newest published fit of a collection."""
-    for place in stores(store):
-        for name in names(place):
-            held = hold(place, name)
-            for version in reversed(held.versions):
-                with contextlib.suppress(CoefficientsError):  # a damaged one is not the one
-                    coefficients = held.read(version)
-                    if coefficients.source.get("collection") == collection.digest:
-                        return coefficients
-    raise CalibrateError(
-        f"no published fit is of the collection {collection.folder}; "
-        f"make one with `calibrate fit {collection.folder} --name NAME`"
-    )
+    """The newest published fit of a collection that is not yanked."""
+    found = []
+    for held in (hold(place, name) for place in stores(store) for name in names(place)):
+        for version in set(held.versions) - held.history.yanked:
+            with contextlib.suppress(CoefficientsError):  # a damaged one is not the one
+                coefficients = held.read(version)
+                if coefficients.source.get("collection") == collection.digest:
+                    found.append(coefficients)
+    if not found:
+        raise CalibrateError(
+            f"no published fit is of the collection {collection.folder}; "
+            f"make one with `calibrate fit {collection.folder} --name NAME`"
+        )
+    return max(found, key=lambda fit: (fit.provenance.get("created", ""), fit.version))
 
 
 def _collection_of(coefficients: Coefficients) -> Collection | None:
@@ -154,6 +179,20 @@ def _collection_of(coefficients: Coefficients) -> Collection | None:
             if collection.digest == coefficients.source.get("collection"):
                 return collection
     return None
+
+
+def load_fits(references: str, store: Path | None) -> dict[str, ScoredRule]:
+    """Fits by "REF,...", named NAME@VERSION: no built-in rule is called so.
+
+    Raises:
+      CoefficientsError: there is no such fit, or it has an entry per head.
+    """
+    found: dict[str, ScoredRule] = {}
+    for reference in filter(None, map(str.strip, references.split(","))):
+        fit = load_fit(reference, store)
+        assert fit.only  # raises if there are several entries
+        found[fit.reference if fit.reference not in found else f"{reference}@"] = fit
+    return found
 
 
 def head_of(coefficients: Coefficients, reference: str | None) -> Head:
@@ -166,6 +205,11 @@ def head_of(coefficients: Coefficients, reference: str | None) -> Head:
     if named is None:
         raise CalibrateError(
             f"{coefficients.reference} names no head; say which to score: --head max-retrieval"
+        )
+    if not reference and not is_built_in(named):  # a file says no path of this machine
+        raise CalibrateError(
+            f"{coefficients.reference} was made for head {named!r}, which does not come with the "
+            "package; give its weights file with --head FILE.npz"
         )
     head = load(named)
     if coefficients.fingerprint not in (None, head.fingerprint):

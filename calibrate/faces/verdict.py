@@ -5,19 +5,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from calibrate.pipeline.compare import Comparison
+from calibrate.pipeline.rules import label
 
 SIGNIFICANT = 0.01
+RIVALS = ("paper", "log-n", "kappa-log-n", "constant", "hard")
 
 
 def verdict(comparison: Comparison, name: str) -> str:
-    """One sentence on the rule "own", called `name`, from its accuracies and paired tests."""
-    plain, own, paper = (
-        comparison.accuracy[comparison.rules.index(rule)] for rule in ("plain", "own", "paper")
-    )
+    """One sentence on the rule "own", called `name`: beside plain softmax, and its rivals.
+
+    "Measurably" is p < 0.01 of a paired t-test at one size.
+    """
     i = comparison.rules.index("own")
-    gain = own - plain
+    plain = comparison.accuracy[comparison.rules.index("plain")]
+    own, gain, sizes = comparison.accuracy[i], comparison.gain[i], comparison.sizes
     better, worse = _split(gain, comparison.p_plain[i])
-    sizes = comparison.sizes
     if better.any():
         best = int(np.argmax(np.where(better, gain, -np.inf)))
         parts = [
@@ -25,7 +27,10 @@ def verdict(comparison: Comparison, name: str) -> str:
             f"n = {sizes[best]:,} ({100 * plain[best]:.1f} % to {100 * own[best]:.1f} %)"
         ]
     else:
-        parts = [f"{name} is nowhere measurably better than plain softmax"]
+        fewest = min(comparison.sets)
+        parts = [
+            f"{name} is nowhere measurably better than plain softmax on {fewest:,} sets of a size"
+        ]
     if worse.any():
         most = int(np.argmin(np.where(worse, gain, np.inf)))
         parts.append(
@@ -35,20 +40,31 @@ def verdict(comparison: Comparison, name: str) -> str:
     same = ~better & ~worse
     if better.any() and same.any():
         parts.append(f"it makes no measurable difference at {_ranges(sizes, same)}")
-    return "; ".join([*parts, _beside_the_paper(comparison, own - paper)]) + "."
+    parts.append(_beside_rivals(comparison))
+    return "; ".join(filter(None, parts)) + "."
 
 
-def _beside_the_paper(comparison: Comparison, gain: np.ndarray) -> str:
-    better, worse = _split(gain, comparison.p_paper[comparison.rules.index("own")])
-    parts = [
-        f"{word} them at {_ranges(comparison.sizes, where)}"
-        for word, where in (("better than", better), ("worse than", worse))
-        if where.any()
-    ]
-    if not parts:
-        return "beside the paper's numbers it is level at every size"
-    rest = "" if (better | worse).all() else " and level elsewhere"
-    return f"beside the paper's numbers it is {', '.join(parts)}{rest}"
+def _beside_rivals(comparison: Comparison) -> str:
+    """Which of the rules that need no polynomial of this head are better, worse, or neither."""
+    own = comparison.accuracy[comparison.rules.index("own")]
+    ahead: list[str] = []
+    behind: list[str] = []
+    level: list[str] = []
+    for rule in (rule for rule in RIVALS if rule in comparison.rules):
+        i = comparison.rules.index(rule)
+        better, worse = _split(comparison.accuracy[i] - own, comparison.p_own[i])
+        for where, found in ((better, ahead), (worse, behind)):
+            if where.any():
+                found.append(f"{label(rule)} ({_ranges(comparison.sizes, where)})")
+        if not (better | worse).any():
+            level.append(label(rule))
+    words = (("better", ahead), ("worse", behind), ("not measurably different", level))
+    said = "; ".join(f"{word}: {_listed(names)}" for word, names in words if names)
+    return said and f"of its rivals, {said}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _split(gain: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -68,5 +84,4 @@ def _ranges(sizes: Sequence[int], where: np.ndarray) -> str:
     words = [
         f"{sizes[run[0]]:,}" + (f" to {sizes[run[-1]]:,}" if len(run) > 1 else "") for run in runs
     ]
-    listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-    return f"n = {listed}"
+    return f"n = {_listed(words)}"

@@ -1,7 +1,8 @@
 """Scores on disk: which sets a head got right, one npz file per head and set size.
 
-A file is named for the number of sets and their seed, and holds, per rule, one bit per set
-(packed, lowest set first) and "RULE/beta", the constant that a rule chose itself (else NaN).
+A file is named for the number of sets and their seed, and holds `about`, the head's fingerprint and
+the version of this layout; and per rule one bit per set (packed, lowest set first), and
+"RULE/beta", the constant that the rule chose itself (else NaN).
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,9 @@ from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays, write_arrays
-from calibrate.files.whole import remove_leftovers
+from calibrate.files.whole import locked, remove_leftovers
+
+LAYOUT = "calibrate.scores 1"
 
 
 class Outcome(NamedTuple):
@@ -28,15 +31,21 @@ def scores_path(folder: Path, size: int, sets: int, seed: int) -> Path:
     return folder / f"n{size}-sets{sets}-seed{seed}.npz"
 
 
-def read_scores(path: Path, sets: int) -> dict[str, Outcome]:
+def read_scores(path: Path, fingerprint: str, sets: int) -> dict[str, Outcome]:
     """Every rule's outcome so far; none if there is no file.
 
     Raises:
-      CalibrateError: the file is damaged.
+      CalibrateError: the file is damaged, or of another head.
     """
     if not path.exists():
         return {}
     arrays = read_arrays(path)
+    about = arrays.pop("about", np.empty(0, np.uint8))
+    if about.tobytes() != _about(fingerprint):
+        raise CalibrateError(
+            f"{path} holds scores of another head or version; delete the file, or choose "
+            "another folder"
+        )
     outcomes = {}
     for key in arrays:
         if key.endswith("/beta"):
@@ -50,11 +59,16 @@ def read_scores(path: Path, sets: int) -> dict[str, Outcome]:
     return outcomes
 
 
-def write_scores(path: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Writes every rule's outcome, whole or not at all."""
-    remove_leftovers(path.parent, path.name)
-    arrays: dict[str, ArrayLike] = {}
-    for key, outcome in outcomes.items():
-        arrays[key] = np.packbits(outcome.correct)
-        arrays[f"{key}/beta"] = np.float64(outcome.beta)
-    write_arrays(path, arrays)
+def add_scores(path: Path, fingerprint: str, sets: int, outcomes: Mapping[str, Outcome]) -> None:
+    """Adds outcomes to those that are there, whole or not at all; processes take turns."""
+    with locked(path.parent):
+        remove_leftovers(path.parent, path.name)
+        arrays: dict[str, ArrayLike] = {"about": np.frombuffer(_about(fingerprint), np.uint8)}
+        for key, outcome in {**read_scores(path, fingerprint, sets), **outcomes}.items():
+            arrays[key] = np.packbits(outcome.correct)
+            arrays[f"{key}/beta"] = np.float64(outcome.beta)
+        write_arrays(path, arrays)
+
+
+def _about(fingerprint: str) -> bytes:
+    return f"{LAYOUT}|{fingerprint}".encode()

@@ -118,6 +118,22 @@ def make_folder(folder: Path) -> None:
     _sync(folder.parent)
 
 
+def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
+    """Makes a file's folder: what takes long should not fail in its last step.
+
+    Raises:
+      error: the folder cannot be made or written, or `path` is one.
+    """
+    try:
+        make_folder(path.parent)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as failure:
+        raise unwritable(path, failure, error) from failure
+
+
 def remove_leftovers(folder: Path, pattern: str) -> None:
     """Removes what killed processes left of their attempts to write such files in a folder.
 

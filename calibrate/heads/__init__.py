@@ -22,7 +22,7 @@ class Head(Protocol):
     """
 
     name: str
-    fingerprint: str  # "sha256:..." of what determines its logits
+    fingerprint: str  # "sha256:..." of what determines its logits, and whether it is right
 
     def sample(self, seed: int, size: int, count: int) -> Any:
         """Draws `count` inputs of `size` items; has `.target`, int (count,).
@@ -54,6 +54,11 @@ def load_head(reference: str) -> Head:
             "or the path of a weights file (.npz) that `calibrate train` made"
         )
     return max_retrieval.load_head(path.stem, path)
+
+
+def is_built_in(reference: str) -> bool:
+    """Whether a name is that of a head whose weights come with the package."""
+    return _BUILT_IN.fullmatch(reference) is not None
 
 
 def built_in_heads() -> list[str]:

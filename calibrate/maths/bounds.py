@@ -60,7 +60,8 @@ def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np
     """
     z = np.asarray(logits, float)
     at_target = np.take_along_axis(z, np.asarray(target)[:, None], axis=1)
-    others = np.exp(z - at_target)
+    with np.errstate(over="ignore"):  # a target far below another item: n* is 1
+        others = np.exp(z - at_target)
     np.put_along_axis(others, np.asarray(target)[:, None], 0, axis=1)
     n_others = np.isfinite(z).sum(axis=1) - 1
     with np.errstate(divide="ignore"):  # a target far above the others never lets go

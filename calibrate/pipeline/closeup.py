@@ -11,10 +11,10 @@ from calibrate.maths import solver
 from calibrate.maths.bounds import coefficient_bounds, dispersal_size
 from calibrate.maths.reference import entropy, softmax
 from calibrate.maths.rule import beta_of_entropy
-from calibrate.pipeline.evaluate import STREAM
 from calibrate.pipeline.fit import Rows
 from calibrate.pipeline.units import Unit, attended_pieces
 
+STREAM = "closeup"
 N_LARGEST = 16
 
 
@@ -45,7 +45,7 @@ class Closeup(NamedTuple):
 
 
 def look_closely(head: Head, sizes: Sequence[int], sets: int, seed: int) -> list[Closeup]:
-    """Runs the head over a few sets of each size, drawn from the stream that no fit has seen."""
+    """Runs the head over a few sets of each size, drawn from a stream that no fit has seen."""
     return [_look(head, size, sets, seed) for size in sorted(set(sizes))]
 
 
@@ -97,7 +97,7 @@ class Reach(NamedTuple):
     spread: float  # largest of the rows: largest logit less smallest
     spread_bound: float | None  # the same by Proposition 3.1
     highest: float  # largest coefficient of any row
-    highest_bound: float  # the same by Lemma 2.1, from the observed spread
+    highest_bound: float  # the same by Lemma 2.1, from the rows' spread and unmasked items
     target: float  # median coefficient of the target
 
 
@@ -107,6 +107,7 @@ def reach(closeups: Sequence[Closeup]) -> list[Reach]:
     for closeup in closeups:
         finite = np.where(np.isfinite(closeup.logits), closeup.logits, np.nan)
         spread = np.nanmax(finite, axis=1) - np.nanmin(finite, axis=1)
+        n_items = np.isfinite(closeup.logits).sum(axis=1)
         bound = closeup.spread_bound
         found.append(
             Reach(
@@ -114,7 +115,7 @@ def reach(closeups: Sequence[Closeup]) -> list[Reach]:
                 spread=float(spread.max()),
                 spread_bound=None if bound is None else float(bound.max()),
                 highest=float(closeup.coefficients(None).max()),
-                highest_bound=float(coefficient_bounds(spread, closeup.size)[1].max()),
+                highest_bound=float(coefficient_bounds(spread, n_items)[1].max()),
                 target=float(np.median(closeup.target_coefficient(None))),
             )
         )
@@ -122,9 +123,24 @@ def reach(closeups: Sequence[Closeup]) -> list[Reach]:
 
 
 def estimated_dispersal(closeups: Sequence[Closeup], eps: float = 0.5) -> float:
-    """The size from which on the target gets less than eps in half of the sets."""
+    """The size from which on the target gets less than eps in half of the sets.
+
+    Estimated from the longest sets: the longer they are, the better.
+    """
     largest = max(closeups, key=lambda closeup: closeup.size)
     return float(np.median(dispersal_size(largest.logits, largest.target, eps)))
+
+
+def measured_dispersal(closeups: Sequence[Closeup], eps: float = 0.5) -> float | None:
+    """The same as it is seen, between two sizes that bracket it; None if none do."""
+    medians = [float(np.median(closeup.target_coefficient(None))) for closeup in closeups]
+    for i in range(len(closeups) - 1):
+        before, after = medians[i], medians[i + 1]
+        if before >= eps > after:
+            share = (before - eps) / (before - after)
+            low, high = np.log([closeups[i].size, closeups[i + 1].size])
+            return float(np.exp(low + share * (high - low)))
+    return None
 
 
 class Share(NamedTuple):

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.pipeline.evaluate import Score
+from calibrate.pipeline.evaluate import Score, standard_error
 
 N_RESAMPLES = 10_000
+FEWEST_HEADS = 5  # resampling fewer says nothing of their spread
+ROUNDING = 1e-12
 INTERVAL = (2.5, 97.5)  # per cent
 
 
@@ -27,7 +29,10 @@ class Comparison(NamedTuple):
     accuracy: np.ndarray  # mean over heads
     error: np.ndarray  # its standard error
     p_plain: np.ndarray  # two-sided paired t-test against plain softmax
-    p_paper: np.ndarray  # and against the paper's numbers
+    p_paper: np.ndarray  # against the paper's numbers
+    p_own: np.ndarray  # and against the head's own fit
+    gain: np.ndarray  # mean accuracy less that of plain softmax on the same sets
+    gain_error: np.ndarray  # its standard error
     headroom: np.ndarray  # share of what hindsight gains over plain softmax
     headroom_low: np.ndarray
     headroom_high: np.ndarray
@@ -37,8 +42,9 @@ class Comparison(NamedTuple):
 def compare(heads: Sequence[str], scores: Sequence[Sequence[Score]]) -> Comparison:
     """Scores of several heads at the same sizes and under the same rules, side by side.
 
-    The ceiling's own accuracy counts the sets that did not choose it, and so does every rule's
-    where headroom is concerned: all accuracies in one ratio are over the same sets.
+    What is chosen in hindsight gains what it gains on the sets that did not choose it; its accuracy
+    is that of plain softmax on all sets, and this gain. Where headroom is concerned, every rule is
+    scored on those sets alone: all accuracies in one ratio are over the same sets.
 
     Args:
       heads: names.
@@ -46,8 +52,9 @@ def compare(heads: Sequence[str], scores: Sequence[Sequence[Score]]) -> Comparis
     """
     first = scores[0]
     rules = [rule for rule in first[0].correct if all(rule in h[0].correct for h in scores)]
-    per_head = np.array([[[_accuracy(s, rule) for s in head] for head in scores] for rule in rules])
+    per_head = np.array([[[s.accuracy(rule) for s in head] for head in scores] for rule in rules])
     tests = np.array([[_against(scores, rule, i) for i in range(len(first))] for rule in rules])
+    gains = np.array([[_gain(scores, rule, i) for i in range(len(first))] for rule in rules])
     rooms = np.array([[_headroom(scores, rule, i) for i in range(len(first))] for rule in rules])
     return Comparison(
         heads=list(heads),
@@ -60,6 +67,9 @@ def compare(heads: Sequence[str], scores: Sequence[Sequence[Score]]) -> Comparis
         error=_errors(scores, per_head, rules),
         p_plain=tests[..., 0],
         p_paper=tests[..., 1],
+        p_own=tests[..., 2],
+        gain=gains[..., 0],
+        gain_error=gains[..., 1],
         headroom=rooms[..., 0],
         headroom_low=rooms[..., 1],
         headroom_high=rooms[..., 2],
@@ -67,54 +77,50 @@ def compare(heads: Sequence[str], scores: Sequence[Sequence[Score]]) -> Comparis
     )
 
 
-def _scored(score: Score, rule: str) -> np.ndarray:
-    """The sets that a rule may be scored on."""
-    return score.correct[rule][score.chosen_on if rule == "hindsight" else 0 :]
-
-
-def _accuracy(score: Score, rule: str) -> float:
-    return float(_scored(score, rule).mean())
+def _gain(scores: Sequence[Sequence[Score]], rule: str, i: int) -> tuple[float, float]:
+    """(gain over plain softmax at the i-th size, its standard error), paired."""
+    if "plain" not in scores[0][i].correct:
+        return np.nan, np.nan
+    own, plain = _samples(scores, rule, i, "plain"), _samples(scores, "plain", i, rule)
+    return float((own - plain).mean()), standard_error(own - plain)
 
 
 def _errors(
     scores: Sequence[Sequence[Score]], per_head: np.ndarray, rules: list[str]
 ) -> np.ndarray:
-    n_heads = per_head.shape[1]
-    if n_heads > 1:
-        return per_head.std(axis=1, ddof=1) / np.sqrt(n_heads)
-    return np.array(
-        [[_scored(s, rule).std() / np.sqrt(len(_scored(s, rule))) for s in scores[0]]
-         for rule in rules]
-    )  # fmt: skip
+    if per_head.shape[1] > 1:
+        return np.apply_along_axis(standard_error, 1, per_head)
+    return np.array([[score.standard_error(rule) for score in scores[0]] for rule in rules])
 
 
 def _against(scores: Sequence[Sequence[Score]], rule: str, i: int) -> tuple[float, ...]:
-    """p of a rule against plain softmax and against the paper's numbers, at the i-th size."""
+    """p of a rule against plain softmax, the paper's numbers and the own fit, at the i-th size."""
     return tuple(
-        _paired_p(*(_samples(scores, name, i, rule) for name in (rule, other)))
+        _paired_p(_samples(scores, rule, i, other), _samples(scores, other, i, rule))
         if other in scores[0][i].correct and other != rule
         else np.nan
-        for other in ("plain", "paper")
+        for other in ("plain", "paper", "own")
     )
 
 
 def _samples(scores: Sequence[Sequence[Score]], rule: str, i: int, like: str) -> np.ndarray:
     """What a paired test compares: accuracies of heads, or the sets of the only one."""
-    start = scores[0][i].chosen_on if like == "hindsight" else 0
     if len(scores) == 1:
-        return scores[0][i].correct[rule][start:].astype(float)
-    return np.array([head[i].correct[rule][start:].mean() for head in scores])
+        return scores[0][i].scored(rule, like)
+    return np.array([head[i].scored(rule, like).mean() for head in scores])
 
 
 def _paired_p(a: np.ndarray, b: np.ndarray) -> float:
     from scipy.stats import ttest_rel
 
-    # With one pair, or differences that do not vary but by rounding, there is no test.
-    return float(ttest_rel(a, b).pvalue) if len(a) > 1 and np.ptp(a - b) > 1e-12 else np.nan
+    difference = a - b
+    if len(a) < 2 or np.abs(difference).max() < ROUNDING:
+        return np.nan  # one pair, or no difference, and so no test
+    return float(ttest_rel(a, b).pvalue) if np.ptp(difference) > ROUNDING else 0.0
 
 
 def _headroom(scores: Sequence[Sequence[Score]], rule: str, i: int) -> tuple[float, float, float]:
-    """(share of the ceiling's gain, its 95 % interval), NaN where the ceiling gains nothing."""
+    """(share of hindsight's gain, its 95 % interval), NaN where hindsight gains nothing."""
     if not {"plain", "hindsight"} <= set(scores[0][i].correct):
         return (np.nan,) * 3
     gains = [_gains(head[i], rule) for head in scores]
@@ -123,17 +129,17 @@ def _headroom(scores: Sequence[Sequence[Score]], rule: str, i: int) -> tuple[flo
     low, high = np.percentile(resampled[:, 1], INTERVAL)
     if not low > 0 or rule == "plain":
         return (np.nan,) * 3
-    share = resampled[:, 0] / np.where(resampled[:, 1] > 0, resampled[:, 1], np.nan)
-    low, high = np.nanpercentile(share, INTERVAL)
-    return float(estimate[0] / estimate[1]), float(low), float(high)
+    share = float(estimate[0] / estimate[1])
+    if 1 < len(scores) < FEWEST_HEADS:
+        return share, np.nan, np.nan
+    shares = resampled[:, 0] / np.where(resampled[:, 1] > 0, resampled[:, 1], np.nan)
+    low, high = np.nanpercentile(shares, INTERVAL)
+    return share, float(low), float(high)
 
 
 def _gains(score: Score, rule: str) -> np.ndarray:
-    """(sets, 2): what a rule, and what the ceiling, adds to plain softmax on each set."""
-    plain, *others = (
-        score.correct[name][score.chosen_on :].astype(float)
-        for name in ("plain", rule, "hindsight")
-    )
+    """(sets, 2): what a rule, and what hindsight, adds to plain softmax on each set."""
+    plain, *others = (score.scored(name, "hindsight") for name in ("plain", rule, "hindsight"))
     return np.stack([other - plain for other in others], axis=1)
 
 

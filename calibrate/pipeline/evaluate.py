@@ -1,5 +1,6 @@
 """Evaluate: how often a head is right under several softmax rules, on sets that no fit has seen."""
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,11 +14,11 @@ from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import N_COEFFICIENTS, Coefficients
-from calibrate.files.scores import Outcome, read_scores, scores_path, write_scores
+from calibrate.files.scores import Outcome, add_scores, read_scores, scores_path
 from calibrate.heads import Head
 from calibrate.maths.rule import Rule, beta_of_entropy
 from calibrate.maths.shannon import centre
-from calibrate.pipeline.rules import HINDSIGHT, Hindsight, LogSize, ScoredRule
+from calibrate.pipeline.rules import Hindsight, LogSize, ScoredRule
 from calibrate.pipeline.units import attended_pieces, one_ahead, plan_units
 
 STREAM = "evaluate"
@@ -32,25 +33,41 @@ class Score(NamedTuple):
 
     size: int
     correct: dict[str, np.ndarray]  # rule -> bool (sets,)
-    chosen_on: int = 0  # so many first sets chose the constants of hindsight
+    chosen_on: int = 0  # so many first sets chose the constant of "hindsight"
     hindsight_beta: float = np.nan
 
     @property
     def sets(self) -> int:
         return len(next(iter(self.correct.values())))
 
+    def scored(self, rule: str, like: str | None = None) -> np.ndarray:
+        """(sets,) 1 where a rule is right, of the sets that it, or one `like` it, may count."""
+        first = self.chosen_on if "hindsight" in (rule, like) else 0
+        return self.correct[rule][first:].astype(float)
+
     def accuracy(self, rule: str) -> float:
-        return float(self.correct[rule].mean())
+        """Share of the sets that the head gets right.
+
+        What was chosen in hindsight has the accuracy of plain softmax on all sets, and what it
+        gains over it on the sets that did not choose.
+        """
+        if rule == "hindsight" and "plain" in self.correct:
+            return float(self.scored("plain").mean() + self.gain(rule, "plain")[0])
+        return float(self.scored(rule).mean())
 
     def standard_error(self, rule: str) -> float:
-        """Binomial standard error of the accuracy."""
-        p = self.accuracy(rule)
-        return float(np.sqrt(p * (1 - p) / len(self.correct[rule])))
+        """Binomial standard error of the accuracy; NaN of a single set."""
+        return standard_error(self.scored(rule))
 
     def gain(self, rule: str, over: str) -> tuple[float, float]:
         """(difference of accuracy, its standard error), paired set by set."""
-        difference = self.correct[rule].astype(float) - self.correct[over]
-        return float(difference.mean()), float(difference.std() / np.sqrt(len(difference)))
+        difference = self.scored(rule, like=over) - self.scored(over, like=rule)
+        return float(difference.mean()), standard_error(difference)
+
+
+def standard_error(samples: np.ndarray) -> float:
+    """Of the mean of samples; NaN of a single one."""
+    return float(samples.std(ddof=1) / np.sqrt(len(samples))) if len(samples) > 1 else np.nan
 
 
 def held_out_sets(size: int) -> int:
@@ -89,10 +106,12 @@ def evaluate(
     for name, rule in rules.items():
         if not isinstance(rule, ScoredRule):
             raise TypeError(f"rule {name!r} is {rule!r}; give a fit, or one of pipeline.rules")
+        if isinstance(rule, Hindsight) != (name == "hindsight"):
+            raise TypeError(f"rule {name!r} is {rule!r}; Hindsight() is called 'hindsight'")
     _warn_of_other_heads(head, rules.values())
     scores = []
     for size in sorted(set(sizes)):
-        count = sets or held_out_sets(size)
+        count = held_out_sets(size) if sets is None else sets
         scores.append(_score(head, size, count, seed, rules, folder))
         report(scores[-1])
     return scores
@@ -118,28 +137,30 @@ def _score(
 ) -> Score:
     """The score of one size; what the folder knows already is not computed again."""
     path = folder and scores_path(folder / head_folder(head), size, sets, seed)
-    known = read_scores(path, sets) if path else {}
-    keys = {name: _key(rule) for name, rule in rules.items()}
+    known = read_scores(path, head.fingerprint, sets) if path else {}
+    keys = {name: _key(rule, sets) for name, rule in rules.items()}
     missing = {keys[name]: rule for name, rule in rules.items() if keys[name] not in known}
     if missing:
         known |= _run(head, size, sets, seed, missing)
         if path:
-            write_scores(path, known)
+            add_scores(path, head.fingerprint, sets, known)
     correct = {name: known[key].correct for name, key in keys.items()}
-    ceiling = [keys[name] for name, rule in rules.items() if isinstance(rule, Hindsight)]
-    if not ceiling:
+    if "hindsight" not in rules:
         return Score(size, correct)
-    return Score(size, correct, _choosing_sets(sets), known[ceiling[0]].beta)
+    return Score(size, correct, _choosing_sets(sets), known[keys["hindsight"]].beta)
 
 
 def head_folder(head: Head) -> str:
     """A name for what is kept of a head: two heads of one name stay apart."""
-    return f"{Path(head.name).name}-{head.fingerprint.removeprefix('sha256:')[:12]}"
+    digest = hashlib.sha256(head.fingerprint.encode()).hexdigest()
+    return f"{Path(head.name).name}-{digest[:12]}"
 
 
-def _key(rule: ScoredRule) -> str:
+def _key(rule: ScoredRule, sets: int) -> str:
     """What determines a rule's beta, in words."""
-    return repr((rule.rule, rule.entries)) if isinstance(rule, Coefficients) else repr(rule)
+    if isinstance(rule, Coefficients):
+        return repr((rule.rule, rule.entries))
+    return f"{rule!r} on {_choosing_sets(sets)}" if isinstance(rule, Hindsight) else repr(rule)
 
 
 def _choosing_sets(sets: int) -> int:
@@ -165,8 +186,8 @@ def _run(
     """Runs the head over all sets of one size, once, and scores every rule on each."""
     fits = {key: rule for key, rule in rules.items() if isinstance(rule, Coefficients)}
     sized = {key: rule for key, rule in rules.items() if isinstance(rule, LogSize)}
-    ceiling = [key for key, rule in rules.items() if isinstance(rule, Hindsight)]
-    search = _Search(HINDSIGHT, sets) if ceiling else None
+    hindsight = [key for key, rule in rules.items() if isinstance(rule, Hindsight)]
+    search = _Search(sets) if hindsight else None
     kernel_rules = _as_arrays(list(fits.values()), [rule.beta(size) for rule in sized.values()])
     n_rules = len(fits) + len(sized)
     correct = np.empty((sets, n_rules), bool)
@@ -176,7 +197,7 @@ def _run(
         if search:
             search.record(rows, right[:, n_rules:])
     outcomes = {key: Outcome(correct[:, i]) for i, key in enumerate((*fits, *sized))}
-    return outcomes | {key: search.outcome() for key in ceiling if search}
+    return outcomes | {key: search.outcome() for key in hindsight if search}
 
 
 def _as_arrays(fits: list[Coefficients], constants: list[float]) -> _Rules:
@@ -192,8 +213,8 @@ def _as_arrays(fits: list[Coefficients], constants: list[float]) -> _Rules:
 class _Search:
     """Chooses a constant on the first sets, and scores it on the others."""
 
-    def __init__(self, rule: Hindsight, sets: int):
-        self.trials = rule.trials()
+    def __init__(self, sets: int):
+        self.trials = Hindsight.trials()
         self.chosen: int | None = None
         self._choosing = _choosing_sets(sets)
         self._correct = np.empty((sets, len(self.trials)), bool)

@@ -17,7 +17,7 @@ RANK_TOLERANCE = 1e-9  # of the largest singular value of the design matrix
 DOMAIN_PERCENTILES = (0.5, 99.5)
 # Two fits say the same when their beta differs by less than this over the domain.
 SAME_BETA = 1e-6
-ADVICE = "collect more sets, or sizes at which the head misranks more (try --sizes 16..16384)"
+ADVICE = "collect more sets, or larger ones, which the head misranks more often (sizes 16..16384)"
 
 
 class Rows(NamedTuple):

@@ -34,19 +34,15 @@ class LogSize(NamedTuple):
 
 
 class Hindsight(NamedTuple):
-    """A ceiling that nobody can deploy: the best constant beta of each set size.
+    """A yardstick that nobody can deploy: of 40 constants, the best of each set size.
 
-    It is the one of `number` log-spaced values under which the head is right most often on some
-    of the sets; the others score it.
+    The first sets choose, by whether the head is right; the others score.
     """
 
-    least: float = 1.0
-    most: float = 1000.0
-    number: int = 40
-
-    def trials(self) -> np.ndarray:
+    @staticmethod
+    def trials() -> np.ndarray:
         """The values of beta to choose from, lowest first."""
-        return np.geomspace(self.least, self.most, self.number)
+        return np.geomspace(1, 1000, 40)
 
 
 ScoredRule = Coefficients | LogSize | Hindsight
@@ -117,16 +113,16 @@ def fitted_rules(rows: Rows) -> dict[str, ScoredRule]:
 
 
 def in_order(rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
-    """The rules in the order of LABELS, others before the ceiling."""
+    """The rules in the order of LABELS, others before hindsight."""
     known = list(LABELS)
     last = len(known) - 1
     place = {name: known.index(name) if name in LABELS else last - 0.5 for name in rules}
     return {name: rules[name] for name in sorted(rules, key=place.__getitem__)}
 
 
-def label(name: str) -> str:
-    """What a rule is called in tables and figures."""
-    return LABELS.get(name, name)
+def label(name: str, own: str = LABELS["own"]) -> str:
+    """What a rule is called in tables and figures; `own` is what the head's fit is called."""
+    return own if name == "own" else LABELS.get(name, name)
 
 
 def _polynomial(used: Rows, name: str) -> Coefficients:

@@ -1,10 +1,12 @@
 """Study: every rule on every head, each head with fits of its own."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from calibrate.errors import QualityError
 from calibrate.heads import Head
 from calibrate.pipeline.collect import Progress, collect
 from calibrate.pipeline.compare import Comparison, compare
@@ -18,6 +20,11 @@ class Calibration(NamedTuple):
 
     sizes: Sequence[int]
     sets: int
+
+    def key(self, seed: int) -> str:
+        """A name for it in folders: others lie beside it."""
+        text = f"{sorted(set(self.sizes))}|{self.sets}|{seed}"
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def study(
@@ -41,7 +48,7 @@ def study(
       sets: of each size; None is `evaluate.held_out_sets`.
       seed: of the sets that are collected and, from another stream, of those that are scored.
       calibration: the sets that the fits are made of.
-      folder: collections/HEAD-FINGERPRINT and scores/HEAD-FINGERPRINT appear there.
+      folder: collections/HEAD-FINGERPRINT-OPTIONS and scores/HEAD-FINGERPRINT appear there.
       more: further rules, scored on every head.
       collected: called with a head's name after each unit of its collection.
       scored: called with a head's name after each size.
@@ -50,9 +57,13 @@ def study(
     """
     scores = []
     for head in heads:
-        place = folder / "collections" / head_folder(head)
+        place = folder / "collections" / f"{head_folder(head)}-{calibration.key(seed)}"
         found = collect(head, *calibration, seed, place, report=partial(collected, head.name))
-        rules = in_order({**fixed_rules(), **fitted_rules(solve_collection(found)), **(more or {})})
+        try:
+            fitted = fitted_rules(solve_collection(found))
+        except QualityError as failure:
+            raise QualityError(f"{head.name}: {failure}") from failure
+        rules = in_order({**fixed_rules(), **fitted, **(more or {})})
         report = partial(scored, head.name)
         scores.append(evaluate(head, sizes, sets, seed, rules, report, folder / "scores"))
     return compare([head.name for head in heads], scores)
