@@ -30,7 +30,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         rows = solve_collection(collect(head, SIZES, 512, 0, Path(folder) / "c"))
     rules = in_order({**fixed_rules(), **fitted_rules(rows)})
-    print(f"{len(rules)} rules, the ceiling of 40 constants among them: {', '.join(rules)}")
+    print(f"{len(rules)} rules, the best of 40 constants among them: {', '.join(rules)}")
     print(f"{'n':>6}  {'sets':>6}  {'forward':>8}  {'scoring':>8}  ratio")
     totals = [0.0, 0.0]
     for size in SIZES:

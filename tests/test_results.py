@@ -25,6 +25,38 @@ def test_readme_table_1_is_the_file(script):
         assert line in README, line
 
 
+def test_readme_dispersal_is_the_file():
+    found = json.loads((ROOT / "scripts/results/dispersal.json").read_text())
+    for size in ("1024", "16384"):
+        cells = " | ".join(f"{found[eps]['estimate'][size]:,}" for eps in found)
+        assert f"| estimate from sets of {int(size):,} | {cells} |" in README
+    cells = " | ".join(f"{found[eps]['measured']:,}" for eps in found)
+    assert f"| measured | {cells} |" in README
+
+
+def test_what_the_readme_says_of_table_1():
+    """The bullets' claims, on the numbers."""
+    rules = {rule["rule"]: {k: np.array(v, float) for k, v in rule.items() if k not in
+                            ("rule", "label")} for rule in RECORD["rules"]}  # fmt: skip
+    size = np.array(RECORD["sizes"])
+    own, paper, constant, hard = (rules[r] for r in ("own", "paper", "constant", "hard"))
+    lead = own["accuracy"] - paper["accuracy"]
+    middle = (size >= 512) & (size <= 4096)
+    assert ((lead > 0.01) & (lead < 0.03) & (own["p_paper"] < 0.001))[middle].all()
+    assert (lead[size < 512] < 0.005).all()
+    ahead = constant["accuracy"] - own["accuracy"]
+    assert ((ahead > 0) & (ahead < 0.01) & (constant["p_own"] < 0.01))[size <= 1024].all()
+    assert (abs(ahead) < 0.003)[size > 1024].all()
+    kappa = rules["kappa-log-n"]["accuracy"] - own["accuracy"]
+    assert (abs(kappa) < 0.0051).all()
+    better = hard["accuracy"] - own["accuracy"]
+    assert ((better > 0) & (better < 0.021) & (hard["p_own"] < 0.01))[size <= 4096].all()
+    kept = rules["rounded"]["gain"] / paper["gain"]
+    assert kept[size == 4096] == pytest.approx(0.75, abs=0.02)
+    assert abs(kept[size == 16384]) < 0.01
+    assert (abs(rules["own-512"]["accuracy"] - own["accuracy"])[size > 512] < 0.005).all()
+
+
 def test_the_record_is_of_the_shipped_heads_at_full_size(script):
     assert RECORD["heads"] == [f"max-retrieval-{i}" for i in range(10)]
     assert RECORD["sizes"] == [16 << i for i in range(11)] == script["SIZES"]

@@ -263,8 +263,9 @@ def evaluate(
     """Score a fit of each head beside its alternatives on held-out sets, with tests.
 
     Every head is calibrated anew (collections in OUT), and scored under plain softmax, the paper's
-    numbers, its own fits, rules that look at the set size alone, and hard attention. The ceiling
-    is the best constant of each size, in hindsight. The same command again carries on.
+    numbers, its own fits, rules that look at the set size alone, and hard attention. The yardstick
+    is the best constant of each size, in hindsight. The same command again carries on. The fits of
+    ten heads take three minutes and 1 GB; --fit-sets and --fit-sizes make it less.
 
     Example: calibrate evaluate --heads max-retrieval-0..9 --sizes 16,64,256 --sets 256
     """
