@@ -15,7 +15,7 @@ from test_compare import make_score
 
 import calibrate
 from calibrate.faces.report import write_report
-from calibrate.faces.verdict import verdict
+from calibrate.faces.verdict import beside_rivals, verdict
 from calibrate.files.coefficient_file import dumps
 from calibrate.pipeline.compare import compare
 
@@ -58,7 +58,7 @@ def test_the_page_holds_what_it_must(page):
         "not misranked",
         fit.source["collection"],
         fit.provenance["created"],
-        "of its rivals,",
+        "Of its rivals,",
         "Left out are “kappa log n, fitted” and “one constant, fitted”",
         "best constant in hindsight",
     ):
@@ -200,21 +200,24 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
     }
     rules = ("plain", "paper", "own", "constant", "hard")
     scores = [make_score(n, dict(zip(rules, x, strict=True))) for n, x in shares.items()]
-    said = verdict(compare(["toy"], [scores]), "mine@2")
-    assert said == (
+    found = compare(["toy"], [scores])
+    assert verdict(found, "mine@2") == (
         "mine@2 is right more often than plain softmax at n = 64 to 256, most at n = 256 (50.0 % "
         "to 80.0 %); it is right less often at n = 1,024, by up to 10.0 points; it makes no "
-        "measurable difference at n = 16; of its rivals, better: the paper's numbers (n = 1,024); "
-        "worse: the paper's numbers (n = 64 to 256) and hard attention (n = 256); not measurably "
-        "different: one constant, fitted."
+        "measurable difference at n = 16."
+    )
+    assert beside_rivals(found) == (
+        "Of its rivals, better: the paper's numbers (n = 1,024); worse: the paper's numbers "
+        "(n = 64 to 256) and hard attention (n = 256); not measurably different: one constant, "
+        "fitted."
     )
 
 
 def test_verdict_without_any_difference():
     same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
-    said = verdict(compare(["toy"], [[make_score(16, same), make_score(64, same)]]), "mine@1")
-    assert said == (
-        "mine@1 is nowhere measurably better than plain softmax on 2,000 sets of a size; of its "
-        "rivals, not measurably different: the paper's numbers."
+    found = compare(["toy"], [[make_score(16, same), make_score(64, same)]])
+    assert verdict(found, "mine@1") == (
+        "mine@1 is nowhere measurably better than plain softmax on 2,000 sets of a size."
     )
+    assert beside_rivals(found) == ("Of its rivals, not measurably different: the paper's numbers.")
     assert np.isnan(compare(["toy"], [[make_score(16, same)]]).p_plain).all()

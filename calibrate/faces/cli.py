@@ -158,15 +158,14 @@ def run(
     scores = steps.evaluate(chosen, n, sets, seed, rules)
     assert fit.coefficients.path is not None
     page = fit.coefficients.path.with_suffix(".html")
-    verdict, written = steps.report_if_possible(page, fit.coefficients, chosen, scores, seed)
+    said = steps.report(page, fit.coefficients, chosen, scores, seed, needed=False)
     if as_json:
-        said = {"report": written and str(written), "verdict": verdict}
         record = tables.fit_record(fit, figure) | said
         print_json(record | {"scores": tables.score_records(scores)})
         return
     tables.print_fit(fit, figure)
     tables.print_scores(scores, head=chosen.name, own=fit.coefficients.reference)
-    tables.print_verdict(verdict, written)
+    tables.print_verdict(said)
     tables.print_load_line(fit.coefficients)
 
 
@@ -322,11 +321,11 @@ def report(
     rules = in_order({**fixed_rules(), **fitted, "own": fit})
     if fit == rules["paper"]:
         del rules["paper"]  # it is the fit itself
-    verdict = steps.report(out, fit, chosen, steps.evaluate(chosen, n, sets, seed, rules), seed)
+    said = steps.report(out, fit, chosen, steps.evaluate(chosen, n, sets, seed, rules), seed)
     if as_json:
-        print_json({"report": str(out), "verdict": verdict})
+        print_json(said)
     else:
-        tables.print_verdict(verdict, out)
+        tables.print_verdict(said)
 
 
 @app.command()

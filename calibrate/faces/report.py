@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from calibrate.faces import head_plots, plots, score_plots
 from calibrate.faces.comparison_views import NOTHING, p_value
 from calibrate.faces.fit_views import facts, guards, left_out, load_line, polynomial
-from calibrate.faces.verdict import verdict
+from calibrate.faces.verdict import beside_rivals, verdict
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.whole import write_whole
 from calibrate.heads import Head
@@ -48,8 +48,8 @@ class Picture(NamedTuple):
 
 def write_report(
     path: Path, fit: Coefficients, head: Head, comparison: Comparison, seed: int
-) -> str:
-    """Writes the page, whole or not at all, and returns its verdict.
+) -> None:
+    """Writes the page, whole or not at all.
 
     Args:
       path: of the page.
@@ -59,12 +59,12 @@ def write_report(
       seed: of the sets shown item by item.
     """
     closeups = look_closely(head, comparison.sizes, CLOSEUP_SETS, seed)
-    sentence = verdict(comparison, fit.reference)
     page = _environment().from_string(TEMPLATE.read_text(encoding="utf-8"))
     html = page.render(
         fit=fit,
         head=head.name,
-        verdict=sentence,
+        verdict=verdict(comparison, fit.reference),
+        rivals=beside_rivals(comparison),
         highlights=_highlights(comparison, closeups, fit),
         sizes=comparison.sizes,
         sets=comparison.sets,
@@ -93,7 +93,6 @@ def write_report(
         seed=seed,
     )
     write_whole(path, html.encode())
-    return sentence
 
 
 def _environment() -> Environment:
@@ -133,12 +132,12 @@ def _highlights(
 def _letting_go(closeups: Sequence[Closeup]) -> tuple[str, str]:
     """Where the target loses half of the attention: as measured, or else as estimated."""
     measured = measured_dispersal(closeups)
-    where = "items plain softmax gives the target less than half of its attention, in half the sets"
+    where = "from there on plain softmax gives the target less than half of its attention"
     if measured is not None:
-        return f"from {measured:,.0f}", where
+        return f"{measured:,.0f} items", f"{where}, in half of the sets"
     longest = max(closeup.size for closeup in closeups)
     estimate = estimated_dispersal(closeups)
-    return f"from {estimate:,.0f}", f"{where} (an estimate from sets of {longest:,})"
+    return f"{estimate:,.0f} items", f"{where}: an estimate from sets of {longest:,}"
 
 
 def _dispersal_in_words(closeups: Sequence[Closeup]) -> str:

@@ -10,7 +10,7 @@ from calibrate.faces.console import stderr
 from calibrate.faces.plots import save_fit_figure
 from calibrate.faces.progress import Steps
 from calibrate.faces.report import write_report
-from calibrate.faces.verdict import verdict
+from calibrate.faces.verdict import beside_rivals, verdict
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import MANIFEST, Collection, open_collection
 from calibrate.files.publishing import publish, writing_store
@@ -96,22 +96,28 @@ def evaluate(
 
 
 def report(
-    path: Path, fit: Coefficients, head: Head, scores: list[evaluating.Score], seed: int
-) -> str:
-    """Writes the report on one head's scores; returns its verdict."""
+    path: Path,
+    fit: Coefficients,
+    head: Head,
+    scores: list[evaluating.Score],
+    seed: int,
+    needed: bool = True,
+) -> dict[str, str | None]:
+    """Writes the report on one head's scores; returns its sentences, and its path.
+
+    If it is not `needed`, a disk that does not take it is no error: the path is None.
+    """  # fmt: skip
     stderr.print(f"drawing the report {path}")
-    return write_report(path, fit, head, compare([head.name], [scores]), seed)
-
-
-def report_if_possible(
-    path: Path, fit: Coefficients, head: Head, scores: list[evaluating.Score], seed: int
-) -> tuple[str, Path | None]:
-    """The verdict, and the page if it could be written."""
+    comparison = compare([head.name], [scores])
+    said = {"verdict": verdict(comparison, fit.reference), "rivals": beside_rivals(comparison)}
     try:
-        return report(path, fit, head, scores, seed), path
-    except CalibrateError as error:  # the fit is published and scored: say so all the same
+        write_report(path, fit, head, comparison, seed)
+    except CalibrateError as error:
+        if needed:
+            raise
         stderr.print(f"the report is not written: {error}")
-        return verdict(compare([head.name], [scores]), fit.reference), None
+        return {**said, "report": None}
+    return {**said, "report": str(path)}
 
 
 def compare_heads(

@@ -99,10 +99,10 @@ def score_records(scores: list[Score]) -> list[dict[str, Any]]:
     ]
 
 
-def print_verdict(verdict: str, page: Path | None) -> None:
-    """The report's sentence, and where the report is."""
-    stdout.print(f"\n{verdict}")
-    stdout.print(f"  report     {page or 'not written'}")
+def print_verdict(said: dict[str, str | None]) -> None:
+    """The report's sentences, and where the report is."""
+    stdout.print(f"\n{said['verdict']}\n{said['rivals']}")
+    stdout.print(f"  report     {said['report'] or 'not written'}")
 
 
 def print_load_line(coefficients: Coefficients) -> None:

@@ -1,4 +1,4 @@
-"""The verdict on a fit in one sentence: how much better, where, and where not."""
+"""The verdict on a fit: how much better, where, and where not; and beside its rivals."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ RIVALS = ("paper", "log-n", "kappa-log-n", "constant", "hard")
 
 
 def verdict(comparison: Comparison, name: str) -> str:
-    """One sentence on the rule "own", called `name`: beside plain softmax, and its rivals.
+    """One sentence on the rule "own", called `name`, beside plain softmax.
 
     "Measurably" is p < 0.01 of a paired t-test at one size.
     """
@@ -40,12 +40,11 @@ def verdict(comparison: Comparison, name: str) -> str:
     same = ~better & ~worse
     if better.any() and same.any():
         parts.append(f"it makes no measurable difference at {_ranges(sizes, same)}")
-    parts.append(_beside_rivals(comparison))
-    return "; ".join(filter(None, parts)) + "."
+    return "; ".join(parts) + "."
 
 
-def _beside_rivals(comparison: Comparison) -> str:
-    """Which of the rules that need no polynomial of this head are better, worse, or neither."""
+def beside_rivals(comparison: Comparison) -> str:
+    """One sentence: which of the simpler rules are better than "own", worse, or neither."""
     own = comparison.accuracy[comparison.rules.index("own")]
     ahead: list[str] = []
     behind: list[str] = []
@@ -60,7 +59,7 @@ def _beside_rivals(comparison: Comparison) -> str:
             level.append(label(rule))
     words = (("better", ahead), ("worse", behind), ("not measurably different", level))
     said = "; ".join(f"{word}: {_listed(names)}" for word, names in words if names)
-    return said and f"of its rivals, {said}"
+    return f"Of its rivals, {said}."
 
 
 def _listed(words: Sequence[str]) -> str:
