@@ -188,6 +188,7 @@ def _print_entry(entry: Entry, rule: Rule) -> None:
 
 
 def guards(rule: Rule) -> str:
+    """The bounds of beta, and where it is 1, in words."""
     return (
         f"beta = 1 up to H = {rule.min_entropy:g} nats; "
         f"above, {rule.min_beta:g} <= beta <= {rule.max_beta:g}"
