@@ -1,0 +1,133 @@
+"""Maximum likelihood: the rule of a given form under which targets are most probable.
+
+A form is a design: beta = design @ coefficients, row by row. Where beta is within its bounds, the
+mean of log p_t(beta) is concave in the coefficients; bounds, and whatever else a form asks for,
+are linear constraints on them. So there is one best rule of each form, and a linear programme
+bounds what a solution can still gain.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.maths.bernstein import basis, elevation
+from calibrate.maths.profile import Profile
+
+DEGREE = 4
+ELEVATED_TO = 24
+TOLERANCE = 1e-5  # nats that a solution may still be short of the best
+
+
+class Form(NamedTuple):
+    """beta = design @ coefficients, where low <= matrix @ coefficients <= high.
+
+    Arrays: design (rows, k); matrix (constraints, k); low, high (constraints,). The coefficients of
+    a constant beta are that beta times `ones`.
+    """
+
+    design: np.ndarray
+    matrix: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    ones: np.ndarray  # (k,)
+
+
+class Solution(NamedTuple):
+    """The best rule of a form."""
+
+    coefficients: np.ndarray  # (k,)
+    log_p: float  # weighted mean, nats
+    gap: float  # the best rule of the form gains at most this much more, nats
+
+
+def constant_form(rows: int, low: float, high: float) -> Form:
+    """beta = c."""
+    one = np.ones((1, 1))
+    return Form(np.ones((rows, 1)), one, np.array([low]), np.array([high]), one[0])
+
+
+def log_size_form(size: np.ndarray, low: float, high: float) -> Form:
+    """beta = kappa log n + b, within the bounds at every size of the rows."""
+    ends = np.log([size.min(), size.max()])
+    design = np.column_stack([np.log(size), np.ones(len(size))])
+    matrix = np.column_stack([ends, np.ones(2)])
+    return Form(design, matrix, np.full(2, low), np.full(2, high), np.array([0.0, 1.0]))
+
+
+def polynomial_form(
+    entropy: np.ndarray,
+    domain: tuple[float, float],
+    low: float,
+    high: float,
+    degree: int = DEGREE,
+    monotone: bool = False,
+) -> Form:
+    """beta = a polynomial of entropy in Bernstein form, within the bounds on all of its domain.
+
+    The bounds hold for its coefficients of degree 24: enough for the polynomial to keep them, and
+    nearly necessary. `monotone`: it never falls.
+    """
+    lo, hi = domain
+    matrix = elevation(degree, ELEVATED_TO)
+    least, most = np.full(len(matrix), low), np.full(len(matrix), high)
+    if monotone:
+        steps = np.diff(matrix, axis=0)
+        matrix = np.concatenate([matrix, steps])
+        least = np.concatenate([least, np.zeros(len(steps))])
+        most = np.concatenate([most, np.full(len(steps), high - low)])
+    t = (np.clip(entropy, lo, hi) - lo) / (hi - lo)
+    return Form(basis(t, degree), matrix, least, most, np.ones(degree + 1))
+
+
+def maximise(profile: Profile, form: Form, weight: np.ndarray) -> Solution:
+    """The coefficients with the largest weighted mean of log p_t(design @ coefficients).
+
+    Args:
+      profile: of the rows.
+      form: of the rule; its bounds lie within those of the profile.
+      weight: (rows,) not negative.
+    Raises:
+      ArithmeticError: the best is missed by more than 1e-5 nats.
+    """
+    from scipy.optimize import minimize
+
+    weight = weight / weight.sum()
+
+    def objective(c: np.ndarray) -> tuple[float, np.ndarray]:
+        # The solver may step out of the constraints by a rounding.
+        beta = np.clip(form.design @ c, profile.low, profile.high)
+        value, slope, _ = profile.derivatives(beta)
+        return -float(weight @ value), -(form.design.T @ (weight * slope))
+
+    sides = (1.0, form.low), (-1.0, form.high)
+    constraints = [
+        {
+            "type": "ineq",
+            "fun": lambda c, sign=sign, bound=bound: sign * (form.matrix @ c - bound),
+            "jac": lambda c, sign=sign: sign * form.matrix,
+        }
+        for sign, bound in sides
+    ]
+    start = form.ones * np.sqrt(profile.low * profile.high)
+    found = minimize(
+        objective, start, jac=True, method="SLSQP", constraints=constraints,
+        options={"ftol": 1e-14, "maxiter": 500},
+    )  # fmt: skip
+    loss, gradient = objective(found.x)
+    gap = _largest_gain(form, -gradient, found.x)
+    if not gap < TOLERANCE:
+        raise ArithmeticError(f"the best rule is missed by up to {gap:.3g} nats: {found.message}")
+    return Solution(found.x, -loss, gap)
+
+
+def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:
+    """What a concave objective can gain at most: by its tangent, anywhere in the constraints."""
+    from scipy.optimize import linprog
+
+    found = linprog(
+        -gradient,
+        A_ub=np.concatenate([form.matrix, -form.matrix]),
+        b_ub=np.concatenate([form.high, -form.low]),
+        bounds=(None, None),
+    )
+    return float(gradient @ (found.x - c)) if found.success else np.inf

@@ -1,0 +1,110 @@
+"""The likelihood profile: each row's log p_t(beta) as a short Chebyshev series in log beta.
+
+Objectives, folds and resamples read these numbers, never the logits again.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+N_NODES = 24
+ITEMS_PER_BLOCK = 1 << 16
+
+
+class Profile(NamedTuple):
+    """log p_t of rows over beta in [low, high], and its derivatives."""
+
+    series: np.ndarray  # (rows, N_NODES) float64, Chebyshev coefficients in log beta
+    low: float
+    high: float
+
+    def take(self, rows: np.ndarray) -> "Profile":
+        """The profile of some of the rows."""
+        return self._replace(series=self.series[rows])
+
+    def log_p(self, beta: np.ndarray) -> np.ndarray:
+        """(rows,) log p_t at one beta of each row, within the bounds."""
+        x, _ = self._place(beta)
+        return _clenshaw(self.series, x)[0]
+
+    def derivatives(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(rows,) log p_t and its first and second derivative in beta; the second is <= 0."""
+        x, half = self._place(beta)
+        value, first, second = _clenshaw(self.series, x)
+        first, second = first / half, second / half**2
+        return value, first / beta, (second - first) / beta**2
+
+    def _place(self, beta: np.ndarray) -> tuple[np.ndarray, float]:
+        """Where log beta lies between the bounds, in [-1, 1], and half their distance."""
+        middle = (math.log(self.high) + math.log(self.low)) / 2
+        half = (math.log(self.high) - math.log(self.low)) / 2
+        return (np.log(beta) - middle) / half, half
+
+
+def _clenshaw(series: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Value, first and second derivative of sum_k c_k T_k(x), row by row."""
+    b = [np.zeros_like(x) for _ in range(6)]  # b_k, b_k+1 and their first two derivatives
+    for c in series.T[:0:-1]:
+        b0 = c + 2 * x * b[0] - b[1]
+        b1 = 2 * b[0] + 2 * x * b[2] - b[3]
+        b2 = 4 * b[2] + 2 * x * b[4] - b[5]
+        b = [b0, b[0], b1, b[2], b2, b[4]]
+    value = series[:, 0] + x * b[0] - b[1]
+    return value, b[0] + x * b[2] - b[3], 2 * b[2] + x * b[4] - b[5]
+
+
+def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> Profile:
+    """log p_t(beta) at Chebyshev nodes of log beta; of a set of targets, their total mass.
+
+    log p_T(beta) = log sum over T of exp(beta z_t) - log sum_j exp(beta z_j).
+
+    Args:
+      logits: (rows, n) float32, finite or -inf (masked).
+      target: (rows,) int, an unmasked position; or (rows, n) bool, True at one unmasked position
+        or more.
+      low: least beta, > 0.
+      high: greatest beta.
+    Returns:
+      Profile of the rows. On the collections of trained heads it is within 5e-5 nats; of thousands
+      of items that are nearly alike within 2e-3.
+    """
+    logits, target = np.asarray(logits, np.float32), np.asarray(target)
+    if target.ndim == 1:
+        target = np.arange(logits.shape[1]) == target[:, None]
+    angles = (2 * np.arange(N_NODES) + 1) * np.pi / (2 * N_NODES)
+    middle, half = (math.log(high) + math.log(low)) / 2, (math.log(high) - math.log(low)) / 2
+    betas = np.exp(middle + half * np.cos(angles))
+    values = _values(logits, target, betas.astype(np.float32))
+    to_series = 2 / N_NODES * np.cos(np.arange(N_NODES) * angles[:, None])
+    to_series[:, 0] /= 2
+    return Profile(values.astype(np.float64) @ to_series, low, high)
+
+
+def _values(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarray:
+    """(rows, betas) log p_T, in blocks of one traced shape."""
+    rows, n = logits.shape
+    block = max(1, min(ITEMS_PER_BLOCK // max(n, 1), 1 << max(rows - 1, 0).bit_length()))
+    values = np.empty((rows, len(betas)), np.float32)
+    for start in range(0, rows, block):
+        part = slice(start, min(start + block, rows))
+        padding = ((0, block - (part.stop - part.start)), (0, 0))
+        found = _log_p(np.pad(logits[part], padding), np.pad(target[part], padding), betas)
+        values[part] = np.asarray(found)[: part.stop - part.start]
+    return values
+
+
+@jax.jit
+def _log_p(logits: jax.Array, target: jax.Array, betas: jax.Array) -> jax.Array:
+    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    among = jnp.where(target, shifted, -jnp.inf)
+    best = jnp.max(among, axis=1, keepdims=True)  # of the targets
+    among = among - best
+
+    def at(beta: jax.Array) -> jax.Array:
+        mass = jnp.log(jnp.sum(jnp.exp(beta * among), axis=1))
+        return beta * best[:, 0] + mass - jnp.log(jnp.sum(jnp.exp(beta * shifted), axis=1))
+
+    return jax.lax.map(at, betas).T

@@ -1,0 +1,119 @@
+"""Likelihood: planted rules come back, and nothing that is allowed is better."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+
+from calibrate.maths.bernstein import basis
+from calibrate.maths.likelihood import (
+    ELEVATED_TO,
+    TOLERANCE,
+    constant_form,
+    log_size_form,
+    maximise,
+    polynomial_form,
+)
+from calibrate.maths.profile import Profile, profile
+from calibrate.maths.reference import entropy, softmax
+
+LOW, HIGH = 1.0, 64.0
+DOMAIN = (0.5, 4.5)
+PLANTED = np.array([1.2, 2.0, 4.0, 3.0, 2.0])  # in Bernstein form on the domain
+
+
+def planted(beta_of, sizes=(16, 64, 256), count=1_500, seed=0):
+    """Rows whose target is drawn from softmax at a planted beta."""
+    rng = np.random.default_rng(seed)
+    series, H, size = [], [], []
+    for n in sizes:
+        z = (rng.uniform(0.3, 2.0, (count, 1)) * rng.standard_normal((count, n))).astype(np.float32)
+        h = entropy(z)
+        p = softmax(z, beta=beta_of(h, n)[:, None])
+        target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
+        series.append(profile(z, target, LOW, HIGH).series)
+        H.append(h)
+        size.append(np.full(count, n))
+    return Profile(np.concatenate(series), LOW, HIGH), np.concatenate(H), np.concatenate(size)
+
+
+def test_a_planted_constant():
+    rows, H, _ = planted(lambda h, n: np.full_like(h, 2.5))
+    weight = np.ones(len(H))
+    found = maximise(rows, constant_form(len(H), LOW, HIGH), weight)
+    assert found.coefficients[0] == pytest.approx(2.5, abs=0.1)
+    by_other_means = minimize_scalar(
+        lambda b: -rows.log_p(np.full(len(H), b)).mean(), bounds=(LOW, HIGH), method="bounded",
+        options={"xatol": 1e-8},
+    )  # fmt: skip
+    assert found.log_p == pytest.approx(-by_other_means.fun, abs=1e-7)
+
+
+def test_a_planted_log_of_the_size():
+    rows, H, size = planted(lambda h, n: np.full_like(h, 0.6 * np.log(n) + 0.4))
+    found = maximise(rows, log_size_form(size, LOW, HIGH), np.ones(len(H)))
+    for n in (16, 64, 256):
+        beta = found.coefficients @ [np.log(n), 1]
+        assert beta == pytest.approx(0.6 * np.log(n) + 0.4, rel=0.06)
+
+
+def form_of(H, **options):
+    return polynomial_form(H, DOMAIN, LOW, HIGH, **options)
+
+
+def planted_polynomial(seed=0):
+    def beta(h, n):
+        return basis((np.clip(h, *DOMAIN) - DOMAIN[0]) / (DOMAIN[1] - DOMAIN[0]), 4) @ PLANTED
+
+    return planted(beta, seed=seed)
+
+
+def test_a_planted_polynomial_and_no_allowed_one_is_better():
+    rows, H, _ = planted_polynomial()
+    weight = np.random.default_rng(5).uniform(0.5, 1.5, len(H))
+    form = form_of(H)
+    found = maximise(rows, form, weight)
+    true = form.design @ PLANTED
+    seen = (H > 1) & (H < 4)
+    assert np.sqrt(np.mean((form.design @ found.coefficients - true)[seen] ** 2)) < 0.35
+    assert found.log_p >= weight @ rows.log_p(true) / weight.sum()
+    rng = np.random.default_rng(1)
+    for size in (1e-3, 1e-2, 0.3):
+        for _ in range(40):
+            other = found.coefficients + size * rng.standard_normal(5)
+            if ((form.matrix @ other >= form.low) & (form.matrix @ other <= form.high)).all():
+                beta = np.clip(form.design @ other, LOW, HIGH)
+                assert weight @ rows.log_p(beta) / weight.sum() <= found.log_p + found.gap + 1e-12
+    assert found.gap < TOLERANCE
+
+
+def test_bounds_hold_on_the_whole_domain():
+    """Targets drawn at beta = 0.2 want less than the least that is allowed."""
+    rows, H, _ = planted(lambda h, n: np.where(h < 2.5, 0.2, 5.0))
+    found = maximise(rows, form_of(H), np.ones(len(H)))
+    t = np.linspace(0, 1, 1_001)
+    beta = basis(t, 4) @ found.coefficients
+    assert beta.min() > LOW - 1e-6
+    assert beta.min() < LOW + 0.05  # and it is reached
+
+
+def test_monotone_never_falls():
+    rows, H, _ = planted_polynomial()
+    free, rising = (maximise(rows, form_of(H, monotone=m), np.ones(len(H))) for m in (False, True))
+    t = np.linspace(0, 1, 1_001)
+    assert np.diff(basis(t, 4) @ free.coefficients).min() < -1e-4
+    assert np.diff(basis(t, 4) @ rising.coefficients).min() > -1e-7
+    assert rising.log_p < free.log_p
+
+
+def test_rows_that_already_win_push_beta_to_its_bound():
+    z = np.tile(np.float32([3.0, 1.0, 0.0]), (200, 1))
+    rows = profile(z, np.zeros(200, int), LOW, HIGH)
+    found = maximise(rows, constant_form(200, LOW, HIGH), np.ones(200))
+    assert found.log_p == pytest.approx(0, abs=1e-5)
+
+
+def test_the_form_of_a_polynomial_is_that_of_its_degree():
+    form = form_of(np.linspace(0, 6, 50), degree=6)
+    assert form.design.shape == (50, 7)
+    assert form.matrix.shape == (ELEVATED_TO + 1, 7)
+    np.testing.assert_allclose(form.matrix @ (2.5 * form.ones), 2.5)
