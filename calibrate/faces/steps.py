@@ -106,7 +106,7 @@ def report(
     """Writes the report on one head's scores; returns its sentences, and its path.
 
     If it is not `needed`, a disk that does not take it is no error: the path is None.
-    """  # fmt: skip
+    """
     stderr.print(f"drawing the report {path}")
     comparison = compare([head.name], [scores])
     said = {"verdict": verdict(comparison, fit.reference), "rivals": beside_rivals(comparison)}

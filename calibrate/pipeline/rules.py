@@ -54,7 +54,7 @@ HINDSIGHT = Hindsight()
 LABELS = {
     "plain": "plain softmax",
     "paper": "the paper's numbers",
-    "rounded": "the same, rounded",
+    "rounded": "the paper's, rounded",
     "own": "own fit",
     "own-512": f"own fit, sizes up to {EXTRAPOLATED_FROM}",
     "log-n": f"log n / log {TRAINED_SIZE}",
