@@ -8,6 +8,7 @@ from calibrate.maths.bernstein import basis
 from calibrate.maths.likelihood import (
     ELEVATED_TO,
     TOLERANCE,
+    _largest_gain,
     constant_form,
     log_size_form,
     maximise,
@@ -110,6 +111,18 @@ def test_rows_that_already_win_push_beta_to_its_bound():
     rows = profile(z, np.zeros(200, int), LOW, HIGH)
     found = maximise(rows, constant_form(200, LOW, HIGH), np.ones(200))
     assert found.log_p == pytest.approx(0, abs=1e-5)
+
+
+def test_the_bound_on_what_is_missed_is_the_tangents():
+    """Gradients of every size, down to those of a solution within the constraints."""
+    form = form_of(np.linspace(1, 4, 50))
+    c = 3.0 * form.ones
+    up = np.array([1.0, 0, 0, 0, 0])
+    most = _largest_gain(form, up, c)
+    assert 61 * 0.9 < most < 400  # one coefficient may rise above the bound of the polynomial
+    for size in (1e-13, 1e-7, 1e3):
+        assert _largest_gain(form, size * up, c) == pytest.approx(size * most, rel=1e-6)
+    assert _largest_gain(form, 0 * up, c) == 0
 
 
 def test_the_form_of_a_polynomial_is_that_of_its_degree():

@@ -87,7 +87,7 @@ def maximise(profile: Profile, form: Form, weight: np.ndarray) -> Solution:
       form: of the rule; its bounds lie within those of the profile.
       weight: (rows,) not negative.
     Raises:
-      ArithmeticError: the best is missed by more than 1e-5 nats.
+      ArithmeticError: the best is missed by more than 1e-5 nats, or may be.
     """
     from scipy.optimize import minimize
 
@@ -124,10 +124,15 @@ def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:
     """What a concave objective can gain at most: by its tangent, anywhere in the constraints."""
     from scipy.optimize import linprog
 
+    steepest = float(np.abs(gradient).max())
+    if steepest == 0:
+        return 0.0
     found = linprog(
-        -gradient,
+        -gradient / steepest,  # or a gradient near 0 drowns in the programme's tolerances
         A_ub=np.concatenate([form.matrix, -form.matrix]),
         b_ub=np.concatenate([form.high, -form.low]),
         bounds=(None, None),
     )
-    return float(gradient @ (found.x - c)) if found.success else np.inf
+    if not found.success:
+        raise ArithmeticError(f"no bound on what the best rule gains: {found.message}")
+    return float(gradient @ (found.x - c))
