@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.plots import GATED, OURS, PAPER, SHADE
+from calibrate.faces.plots import GATED, OURS, PAPER, SHADE, sizes_axis
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import beta_of_entropy
@@ -66,7 +66,7 @@ def plot_entropy_by_size(
         ax.plot(sizes, middle, style, color=colour, marker=marker, ms=4, label=name)
         ax.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0)
     ax.plot(sizes, np.log(sizes), ":", color="#777777", label="log n: all items alike")
-    _sizes_axis(ax, sizes)
+    sizes_axis(ax, sizes)
     ax.set_ylabel("Shannon entropy of the coefficients (nats)")
     ax.legend(framealpha=0.9)
     return ax
@@ -143,7 +143,7 @@ def plot_reach(ax: "Axes", closeups: Sequence[Closeup]) -> "Axes":
     bounds = [found.highest_bound for found in reach(closeups)]
     ax.plot(sizes, bounds, ":", color=SHADE, lw=2, label="Lemma 2.1: at most")
     ax.axhline(0.5, color="#777777", lw=0.8)
-    _sizes_axis(ax, sizes)
+    sizes_axis(ax, sizes)
     ax.set(ylabel="coefficient of the target, plain softmax", ylim=(0, 1.05))
     ax.legend(framealpha=0.9, loc="upper right", bbox_to_anchor=(1, 0.93))
     return ax
@@ -164,10 +164,3 @@ def plot_power_series(ax: "Axes", n: int = 10) -> "Axes":
     )
     ax.figure.colorbar(image, ax=ax, label="Shannon entropy (nats)", pad=0.02)
     return ax
-
-
-def _sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
-    ax.minorticks_off()
-    ax.set_xlabel("set size n")

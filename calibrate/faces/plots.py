@@ -1,6 +1,7 @@
 """Figures: each function draws on an `ax` and returns it."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,3 +109,11 @@ def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
     )
     ax.legend(framealpha=0.9)
     return ax
+
+
+def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
+    """Set sizes along x, doubling from tick to tick."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
+    ax.minorticks_off()
+    ax.set_xlabel("set size n")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.plots import OURS, PAPER
+from calibrate.faces.plots import OURS, PAPER, sizes_axis
 from calibrate.pipeline.compare import Comparison
 from calibrate.pipeline.rules import LABELS, label
 
@@ -58,10 +58,7 @@ def _plot_rules(
             ax.fill_between(
                 comparison.sizes, middle - error, middle + error, color=colour, alpha=0.2, lw=0
             )
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(comparison.sizes, [f"{n:,}" for n in comparison.sizes], rotation=45)
-    ax.minorticks_off()
-    ax.set_xlabel("set size n")
+    sizes_axis(ax, comparison.sizes)
     ax.grid(alpha=0.25, lw=0.5)
     handles = ax.get_legend_handles_labels()
     figure = ax.get_figure(root=True)

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calibrate.maths.blocks import in_blocks
+
 N_NODES = 24
-ITEMS_PER_BLOCK = 1 << 16
 
 
 class Profile(NamedTuple):
@@ -39,9 +40,13 @@ class Profile(NamedTuple):
 
     def _place(self, beta: np.ndarray) -> tuple[np.ndarray, float]:
         """Where log beta lies between the bounds, in [-1, 1], and half their distance."""
-        middle = (math.log(self.high) + math.log(self.low)) / 2
-        half = (math.log(self.high) - math.log(self.low)) / 2
+        middle, half = _span(self.low, self.high)
         return (np.log(beta) - middle) / half, half
+
+
+def _span(low: float, high: float) -> tuple[float, float]:
+    """Middle of the bounds of log beta, and half their distance."""
+    return (math.log(high) + math.log(low)) / 2, (math.log(high) - math.log(low)) / 2
 
 
 def _clenshaw(series: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -75,7 +80,7 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
     if target.ndim == 1:
         target = np.arange(logits.shape[1]) == target[:, None]
     angles = (2 * np.arange(N_NODES) + 1) * np.pi / (2 * N_NODES)
-    middle, half = (math.log(high) + math.log(low)) / 2, (math.log(high) - math.log(low)) / 2
+    middle, half = _span(low, high)
     betas = np.exp(middle + half * np.cos(angles))
     values = _values(logits, target, betas.astype(np.float32))
     to_series = 2 / N_NODES * np.cos(np.arange(N_NODES) * angles[:, None])
@@ -85,14 +90,9 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
 
 def _values(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarray:
     """(rows, betas) log p_T, in blocks of one traced shape."""
-    rows, n = logits.shape
-    block = max(1, min(ITEMS_PER_BLOCK // max(n, 1), 1 << max(rows - 1, 0).bit_length()))
-    values = np.empty((rows, len(betas)), np.float32)
-    for start in range(0, rows, block):
-        part = slice(start, min(start + block, rows))
-        padding = ((0, block - (part.stop - part.start)), (0, 0))
-        found = _log_p(np.pad(logits[part], padding), np.pad(target[part], padding), betas)
-        values[part] = np.asarray(found)[: part.stop - part.start]
+    values = np.empty((len(logits), len(betas)), np.float32)
+    for part, block in in_blocks(logits, target):
+        values[part] = np.asarray(_log_p(*block, betas))[: part.stop - part.start]
     return values
 
 

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calibrate.maths.blocks import in_blocks
+
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
 SHARP, FLAT, INTERIOR, UNSOLVED = 1, 2, 0, 3
 STATUS_NAMES = {SHARP: "sharp", FLAT: "flat", INTERIOR: "interior", UNSOLVED: "unsolved"}
 
 MAX_PASSES = 60
-# A block of rows stays in the second-level cache through all passes.
-ITEMS_PER_BLOCK = 1 << 16
 
 
 class OptimalBeta(NamedTuple):
@@ -98,22 +98,15 @@ def _first(rows: np.ndarray) -> tuple[int, ...]:
 
 def _solve_in_blocks(logits, target) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """beta, status and number of passes for (rows, n) logits, in blocks of one traced shape."""
-    rows, n = logits.shape
-    block = max(1, ITEMS_PER_BLOCK // max(n, 1))
-    block = min(block, 1 << max(rows - 1, 0).bit_length())
+    rows = len(logits)
     beta = np.empty(rows, logits.dtype)
     status = np.empty(rows, np.int8)
     n_passes = np.empty(rows, np.int8)
     with jax.enable_x64(logits.dtype == np.float64):
-        for start in range(0, rows, block):
-            part = slice(start, min(start + block, rows))
-            padding = ((0, block - (part.stop - start)), (0, 0))
-            solved = _solve(
-                np.pad(logits[part], padding) if padding[0][1] else logits[part],
-                np.pad(target[part], padding[0]) if padding[0][1] else target[part],
-            )
+        for part, block in in_blocks(logits, target):
+            solved = _solve(*block)
             for out, values in zip((beta, status, n_passes), solved, strict=True):
-                out[part] = np.asarray(values)[: part.stop - start]
+                out[part] = np.asarray(values)[: part.stop - part.start]
     return beta, status, n_passes
 
 

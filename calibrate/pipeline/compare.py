@@ -121,13 +121,13 @@ def _paired_p(a: np.ndarray, b: np.ndarray) -> float:
 
 def _headroom(scores: Sequence[Sequence[Score]], rule: str, i: int) -> tuple[float, float, float]:
     """(share of hindsight's gain, its 95 % interval), NaN where hindsight gains nothing."""
-    if not {"plain", "hindsight"} <= set(scores[0][i].correct):
+    if rule == "plain" or not {"plain", "hindsight"} <= set(scores[0][i].correct):
         return (np.nan,) * 3
     gains = [_gains(head[i], rule) for head in scores]
     estimate = np.sum([gain.mean(axis=0) for gain in gains], axis=0)
     resampled = _resample(gains)
     low, high = np.percentile(resampled[:, 1], INTERVAL)
-    if not low > 0 or rule == "plain":
+    if not low > 0:
         return (np.nan,) * 3
     share = float(estimate[0] / estimate[1])
     if 1 < len(scores) < FEWEST_HEADS:
