@@ -338,3 +338,58 @@ def test_file_overheads_are_upper_bounds(tmp_path):
     manifest = (tmp_path / "run" / "manifest.json").stat().st_size
     bound = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * 4
     assert manifest <= bound + files.MANIFEST_PER_SHARD * len(collection.manifest["shards"])
+
+
+def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "MOST_KEPT_OF_ALL", 100)
+    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 256))
+    some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
+    every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")
+    for all_of, few in zip(every.manifest["sizes"], some.manifest["sizes"], strict=True):
+        assert 100 <= all_of["kept"] <= 104  # four units, each rounded up
+        assert all_of["misranked"] == few["misranked"] == few["kept"]
+    ranks = [
+        shard.logits.max(axis=1) > np.take_along_axis(shard.logits, shard.target[:, None], 1)[:, 0]
+        for _, shard in every.shards()
+    ]
+    share = np.mean(np.concatenate(ranks))
+    assert share == pytest.approx(
+        sum(s["misranked"] for s in some.manifest["sizes"]) / 2_000, abs=0.1
+    )
+    with pytest.raises(CalibrateError, match="keep is 'all' there and 'misranked' here"):
+        run(tmp_path / "every", sizes=[16, 64], sets=1_000)
+    with pytest.raises(CalibrateError, match="keep is 'misranked' there and 'all' here"):
+        run(tmp_path / "some", sizes=[16, 64], sets=1_000, keep="all")
+
+
+class SeveralTargets(ToyHead):
+    """Either of the two items with the highest values may win."""
+
+    def sample(self, seed, size, count):
+        batch = super().sample(seed, size, count)
+        rng = np.random.default_rng(seed)
+        value = rng.uniform(0, 6, (count, size))
+        target = value >= np.sort(value, axis=1)[:, -2:-1]
+        if self.spoil:
+            target[3] = False
+        return batch._replace(target=target)
+
+
+def test_sets_of_targets(tmp_path):
+    collection = run(tmp_path / "run", SeveralTargets(), sizes=[16, 64], sets=512)
+    one = run(tmp_path / "one", sizes=[16, 64], sets=512)
+    for (_, shard), (_, narrow) in zip(collection.shards(), one.shards(), strict=True):
+        assert shard.target.dtype == bool
+        assert (shard.target.sum(axis=1) == 2).all()
+        best = np.where(shard.target, shard.logits, -np.inf).max(axis=1)
+        assert (shard.logits.max(axis=1) > best).all()
+        assert set(shard.index) < set(narrow.index)  # two are easier to rank first than one
+    again = run(tmp_path / "again", SeveralTargets(), sizes=[16, 64], sets=512, max_bytes=30_000)
+    assert sum(map(len, files_of(tmp_path / "again").values())) <= 30_000
+    assert again.manifest["sizes"][1]["kept"] < collection.manifest["sizes"][1]["kept"]
+
+
+def test_a_row_that_marks_no_target_is_bad(tmp_path):
+    head = SeveralTargets(spoil=lambda logits: None)
+    collection = run(tmp_path / "run", head, sizes=[16], sets=512)
+    assert collection.manifest["sizes"][0]["masked_target"] == 4  # one of each unit

@@ -9,7 +9,9 @@ from calibrate.maths.likelihood import (
     ELEVATED_TO,
     TOLERANCE,
     _largest_gain,
+    closeness,
     constant_form,
+    likelihood,
     log_size_form,
     maximise,
     polynomial_form,
@@ -37,21 +39,25 @@ def planted(beta_of, sizes=(16, 64, 256), count=1_500, seed=0):
     return Profile(np.concatenate(series), LOW, HIGH), np.concatenate(H), np.concatenate(size)
 
 
+def best(rows, form, weight):
+    return maximise(likelihood(rows, weight / weight.sum()), form, LOW, HIGH)
+
+
 def test_a_planted_constant():
     rows, H, _ = planted(lambda h, n: np.full_like(h, 2.5))
     weight = np.ones(len(H))
-    found = maximise(rows, constant_form(len(H), LOW, HIGH), weight)
+    found = best(rows, constant_form(len(H), LOW, HIGH), weight)
     assert found.coefficients[0] == pytest.approx(2.5, abs=0.1)
     by_other_means = minimize_scalar(
         lambda b: -rows.log_p(np.full(len(H), b)).mean(), bounds=(LOW, HIGH), method="bounded",
         options={"xatol": 1e-8},
     )  # fmt: skip
-    assert found.log_p == pytest.approx(-by_other_means.fun, abs=1e-7)
+    assert found.value == pytest.approx(-by_other_means.fun, abs=1e-7)
 
 
 def test_a_planted_log_of_the_size():
     rows, H, size = planted(lambda h, n: np.full_like(h, 0.6 * np.log(n) + 0.4))
-    found = maximise(rows, log_size_form(size, LOW, HIGH), np.ones(len(H)))
+    found = best(rows, log_size_form(size, LOW, HIGH), np.ones(len(H)))
     for n in (16, 64, 256):
         beta = found.coefficients @ [np.log(n), 1]
         assert beta == pytest.approx(0.6 * np.log(n) + 0.4, rel=0.06)
@@ -72,25 +78,25 @@ def test_a_planted_polynomial_and_no_allowed_one_is_better():
     rows, H, _ = planted_polynomial()
     weight = np.random.default_rng(5).uniform(0.5, 1.5, len(H))
     form = form_of(H)
-    found = maximise(rows, form, weight)
+    found = best(rows, form, weight)
     true = form.design @ PLANTED
     seen = (H > 1) & (H < 4)
     assert np.sqrt(np.mean((form.design @ found.coefficients - true)[seen] ** 2)) < 0.35
-    assert found.log_p >= weight @ rows.log_p(true) / weight.sum()
+    assert found.value >= weight @ rows.log_p(true) / weight.sum()
     rng = np.random.default_rng(1)
     for size in (1e-3, 1e-2, 0.3):
         for _ in range(40):
             other = found.coefficients + size * rng.standard_normal(5)
             if ((form.matrix @ other >= form.low) & (form.matrix @ other <= form.high)).all():
                 beta = np.clip(form.design @ other, LOW, HIGH)
-                assert weight @ rows.log_p(beta) / weight.sum() <= found.log_p + found.gap + 1e-12
+                assert weight @ rows.log_p(beta) / weight.sum() <= found.value + found.gap + 1e-12
     assert found.gap < TOLERANCE
 
 
 def test_bounds_hold_on_the_whole_domain():
     """Targets drawn at beta = 0.2 want less than the least that is allowed."""
     rows, H, _ = planted(lambda h, n: np.where(h < 2.5, 0.2, 5.0))
-    found = maximise(rows, form_of(H), np.ones(len(H)))
+    found = best(rows, form_of(H), np.ones(len(H)))
     t = np.linspace(0, 1, 1_001)
     beta = basis(t, 4) @ found.coefficients
     assert beta.min() > LOW - 1e-6
@@ -99,18 +105,18 @@ def test_bounds_hold_on_the_whole_domain():
 
 def test_monotone_never_falls():
     rows, H, _ = planted_polynomial()
-    free, rising = (maximise(rows, form_of(H, monotone=m), np.ones(len(H))) for m in (False, True))
+    free, rising = (best(rows, form_of(H, monotone=m), np.ones(len(H))) for m in (False, True))
     t = np.linspace(0, 1, 1_001)
     assert np.diff(basis(t, 4) @ free.coefficients).min() < -1e-4
     assert np.diff(basis(t, 4) @ rising.coefficients).min() > -1e-7
-    assert rising.log_p < free.log_p
+    assert rising.value < free.value
 
 
 def test_rows_that_already_win_push_beta_to_its_bound():
     z = np.tile(np.float32([3.0, 1.0, 0.0]), (200, 1))
     rows = profile(z, np.zeros(200, int), LOW, HIGH)
-    found = maximise(rows, constant_form(200, LOW, HIGH), np.ones(200))
-    assert found.log_p == pytest.approx(0, abs=1e-5)
+    found = best(rows, constant_form(200, LOW, HIGH), np.ones(200))
+    assert found.value == pytest.approx(0, abs=1e-5)
 
 
 def test_the_bound_on_what_is_missed_is_the_tangents():
@@ -130,3 +136,37 @@ def test_the_form_of_a_polynomial_is_that_of_its_degree():
     assert form.design.shape == (50, 7)
     assert form.matrix.shape == (ELEVATED_TO + 1, 7)
     np.testing.assert_allclose(form.matrix @ (2.5 * form.ones), 2.5)
+
+
+@pytest.mark.parametrize("of_theta", [False, True])
+def test_rows_far_away_pull_no_harder_than_others(of_theta):
+    optimum = np.concatenate([np.full(60, 2.0), np.linspace(1.5, 2.5, 39), [HIGH]])
+    weight = np.full(100, 0.01)
+    found = maximise(
+        closeness(optimum, weight, of_theta), constant_form(100, LOW, HIGH), LOW, HIGH,
+        certify=False,
+    )  # fmt: skip
+    assert found.coefficients[0] == pytest.approx(2.0, abs=0.05)
+    for step in (-1e-3, 1e-3):  # and no beta nearby is closer
+        beta = np.full(100, found.coefficients[0] + step)
+        assert closeness(optimum, weight, of_theta)(beta)[0] < found.value
+
+
+@pytest.mark.parametrize("of_theta", [False, True])
+def test_the_slope_of_closeness(of_theta):
+    rng = np.random.default_rng(0)
+    objective = closeness(rng.uniform(1, 9, 50), rng.uniform(0, 1, 50), of_theta)
+    beta, step = rng.uniform(1, 9, 50), 1e-6
+    for row in (0, 7):
+        up, down = (beta + sign * step * (np.arange(50) == row) for sign in (1, -1))
+        slope = (objective(up)[0] - objective(down)[0]) / (2 * step)
+        assert objective(beta)[1][row] == pytest.approx(slope, rel=1e-4)
+
+
+def test_pooled_rows_of_one_beta_lose_nothing():
+    rows, H, size = planted(lambda h, n: np.full_like(h, 2.5))
+    weight = np.random.default_rng(2).uniform(0.5, 1.5, len(H))
+    _, cell = np.unique(size, return_inverse=True)
+    pooled = rows.pool(cell, weight, 3)
+    beta = np.array([1.5, 3.0, 20.0])
+    assert pooled.log_p(beta).sum() == pytest.approx(weight @ rows.log_p(beta[cell]), rel=1e-12)

@@ -1,8 +1,9 @@
 """A collection on disk: a folder with one npz shard per unit of work, and a manifest.
 
 A shard holds the kept rows of one unit, all of one set size: `logits` (rows, n) float32, `target`
-(rows,) int32, `entropy` (rows,) float32, `index` (rows,) int64 (which set), and `counts`, int64,
-of everything that the unit saw, in the order of COUNTS.
+(rows,) int32, or (rows, n) bool where several items may win, `entropy` (rows,) float32, `index`
+(rows,) int64 (which set), and `counts`, int64, of everything that the unit saw, in the order of
+COUNTS.
 
 manifest.json is written when the collection starts ("partial": its configuration) and once more
 when it is complete (its counts per size, and each shard's digest). In between, the shards present
@@ -39,7 +40,7 @@ class Shard:
     """The kept rows of one unit."""
 
     logits: np.ndarray  # (rows, n)
-    target: np.ndarray
+    target: np.ndarray  # (rows,) int32, or (rows, n) bool
     entropy: np.ndarray  # nats
     index: np.ndarray
     counts: np.ndarray  # (len(COUNTS),)
@@ -56,9 +57,9 @@ class Receipt(NamedTuple):
     sha256: str
 
 
-def row_bytes(size: int) -> int:
+def row_bytes(size: int, sets_of_targets: bool = False) -> int:
     """Bytes of one kept row of `size` items."""
-    return 4 * size + 4 + 4 + 8
+    return 4 * size + (size if sets_of_targets else 4) + 4 + 8
 
 
 def shard_path(folder: Path, size: int, unit: int) -> Path:
@@ -90,12 +91,15 @@ def _parse_shard(data: bytes, path: Path, size: int) -> Shard:
     """The shard of that set size in the bytes of a file; anything else is refused."""
     arrays = parse_arrays(data, path)
     n_rows = len(arrays.get("target", ()))
-    shapes = {
+    dtypes = {**ROW_DTYPES, "counts": "<i8"}
+    shapes: dict[str, tuple[int, ...]] = {
         "logits": (n_rows, size), "target": (n_rows,), "entropy": (n_rows,), "index": (n_rows,),
         "counts": (len(COUNTS),),
     }  # fmt: skip
+    if "target" in arrays and arrays["target"].dtype == bool:
+        dtypes["target"], shapes["target"] = "|b1", (n_rows, size)
     for name, shape in shapes.items():
-        array, dtype = arrays.get(name), np.dtype(ROW_DTYPES.get(name, "<i8"))
+        array, dtype = arrays.get(name), np.dtype(dtypes[name])
         if array is None or array.shape != shape or array.dtype != dtype:
             found = "absent" if array is None else f"{array.dtype}{array.shape}"
             raise CalibrateError(
@@ -103,7 +107,11 @@ def _parse_shard(data: bytes, path: Path, size: int) -> Shard:
                 "delete the file and collect again"
             )
     target = arrays["target"]
-    if n_rows and not 0 <= target.min() <= target.max() < size:
+    if target.dtype == bool and not target.any(axis=1).all():
+        raise CalibrateError(
+            f"{path}: target marks no item in some row; delete the file and collect again"
+        )
+    if target.dtype != bool and n_rows and not 0 <= target.min() <= target.max() < size:
         raise CalibrateError(
             f"{path}: target is not within [0, {size}); delete the file and collect again"
         )

@@ -27,6 +27,7 @@ class Head(Protocol):
     def sample(self, seed: int, size: int, count: int) -> Any:
         """Draws `count` inputs of `size` items; has `.target`, int (count,).
 
+        Where any of several items may win, it is bool (count, size), True at those.
         The seed is a 64-bit number, as numpy.random.default_rng takes it; JAX's keys take at most
         63 bits of it (seed >> 1).
         """

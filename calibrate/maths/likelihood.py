@@ -3,9 +3,10 @@
 A form is a design: beta = design @ coefficients, row by row. Where beta is within its bounds, the
 mean of log p_t(beta) is concave in the coefficients; bounds, and whatever else a form asks for,
 are linear constraints on them. So there is one best rule of each form, and a linear programme
-bounds what a solution can still gain.
+bounds what a solution can still gain. Other objectives go through the same solver.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from calibrate.maths.profile import Profile
 
 DEGREE = 4
 ELEVATED_TO = 24
-TOLERANCE = 1e-5  # nats that a solution may still be short of the best
+TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
 
 
 class Form(NamedTuple):
@@ -36,8 +37,8 @@ class Solution(NamedTuple):
     """The best rule of a form."""
 
     coefficients: np.ndarray  # (k,)
-    log_p: float  # weighted mean, nats
-    gap: float  # the best rule of the form gains at most this much more, nats
+    value: float  # of the objective: of a likelihood nats
+    gap: float  # the best rule of the form gains at most this much more
 
 
 def constant_form(rows: int, low: float, high: float) -> Form:
@@ -79,25 +80,63 @@ def polynomial_form(
     return Form(basis(t, degree), matrix, least, most, np.ones(degree + 1))
 
 
-def maximise(profile: Profile, form: Form, weight: np.ndarray) -> Solution:
-    """The coefficients with the largest weighted mean of log p_t(design @ coefficients).
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+
+def likelihood(profile: Profile, weight: np.ndarray) -> Objective:
+    """(rows,) beta -> sum of weight log p_t(beta), and its slope in each row's beta."""
+
+    def objective(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope, _ = profile.derivatives(beta)
+        return float(weight @ value), weight * slope
+
+    return objective
+
+
+def closeness(optimum: np.ndarray, weight: np.ndarray, of_theta: bool) -> Objective:
+    """(rows,) beta -> how close it is, or 1/beta, to that of each row, and its slope.
+
+    The loss is squared near the optimum and grows as the distance far from it (pseudo-Huber), with
+    the median distance from the median as its scale: rows far away pull no harder than others.
+    """
+    aim = 1 / optimum if of_theta else optimum
+    scale = max(float(np.median(np.abs(aim - np.median(aim)))), 1e-3)
+
+    def objective(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        distance = ((1 / beta if of_theta else beta) - aim) / scale
+        root = np.sqrt(1 + distance**2)
+        slope = -weight * distance / root / scale
+        return -float(weight @ (root - 1)), slope * (-(beta**-2.0) if of_theta else 1)
+
+    return objective
+
+
+def maximise(
+    objective: Objective,
+    form: Form,
+    low: float,
+    high: float,
+    start: np.ndarray | None = None,
+    certify: bool = True,
+) -> Solution:
+    """The coefficients for which the objective of beta = design @ coefficients is largest.
 
     Args:
-      profile: of the rows.
-      form: of the rule; its bounds lie within those of the profile.
-      weight: (rows,) not negative.
+      objective: of (rows,) beta within the bounds: its value, and its slope in each row's beta.
+      form: of the rule.
+      low, high: bounds of beta.
+      start: coefficients to start from; None is a constant between the bounds.
+      certify: work out the gap, and refuse one above 1e-5: for likelihoods, which are concave.
+        Else it is NaN.
     Raises:
-      ArithmeticError: the best is missed by more than 1e-5 nats, or may be.
+      ArithmeticError: the best is missed, or may be.
     """
     from scipy.optimize import minimize
 
-    weight = weight / weight.sum()
-
-    def objective(c: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
         # The solver may step out of the constraints by a rounding.
-        beta = np.clip(form.design @ c, profile.low, profile.high)
-        value, slope, _ = profile.derivatives(beta)
-        return -float(weight @ value), -(form.design.T @ (weight * slope))
+        value, slope = objective(np.clip(form.design @ c, low, high))
+        return -value, -(form.design.T @ slope)
 
     sides = (1.0, form.low), (-1.0, form.high)
     constraints = [
@@ -108,16 +147,16 @@ def maximise(profile: Profile, form: Form, weight: np.ndarray) -> Solution:
         }
         for sign, bound in sides
     ]
-    start = form.ones * np.sqrt(profile.low * profile.high)
+    start = form.ones * np.sqrt(low * high) if start is None else start
     found = minimize(
-        objective, start, jac=True, method="SLSQP", constraints=constraints,
-        options={"ftol": 1e-14, "maxiter": 500},
+        loss, start, jac=True, method="SLSQP", constraints=constraints,
+        options={"ftol": 1e-14 if certify else 1e-9, "maxiter": 500},
     )  # fmt: skip
-    loss, gradient = objective(found.x)
-    gap = _largest_gain(form, -gradient, found.x)
-    if not gap < TOLERANCE:
-        raise ArithmeticError(f"the best rule is missed by up to {gap:.3g} nats: {found.message}")
-    return Solution(found.x, -loss, gap)
+    lost, gradient = loss(found.x)
+    gap = _largest_gain(form, -gradient, found.x) if certify else np.nan
+    if gap > TOLERANCE or not (certify or found.success):
+        raise ArithmeticError(f"the best rule is missed by up to {gap:.3g}: {found.message}")
+    return Solution(found.x, -lost, gap)
 
 
 def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:

@@ -70,10 +70,12 @@ def _check_batch(head: Head, batch: Any, unit: Unit) -> None:
             f"{unit.sets} rows each; give a pytree, such as a NamedTuple of arrays (count, ...)"
         )
     target = np.asarray(batch.target)
+    if target.dtype == bool and target.shape == (unit.sets, unit.size):
+        return  # rows that mark no item are counted as bad
     if target.shape != (unit.sets,) or not np.issubdtype(target.dtype, np.integer):
         raise CalibrateError(
             f"head {head.name!r}: sample gave a target of {target.dtype}{target.shape}; "
-            f"give integers ({unit.sets},)"
+            f"give integers ({unit.sets},), or bool {(unit.sets, unit.size)}"
         )
     outside = target[(target < 0) | (target >= unit.size)]
     if outside.size:
