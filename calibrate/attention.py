@@ -55,6 +55,9 @@ def dot_product_attention(
 ) -> jax.Array:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
+    With a fit of kind "log-size", beta(n) and n the number of keys that the query sees: those that
+    masks, lengths, causality and window leave, and whose bias is above -inf.
+
     `functools.partial(dot_product_attention, coefficients=fit)` takes the place of
     jax.nn.dot_product_attention: the same arguments and layout, and two more arguments at the end.
 
@@ -76,8 +79,8 @@ def dot_product_attention(
       entropy_gradient: whether gradients flow through beta(H) too.
     Returns:
       (B, T, N, H) of the query's dtype; entropy, beta and sums are computed in float32 or wider.
-      A query that sees no key gives 0 (in jax.nn, the mean of all values). Entropy is over real
-      keys only: an attention sink is to be a key, or it does not count.
+      A query that sees no key gives 0 (in jax.nn, the mean of all values). Entropy and n are of
+      real keys only: an attention sink is to be a key, or it does not count.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match, another implementation, or a residual.
@@ -217,7 +220,7 @@ class _Head(NamedTuple):
     """What determines the weights of one key head's queries, but for its logits."""
 
     fit: Coefficients
-    table: jax.Array | None  # (8, G)
+    table: jax.Array | None  # (coefficients + 3, G)
     band: Band
     soft_cap: jax.Array | None
     n_queries: jax.Array | None

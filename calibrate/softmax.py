@@ -9,35 +9,53 @@ from jax.typing import ArrayLike
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
-from calibrate.maths.rule import beta_of_entropy
-from calibrate.maths.shannon import Axis, centre, hashable, real_logits, wide
+from calibrate.maths.rule import LOG_SIZE, beta_of
+from calibrate.maths.shannon import Axis, Centred, centre, hashable, log_size, real_logits, wide
 
 
-def inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
-    """beta(H) of a fit: clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
+def inverse_temperature(
+    H: ArrayLike | None, coefficients: Coefficients, *, n: ArrayLike | None = None
+) -> jax.Array:
+    """beta of a fit: beta(H), or for a fit of kind "log-size" beta(n).
+
+    beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
+    beta(n) = clip(kappa log n + b, min_beta, max_beta).
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
-        gives it for logits (..., heads, queries, items): (..., heads, queries).
+        gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
+        takes its shape alone, or None.
       coefficients: a fit, from `calibrate.load`; static under jit.
+      n: number of unmasked items, broadcastable to H; 0 counts as 1. A log-size fit needs it, and
+        no other looks at it.
     Returns:
-      beta, of H's shape, dimensionless; 1 for heads that the fit does not name.
+      beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
     Raises:
-      CoefficientsError: no fit was given, or it does not fit the heads of H.
+      CoefficientsError: no fit was given, it does not fit the heads of H, or H or n is missing.
     Reference: Velickovic et al. 2024, section 3.
     """
-    return _inverse_temperature(H, check_fit(coefficients))
+    fit = check_fit(coefficients)
+    by_size = fit.rule.kind == LOG_SIZE
+    if (n if by_size else H) is None:
+        needed = "n=, the number of unmasked items" if by_size else "H, their entropy"
+        raise CoefficientsError(f"{fit.reference} is of kind {fit.rule.kind}; give {needed}")
+    return _inverse_temperature(H, n, fit)
 
 
 @jax.jit
-def _inverse_temperature(H: ArrayLike, coefficients: Coefficients) -> jax.Array:
-    H = jnp.asarray(H)
-    H = H.astype(wide(H.dtype))
-    return _beta(H, head_table(coefficients, H, -2), coefficients, -2)
+def _inverse_temperature(
+    H: ArrayLike | None, n: ArrayLike | None, coefficients: Coefficients
+) -> jax.Array:
+    x = jnp.asarray(n if coefficients.rule.kind == LOG_SIZE else H)
+    x = x.astype(wide(x.dtype))
+    if coefficients.rule.kind == LOG_SIZE:
+        x = jnp.log(jnp.maximum(x, 1))
+        x = x if H is None else jnp.broadcast_to(x, jnp.shape(H))
+    return _beta(x, head_table(coefficients, x, -2), coefficients, -2)
 
 
 def head_table(coefficients: Coefficients, x: jax.Array, head_axis: int) -> jax.Array | None:
-    """The numbers of each head along an axis of x, (8, heads); None if all heads are alike."""
+    """The numbers of each head along an axis of x, (coefficients + 3, heads); None if all alike."""
     if not coefficients.has_heads:
         return None
     if x.ndim < -head_axis:
@@ -49,14 +67,15 @@ def head_table(coefficients: Coefficients, x: jax.Array, head_axis: int) -> jax.
 
 
 def _beta(
-    H: jax.Array, table: jax.Array | None, coefficients: Coefficients, head_axis: int
+    x: jax.Array, table: jax.Array | None, coefficients: Coefficients, head_axis: int
 ) -> jax.Array:
+    """beta of x, which is H or log n, as the fit's kind has it."""
     if table is None:
         entry = coefficients.only
-        return beta_of_entropy(H, entry.coefficients, entry.domain, coefficients.rule, jnp)
-    rows = table.reshape(len(table), *[1] * (H.ndim + head_axis), -1, *[1] * (-head_axis - 1))
+        return beta_of(x, x, entry.coefficients, entry.domain, coefficients.rule, jnp)
+    rows = table.reshape(len(table), *[1] * (x.ndim + head_axis), -1, *[1] * (-head_axis - 1))
     *powers, lo, hi, calibrated = rows
-    beta = beta_of_entropy(H, powers, (lo, hi), coefficients.rule, jnp)
+    beta = beta_of(x, x, powers, (lo, hi), coefficients.rule, jnp)
     return jnp.where(calibrated == 1, beta, 1)
 
 
@@ -70,14 +89,19 @@ def adaptive_softmax(
 ) -> jax.Array:
     """softmax(beta(H) z), with H the entropy of softmax(z): jax.nn.softmax, sharpened by a fit.
 
+    A fit of kind "log-size" gives softmax(beta(n) z), with n the number of unmasked items: those
+    of `where` whose logit is above -inf. Masks must be either. A large negative number as a mask
+    leaves H as it is, and not n: such items have no weight, and are counted.
+
     Args:
       logits: any shape and real dtype; entropy and beta are computed in float32 or wider. For a
         fit per head (..., heads, queries, items).
       coefficients: a fit, from `calibrate.load`; static under jit: another fit retraces.
       axis: the axis or axes of the items; None means all. The last one for a fit per head.
       where: bool, broadcastable to logits, True for real items; None means all. Masked items get
-        probability 0 and count neither in the entropy nor in the normaliser.
-      entropy_gradient: whether gradients flow through beta(H) too, as they do in the paper's code.
+        probability 0 and count neither in the entropy, n nor the normaliser.
+      entropy_gradient: whether gradients flow through beta(H) too, as they do in the paper's code;
+        beta(n) has none.
     Returns:
       Probabilities, of the logits' shape and dtype. A row whose unmasked items are all -inf is
       NaN, as in jax.nn.softmax; a row that `where` masks throughout is 0.
@@ -128,7 +152,7 @@ def sharpen(
     entropy_gradient: bool,
     in_loop: bool = False,
 ) -> jax.Array:
-    """exp(beta(H) (z - max z)): softmax(beta z) before it is normalised; 0 where z is -inf.
+    """exp(beta (z - max z)): softmax(beta z) before it is normalised; 0 where z is -inf.
 
     Its derivative leaves out that of the maximum, which cancels when the row is normalised.
 
@@ -140,7 +164,13 @@ def sharpen(
         and not by its rule: then nothing in it may be infinite.
     """
     centred = centre(z, axis, finite=in_loop)
-    return jnp.exp(_beta(centred.entropy, table, coefficients, -3) * centred.shifted)
+    x = _looked_at(z, centred, coefficients, axis)
+    return jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
+
+
+def _looked_at(z: jax.Array, centred: Centred, coefficients: Coefficients, axis: Axis) -> jax.Array:
+    """What beta is a function of: H, or log n."""
+    return log_size(z, axis) if coefficients.rule.kind == LOG_SIZE else centred.entropy
 
 
 @sharpen.defjvp
@@ -155,11 +185,12 @@ def _sharpen_jvp(
     (z, table), (dz, _) = primals, tangents
     powers = sharpen(z, table, coefficients, axis, entropy_gradient, in_loop)
     centred = centre(z, axis, finite=True)
-    beta_of = partial(_beta, table=table, coefficients=coefficients, head_axis=-3)
-    if not entropy_gradient:
-        return powers, powers * (beta_of(jax.lax.stop_gradient(centred.entropy)) * dz)
+    beta_of_row = partial(_beta, table=table, coefficients=coefficients, head_axis=-3)
+    if not entropy_gradient or coefficients.rule.kind == LOG_SIZE:
+        x = _looked_at(z, centred, coefficients, axis)
+        return powers, powers * (beta_of_row(jax.lax.stop_gradient(x)) * dz)
     dH = centred.entropy_tangent(dz, axis)
-    beta, dbeta = jax.jvp(beta_of, (centred.entropy,), (dH,))
+    beta, dbeta = jax.jvp(beta_of_row, (centred.entropy,), (dH,))
     return powers, powers * (beta * dz + dbeta * centred.shifted)
 
 

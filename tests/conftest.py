@@ -72,3 +72,10 @@ def make_fit():
         return Coefficients(Rule(**guards), (Entry(powers, domain),), name=name)
 
     return make
+
+
+@pytest.fixture
+def by_size():
+    """beta = 0.5 log n + 0.6, made of sets of 16 to 1,024 items."""
+    entry = Entry((0.5, 0.6), (float(np.log(16)), float(np.log(1024))))
+    return Coefficients(Rule.log_size(), (entry,), name="by-size")

@@ -12,7 +12,9 @@ from jax.test_util import check_grads
 import calibrate
 from calibrate import attention
 from calibrate.attention import dot_product_attention
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
+from calibrate.maths.rule import Rule
 
 
 @pytest.fixture(params=["one block", "many blocks"])
@@ -94,6 +96,9 @@ CASES = {
 }  # fmt: skip
 
 
+BY_SIZE = Coefficients(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),))
+
+
 def in_words_of_the_reference(arguments):
     names = {"local_window_size": "window"}
     lengths = tuple(arguments.get(f"{x}_seq_lengths") for x in ("query", "key_value"))
@@ -108,6 +113,15 @@ def test_agrees_with_the_reference(case, heads, paper):
     arrays = qkv(N=heads[0], K=heads[1])
     actual = dot_product_attention(*arrays, coefficients=paper, **CASES[case])
     exact = expected(*arrays, paper, **in_words_of_the_reference(CASES[case]))
+    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("blocks")
+def test_log_size_counts_the_keys_that_a_query_sees(case):
+    arrays = qkv()
+    actual = dot_product_attention(*arrays, coefficients=BY_SIZE, **CASES[case])
+    exact = expected(*arrays, BY_SIZE, **in_words_of_the_reference(CASES[case]))
     np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
 
@@ -141,8 +155,10 @@ def test_long_sequences_in_their_own_blocks(paper):
     arrays = qkv(T=1_500, S=1_500, N=2, K=1, B=1)
     for masks in ({"is_causal": True}, {"window": (100, 7)}):
         keywords = {"local_window_size" if k == "window" else k: v for k, v in masks.items()}
-        actual = dot_product_attention(*arrays, coefficients=paper, **keywords)
-        np.testing.assert_allclose(actual, expected(*arrays, paper, **masks), atol=3e-6, rtol=1e-5)
+        for fit in (paper, BY_SIZE):
+            actual = dot_product_attention(*arrays, coefficients=fit, **keywords)
+            exact = expected(*arrays, fit, **masks)
+            np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
 
 def test_the_feature_is_on(paper):
@@ -180,6 +196,19 @@ def test_a_fit_per_head(make_fit):
         dot_product_attention(q[:, :, :2], k, v, coefficients=fit)
 
 
+@pytest.mark.usefixtures("blocks")
+def test_log_size_per_head():
+    one, two = BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))
+    fit = replace(BY_SIZE, entries=(replace(one, head=0), replace(two, head=3)))
+    q, k, v = qkv(N=4, K=2)
+    actual = np.asarray(dot_product_attention(q, k, v, is_causal=True, coefficients=fit))
+    identity, constant = calibrate.identity(), replace(BY_SIZE, entries=(two,))
+    for head, own in enumerate((BY_SIZE, identity, identity, constant)):
+        group = [head // 2]
+        exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
+        np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_with_offset_keys(dtype, paper):
     """An offset of 100 in one key dimension moves all logits of a query alike."""
@@ -193,11 +222,16 @@ def test_half_precision_with_offset_keys(dtype, paper):
     np.testing.assert_allclose(np.asarray(actual, float), exact, rtol=2 * eps, atol=2e-4)
 
 
-@pytest.mark.parametrize("case", ["plain", "causal", "window", "all", "bias"])
+@pytest.mark.parametrize(
+    ("case", "by_size"),
+    [("plain", False), ("causal", False), ("window", False), ("all", False), ("bias", False),
+     ("all", True)],
+)  # fmt: skip
 @pytest.mark.usefixtures("blocks")
-def test_gradients(case, make_fit):
+def test_gradients(case, by_size, make_fit):
     """Of queries, keys, values and bias, through the entropy too."""
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
+    fit = BY_SIZE if by_size else fit
     keywords = CASES[case] | {"bias": CASES["bias"]["bias"].astype(float)}
     bias = keywords.pop("bias")
     with jax.enable_x64(True):
@@ -220,10 +254,15 @@ def test_no_nan_in_gradients_of_queries_without_keys(paper):
         assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("case", ["causal", "mask", "window", "additive -inf", "additive mask"])
+@pytest.mark.parametrize(
+    ("case", "by_size"),
+    [("causal", False), ("mask", False), ("window", False), ("additive -inf", False),
+     ("additive mask", False), ("causal", True), ("additive -inf", True)],
+)  # fmt: skip
 @pytest.mark.usefixtures("blocks")
-def test_second_derivatives_are_not_nan(case, make_fit):
+def test_second_derivatives_are_not_nan(case, by_size, make_fit):
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
+    fit = BY_SIZE if by_size else fit
     arrays = tuple(jnp.asarray(x) for x in qkv())
 
     def loss(q):

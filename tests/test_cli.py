@@ -8,13 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import ToyHead
 from typer.testing import CliRunner
 
 import calibrate
 from calibrate.faces import options
 from calibrate.faces.cli import app
 from calibrate.faces.progress import Steps
+from calibrate.pipeline.collect import collect
 
 SMALL = ["--sizes", "64..512", "--sets", "512"]
 
@@ -38,8 +41,8 @@ def test_the_main_job(here):
     assert "Fit quickstart@1" in out
     assert 'fit = calibrate.load("quickstart@1")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
-    assert len(rows) == 2
-    plain, own = float(rows[1][1]), float(rows[1][7])
+    assert len(rows) == 4  # log-probabilities of a fit, and accuracies
+    plain, own = float(rows[3][1]), float(rows[3][7])
     assert 50 < plain < own < 80
     assert (here / "fits/quickstart/1.png").read_bytes().startswith(b"\x89PNG")
     assert "quickstart@1 is right more often than plain softmax at n =" in out
@@ -59,12 +62,16 @@ def test_collect_then_fit_then_load(here):
     assert [size["size"] for size in counts["sizes"]] == [64, 128, 256, 512]
     table = call("collect", *SMALL, "--out", "runs/a").stdout
     assert "misranked" in table
-    out = call("fit", "runs/a", "--name", "mine").stdout
-    assert "beta(H)" in out
-    assert "domain" in out
-    record = json.loads(
-        call("fit", "runs/a", "--name", "mine", "--objective", "theta", "--json").stdout
-    )
+    out = call("fit", "runs/a", "--name", "mine", "--force-polynomial").stdout
+    for words in (
+        "beta(H)",
+        "domain",
+        "held out (five folds)",
+        "the polynomial gains",
+        "more rows",
+    ):
+        assert words in out
+    record = json.loads(call("fit", "runs/a", "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
     assert list(calibrate.load("mine").only.coefficients) == record["coefficients"]
     call("fit", "runs/a", "--name", "mine", "--store", "else", "--figure", "drawn.png")
@@ -90,8 +97,11 @@ def test_collect_then_fit_then_load(here):
         (["fit", "nowhere", "--name", "x", "--figure", "."], 2, "no .png file in a folder"),
         (["collect"], 2, "--out"),
         (["fit", "nowhere", "--name", "x"], 1, "nowhere holds no collection"),
+        (["fit", "nowhere", "--name", "x", "--rows", "few"], 2, "--rows is 'few'; use all or"),
+        (["fit", "nowhere", "--name", "x", "--paper", "--monotone"], 2, "give it alone"),
+        (["collect", "--keep", "some", "--out", "r"], 2, "--keep is 'some'; use misranked or all"),
         (["fit", "nowhere", "--name", "../x"], 1, "'../x' is no name for a fit"),
-        (["fit", "nowhere", "--name", "x", "--objective", "gamma"], 2, "no objective"),
+        (["fit", "nowhere", "--name", "x", "--objective", "gamma"], 2, "--objective is 'gamma'"),
         (["run", "--name", "Bad Name"], 1, "no name for a fit"),
         (["train", "--seeds", "a"], 2, "no seed"),
         (["nonsense"], 2, "nonsense"),
@@ -100,6 +110,42 @@ def test_collect_then_fit_then_load(here):
 def test_bad_input_gets_one_clear_line(here, arguments, code, message):
     assert message in refusal(*arguments, code=code)
     assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--objective", "likelihood", "--rows", "all"], ["--monotone"], ["--weigh", "rows"],
+        ["--rows", "misranked", "--objective", "beta"], ["--paper"], ["--gate", "0.5"],
+        ["--objective", "theta", "--jobs", "2"],
+    ],
+)  # fmt: skip
+def test_every_option_of_a_fit(here, options):
+    call("collect", "--sizes", "64,512", "--sets", "400", "--out", "runs/a")
+    record = json.loads(call("fit", "runs/a", "--name", "mine", "--json", *options).stdout)
+    fit = calibrate.load("mine")
+    assert list(fit.only.coefficients) == record["coefficients"]
+    if "--paper" not in options:
+        assert [size["size"] for size in record["quality"]["held_out"]] == [64, 512]
+
+
+def test_shuffled_targets_are_exit_3_and_why(here):
+    class Shuffled(ToyHead):
+        def sample(self, seed, size, count):
+            batch = super().sample(seed, size, count)
+            return batch._replace(target=np.random.default_rng(seed).integers(0, size, count))
+
+    collect(Shuffled(), [64, 256], 500, 0, Path("runs/shuffled"))
+    line = refusal("fit", "runs/shuffled", "--name", "none", code=3)
+    assert "not for this head: no rule beats plain softmax" in line
+    assert "check that the targets are the items that should win" in line
+    assert not Path("fits").exists()
+
+
+def test_all_rows_need_a_collection_that_keeps_them(here):
+    call("collect", "--sizes", "64,256", "--sets", "300", "--keep", "misranked", "--out", "runs/a")
+    line = refusal("fit", "runs/a", "--name", "mine", "--rows", "all", code=1)
+    assert "collect with --keep all into another folder" in line
 
 
 def test_too_few_rows_are_exit_3(here):

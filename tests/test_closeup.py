@@ -1,5 +1,7 @@
 """Close-up: sets item by item, as the head made them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,9 +54,11 @@ def test_bad_rows_are_left_out():
     assert len(closeup.logits) == 8
 
 
-def test_coefficients_under_a_fit_are_those_of_the_runtime(closeups):
+def test_coefficients_under_a_fit_are_those_of_the_runtime(closeups, by_size):
     fit = calibrate.load("max-retrieval")
     for closeup in closeups:
+        sized = np.asarray(calibrate.adaptive_softmax(closeup.logits.astype(np.float32), by_size))
+        np.testing.assert_allclose(closeup.coefficients(by_size), sized, atol=2e-5)
         expected = np.asarray(calibrate.adaptive_softmax(closeup.logits.astype(np.float32), fit))
         np.testing.assert_allclose(closeup.coefficients(fit), expected, atol=2e-5)
         np.testing.assert_allclose(closeup.coefficients(None), softmax(closeup.logits))
@@ -74,6 +78,28 @@ def test_shares_add_up_and_follow_the_domain(closeups, make_fit):
         assert sum(share[1:]) == pytest.approx(1)
         assert share.above == pytest.approx((closeup.entropy > 2).mean())
         assert share.gated == pytest.approx((closeup.entropy <= 0.5).mean())
+
+
+def test_shares_of_a_log_size_fit_are_of_the_sizes_that_it_was_made_of(closeups, by_size):
+    """16, 128 and 1,024 items; its domain ends at the first and the last."""
+    (entry,) = by_size.entries
+    smaller = replace(by_size, entries=(replace(entry, domain=(float(np.log(17)), 6.0)),))
+    for fit, inside in ((by_size, [1, 1, 1]), (smaller, [0, 1, 0])):
+        found = shares(closeups, fit)
+        assert [share.inside for share in found] == inside
+        assert [share.gated for share in found] == [0, 0, 0]
+        assert found[0].below == 1 - inside[0]
+        assert found[2].above == 1 - inside[2]
+
+
+def test_masked_items_are_not_counted(by_size):
+    from conftest import ToyHead
+
+    def mask(logits):
+        logits[:, 16:] = -np.inf
+
+    (closeup,) = look_closely(ToyHead(spoil=mask), [64], 200, 0)
+    np.testing.assert_allclose(closeup.beta(by_size), 0.5 * np.log(16) + 0.6)
 
 
 def test_reach_holds_bounds_over_what_was_seen(closeups):

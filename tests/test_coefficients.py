@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -23,10 +24,19 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule, horner
 
 SCHEMAS = Path(coefficient_file.__file__).parent / "schemas"
-SCHEMA = json.loads((SCHEMAS / "coefficient-file-1.0.json").read_text())
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+SCHEMA = {
+    version: json.loads((SCHEMAS / f"coefficient-file-{version}.json").read_text())
+    for version in ("1.0", "1.1")
+}
+VALIDATOR = {version: jsonschema.Draft202012Validator(s) for version, s in SCHEMA.items()}
 GOLDEN = Path(__file__).parent / "golden"
 MIB = 1 << 20
+
+
+def validate(document):
+    """By the schema of the file's version; the newest describes newer ones too."""
+    version = document["schema_version"] if document["schema_version"] == "1.0" else "1.1"
+    VALIDATOR[version].validate(document)
 
 
 def rich_fit(**fields):
@@ -38,12 +48,20 @@ def rich_fit(**fields):
             "entries": (Entry(polynomial, (0.5, 5.9), 0, 3), Entry(polynomial, (0.7, 5.0), 2, 0)),
             "name": "made",
             "quality": {
-                "rows": {"rows": 1000, "misranked": 400, "interior": 390, "flat": 10},
+                "rows": {"rows": 1000, "misranked": 400, "interior": 390, "flat": 10, "gated": 20,
+                         "used": 370},
                 "residuals": {"beta_rms": 5.05, "beta_r_squared": 0.0096, "theta_rms": 0.3},
                 "standard_errors": [[0.001, 0.01, 0.1, 0.2, 0.1], [0.1, 0.1, 0.1, 0.1, 1e-5]],
                 "held_out": [
                     {"size": 64, "rows": 512, "before": -0.5, "after": -0.4, "error": 0.01}
                 ],
+                "candidates": [
+                    {"kind": "constant", "log_p": -0.45, "gain": 0.05, "low": -0.01, "high": 0.11},
+                    {"kind": "log-size", "log_p": -0.41, "gain": 0.09, "low": 0.04, "high": 0.14},
+                ],
+                "learning_curve": [{"rows": 100, "log_p": -0.6}, {"rows": 370, "log_p": -0.4}],
+                "band": [[0.7, 1.0, 1.2], [5.0, 2.0, 2.9]],
+                "condition": 1234.5,
                 "verdict": "polynomial",
             },
             "source": {
@@ -64,13 +82,26 @@ def rich_fit(**fields):
     )  # fmt: skip
 
 
+def rich_size_fit(**fields):
+    """The same of the other kind of rule."""
+    lines = Entry((0.36, 0.25), (2.5, 7.0), 0, 3), Entry((0.1, 1.5), (2.5, 6.0), 2, 0)
+    quality = dict(rich_fit().quality) | {"standard_errors": [[0.01, 0.02], [0.03, 0.04]]}
+    return rich_fit(**{"rule": Rule.log_size(0.5), "entries": lines, "quality": quality} | fields)
+
+
 DOCUMENT = json.loads(dumps(rich_fit()))
+SIZE_DOCUMENT = json.loads(dumps(rich_size_fit()))
 
 
 @pytest.fixture
 def document():
     """A valid file as JSON data, to be mutated."""
     return copy.deepcopy(DOCUMENT)
+
+
+@pytest.fixture
+def size_document():
+    return copy.deepcopy(SIZE_DOCUMENT)
 
 
 def sealed(document):
@@ -95,8 +126,8 @@ def refusal(data):
 # What it keeps
 
 
-def test_round_trip(tmp_path):
-    fit = rich_fit()
+@pytest.mark.parametrize("fit", [rich_fit(), rich_size_fit()], ids=["entropy", "size"])
+def test_round_trip(tmp_path, fit):
     text = dumps(fit)
     again = loads(text.encode())
     assert again == fit
@@ -113,20 +144,23 @@ printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, ma
 
 
 @st.composite
-def entries(draw):
-    powers = draw(st.tuples(*[st.floats(-1e6, 1e6)] * 5))
+def entries(draw, count=5):
+    powers = draw(st.tuples(*[st.floats(-1e6, 1e6)] * count))
     lo = draw(st.floats(0, 10))
     layer, head = draw(st.none() | st.integers(0, 32767)), draw(st.none() | st.integers(0, 32767))
     return Entry(powers, (lo, lo + draw(st.floats(0.01, 20))), layer, head)
 
 
+entropy_rules = st.builds(
+    Rule, st.floats(0, 9), st.floats(0.1, 1), st.floats(1, 1e9),
+    st.sampled_from(["clamp", "identity"]), st.just("entropy-polynomial"),
+)  # fmt: skip
+size_rules = st.builds(Rule.log_size, st.floats(0.1, 1), st.floats(1, 1e9))
+kinds = st.fixed_dictionaries({"rule": entropy_rules, "entries": st.tuples(entries())})
+kinds |= st.fixed_dictionaries({"rule": size_rules, "entries": st.tuples(entries(2))})
 fits = st.builds(
-    rich_fit,
-    rule=st.builds(
-        Rule, st.floats(0, 9), st.floats(0.1, 1), st.floats(1, 1e9),
-        st.sampled_from(["clamp", "identity"]),
-    ),
-    entries=st.tuples(entries()),
+    lambda kind, **fields: rich_fit(**kind, **fields),
+    kind=kinds,
     name=st.from_regex(coefficient_file.NAME_PATTERN, fullmatch=True),
     version=st.integers(1, 999_999_999),
     quality=st.fixed_dictionaries(
@@ -158,7 +192,7 @@ LONG = settings(FAST, max_examples=20_000)
 @given(fits)
 def test_any_fit_round_trips_byte_for_byte_and_keeps_the_schema(fit):
     text = dumps(fit)
-    VALIDATOR.validate(json.loads(text))
+    validate(json.loads(text))
     again = loads(text.encode())
     assert again == fit
     assert dumps(again) == text
@@ -169,25 +203,41 @@ def test_any_fit_round_trips_byte_for_byte_and_keeps_the_schema(fit):
 )
 def test_every_released_schema_is_read_for_ever(path):
     fit = read(path)
-    version = path.stem.removeprefix("coefficient-file-")
+    version, _, kind = path.stem.removeprefix("coefficient-file-").partition("-")
     assert fit.schema_version == version
     assert [entry.layer for entry in fit.entries] == [0, 2]
-    assert fit.rule == Rule(0.5, 1.0, 64.0, "identity")
+    assert fit.rule == (Rule.log_size(0.5) if kind else Rule(0.5, 1.0, 64.0, "identity"))
     assert dumps(fit) == path.read_text()
-    VALIDATOR.validate(json.loads(path.read_text()))
-    assert (SCHEMAS / path.name).exists()
+    validate(json.loads(path.read_text()))
 
 
-def test_every_schema_has_its_golden_file():
+def test_every_schema_has_its_golden_files():
     names = {path.name for path in SCHEMAS.glob("*.json")}
-    assert names == {path.name for path in GOLDEN.glob("*.json")} == {"coefficient-file-1.0.json"}
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert names == {f"coefficient-file-{version}.json" for version in SCHEMA}
+    golden = {path.name for path in GOLDEN.glob("*.json")}
+    assert golden == names | {"coefficient-file-1.1-log-size.json"}
+    for schema in SCHEMA.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_what_is_written_is_the_newest_schema_and_what_was_read_keeps_its_own():
+    assert DOCUMENT["schema_version"] == "1.1"
+    old = read(GOLDEN / "coefficient-file-1.0.json")
+    renamed = json.loads(dumps(replace(old, name="renamed")))
+    assert renamed["schema_version"] == "1.0"
+
+
+def test_the_schema_of_1_0_reads_newer_files_as_its_readers_do(document, size_document):
+    """What 1.1 adds to quality they let through; the new kind of rule they refuse."""
+    VALIDATOR["1.0"].validate(document)
+    assert not VALIDATOR["1.0"].is_valid(size_document)
+    assert not VALIDATOR["1.1"].is_valid(document | {"schema_version": "1.0"})
 
 
 @pytest.mark.parametrize("name", ["paper", "max-retrieval"])
 def test_shipped_files_keep_the_schema_and_round_trip(name):
     fit = calibrate.load(name)
-    VALIDATOR.validate(json.loads(fit.path.read_text()))
+    validate(json.loads(fit.path.read_text()))
     assert dumps(fit) == fit.path.read_text()
 
 
@@ -232,7 +282,9 @@ def test_unknown_fields_of_a_newer_minor_version_are_ignored_and_kept(document):
     document["quality"]["rows"]["novel"] = 3
     document["quality"]["held_out"][0]["novel"] = "x"
     document["provenance"]["novel"] = None
-    VALIDATOR.validate(document)
+    document["quality"]["candidates"][0]["novel"] = [1]
+    document["quality"]["learning_curve"][0]["novel"] = {}
+    validate(document)
     fit = loads(json.dumps(document).encode())
     assert fit == rich_fit()
     assert json.loads(dumps(fit)) == document
@@ -327,7 +379,10 @@ REFUSALS = [
     ("new\nline", 1, r'"new\\nline" is not a known field'),
     ("x-deep", json.loads("[" * 40 + "]" * 40), r"x-deep(\[0\])* is nested more than 32 deep"),
     ("rule", [], r"rule is \[\]; give an object"),
-    ("rule.kind", "log-size", 'rule.kind is "log-size"'),
+    ("rule.kind", "log-size", "rule.size_unit is absent; this field is required"),
+    ("rule.kind", "spline", 'rule.kind is "spline"; this calibrate reads .* and "log-size": up'),
+    ("rule.kind", ["log-size"], r'rule.kind is \["log-size"\]; this calibrate reads'),
+    ("schema_version", "1.0", "quality.rows.gated is not a known field"),
     ("rule.order", "ascending", 'rule.order is "ascending"; this calibrate reads "descending"'),
     ("rule.entropy_unit", "bits", 'rule.entropy_unit is "bits"; .* converts no numbers: fit again'),
     ("rule.quantity", "theta", "rule.quantity"),
@@ -349,8 +404,8 @@ REFUSALS = [
     ("entries.0.coefficients.2", None, r"coefficients\[2\] is null; give a number"),
     ("entries.0.coefficients.2", 10**400, r"coefficients\[2\] is 1000.*within float64"),
     ("entries.0.check", [[1.0, 2.0]] * 4, r"check is a list of 4; give a list of 5 pairs"),
-    ("entries.0.check", [[1.0, 2.0]] * 5, r"entries\[0\].check is at the .* five distinct"),
-    ("entries.0.check.4.0", 9.0, "give five distinct ones of the domain"),
+    ("entries.0.check", [[1.0, 2.0]] * 5, r"entries\[0\].check is at the .* give 5 distinct"),
+    ("entries.0.check.4.0", 9.0, "give 5 distinct ones of the domain"),
     ("entries.0.check.4", 9.0, r"check\[4\] is 9.0; give a list of 2"),
     ("entries.0.head", -1, r"entries\[0\].head is -1"),
     ("entries.0.layer", 40_000, r"entries\[0\].layer is 40000; give an integer from 0 to 32767"),
@@ -362,6 +417,17 @@ REFUSALS = [
     ("quality.rows.other", 1, "quality.rows.other is not"),
     ("quality.residuals.beta_rms", "x", "quality.residuals.beta_rms"),
     ("quality.standard_errors", [[1.0]], r"quality.standard_errors\[0\] is \[1.0\]"),
+    ("quality.standard_errors", [[1.0, 2.0]], "give a list of 5 numbers"),
+    ("quality.rows.used", 1.0, "quality.rows.used is 1.0; give an integer"),
+    ("quality.candidates", [{}] * 17, "quality.candidates is a list of 17; give at most 16"),
+    ("quality.candidates.0.kind", 1, r"quality.candidates\[0\].kind is 1"),
+    ("quality.candidates.1.gain", 1, r"quality.candidates\[1\].gain is 1; write 1.0"),
+    ("quality.candidates.1.novel", 1, r"quality.candidates\[1\].novel is not a known field"),
+    ("quality.learning_curve", [{}] * 65, "quality.learning_curve is a list of 65; give at most"),
+    ("quality.learning_curve.0.rows", -1, r"learning_curve\[0\].rows is -1"),
+    ("quality.band", [[1.0] * 3] * 513, "quality.band is a list of 513; give at most 512"),
+    ("quality.band.1", [1.0, 2.0], r"quality.band\[1\] is \[1.0, 2.0\]; give a list of 3"),
+    ("quality.condition", "large", 'quality.condition is "large"; give a number'),
     ("quality.held_out", {}, "quality.held_out is an object of 0; give a list"),
     ("quality.held_out.0.size", 0.5, r"quality.held_out\[0\].size is 0.5"),
     ("quality.verdict", "two\nlines", "quality.verdict is .* printable"),
@@ -398,6 +464,44 @@ def test_every_refusal_names_field_value_and_remedy(document, where, value, mess
     text = refusal(document if where == "id" else sealed(document))
     assert re.search(message, text), text
     assert "; " in text
+
+
+SIZE_REFUSALS = [
+    ("schema_version", "1.0", 'rule.kind is "log-size"; schema 1.0 has no such rule: write schema'),
+    ("rule.kind", "entropy-polynomial", "rule.entropy_unit is absent; this field is required"),
+    ("rule.size_unit", "items", 'rule.size_unit is "items"; this calibrate reads "log items"'),
+    ("rule.order", "ascending", 'rule.order is "ascending"; this calibrate reads "descending"'),
+    ("rule.min_entropy", 0.0, "rule.min_entropy is not a known field"),
+    ("rule.outside", "clamp", "rule.outside is not a known field"),
+    ("rule.entropy_unit", "nats", "rule.entropy_unit is not a known field"),
+    ("rule.max_beta", 64, "rule.max_beta is 64; write 64.0"),
+    ("rule.min_beta", 0.0, "rule.min_beta is 0.0 and rule.max_beta 64.0; give"),
+    ("entries.0.coefficients", [0.0, 0.0, 0.0, 0.36, 0.25], "coefficients is .* a list of 2"),
+    ("entries.0.coefficients", [0.25, 0.36], "reverse order; write the highest power first"),
+    ("entries.0.coefficients", [0.37, 0.25], r"coefficients\[0\] alone changed, from about 0.36"),
+    ("entries.0.coefficients", [0.72, 0.5], "they were multiplied by 2; restore them"),
+    ("entries.0.check", [[1.0, 2.0]] * 5, r"check is a list of 5; give a list of 2 pairs"),
+    ("entries.0.check", [[3.0, 2.0]] * 2, r"check is at the .* give 2 distinct ones"),
+    ("entries.0.domain", [2.5, 65.0], "give 0 <= lo < hi <= 64, in nats of entropy or in log n"),
+    ("quality.standard_errors", [[1.0] * 5], r"standard_errors\[0\] is .* give a list of 2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    SIZE_REFUSALS,
+    ids=[f"{w}-{str(v)[:9]}" for w, v, _ in SIZE_REFUSALS],
+)
+def test_what_a_log_size_file_is_refused_for(size_document, where, value, message):
+    put(size_document, where, value)
+    text = refusal(sealed(size_document))
+    assert re.search(message, text), text
+
+
+@pytest.mark.parametrize("where", [f"rule.{key}" for key in SIZE_DOCUMENT["rule"]])
+def test_missing_fields_of_a_log_size_rule_are_refused(size_document, where):
+    del size_document["rule"][where.removeprefix("rule.")]
+    assert f"{where} is absent; this field is required" in refusal(sealed(size_document))
 
 
 @pytest.mark.parametrize(
@@ -446,7 +550,7 @@ TEXT = dumps(rich_fit())
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TEXT[: len(TEXT) // 2], "the file is not JSON (Unterminated"),
+        (TEXT[: TEXT.index("fingerprint") + 40], "the file is not JSON (Unterminated"),
         (TEXT + "{}", "the file is not JSON (Extra data"),
         ("\ufeff" + TEXT, "the file is text with a byte order mark; save it as UTF-8 without one"),
         (TEXT.replace('"version": 1', '"version": 1, "version": 2'),
@@ -518,7 +622,7 @@ def paths(value, path=()):
 @st.composite
 def mutated(draw):
     """A valid document, changed in a few places, half of the time with its id recomputed."""
-    document = copy.deepcopy(DOCUMENT)
+    document = copy.deepcopy(draw(st.sampled_from([DOCUMENT, SIZE_DOCUMENT])))
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from([p for p in paths(document) if p]))
         place = document
@@ -546,7 +650,7 @@ def check_mutated(document):
     except calibrate.CoefficientsError as error:
         assert str(error).isprintable()  # noqa: PT017
         return
-    VALIDATOR.validate(document)
+    validate(document)
     assert dumps(fit) == text
 
 
@@ -557,14 +661,14 @@ def check_bytes(data):
         assert str(error).isprintable()  # noqa: PT017
         return
     document = json.loads(data)
-    VALIDATOR.validate(document)
+    validate(document)
     assert json.loads(dumps(fit)) == document
 
 
 @st.composite
 def scratched(draw):
     """The bytes of a valid file with some cut out, put in, or exchanged."""
-    data = bytearray(TEXT.encode())
+    data = bytearray(draw(st.sampled_from([TEXT, dumps(rich_size_fit())])).encode())
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(data) - 1))
         end = at + draw(st.sampled_from([0, 1, 1, 5, 100]))
@@ -667,10 +771,31 @@ def test_check_pairs_are_of_the_polynomial_at_five_points_of_the_domain(paper):
     assert all(p == horner(H, entry.coefficients) for H, p in entry.check)
 
 
+def test_check_pairs_of_a_line_are_its_ends():
+    entry = Entry((0.36, 0.25), (2.5, 7.0))
+    assert entry.check == ((2.5, horner(2.5, (0.36, 0.25))), (7.0, horner(7.0, (0.36, 0.25))))
+
+
+def test_a_layer_that_a_log_size_fit_does_not_name_can_be_written_too():
+    unnamed = rich_size_fit().layer(7)
+    assert unnamed == calibrate.identity()
+    assert loads(dumps(unnamed).encode()) == unnamed
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Entry((1.0, 2.0), (0.0, 1.0)), "give 5 finite numbers, highest power first"),
+        (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers, highest power first, or"),
+        (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "or the 2 of a log-size rule"),
+        (lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
+         r"entries\[0\].coefficients are \(1.0, 2.0\); give the 5 of a rule of kind 'entropy-poly"),
+        (lambda: Coefficients(Rule.log_size(), (Entry((1.0,) * 5, (0.0, 1.0)),)), "give the 2 of"),
+        (lambda: Coefficients(Rule(kind="spline"), (Entry((1.0,) * 5, (0.0, 1.0)),)),
+         "rule.kind is 'spline'; use 'entropy-polynomial' or 'log-size'"),
+        (lambda: Coefficients(Rule(kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
+         "rule.min_entropy is 0.5 and .* mean nothing to a log-size rule; use Rule.log_size"),
+        (lambda: Coefficients(Rule(0.0, outside="identity", kind="log-size"),
+                              (Entry((1.0, 2.0), (0.0, 1.0)),)), "mean nothing to a log-size rule"),
         (lambda: Entry((float("nan"),) * 5, (0.0, 1.0)), "give 5 finite numbers"),
         (lambda: Entry((1.0,) * 5, (1.0, 1.0)), "give 0 <= lo < hi <= 64, in nats"),
         (lambda: Entry((1.0,) * 5, (1.0, 65.0)), "give 0 <= lo < hi <= 64, in nats"),
@@ -681,7 +806,7 @@ def test_check_pairs_are_of_the_polynomial_at_five_points_of_the_domain(paper):
         (lambda: Coefficients(Rule(outside="both"), (Entry((1.0,) * 5, (0.0, 1.0)),)), "outside"),
         (lambda: Coefficients(Rule(), ()), "entries are empty"),
     ],
-)
+)  # fmt: skip
 def test_impossible_coefficients_cannot_be_made(build, message):
     with pytest.raises(calibrate.CoefficientsError, match=message):
         build()

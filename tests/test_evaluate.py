@@ -7,7 +7,13 @@ import pytest
 import calibrate
 from calibrate.heads import load_head
 from calibrate.pipeline import units
-from calibrate.pipeline.evaluate import Score, attention_weights, evaluate, held_out_sets
+from calibrate.pipeline.evaluate import (
+    Score,
+    _as_arrays,
+    attention_weights,
+    evaluate,
+    held_out_sets,
+)
 from calibrate.pipeline.rules import HARD, HINDSIGHT, PLAIN, LogSize, fixed_rules
 
 
@@ -64,24 +70,27 @@ def test_default_numbers_of_sets():
     ]  # fmt: skip
 
 
-def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit):
+def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_size):
     rng = np.random.default_rng(0)
     z = (4 * rng.standard_normal((20, 50))).astype(np.float32)
     z[3, 10:] = -np.inf
     z[4, :2] = z[4].max() + 1  # two equal maxima
-    fits = [calibrate.load("max-retrieval"), calibrate.load("paper"), make_fit()]
-    powers = np.array([fit.only.coefficients for fit in fits], np.float32)
-    domains = np.array([fit.only.domain for fit in fits], np.float32)
-    constants = np.array([1.0, 2.5, HARD.beta(50)], np.float32)
-    guards = tuple(fit.rule for fit in fits)
-    weights = np.asarray(attention_weights(z, powers, domains, constants, guards))
+    fits = [calibrate.load("max-retrieval"), by_size, calibrate.load("paper"), make_fit()]
+    rules = _as_arrays(fits, [1.0, 2.5, HARD.beta(50)])
+    weights = np.asarray(attention_weights(z, *rules[1:], guards=rules.guards))
     for i, fit in enumerate(fits):
         expected = np.asarray(calibrate.adaptive_softmax(z, fit))
         np.testing.assert_allclose(weights[:, i], expected, atol=2e-6)
-    np.testing.assert_allclose(weights[:, 3], jax.nn.softmax(z), atol=1e-6)
-    np.testing.assert_allclose(weights[:, 4], jax.nn.softmax(2.5 * z), atol=1e-6)
+    np.testing.assert_allclose(weights[:, 4], jax.nn.softmax(z), atol=1e-6)
+    np.testing.assert_allclose(weights[:, 5], jax.nn.softmax(2.5 * z), atol=1e-6)
     hard = (z == z.max(axis=1, keepdims=True)) / (z == z.max(axis=1, keepdims=True)).sum(1)[:, None]
-    np.testing.assert_array_equal(weights[:, 5], hard.astype(np.float32))
+    np.testing.assert_array_equal(weights[:, 6], hard.astype(np.float32))
+
+
+def test_a_log_size_fit_is_scored_like_the_rule_of_sizes(toy_head, by_size):
+    rules = {"fit": by_size, "rule": LogSize(0.5, 0.6)}
+    for score in evaluate(toy_head, [16, 64], 300, 0, rules):
+        np.testing.assert_array_equal(score.correct["fit"], score.correct["rule"])
 
 
 def test_a_head_may_score_many_rules_at_once(toy_head):

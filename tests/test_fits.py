@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.faces.fit_views import load_line, polynomial
+from calibrate.faces.fit_views import load_line
+from calibrate.faces.plots import plot_beta
+from calibrate.faces.rule_words import polynomial
 from calibrate.faces.text_plot import draw_curve
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
@@ -97,6 +100,62 @@ def test_the_load_line_loads_this_very_file(store, reference, store_given):
     shown = calibrate.load(reference, store_given)
     again = eval(load_line(shown), {"calibrate": calibrate})
     assert again.path.samefile(shown.path)
+
+
+def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
+    quality = {
+        "rows": {"rows": 900, "used": 700, "interior": 650}, "condition": 12.5,
+        "candidates": [{"kind": "log-size", "log_p": -0.5, "gain": 0.125}],
+        "learning_curve": [{"rows": 100, "log_p": -0.75}, {"rows": 700, "log_p": -0.5}],
+    }  # fmt: skip
+    publish(replace(by_size, quality=quality), here / "fits")
+    out = call("fits", "show", "by-size", "--figure", "b.png").stdout
+    for line in (
+        "p(n)         0.5 log n + 0.6\n",
+        "domain       16 .. 1,024 items; the line goes on outside\n",
+        "guards       1 <= beta <= 64 at every set size\n",
+        "rows         700 used of 900 seen\n",
+        "candidate    kind log-size, log_p -0.5, gain 0.125\n",
+        "learning     rows 100, log_p -0.75; rows 700, log_p -0.5\n",
+        "condition    12.5\n",
+        "set size n, log scale",
+    ):
+        assert line in out, line
+    assert "16   " in out
+    assert "H" not in out.split("rows  ")[0].replace("NaN", "")
+    assert (here / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_of_a_log_size_fit_has_sizes_along_x(by_size):
+    ax = plot_beta(Figure().add_subplot(), by_size)
+    assert ax.get_xlabel() == "set size n"
+    assert ax.get_xscale() == "log"
+    n, beta = ax.lines[0].get_data()
+    np.testing.assert_allclose(beta, 0.5 * np.log(n) + 0.6 + np.maximum(0.4 - 0.5 * np.log(n), 0))
+    assert not any("gate" in text.get_text() for text in ax.get_legend().get_texts())
+
+
+def test_diff_of_two_log_size_fits_is_over_set_sizes(here, by_size):
+    line = Entry((0.5, 1.6), (float(np.log(64)), float(np.log(4096))))
+    for fit in (by_size, replace(by_size, entries=(line,))):
+        publish(fit, here / "fits")
+    out = call("fits", "diff", "by-size@1", "by-size@2").stdout
+    assert "beta changes by at most 1 in the domain of both, 64 .. 1,024 items: from" in out
+    assert "in sets of 1 .. 11,134 items: from" in out
+    assert "at n = " in out
+    again = call("fits", "diff", "by-size@2", "by-size@2").stdout
+    assert "beta is the same in sets of 1 .. 11,134 items\n" in again
+
+
+def test_diff_of_two_kinds_says_that_they_cannot_be_compared(here, by_size):
+    publish(by_size, here / "fits")
+    out = call("fits", "diff", "paper", "by-size").stdout
+    assert "beta is not compared: paper@1 sets it by entropy, and by-size@1 sets it by set" in out
+    assert "they share no head" not in out
+    assert "rule.kind\n  - entropy-polynomial\n  + log-size\n" in out
+    record = json.loads(call("fits", "diff", "paper", "by-size", "--json").stdout)
+    assert record["heads"] == []
+    assert "rule.kind" in {field["path"] for field in record["fields"]}
 
 
 def test_show_of_many_heads_is_cut_short(here):
@@ -255,6 +314,7 @@ def test_every_command_has_help_json_and_an_example(command):
 
 def test_polynomial_is_written_out():
     assert polynomial((-0.5, 0.0, 2.0, -1e-7, 3.0)) == "-0.5 H^4 + 0 H^3 + 2 H^2 - 1e-07 H + 3"
+    assert polynomial((0.36, -0.5)) == "0.36 log n - 0.5"
 
 
 def test_a_curve_in_the_terminal():
@@ -272,7 +332,7 @@ def test_a_curve_in_the_terminal():
 
 def test_the_specification_names_every_field():
     specification = (ROOT / "fits" / "README.md").read_text()
-    schema = ROOT / "calibrate" / "files" / "schemas" / "coefficient-file-1.0.json"
+    schemas = (ROOT / "calibrate" / "files" / "schemas").glob("*.json")
 
     def fields(value):
         if isinstance(value, dict):
@@ -280,7 +340,7 @@ def test_the_specification_names_every_field():
             for item in value.values():
                 yield from fields(item)
 
-    for field in set(fields(json.loads(schema.read_text()))):
+    for field in {f for schema in schemas for f in fields(json.loads(schema.read_text()))}:
         assert re.search(rf"^\| .*`(\S+\.)?{field}`.* \|$", specification, re.MULTILINE), field
 
 

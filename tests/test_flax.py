@@ -59,12 +59,14 @@ def test_identity_gives_flaxs_own_result(module, mask):
 
 
 @pytest.mark.parametrize("module", [in_nnx, in_linen])
-def test_a_fit_changes_it_as_the_whole_matrix_would(module, paper, monkeypatch):
+@pytest.mark.parametrize("kind", ["paper", "by_size"])
+def test_a_fit_changes_it_as_the_whole_matrix_would(module, kind, request, monkeypatch):
     """The feature is on, and causality survives."""
-    ours = module(paper, mask=CAUSAL)
+    fit = request.getfixturevalue(kind)
+    ours = module(fit, mask=CAUSAL)
     assert np.abs(ours - module(None, mask=CAUSAL)).max() > 1e-3
     monkeypatch.setattr("test_flax.attention_fn", softmax_of_the_matrix)
-    np.testing.assert_allclose(ours, module(paper, mask=CAUSAL), atol=2e-6)
+    np.testing.assert_allclose(ours, module(fit, mask=CAUSAL), atol=2e-6)
 
 
 @pytest.mark.parametrize("module", [in_nnx, in_linen])
@@ -129,8 +131,12 @@ def test_dtype_is_honoured(paper, dtype):
     )
 
 
-def test_precision_takes_the_whole_matrix_to_the_same_result(paper):
-    np.testing.assert_allclose(in_nnx(paper, precision="highest"), in_nnx(paper), atol=2e-6)
+@pytest.mark.parametrize("kind", ["paper", "by_size"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_precision_takes_the_whole_matrix_to_the_same_result(kind, is_causal, request):
+    fit = request.getfixturevalue(kind)
+    by_matrix = in_nnx(fit, precision="highest", is_causal=is_causal)
+    np.testing.assert_allclose(by_matrix, in_nnx(fit, is_causal=is_causal), atol=2e-6)
 
 
 def test_bias_batch_axes_and_groups(paper):

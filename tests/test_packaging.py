@@ -55,7 +55,8 @@ print(load_head("max-retrieval").fingerprint)
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
     assert listed == {"max-retrieval/1.json", "paper/1.json"}  # and nothing of a user's
     schemas = wheel_folder / "calibrate" / "files" / "schemas"
-    assert (schemas / "coefficient-file-1.0.json").exists()
+    for version in ("1.0", "1.1"):
+        assert (schemas / f"coefficient-file-{version}.json").exists()
 
 
 def test_editable_install_finds_the_folder_beside_the_package():

@@ -54,12 +54,12 @@ def test_the_page_holds_what_it_must(page):
         "max-retrieval@1",
         "max-retrieval-0",
         'calibrate.load("max-retrieval@1")',
-        "0.647 to 5.022 nats",
+        "0.6472 to 5.022 nats; H is clamped to it",
         "not misranked",
         fit.source["collection"],
         fit.provenance["created"],
         "Of its rivals,",
-        "Left out are “kappa log n, fitted” and “one constant, fitted”",
+        "Left out are “the paper's procedure” and “polynomial, fitted” and “kappa log n + b,",
         "best constant in hindsight",
     ):
         assert part in words, part
@@ -94,6 +94,24 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
     assert "mine@1 is" in " ".join(said.split())
     words = " ".join(Text((here / "a.html").read_text(encoding="utf-8")).words)
     assert "one constant, fitted" in words  # its rivals, fitted to the same rows
+
+
+def test_a_log_size_fit_has_a_page_in_words_of_its_own(here, by_size):
+    fit = replace(by_size, path=here / "f.json", quality={"residuals": {"beta_r_squared": 0.25}})
+    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
+    comparison = compare(["toy"], [[make_score(16, rules), make_score(2048, rules)]])
+    write_report(here / "r.html", fit, ToyHead(noise=3.0), comparison, 0)
+    text = Text((here / "r.html").read_text(encoding="utf-8"))
+    words = " ".join(text.words)
+    for part in (
+        "beta(n) = 0.5 log n + 0.6",
+        "Fitted on sets of 16 to 1,024 items; the line goes on outside. 1 <= beta <= 64 at every",
+        "50 % of the sets are of sizes that the fit was made of, 16 to 1,024 items",
+        "set size explains 25 % of the variance",
+    ):
+        assert part in words, part
+    assert "clamped" not in words
+    assert text.tags.count("img") == 8
 
 
 def test_a_head_that_misranks_nothing_has_a_page_too(here):

@@ -7,7 +7,7 @@ import pytest
 
 import calibrate
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule, beta_of_entropy, horner
+from calibrate.maths.rule import Rule, beta_of, horner
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
 RULES = {
@@ -37,15 +37,27 @@ def test_backends_follow_the_rule_around_every_threshold(rule, under_jit, make_f
     function = calibrate.inverse_temperature
     actual = (jax.jit(function) if under_jit else function)(H, fit)
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
-    in_numpy = beta_of_entropy(H.astype(float), POWERS, domain, exact, np)
+    in_numpy = beta_of(H.astype(float), None, POWERS, domain, exact, np)
     np.testing.assert_allclose(in_numpy, expected, rtol=1e-14)
 
 
 def test_gate_is_strict_on_the_raw_entropy():
     """At min_entropy exactly beta is 1, as the paper's `entropy > 0.5` has it."""
     H = np.array([0.5, np.nextafter(0.5, 1)])
-    beta = beta_of_entropy(H, (0, 0, 0, 0, 3.0), (2.0, 4.0), Rule(), np)
+    beta = beta_of(H, None, (0, 0, 0, 0, 3.0), (2.0, 4.0), Rule(), np)
     np.testing.assert_array_equal(beta, [1, 3])
+
+
+def test_log_size_knows_no_entropy_and_no_end_of_its_domain():
+    n = np.array([1, 2, 16, 1024, 10**9])
+    rule = Rule.log_size(1.2, 5.0)
+    for H in (None, np.full(5, np.nan)):
+        beta = beta_of(H, np.log(n), (0.4, 0.1), (2.0, 3.0), rule, np)
+        expected = reference.inverse_temperature(H, (0.4, 0.1), (2.0, 3.0), rule, n)
+        np.testing.assert_allclose(beta, expected, rtol=1e-15)
+    np.testing.assert_allclose(
+        beta, [1.2, 1.2, 0.4 * np.log(16) + 0.1, 0.4 * np.log(1024) + 0.1, 5]
+    )
 
 
 def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):

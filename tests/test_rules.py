@@ -4,31 +4,22 @@ import math
 
 import numpy as np
 import pytest
+from planted import planted_rows
 
 import calibrate
 from calibrate.errors import QualityError
-from calibrate.maths import solver
-from calibrate.pipeline.fit import Rows, fit_polynomial
+from calibrate.pipeline.candidates import fit_rule
+from calibrate.pipeline.paper_procedure import fit_as_in_the_paper
 from calibrate.pipeline.rules import (
     HINDSIGHT,
     LABELS,
     LogSize,
+    beside,
     fitted_rules,
     fixed_rules,
     in_order,
     rounded_paper,
 )
-
-
-def rows(sizes, seed=0):
-    """Solved rows whose optimal beta is 1.5 log n, give or take."""
-    rng = np.random.default_rng(seed)
-    size = np.repeat(sizes, 400)
-    H = rng.uniform(0.5, 0.9, len(size)) * np.log(size)
-    beta = 1.5 * np.log(size) * rng.uniform(0.9, 1.1, len(size))
-    status = np.full(len(size), solver.INTERIOR, np.int8)
-    beta[::50], status[::50] = np.inf, solver.SHARP
-    return Rows(H, beta, status, size)
 
 
 def test_fixed_rules():
@@ -49,27 +40,33 @@ def test_what_rounding_costs():
     assert float(calibrate.inverse_temperature(4.60, rounded)) == 1
 
 
-def test_fitted_rules_are_least_squares_on_the_interior_rows():
-    all_rows = rows([64, 256, 1024, 4096])
-    used = all_rows.interior()
-    rules = fitted_rules(all_rows)
-    assert rules["constant"] == LogSize(0.0, pytest.approx(used.beta.mean()))
-    slope = np.linalg.lstsq(np.log(used.size)[:, None], used.beta, rcond=None)[0][0]
-    assert rules["kappa-log-n"].kappa == pytest.approx(slope)
-    assert slope == pytest.approx(1.5, rel=0.02)
-    powers, domain = fit_polynomial(used.entropy, used.beta)
-    assert (rules["own"].only.coefficients, rules["own"].only.domain) == (powers, domain)
-    few = used.size <= 512
-    powers, _ = fit_polynomial(used.entropy[few], used.beta[few])
-    assert rules["own-512"].only.coefficients == powers
+def rising(H, n):
+    return 1.2 + 0.5 * H
+
+
+def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
+    rows = planted_rows(rising, (16, 64, 1024))
+    rules = fitted_rules(rows)
+    assert rules["own"] == rules["polynomial"] == fit_rule(rows, "polynomial")
+    assert rules["constant"] == fit_rule(rows, "constant")
+    assert rules["kappa-log-n"] == fit_rule(rows, "log-size")
+    assert rules["procedure"] == fit_as_in_the_paper(rows)
+    assert rules["own-512"] == fit_rule(rows.take(rows.size <= 512), "polynomial")
+    assert [rules[name].name for name in rules] == list(rules)
 
 
 def test_a_fit_up_to_512_needs_larger_sizes_to_differ_from_and_rows_to_be_made_of():
-    assert "own-512" not in fitted_rules(rows([64, 256]))
-    with pytest.warns(UserWarning, match="'own fit, sizes up to 512' is left out: 0 interior rows"):
-        assert "own-512" not in fitted_rules(rows([1024, 4096]))
-    with pytest.raises(QualityError, match="0 interior rows"):
-        fitted_rules(Rows(*(column[:0] for column in rows([64]))))
+    assert "own-512" not in fitted_rules(planted_rows(rising, (64, 256)))
+    with pytest.warns(UserWarning, match="'own fit, sizes up to 512' is left out: 0 usable rows"):
+        assert "own-512" not in fitted_rules(planted_rows(rising, (1024, 2048)))
+    with pytest.raises(QualityError, match="0 usable rows"):
+        fitted_rules(planted_rows(rising, (64,)).take(np.empty(0, int)))
+
+
+def test_beside_a_fit_are_others_only():
+    one, two, own = (LogSize(0, b) for b in (1, 2, 2))
+    rules = beside(own, {"plain": one, "hard": two, "own": one})
+    assert rules == {"plain": one, "own": own}
 
 
 def test_order_and_labels():

@@ -10,7 +10,11 @@ from cases import CASES, FITS
 from jax.test_util import check_grads
 
 import calibrate
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
+from calibrate.maths.rule import Rule
+
+KINDS = {name: FITS[name] for name in ("clamp", "log size")}
 
 
 def rows(n, scale, seed=0, count=16):
@@ -32,11 +36,11 @@ def test_agrees_with_the_reference(case, fit):
     np.testing.assert_allclose(actual, case.expected(fit), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_half_precision_is_within_2_ulp_of_the_reference(case, dtype):
+def test_half_precision_is_within_2_ulp_of_the_reference(case, dtype, fit):
     """On the logits as they are rounded."""
-    fit = FITS["clamp"]
     logits = jnp.asarray(case.logits).astype(dtype)
     if not np.isfinite(np.asarray(logits, float)[np.isfinite(case.logits)]).all():
         pytest.skip("the logits are beyond this dtype")
@@ -51,10 +55,11 @@ def test_half_precision_is_within_2_ulp_of_the_reference(case, dtype):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_gradients_are_finite_and_leave_masked_items_alone(case):
+def test_gradients_are_finite_and_leave_masked_items_alone(case, fit):
     def loss(logits):
-        probs = calibrate.adaptive_softmax(logits, FITS["clamp"], where=case.where)
+        probs = calibrate.adaptive_softmax(logits, fit, where=case.where)
         return (probs * jnp.cos(jnp.arange(logits.shape[-1]))).sum()
 
     gradient = np.asarray(jax.grad(loss)(jnp.asarray(case.logits)))
@@ -69,6 +74,99 @@ def test_the_feature_is_on(paper):
     assert (np.asarray(calibrate.inverse_temperature(calibrate.entropy(logits), paper)) > 1).all()
     sharper = calibrate.adaptive_softmax(logits, paper).max(axis=1)
     assert (sharper > 1.5 * jax.nn.softmax(logits).max(axis=1)).all()
+
+
+def size_fit(kappa=0.5, b=0.6, domain=(1.0, 8.0), **guards):
+    """beta = kappa log n + b."""
+    return Coefficients(Rule.log_size(**guards), (Entry((kappa, b), domain),), name="by-size")
+
+
+def test_log_size_sharpens_by_the_number_of_items():
+    """Every mask that is structural or -inf; a large negative number counts its items."""
+    fit, logits, real = size_fit(), rows(200, 2.0), np.arange(200) < 150
+    short = jax.nn.softmax(logits[:, :150] * (0.5 * np.log(150) + 0.6))
+    np.testing.assert_allclose(
+        calibrate.adaptive_softmax(logits[:, :150], fit), short, atol=1e-7, rtol=1e-5
+    )
+    hidden = np.where(real, logits, -np.inf)
+    for masked in (
+        calibrate.adaptive_softmax(np.where(real, logits, np.float32(1e4)), fit, where=real),
+        calibrate.adaptive_softmax(hidden, fit),
+        calibrate.adaptive_softmax(hidden, fit, where=np.arange(200) < 170),
+        calibrate.adaptive_softmax(hidden.T, fit, axis=0).T,
+    ):
+        np.testing.assert_allclose(masked[:, :150], short, atol=1e-7, rtol=1e-5)
+        assert (np.asarray(masked)[:, 150:] == 0).all()
+    low = np.where(real, logits, np.finfo(np.float32).min)
+    counted = calibrate.adaptive_softmax(low, fit)[:, :150]
+    all_200 = jax.nn.softmax(logits[:, :150] * (0.5 * np.log(200) + 0.6))
+    np.testing.assert_allclose(counted, all_200, atol=1e-7, rtol=1e-5)
+
+
+def test_log_size_counts_each_row_and_all_its_axes():
+    fit = size_fit()
+    where = np.arange(30) < np.array([[1], [7], [30], [0]])
+    logits = rows(30, 2.0, count=4)
+    probs = np.asarray(calibrate.adaptive_softmax(logits, fit, where=where))
+    for i, n in enumerate((1, 7, 30)):
+        beta = max(0.5 * np.log(n) + 0.6, 1)
+        np.testing.assert_allclose(probs[i, :n], jax.nn.softmax(logits[i, :n] * beta), rtol=1e-5)
+    assert (probs[3] == 0).all()
+    both = calibrate.adaptive_softmax(logits, fit, axis=None)
+    flat = calibrate.adaptive_softmax(logits.ravel(), fit)
+    np.testing.assert_allclose(both.ravel(), flat, rtol=1e-6)
+
+
+def test_the_beta_of_a_log_size_fit_needs_n():
+    fit = size_fit()
+    for H in (None, 2.0):
+        with pytest.raises(calibrate.CoefficientsError, match="is of kind log-size; give n=, the"):
+            calibrate.inverse_temperature(H, fit)
+    n = np.array([0, 1, 16, 1024, 10**9])
+    expected = np.clip(0.5 * np.log(np.maximum(n, 1)) + 0.6, 1, 64)
+    for H in (None, np.full(5, np.nan)):
+        beta = calibrate.inverse_temperature(H, fit, n=n)
+        assert beta.dtype == jnp.float32
+        np.testing.assert_allclose(beta, expected, rtol=1e-6)
+    H = np.zeros((2, 3))
+    spread = jax.jit(lambda H, n: calibrate.inverse_temperature(H, fit, n=n))(H, 100)
+    np.testing.assert_allclose(spread, np.full((2, 3), 0.5 * np.log(100) + 0.6), rtol=1e-6)
+
+
+def test_an_entropy_fit_does_not_look_at_n(paper):
+    with_n = calibrate.inverse_temperature(3.0, paper, n=7)
+    assert with_n == calibrate.inverse_temperature(3.0, paper)
+    with pytest.raises(calibrate.CoefficientsError, match="of kind entropy-polynomial; give H"):
+        calibrate.inverse_temperature(None, paper, n=7)
+
+
+def test_log_size_per_head():
+    one, two = size_fit(), size_fit(0.0, 3.0)
+    fit = replace(one, entries=(replace(one.only, head=0), replace(two.only, head=2)))
+    logits = np.random.default_rng(0).standard_normal((2, 4, 5, 30)).astype(np.float32) * 2
+    where = np.arange(30) < np.arange(1, 6)[:, None]
+    probs = np.asarray(calibrate.adaptive_softmax(logits, fit, where=where))
+    for head, own in enumerate([one, calibrate.identity(), two, calibrate.identity()]):
+        alone = calibrate.adaptive_softmax(logits[:, head], own, where=where)
+        np.testing.assert_allclose(probs[:, head], alone, atol=1e-7, rtol=1e-5)
+    n = where.sum(axis=1)
+    beta = calibrate.inverse_temperature(np.zeros((2, 4, 5)), fit, n=n)
+    np.testing.assert_allclose(beta[1, 0], calibrate.inverse_temperature(None, one, n=n))
+    assert (np.asarray(beta)[:, [1, 3]] == 1).all()
+    assert (np.asarray(beta)[:, 2] == 3).all()
+
+
+def test_no_gradient_flows_through_the_number_of_items():
+    fit, z, weights = size_fit(), jnp.asarray(rows(20, 1.0, count=2)), jnp.arange(20.0) ** 2
+    beta = 0.5 * np.log(20) + 0.6
+    exact = jax.grad(lambda z: (jax.nn.softmax(z * beta) * weights).sum())(z)
+    for flows in (True, False):
+        gradient = jax.grad(
+            lambda z, flows=flows: (
+                calibrate.adaptive_softmax(z, fit, entropy_gradient=flows) * weights
+            ).sum()
+        )(z)
+        np.testing.assert_allclose(gradient, exact, rtol=1e-4, atol=1e-4)
 
 
 def published_procedure(logits):
@@ -166,11 +264,12 @@ def test_dtype_follows_jax(dtype, paper):
     np.testing.assert_allclose(np.asarray(actual, float), exact, atol=2e-6, rtol=2 * eps + 2e-5)
 
 
-def test_vmap_and_jit_change_nothing(paper):
+@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
+def test_vmap_and_jit_change_nothing(fit):
     logits = rows(32, 2.0)
-    plain = calibrate.adaptive_softmax(logits, paper)
-    mapped = jax.vmap(lambda row: calibrate.adaptive_softmax(row, paper))(logits)
-    jitted = jax.jit(calibrate.adaptive_softmax)(logits, paper)
+    plain = calibrate.adaptive_softmax(logits, fit)
+    mapped = jax.vmap(lambda row: calibrate.adaptive_softmax(row, fit))(logits)
+    jitted = jax.jit(calibrate.adaptive_softmax)(logits, fit)
     np.testing.assert_allclose(mapped, plain, rtol=1e-6)
     np.testing.assert_allclose(jitted, plain, rtol=1e-6)
 
@@ -229,9 +328,10 @@ def test_a_layer_is_chosen_before_it_is_applied(make_fit):
     assert one.layer(9) == one
 
 
-def test_derivatives_of_every_kind_agree_with_differences(make_fit):
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives_of_every_kind_agree_with_differences(kind, make_fit):
     """Forward, reverse and second derivatives of the full path."""
-    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0))
+    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)) if kind == "clamp" else size_fit()
     with jax.enable_x64(True):
         z = np.random.default_rng(1).standard_normal((3, 7))
         check_grads(
@@ -240,10 +340,12 @@ def test_derivatives_of_every_kind_agree_with_differences(make_fit):
         check_grads(calibrate.entropy, (z,), order=2, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min, -1e4])
-def test_no_derivative_of_masked_logits_is_nan(mask, make_fit):
+def test_no_derivative_of_masked_logits_is_nan(mask, kind, make_fit):
     """In every order of forward and reverse: 0 times what is infinite, or overflows, is NaN."""
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0), min_entropy=0.0)
+    fit = fit if kind == "clamp" else size_fit()
     z = jnp.array([1.0, mask, 0.5, 2.0], jnp.float32)
     for function in (
         lambda z: (calibrate.adaptive_softmax(z, fit) * jnp.arange(4.0)).sum(),
@@ -270,9 +372,11 @@ def test_what_the_original_accepts(make_fit):
     assert calibrate.adaptive_softmax(narrow, fit).dtype == narrow.dtype
     with jax.numpy_dtype_promotion("strict"):
         assert calibrate.adaptive_softmax(logits.astype("bfloat16"), fit).dtype == "bfloat16"
+        calibrate.adaptive_softmax(logits.astype("bfloat16"), size_fit())
     heads, _, _ = per_head(make_fit)
     with jax.numpy_rank_promotion("raise"):
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), heads)
+        calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), size_fit())
     with pytest.raises(TypeError, match="logits are complex64; give real ones"):
         calibrate.adaptive_softmax(logits.astype("complex64"), fit)
 
@@ -295,7 +399,11 @@ def test_the_entropys_gradient_can_be_stopped(make_fit):
 
 def test_gradients_keep_one_array_as_the_original_does(paper):
     logits = jnp.asarray(rows(64, 1.0))
-    for softmax in (jax.nn.softmax, lambda z: calibrate.adaptive_softmax(z, paper)):
+    for softmax in (
+        jax.nn.softmax,
+        lambda z: calibrate.adaptive_softmax(z, paper),
+        lambda z: calibrate.adaptive_softmax(z, size_fit()),
+    ):
         _, backward = jax.vjp(softmax, logits)
         shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
         assert shapes.count(logits.shape) == 1
@@ -306,7 +414,8 @@ def test_traced_once_per_shape_and_fit(make_fit):
     from calibrate import softmax
 
     softmax._adaptive_softmax.clear_cache()
-    for fit in (make_fit(), make_fit(name="another-name"), make_fit(max_beta=3.0)):
+    fits = make_fit(), make_fit(name="another-name"), make_fit(max_beta=3.0), size_fit(), size_fit()
+    for fit in fits:
         for shape in ((3, 8), (3, 8), (4, 8)):
             calibrate.adaptive_softmax(jnp.zeros(shape), fit)
-    assert softmax._adaptive_softmax._cache_size() == 4
+    assert softmax._adaptive_softmax._cache_size() == 6

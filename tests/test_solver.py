@@ -100,10 +100,11 @@ def test_float32_residual_on_the_shipped_head():
         logits = np.asarray(head.attend(batch).logits)
         # The second-highest item as target: an interior row of every set.
         target = np.argsort(logits, axis=1)[:, -2].astype(np.int32)
-        beta, status, n_passes = solver._solve_in_blocks(logits, target)
+        beta, n_passes = solver._solve_in_blocks(logits, target)
         assert n_passes.max() <= 7
-        assert (status == solver.INTERIOR).mean() > 0.95
-        for row in np.flatnonzero(status == solver.INTERIOR)[:60]:
+        interior = np.isfinite(beta) & (beta > 0)
+        assert interior.mean() > 0.95
+        for row in np.flatnonzero(interior)[:60]:
             residual = reference.expected_excess(float(beta[row]), logits[row], target[row])
             assert abs(residual) <= 1e-6 * np.ptp(logits[row].astype(float))
 

@@ -13,6 +13,7 @@ from calibrate.faces.endings import INTERRUPTED, Commands
 from calibrate.faces.options import (
     JsonOption,
     check_figure,
+    check_word,
     parse_bytes,
     parse_heads,
     parse_seeds,
@@ -106,14 +107,17 @@ def run(
     """
     from calibrate.faces import steps, tables
     from calibrate.files.publishing import check_name
-    from calibrate.pipeline.rules import fitted_rules, fixed_rules, in_order
+    from calibrate.pipeline.fit import fit_collection
+    from calibrate.pipeline.rules import beside, fitted_rules, fixed_rules
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
     check_name(name)
     chosen = steps.load(head)
     collection = steps.collect(chosen, n, sets, seed, Path("runs") / name, most)
-    fit, figure = steps.fit(collection.folder, name, "beta", store, None)
-    rules = in_order({**fixed_rules(), **fitted_rules(fit.rows), "own": fit.coefficients})
+    fit, figure = steps.fit(
+        collection.folder, lambda: fit_collection(collection.folder, name), store, None
+    )
+    rules = beside(fit.coefficients, {**fixed_rules(), **fitted_rules(fit.rows, fit.choice)})
     scores = steps.evaluate(chosen, n, sets, seed, rules)
     assert fit.coefficients.path is not None
     page = fit.coefficients.path.with_suffix(".html")
@@ -135,19 +139,26 @@ def collect(
     sizes: SizesOption = "16..16384",
     sets: SetsOption = 4096,
     seed: SeedOption = 0,
+    keep: Annotated[
+        str,
+        typer.Option(help="all: up to 2,048 rows of each size; or those that are misranked."),
+    ] = "all",
     max_bytes: BytesOption = "1GB",
     as_json: JsonOption = False,
 ) -> None:
-    """Run a head over sets of every size and keep the inputs whose true maximum is misranked.
+    """Run a head over sets of every size and keep their logits.
 
-    The same command again carries on where it stopped, or says that the collection is complete.
+    How many of its inputs the head misranks is counted whatever is kept. The same command again
+    carries on where it stopped, or says that the collection is complete.
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
     """
     from calibrate.faces import steps, tables
+    from calibrate.pipeline.collect import KEEP
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
-    found = steps.collect(steps.load(head), n, sets, seed, out, most)
+    check_word(keep, KEEP, "--keep")
+    found = steps.collect(steps.load(head), n, sets, seed, out, most, keep)
     if as_json:
         print_json(found.manifest)
     else:
@@ -159,28 +170,72 @@ def fit(
     run: Annotated[Path, typer.Argument(help="Folder of a complete collection.")],
     name: Annotated[str, typer.Option(help="Name of the fit; its next version is written.")],
     objective: Annotated[
-        str, typer.Option(help="Least squares on beta, or on theta = 1 / beta.")
-    ] = "beta",
+        str,
+        typer.Option(
+            help="likelihood: of the targets. beta, theta: least distance from each row's optimum."
+        ),
+    ] = "likelihood",
+    rows: Annotated[
+        str | None, typer.Option(help="all or misranked [default: what the collection keeps]")
+    ] = None,
+    weigh: Annotated[str, typer.Option(help="What counts alike: set sizes, or rows.")] = "sizes",
+    monotone: Annotated[bool, typer.Option(help="Beta never falls as the entropy rises.")] = False,
+    gate: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=20,
+            help="Entropy (nats) up to which softmax is left as it is; rules by size have none.",
+        ),
+    ] = 0.0,
+    force_polynomial: Annotated[
+        bool, typer.Option(help="Publish the polynomial even if a simpler rule does as well.")
+    ] = False,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            help="The paper's procedure instead: least squares on misranked rows, no verdict."
+        ),
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes of the bootstrap.")] = 1,
     store: StoreOption = None,
     figure: Annotated[
         Path | None, typer.Option(help="Where to draw the fit [default: beside the file, .png]")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Solve every collected row and fit 1/theta as a degree-4 polynomial of entropy.
+    """Solve every collected row, and publish the rule that the head needs.
 
-    Writes the next version of NAME into the store, unless the newest says the same.
+    Three kinds of rule are fitted and scored on rows that they have not seen: one constant,
+    kappa log n + b, and a degree-4 polynomial of entropy. The simplest that no other beats, by the
+    objective on all rows of the collection, is written into the store as the next version of NAME,
+    unless the newest says the same. If none beats plain softmax, none is written (exit code 3).
 
     Example: calibrate fit runs/try --name try
     """
+    from functools import partial
+
     from calibrate.faces import steps, tables
     from calibrate.files.publishing import check_name
+    from calibrate.pipeline import candidates
+    from calibrate.pipeline.fit import fit_collection, fit_collection_as_in_the_paper
 
-    if objective not in ("beta", "theta"):
-        raise typer.BadParameter(f"{objective!r} is no objective; use beta or theta")
+    check_word(objective, candidates.OBJECTIVES, "--objective")
+    check_word(weigh, candidates.WEIGHTS, "--weigh")
+    if rows is not None:
+        check_word(rows, candidates.ROWS, "--rows")
     check_figure(figure)
     check_name(name)
-    fitted, drawn = steps.fit(run, name, objective, store, figure)
+    options = candidates.Options(objective, rows, weigh, monotone, gate)
+    force = "polynomial" if force_polynomial else None
+    if paper and (options, force, jobs) != (candidates.Options(), None, 1):
+        raise typer.BadParameter("--paper sets all other choices; give it alone")
+    make = (
+        partial(fit_collection_as_in_the_paper, run, name)
+        if paper
+        else partial(fit_collection, run, name, options, force, jobs)
+    )
+    fitted, drawn = steps.fit(run, make, store, figure)
     if as_json:
         print_json(tables.fit_record(fitted, drawn))
         return
@@ -212,7 +267,7 @@ def evaluate(
     ),
     fit_sets: Annotated[int, typer.Option(min=1, help="Sets of each of those sizes.")] = 1024,
     out: Annotated[
-        Path, typer.Option(help="Folder of collections (about 100 MB a head) and scores.")
+        Path, typer.Option(help="Folder of collections (about 130 MB a head) and scores.")
     ] = Path("runs/evaluation"),
     store: Annotated[Path | None, typer.Option(help="Store to look for --fits in first.")] = None,
     as_json: JsonOption = False,
@@ -223,7 +278,7 @@ def evaluate(
     Every head is calibrated anew (collections in OUT), and scored under plain softmax, the paper's
     numbers, its own fits, rules that look at the set size alone, and hard attention. The yardstick
     is the best constant of each size, in hindsight. The same command again carries on. The fits of
-    ten heads take three minutes and 1 GB; --fit-sets and --fit-sizes make it less.
+    ten heads take three minutes and 1.3 GB; --fit-sets and --fit-sizes make it less.
 
     Example: calibrate evaluate --heads max-retrieval-0..9 --sizes 16,64,256 --sets 256
     """
@@ -267,8 +322,7 @@ def report(
     """
     from calibrate.faces import steps, tables
     from calibrate.files.whole import check_writable
-    from calibrate.pipeline.fit import solve_collection
-    from calibrate.pipeline.rules import fitted_rules, fixed_rules, in_order
+    from calibrate.pipeline.rules import beside, fixed_rules
 
     n = parse_sizes(sizes)
     if out.suffix != ".html":
@@ -276,10 +330,7 @@ def report(
     fit, collection = steps.find_fit(run_or_fit, store)
     chosen = steps.head_of(fit, head)
     check_writable(out)
-    fitted = fitted_rules(solve_collection(collection)) if collection else {}
-    rules = in_order({**fixed_rules(), **fitted, "own": fit})
-    if fit == rules["paper"]:
-        del rules["paper"]  # it is the fit itself
+    rules = beside(fit, {**fixed_rules(), **steps.fitted_rivals(collection)})
     said = steps.report(out, fit, chosen, steps.evaluate(chosen, n, sets, seed, rules), seed)
     if as_json:
         print_json(said)

@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrate.errors import CoefficientsError
 from calibrate.faces.console import stdout
+from calibrate.faces.rule_words import guards, items, looked_at, outside, polynomial, span
 from calibrate.faces.text_plot import draw_curve
 from calibrate.files.audit import Verdict
 from calibrate.files.coefficient_file import digest, dumps
@@ -17,19 +18,10 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import BAD
 from calibrate.files.difference import Difference, HeadDifference
 from calibrate.files.store import Held, find, hold, names
-from calibrate.maths.rule import Rule, beta_of_entropy
+from calibrate.maths.rule import LOG_SIZE, Rule, beta_of
 
 PLOT_POINTS = 128  # two per character
 SHOWN_ENTRIES = 8
-
-
-def polynomial(coefficients: tuple[float, ...]) -> str:
-    """p(H) written out, with six digits."""
-    terms = []
-    for power, value in zip((4, 3, 2, 1, 0), coefficients, strict=True):
-        factor = {0: "", 1: " H"}.get(power, f" H^{power}")
-        terms.append(f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}")
-    return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
 
 
 def load_line(coefficients: Coefficients) -> str:
@@ -173,39 +165,42 @@ def print_fit(coefficients: Coefficients, figure: Path | None) -> None:
 
 
 def _print_entry(entry: Entry, rule: Rule) -> None:
-    lo, hi = entry.domain
-    outside = "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
-    _line("p(H)", polynomial(entry.coefficients))
-    _line("domain", f"{lo:.4g} .. {hi:.4g} nats; {outside}")
+    by_size = rule.kind == LOG_SIZE
+    _line("p(n)" if by_size else "p(H)", polynomial(entry.coefficients))
+    _line("domain", f"{span(entry.domain, rule.kind)}; {outside(rule)}")
     if not stdout.encoding.startswith("utf"):
         return
-    H = np.linspace(lo, hi, PLOT_POINTS)
-    beta = beta_of_entropy(H, entry.coefficients, entry.domain, rule, np)
+    x = np.linspace(*entry.domain, PLOT_POINTS)
+    beta = beta_of(x, x, entry.coefficients, entry.domain, rule, np)
+    shown = np.exp(x).tolist() if by_size else x.tolist()
+    label = "set size n, log scale" if by_size else "entropy H, nats"
     stdout.print()
-    for line in draw_curve(H.tolist(), beta.tolist(), "entropy H, nats", "beta"):
+    for line in draw_curve(shown, beta.tolist(), label, "beta"):
         stdout.print(f"    {line}")
     stdout.print()
-
-
-def guards(rule: Rule) -> str:
-    """The bounds of beta, and where it is 1, in words."""
-    return (
-        f"beta = 1 up to H = {rule.min_entropy:g} nats; "
-        f"above, {rule.min_beta:g} <= beta <= {rule.max_beta:g}"
-    )
 
 
 def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
     """(how many, why) of the rows that did not make a fit, as far as the file says."""
     if not {"rows", "misranked", "kept", "interior"} <= rows.keys():
         return []
-    reasons = [
-        (rows["rows"] - rows["misranked"], "not misranked"),
-        (rows["misranked"] - rows["kept"], "over the byte budget"),
-        (rows.get("flat", 0), "flat (no positive optimum)"),
-        (rows.get("unsolved", 0), "unsolved"),
-        (sum(rows.get(reason, 0) for reason in BAD), "bad (NaN, +inf or a masked target)"),
-    ]
+    bad = sum(rows.get(reason, 0) for reason in BAD), "bad (NaN, +inf or a masked target)"
+    if "used" in rows:
+        gated = min(rows.get("gated", 0), rows["kept"] - rows["used"])
+        reasons = [
+            (rows["rows"] - rows["kept"] - bad[0], "not kept"),
+            (gated, "at or below the gate"),
+            (rows["kept"] - rows["used"] - gated, "not asked for, or of no use to this fit"),
+            bad,
+        ]
+    else:
+        reasons = [
+            (rows["rows"] - rows["misranked"], "not misranked"),
+            (rows["misranked"] - rows["kept"], "over the byte budget"),
+            (rows.get("flat", 0), "flat (no positive optimum)"),
+            (rows.get("unsolved", 0), "unsolved"),
+            bad,
+        ]
     return [(count, reason) for count, reason in reasons if count]
 
 
@@ -213,10 +208,17 @@ def facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
     """Quality, source and provenance, as far as the file has them."""
     quality, source = coefficients.quality, coefficients.source
     rows, residuals = quality.get("rows", {}), quality.get("residuals", {})
-    if {"interior", "rows"} <= rows.keys():
-        yield "rows", f"{rows['interior']:,} used of {rows['rows']:,} seen"
+    used = rows.get("used", rows.get("interior"))
+    if used is not None and "rows" in rows:
+        yield "rows", f"{used:,} used of {rows['rows']:,} seen"
     if residuals:
         yield "residuals", _pairs(residuals)
+    for candidate in quality.get("candidates", []):
+        yield "candidate", _pairs(candidate)
+    if quality.get("learning_curve"):
+        yield "learning", "; ".join(map(_pairs, quality["learning_curve"]))
+    if "condition" in quality:
+        yield "condition", f"{quality['condition']:.4g}"
     for size in quality.get("held_out", []):
         yield "held out", _pairs(size)
     if "verdict" in quality:
@@ -268,9 +270,11 @@ def print_difference(a: Coefficients, b: Coefficients, difference: Difference) -
     stdout.print(f"- {a.reference}  {a.path}\n+ {b.reference}  {b.path}", style="bold")
     by_size = sorted(difference.heads, key=lambda head: -head.anywhere.largest)
     for head in by_size[:SHOWN_ENTRIES]:
-        for line in _changes_in_words(head):
+        for line in _changes_in_words(head, a.rule.kind):
             stdout.print(line)
-    if not difference.heads:
+    if a.rule.kind != b.rule.kind:
+        stdout.print(f"beta is not compared: {_by(a)}, and {_by(b)}")
+    elif not difference.heads:
         stdout.print("they share no head")
     if len(by_size) > SHOWN_ENTRIES:
         stdout.print(f"and {len(by_size) - SHOWN_ENTRIES} heads with smaller changes")
@@ -287,21 +291,27 @@ def print_difference(a: Coefficients, b: Coefficients, difference: Difference) -
 _TOLD = ("rule", "entries", "source", "x-")
 
 
-def _changes_in_words(head: HeadDifference) -> list[str]:
+def _by(coefficients: Coefficients) -> str:
+    return f"{coefficients.reference} sets it by {looked_at(coefficients.rule)}"
+
+
+def _changes_in_words(head: HeadDifference, kind: str) -> list[str]:
     many = (head.layer, head.head) != (None, None)
     lines = [_whose(head.layer, head.head) + ":"] if many else []
-    for change, where in ((head.common, "in the domain of both"), (head.anywhere, "anywhere")):
+    by_size = kind == LOG_SIZE
+    anywhere = f"in sets of {span(head.anywhere.range, kind)}" if by_size else "anywhere"
+    for change, where in ((head.common, "in the domain of both"), (head.anywhere, anywhere)):
         if change is None:
             lines.append("the domains have nothing in common")
         elif change.largest == 0:
             lines.append(f"beta is the same {where}")
         else:
             before, after = change.betas
-            lo, hi = change.range
-            span = f", {lo:.4g} .. {hi:.4g} nats" if change is head.common else ""
+            of = f", {span(change.range, kind)}" if change is head.common else ""
+            at = f"n = {items(change.at)}" if by_size else f"H = {change.at:.4g}"
             lines.append(
-                f"beta changes by at most {change.largest:.4g} {where}{span}: "
-                f"from {before:.4g} to {after:.4g} at H = {change.entropy:.4g}"
+                f"beta changes by at most {change.largest:.4g} {where}{of}: "
+                f"from {before:.4g} to {after:.4g} at {at}"
             )
     return lines
 

@@ -43,7 +43,7 @@ def show(
     reference: ReferenceArgument,
     store: StoreOption = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw beta over entropy into this .png file.")
+        Path | None, typer.Option(help="Draw beta over entropy, or set size, into this .png.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

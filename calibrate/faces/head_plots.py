@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.plots import GATED, OURS, PAPER, SHADE, sizes_axis
+from calibrate.faces.plots import ENTROPY_LABEL, GATED, OURS, PAPER, SHADE, sizes_axis
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.reference import entropy
-from calibrate.maths.rule import beta_of_entropy
+from calibrate.maths.rule import LOG_SIZE, beta_of
 from calibrate.pipeline.closeup import Closeup, estimated_dispersal, reach, shares
 
 if TYPE_CHECKING:
@@ -73,22 +73,22 @@ def plot_entropy_by_size(
 
 
 def plot_beta_applied(ax: "Axes", closeups: Sequence[Closeup], fit: Coefficients) -> "Axes":
-    """beta against entropy, and on it the rows of every set size."""
+    """beta against entropy, or set size, and on it the rows of every set size."""
     from matplotlib.colors import LogNorm
 
-    entry = fit.only
-    right = 1.05 * max(entry.domain[1], *(float(c.entropy.max()) for c in closeups))
-    H = np.linspace(0, right, 800)
-    beta = beta_of_entropy(H, entry.coefficients, entry.domain, fit.rule, np)
-    ax.axvspan(*entry.domain, color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
-    ax.plot(H, beta, color=OURS, lw=2, label="beta(H)", zorder=2)
-    every = np.concatenate([c.entropy for c in closeups])
+    entry, by_size = fit.only, fit.rule.kind == LOG_SIZE
+    on_axis = np.exp if by_size else np.asarray
+    every = np.concatenate([c.looked_at(fit) for c in closeups])
+    x = np.linspace(0, 1.05 * max(entry.domain[1], float(every.max())), 800)
+    beta = beta_of(x, x, entry.coefficients, entry.domain, fit.rule, np)
+    ax.axvspan(*on_axis(entry.domain), color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
+    ax.plot(on_axis(x), beta, color=OURS, lw=2, label="beta(n)" if by_size else "beta(H)", zorder=2)
     sizes = np.concatenate([np.full(len(c.entropy), c.size) for c in closeups])
     noise = np.random.default_rng(0).uniform(-0.02, 0.02, len(every))
-    applied = np.concatenate([c.beta(fit) for c in closeups])
+    applied = np.concatenate([c.beta(fit) for c in closeups]) + noise * np.ptp(beta)
     points = ax.scatter(
-        every, applied + noise * np.ptp(beta), c=sizes, norm=LogNorm(), s=6, alpha=0.5, lw=0,
-        cmap="viridis_r", zorder=3, rasterized=True,
+        on_axis(every), applied, c=sizes, norm=LogNorm(), s=6, alpha=0.5, lw=0, cmap="viridis_r",
+        zorder=3, rasterized=True,
     )  # fmt: skip
     bar = ax.figure.colorbar(points, ax=ax, label="set size n", pad=0.02)
     bar.ax.minorticks_off()
@@ -96,24 +96,27 @@ def plot_beta_applied(ax: "Axes", closeups: Sequence[Closeup], fit: Coefficients
     bar.set_ticks(ticks, labels=[f"{n:,}" for n in ticks])
     if bar.solids is not None:
         bar.solids.set_alpha(1)
-    ax.set(
-        xlim=(0, right), xlabel="Shannon entropy H of softmax(z) (nats)",
-        ylabel=r"inverse temperature $\beta$ applied",
-    )  # fmt: skip
+    if by_size:
+        sizes_axis(ax, ticks)
+    else:
+        ax.set_xlabel(ENTROPY_LABEL)
+    ax.set(xlim=on_axis(x[[0, -1]]), ylabel=r"inverse temperature $\beta$ applied")
     ax.legend(framealpha=0.9)
     return ax
 
 
 def plot_shares(ax: "Axes", closeups: Sequence[Closeup], fit: Coefficients) -> "Axes":
-    """What becomes of the rows of each size: left alone, in the domain, or clamped to it."""
+    """What becomes of the rows of each size: left alone, in the domain, or beyond it."""
     found = shares(closeups, fit)
     outside = "clamped" if fit.rule.outside == "clamp" else "left alone"
-    parts = (
+    if fit.rule.kind == LOG_SIZE:
+        outside = "the line goes on"
+    parts = [
         ("gated", f"H up to {fit.rule.min_entropy:g}: beta is 1", GATED, ""),
         ("below", f"below the domain: {outside}", SHADE, "//"),
         ("inside", "in the domain", OURS, ""),
         ("above", f"above the domain: {outside}", PAPER, ""),
-    )
+    ][fit.rule.kind == LOG_SIZE :]  # without a gate
     bottom = np.zeros(len(found))
     for key, label, colour, hatch in parts:
         height = np.array([100 * getattr(share, key) for share in found])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +66,12 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise typer.BadParameter(f"{text!r} is no number of bytes; write 1GB, 500MB or 2e8")
     return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
+
+
+def check_word(word: str, words: Sequence[str], option: str) -> None:
+    """One of a few words is given."""
+    if word not in words:
+        raise typer.BadParameter(f"{option} is {word!r}; use {' or '.join(words)}")
 
 
 def check_figure(path: Path | None) -> None:

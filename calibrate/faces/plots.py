@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.whole import write_whole
-from calibrate.maths.rule import beta_of_entropy
+from calibrate.maths.rule import LOG_SIZE, beta_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by the colour-blind.
 OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
+ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
 
 
 def save_fit_figure(
     path: Path, rows: "Rows", coefficients: Coefficients, paper: Coefficients
 ) -> None:
-    """The paper's Figure 5 for this fit, as PNG."""
+    """The paper's Figure 5 for this fit, as PNG; over set size for a log-size fit."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
@@ -33,7 +34,7 @@ def save_fit_figure(
 
 
 def save_beta_figure(path: Path, coefficients: Coefficients) -> None:
-    """beta over entropy, as PNG."""
+    """beta over entropy, or over set size, as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -54,61 +55,104 @@ def png(figure: "Figure") -> bytes:
 
 
 def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coefficients) -> "Axes":
-    """Optimal theta of every interior row against entropy, with the fitted curves."""
+    """Optimal theta of every interior row against entropy, with the fitted curves.
+
+    Against set size for a log-size fit, which the paper's has no curve beside.
+    """
+    if coefficients.rule.kind == LOG_SIZE:
+        return _plot_fit_by_size(ax, rows, coefficients)
     used = rows.interior()
     lo, hi = coefficients.only.domain
-    right = max(hi, float(used.entropy.max())) * 1.08
+    right = max(hi, float(used.entropy.max(initial=0))) * 1.08
     ax.axvspan(lo, hi, color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
     points = ax.scatter(
         used.entropy, 1 / used.beta, c=np.log2(used.size), s=5, alpha=0.4, lw=0, cmap="viridis_r",
         rasterized=True,
     )  # fmt: skip
-    sizes = np.unique(used.size)
+    sizes = np.unique(rows.size)
     shown = sizes[:: max(1, len(sizes) // 6)]
+    points.set_clim(*np.log2(sizes[[0, -1]]))
     bar = ax.figure.colorbar(points, ax=ax, ticks=np.log2(shown), label="set size n", pad=0.02)
     bar.ax.set_yticklabels([f"{n:,}" for n in shown])
     if bar.solids is not None:
         bar.solids.set_alpha(1)
-    H = np.linspace(0, right, 600)
+    H = np.linspace(1e-6, right, 600)  # at 0 any beta gives the same, and a gate there does nothing
     for fit, colour, style, label in (
         (coefficients, OURS, "-", f"this fit ({coefficients.reference})"),
         (paper, PAPER, "--", "the paper's fit"),
     ):
-        beta = beta_of_entropy(H, fit.only.coefficients, fit.only.domain, fit.rule, np)
+        beta = beta_of(H, H, fit.only.coefficients, fit.only.domain, fit.rule, np)
         ax.plot(H, 1 / beta, style, color=colour, lw=2, label=label)
-    top = max(1.25, float(np.percentile(1 / used.beta, 98)))
-    hidden = int((1 / used.beta > top).sum())
+    ax.set(xlim=(0, right), xlabel=ENTROPY_LABEL)
+    return _theta_axis(ax, used, coefficients)
+
+
+def _plot_fit_by_size(ax: "Axes", rows: "Rows", coefficients: Coefficients) -> "Axes":
+    """Optimal theta of every interior row against set size, with the fitted curve."""
+    used, entry = rows.interior(), coefficients.only
+    n = np.geomspace(rows.items.min() / 1.5, rows.items.max() * 1.5, 400)
+    spread = 1.15 ** np.random.default_rng(0).uniform(-1, 1, len(used.size))
+    ax.axvspan(*np.exp(entry.domain), color=GATED, alpha=0.2, lw=0, label="domain of the fit")
+    ax.scatter(
+        used.items * spread, 1 / used.beta, c=SHADE, s=6, alpha=0.4, lw=0, rasterized=True,
+        label="rows, spread a little",
+    )  # fmt: skip
+    beta = beta_of(None, np.log(n), entry.coefficients, entry.domain, coefficients.rule, np)
+    label = f"this fit ({coefficients.reference})"
+    ax.plot(n, 1 / beta, color=OURS, lw=2, label=label)
+    sizes_axis(ax, np.unique(rows.size).tolist())
+    return _theta_axis(ax, used, coefficients)
+
+
+def _theta_axis(ax: "Axes", used: "Rows", fit: Coefficients) -> "Axes":
+    """Optimal temperatures along y, up to where most rows lie."""
+    theta = 1 / used.beta
+    top = max(1.25, float(np.percentile(theta, 98))) if len(theta) else 1.25
+    hidden = int((theta > top).sum())
+    of_all = fit.source.get("options", {}).get("rows") == "all"
     ax.set(
-        xlim=(0, right), ylim=(0, top),
-        xlabel="Shannon entropy H of softmax(z) (nats)",
+        ylim=(0, top),
         ylabel=r"optimal temperature $\theta^* = 1/\beta^*$",
         title=f"{len(used.beta):,} misranked rows"
-        + (f"; {hidden:,} with $\\theta^*$ > {top:.2f} lie above" if hidden else ""),
+        + (f"; {hidden:,} with $\\theta^*$ > {top:.2f} lie above" if hidden else "")
+        + ("\n(the fit is made of the others too, which want less)" if of_all else ""),
     )  # fmt: skip
     ax.legend(loc="upper right", framealpha=0.9)
     return ax
 
 
 def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
-    """beta of every entry against entropy, past both ends of the domain."""
+    """beta of every entry against entropy, or set size, past both ends of the domain."""
     entries, rule = coefficients.entries, coefficients.rule
-    H = np.linspace(0, 1.15 * max(entry.domain[1] for entry in entries), 1200)
+    by_size = rule.kind == LOG_SIZE
+    x = np.linspace(0, 1.15 * max(entry.domain[1] for entry in entries), 1200)
+    shown = np.exp(x) if by_size else x
     for i, entry in enumerate(entries):
-        beta = beta_of_entropy(H, entry.coefficients, entry.domain, rule, np)
-        inside = (entry.domain[0] <= H) & (entry.domain[1] >= H)
+        beta = beta_of(x, x, entry.coefficients, entry.domain, rule, np)
+        inside = (entry.domain[0] <= x) & (entry.domain[1] >= x)
         label = None if i else ("beta" if len(entries) == 1 else f"beta, {len(entries)} heads")
-        ax.plot(H, beta, color=OURS, lw=1, alpha=0.6, label="outside the domain" if not i else None)
-        ax.plot(H[inside], beta[inside], color=OURS, lw=2.5, label=label)
+        beyond = None if i else "outside the domain"
+        ax.plot(shown, beta, color=OURS, lw=1, alpha=0.6, label=beyond)
+        ax.plot(shown[inside], beta[inside], color=OURS, lw=2.5, label=label)
     ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
-    ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="gate: beta = 1 up to here")
+    if by_size:
+        sizes_axis(ax, powers_of_two(shown[-1]))
+    else:
+        ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="gate: beta = 1 up to here")
+        ax.set_xlabel(ENTROPY_LABEL)
     ax.set(
-        xlim=(0, H[-1]),
-        xlabel="Shannon entropy H of softmax(z) (nats)",
+        xlim=(shown[0], shown[-1]),
         ylabel=r"inverse temperature $\beta = 1/\theta$",
         title=coefficients.reference,
     )
     ax.legend(framealpha=0.9)
     return ax
+
+
+def powers_of_two(largest: float) -> list[int]:
+    """At most a dozen, evenly spaced, up to the largest size."""
+    exponents = range(0, int(np.log2(largest) + 1e-9) + 1)
+    return [2**k for k in exponents[:: max(1, len(exponents) // 8)]]
 
 
 def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:

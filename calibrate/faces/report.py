@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from calibrate.faces import head_plots, plots, score_plots
+from calibrate.faces import evidence_plots, head_plots, plots, score_plots
 from calibrate.faces.comparison_views import NOTHING, p_value
-from calibrate.faces.fit_views import facts, guards, left_out, load_line, polynomial
+from calibrate.faces.fit_views import facts, left_out, load_line
+from calibrate.faces.rule_words import guards, looked_at, outside, polynomial, span
 from calibrate.faces.verdict import beside_rivals, verdict
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.whole import write_whole
 from calibrate.heads import Head
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.pipeline.choice import in_words
 from calibrate.pipeline.closeup import (
     Closeup,
     estimated_dispersal,
@@ -33,7 +36,12 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 CLOSEUP_SETS = 128
-FITTED_RIVALS = ("kappa-log-n", "constant")  # they need the collection that the fit is made of
+FITTED_RIVALS = (
+    "procedure",
+    "polynomial",
+    "kappa-log-n",
+    "constant",
+)  # they need the collection that the fit is made of
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
 
 
@@ -66,11 +74,15 @@ def write_report(
         verdict=verdict(comparison, fit.reference),
         rivals=beside_rivals(comparison),
         highlights=_highlights(comparison, closeups, fit),
+        choice=fit.quality.get("verdict"),
+        candidates=_candidate_rows(fit),
         sizes=comparison.sizes,
         sets=comparison.sets,
         rules=_rule_rows(comparison, fit.reference),
-        missing=[label(rule) for rule in FITTED_RIVALS if rule not in comparison.rules],
-        pictures=_pictures(closeups, fit, comparison),
+        missing=[label(rule) for rule in FITTED_RIVALS]
+        if not set(FITTED_RIVALS) & set(comparison.rules)
+        else [],
+        pictures=[*_pictures(closeups, fit, comparison), *_evidence_pictures(fit)],
         lets_go=_draw(
             head_plots.plot_reach,
             closeups,
@@ -79,10 +91,11 @@ def write_report(
             "1 / (1 + (n - 1) m) from the longest sets, and the bound of Lemma 2.1, which is "
             "true and says little at these sizes.",
         ),
+        by_size=fit.rule.kind == LOG_SIZE,
         polynomial=polynomial(fit.only.coefficients),
-        domain=fit.only.domain,
+        domain=span(fit.only.domain, fit.rule.kind).replace("..", "to"),
         guards=guards(fit.rule),
-        outside=fit.rule.outside,
+        outside=outside(fit.rule),
         left_out=left_out(fit.quality.get("rows", {})),
         rows=fit.quality.get("rows", {}),
         reach=reach(closeups),
@@ -110,10 +123,6 @@ def _highlights(
     """(a figure, what it is): the page in three numbers."""
     plain, own = (comparison.accuracy[comparison.rules.index(r)] for r in ("plain", "own"))
     best = int(np.argmax(own - plain))
-    found = shares(closeups, fit)
-    gated = 100 * np.mean([share.gated for share in found])
-    outside = 100 * np.mean([share.below + share.above for share in found])
-    clamped = "clamped at an end of the domain" if fit.rule.outside == "clamp" else "1 beyond it"
     return [
         (
             f"{100 * (own - plain)[best]:+.1f} points",
@@ -121,12 +130,25 @@ def _highlights(
             f"({100 * plain[best]:.1f} % to {100 * own[best]:.1f} %)",
         ),
         _letting_go(closeups),
-        (
-            f"{100 - gated - outside:.0f} %",
-            f"of the sets lie in the domain of the fit; for {outside:.1f} % beta is {clamped}, and "
-            f"for {gated:.0f} % it is 1, as their entropy is low (mean over the sizes)",
-        ),
+        _share_in_domain(closeups, fit),
     ]
+
+
+def _share_in_domain(closeups: Sequence[Closeup], fit: Coefficients) -> tuple[str, str]:
+    """How many of the sets are like those that the fit was made of."""
+    found = shares(closeups, fit)
+    gated = 100 * np.mean([share.gated for share in found])
+    beyond = 100 * np.mean([share.below + share.above for share in found])
+    figure = f"{100 - gated - beyond:.0f} %"
+    if fit.rule.kind == LOG_SIZE:
+        sizes = span(fit.only.domain, LOG_SIZE).replace("..", "to")
+        return figure, f"of the sets are of sizes that the fit was made of, {sizes}"
+    clamped = "clamped at an end of the domain" if fit.rule.outside == "clamp" else "1 beyond it"
+    return (
+        figure,
+        f"of the sets lie in the domain of the fit; for {beyond:.1f} % beta is {clamped}, and "
+        f"for {gated:.0f} % it is 1, as their entropy is low (mean over the sizes)",
+    )
 
 
 def _letting_go(closeups: Sequence[Closeup]) -> tuple[str, str]:
@@ -182,14 +204,14 @@ def _pictures(
         _draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
               caption="The same, less the accuracy of plain softmax on the same sets: what tells "
               "the rules apart."),
-        *_polynomial_picture(closeups, fit),
+        *_rule_picture(closeups, fit),
         _draw(head_plots.plot_beta_applied, closeups, fit, title="Beta applied",
               caption="The inverse temperature that this fit gives to sets of each size (dots are "
-              "spread a little for legibility). Beyond the domain the curve is "
-              + ("held at its end." if fit.rule.outside == "clamp" else "1.")),
+              f"spread a little for legibility). As for the domain, {outside(fit.rule)}."),
         _draw(head_plots.plot_shares, closeups, fit, title="Which sets the fit reaches",
-              caption="Sets at or below the gate are left alone; sets outside the domain get what "
-              "the rule says for its ends."),
+              caption="Sets outside the domain are unlike those that the fit was made of"
+              + (": there its line is trusted to go on." if fit.rule.kind == LOG_SIZE else
+                 ", and get what the rule says; those at or below the gate are left alone.")),
         _draw(head_plots.plot_entropy_by_size, closeups, fits, title="Entropy against set size",
               caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
               "plain curve; the adapted ones should stay below it."),
@@ -204,22 +226,67 @@ def _pictures(
     return [*pictures, heatmap]
 
 
-def _polynomial_picture(closeups: Sequence[Closeup], fit: Coefficients) -> list[Picture]:
+def _rule_picture(closeups: Sequence[Closeup], fit: Coefficients) -> list[Picture]:
     """The fit among misranked sets; nothing if there are none."""
     rows = misranked_rows(closeups)
     if not len(rows.interior().beta):
         return []
     explained = fit.quality.get("residuals", {}).get("beta_r_squared")
     share = "" if explained is None else (
-        f" On the rows of the fit, entropy explains {100 * max(explained, 0):.0f} % of the "
-        "variance of the optimal beta."
+        f" On the rows of the fit, {looked_at(fit.rule)} explains "
+        f"{100 * max(explained, 0):.0f} % of the variance of the optimal beta."
     )  # fmt: skip
     caption = (
         f"Each dot is one of {CLOSEUP_SETS} other sets of each size, one that the head misranks, "
-        "at the temperature that serves its target best. Sets of one entropy want very different "
-        f"temperatures; the curve is a compromise between them.{share}"
+        f"at the temperature that serves its target best. Sets of one {looked_at(fit.rule)} want "
+        f"very different temperatures; the curve is a compromise between them.{share}"
     )
-    return [_draw(plots.plot_fit, rows, fit, paper(), title="The polynomial", caption=caption)]
+    title = "The line" if fit.rule.kind == LOG_SIZE else "The polynomial"
+    return [_draw(plots.plot_fit, rows, fit, paper(), title=title, caption=caption)]
+
+
+def _candidate_rows(fit: Coefficients) -> list[dict[str, str]]:
+    """The kinds of rule that were fitted, as they are printed; none if the file is silent."""
+    objective = fit.source.get("options", {}).get("objective", "likelihood")
+    unit = "nats" if objective == "likelihood" else f"of {objective}"
+    return [
+        {
+            "label": in_words(one["kind"]),
+            "log_p": f"{one['log_p']:.4f}",
+            "gain": f"{one['gain']:+.4f} {unit}",
+            "interval": f"{one['low']:+.4f} to {one['high']:+.4f}",
+        }
+        for one in fit.quality.get("candidates", [])
+        if one.keys() >= {"kind", "log_p", "gain", "low", "high"}
+    ]
+
+
+def _evidence_pictures(fit: Coefficients) -> list[Picture]:
+    """What the file says of how sure the fit is, as far as it does."""
+    found = {
+        "held_out": (
+            evidence_plots.plot_held_out,
+            "Gain in log-probability, held out",
+            "How much more probable the fit makes the target, by set size, on rows that its folds "
+            "left out; bars of two standard errors. Plain softmax is 0.",
+        ),
+        "band": (
+            evidence_plots.plot_band,
+            "How sure the curve is",
+            "The fit, and the band that holds 95 % of the fits to rows drawn anew.",
+        ),
+        "learning_curve": (
+            evidence_plots.plot_learning_curve,
+            "Would more rows help?",
+            "The held-out score of fits to a share of the rows (mean of five folds). Where the "
+            "curve is level, more rows of this kind bring nothing.",
+        ),
+    }
+    return [
+        _draw(draw, fit, title=title, caption=caption)
+        for key, (draw, title, caption) in found.items()
+        if fit.quality.get(key)
+    ]
 
 
 def _draw(draw: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:

@@ -1,11 +1,11 @@
 """The pipeline's steps as commands take them: with progress on stderr."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.faces.console import stderr
 from calibrate.faces.plots import save_fit_figure
 from calibrate.faces.progress import Steps
@@ -20,10 +20,13 @@ from calibrate.heads import Head, is_built_in, load_head
 from calibrate.pipeline import collect as collecting
 from calibrate.pipeline import evaluate as evaluating
 from calibrate.pipeline.compare import Comparison, compare
-from calibrate.pipeline.fit import Fit, fit_collection, same_fit
-from calibrate.pipeline.rules import ScoredRule, paper
+from calibrate.pipeline.fit import Fit, same_fit
+from calibrate.pipeline.rules import ScoredRule, fitted_rules, paper
+from calibrate.pipeline.solve import solve_collection
 from calibrate.pipeline.study import Calibration, study
 from calibrate.pipeline.units import plan_units
+
+Drawn = tuple[Fit, Path | None]
 
 
 def load(reference: str) -> Head:
@@ -33,8 +36,9 @@ def load(reference: str) -> Head:
 
 
 def collect(
-    head: Head, sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int
-) -> Collection:
+    head: Head, sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int,
+    keep: str = "all",
+) -> Collection:  # fmt: skip
     """Collects, with a line per set size."""
     units = {size: len(plan_units(size, sets)) for size in sizes}
     seen: dict[int, list[Any]] = {size: [] for size in sizes}
@@ -50,18 +54,17 @@ def collect(
                 line += "  (was there already)" if progress.resumed else ""
             steps.advance(line)
 
-        found = collecting.collect(head, sizes, sets, seed, folder, max_bytes, report)
+        found = collecting.collect(head, sizes, sets, seed, folder, max_bytes, report, keep)
     if not steps.done:
         stderr.print(f"{folder} is complete already")
     return found
 
 
-def fit(
-    folder: Path, name: str, objective: str, store: Path | None, figure: Path | None
-) -> tuple[Fit, Path | None]:
+def fit(folder: Path, make: Callable[[], Fit], store: Path | None, figure: Path | None) -> Drawn:
     """Fits and publishes; the path is that of the figure, if it could be drawn."""
     stderr.print(f"solving and fitting {folder}")
-    fitted = fit_collection(folder, name, objective)
+    fitted = make()
+    name = fitted.coefficients.name
     coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)
     if not written:
         stderr.print(f"{coefficients.reference} says the same; no new version is written")
@@ -185,6 +188,17 @@ def _collection_of(coefficients: Coefficients) -> Collection | None:
             if collection.digest == coefficients.source.get("collection"):
                 return collection
     return None
+
+
+def fitted_rivals(collection: Collection | None) -> dict[str, ScoredRule]:
+    """Rules that are fitted to the collection of a fit, if it is here and calls for any."""
+    if collection is None:
+        return {}
+    try:
+        return fitted_rules(solve_collection(collection))
+    except QualityError as failure:
+        stderr.print(f"rivals that are fitted to {collection.folder} are left out: {failure}")
+        return {}
 
 
 def load_fits(references: str, store: Path | None) -> dict[str, ScoredRule]:

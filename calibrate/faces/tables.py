@@ -1,5 +1,6 @@
 """Results in words: tables for people on stdout, and the same as records for --json."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,16 @@ from rich import box
 from rich.table import Table
 
 from calibrate.faces.console import stdout
-from calibrate.faces.fit_views import left_out, load_line, polynomial
+from calibrate.faces.fit_views import left_out, load_line
+from calibrate.faces.rule_words import polynomial, span
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import BAD, Collection
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.pipeline.choice import Choice, in_words
 from calibrate.pipeline.evaluate import Score
 from calibrate.pipeline.fit import Fit
+
+WORTH_COLLECTING = 0.001  # nats, by twice the rows
 
 
 def print_collection(collection: Collection) -> None:
@@ -33,21 +39,70 @@ def print_collection(collection: Collection) -> None:
 
 
 def print_fit(fit: Fit, figure: Path | None) -> None:
-    """The polynomial, its domain, how well it fits, what it was fitted to, and where it is."""
+    """The rule, what it was fitted to, how good it is on held-out rows, and where it is."""
     coefficients = fit.coefficients
-    entry, quality = coefficients.only, coefficients.quality
-    rows, residuals = quality["rows"], quality["residuals"]
-    others = ", ".join(f"{count:,} {reason}" for count, reason in left_out(rows))
+    quality = coefficients.quality
+    rows = quality["rows"]
     stdout.print(f"\nFit {coefficients.reference}", style="bold")
-    stdout.print(f"  beta(H)    {polynomial(entry.coefficients)}")
-    stdout.print(f"  domain     {entry.domain[0]:.3f} .. {entry.domain[1]:.3f} nats")
-    stdout.print(
-        f"  residuals  beta {residuals['beta_rms']:.3f} (R^2 {residuals['beta_r_squared']:.3f}), "
-        f"theta {residuals['theta_rms']:.3f}, root mean square"
-    )
-    stdout.print(f"  rows       {rows['interior']:,} used of {rows['rows']:,}; left out: {others}")
-    stdout.print(f"  file       {coefficients.path}")
-    stdout.print(f"  figure     {figure or 'not drawn'}")
+    entry, by_size = coefficients.only, coefficients.rule.kind == LOG_SIZE
+    _line("beta(n)" if by_size else "beta(H)", polynomial(entry.coefficients))
+    _line("fitted on" if by_size else "domain", span(entry.domain, coefficients.rule.kind))
+    if residuals := quality.get("residuals"):
+        _line(
+            "residuals",
+            f"beta {residuals['beta_rms']:.3f} (R^2 {residuals['beta_r_squared']:.3f}), "
+            f"theta {residuals['theta_rms']:.3f}, root mean square",
+        )
+    others = ", ".join(f"{count:,} {reason}" for count, reason in left_out(rows))
+    used = rows.get("used", rows["interior"])
+    _line("rows", f"{used:,} used of {rows['rows']:,}; left out: {others or 'none'}")
+    _line("file", str(coefficients.path))
+    _line("figure", str(figure or "not drawn"))
+    if fit.choice is not None:
+        _print_choice(fit.choice)
+        _line("more rows", would_more_help(quality))
+
+
+def _line(label: str, text: str) -> None:
+    stdout.print(f"  {label:<10} {text}")
+
+
+def _print_choice(choice: Choice) -> None:
+    """Before and after, on rows that a fit has not seen, and what the other kinds of rule gain."""
+    title = "\nLog-probability of the target in nats, held out (five folds)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    for heading in ("n", "rows", "plain softmax", "this fit", "gain ± standard error"):
+        table.add_column(heading, justify="right")
+    for size in choice.held_out:
+        gain = size.after - size.before
+        table.add_row(
+            f"{size.size:,}", f"{size.rows:,}", f"{size.before:.3f}", f"{size.after:.3f}",
+            f"{gain:+.4f} ± {size.error:.4f}",
+        )  # fmt: skip
+    stdout.print(table)
+    for candidate in choice.candidates:
+        mean, low, high = candidate.gain
+        chosen = "  <- taken" if candidate is choice.chosen else ""
+        label = in_words(candidate.kind)
+        stdout.print(
+            f"  {label:<16} gains {mean:+.4f} {choice.unit} ({low:+.4f} to {high:+.4f}){chosen}"
+        )
+    for kind, reason in choice.left_out.items():
+        stdout.print(f"  {in_words(kind):<16} left out: {reason}")
+    _line("verdict", choice.verdict)
+
+
+def would_more_help(quality: Mapping[str, Any]) -> str:
+    """What the learning curve says, in words."""
+    curve = quality["learning_curve"]
+    if len(curve) < 2:
+        return "too few to tell"
+    half, most = curve[-2], curve[-1]
+    gain = most["log_p"] - half["log_p"]
+    advice = "more would help" if gain > WORTH_COLLECTING else "more would hardly help"
+    if gain < -WORTH_COLLECTING:
+        advice = "noise, of too few to tell"
+    return f"from {half['rows']:,} to {most['rows']:,} changes log p by {gain:+.4f} nats: {advice}"
 
 
 def fit_record(fit: Fit, figure: Path | None) -> dict[str, Any]:

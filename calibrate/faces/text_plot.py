@@ -13,7 +13,7 @@ def draw_curve(
     """Lines of text with a curve, its axes and its labels.
 
     Args:
-      x: rising and evenly spaced, one point per column of dots: two per character.
+      x: rising, one point per column of dots: two per character; the first and last are written.
       y: as many.
       x_label: written under the horizontal axis.
       y_label: written over the vertical axis.
@@ -41,7 +41,7 @@ def draw_curve(
         f"{label:>{width}} {'┤' if label else '│'}{''.join(map(chr, row))}"
         for label, row in zip(labels, cells, strict=True)
     ]
-    left, right = f"{x[0]:.4g}", f"{x[-1]:.4g}"
+    left, right = (f"{end:,.0f}" if 1e4 <= end < 1e9 else f"{end:.4g}" for end in (x[0], x[-1]))
     lines.append(f"{'':{width}} └" + "─" * columns)
     middle = max(1, columns - len(left) - len(right))
     lines.append(f"{'':{width}}  {left}{x_label:^{middle}}{right}")

@@ -8,7 +8,7 @@ from calibrate.pipeline.compare import Comparison
 from calibrate.pipeline.rules import label
 
 SIGNIFICANT = 0.01
-RIVALS = ("paper", "log-n", "kappa-log-n", "constant", "hard")
+RIVALS = ("paper", "procedure", "polynomial", "kappa-log-n", "constant", "log-n", "hard")
 
 
 def verdict(comparison: Comparison, name: str) -> str:

@@ -5,7 +5,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from calibrate.files.coefficients import N_COEFFICIENTS
 from calibrate.files.strict_json import (
     Shape,
     Where,
@@ -16,6 +15,7 @@ from calibrate.files.strict_json import (
     check_text,
     refuse,
 )
+from calibrate.maths.rule import N_COEFFICIENTS
 
 check_digest = partial(
     check_pattern,
@@ -76,23 +76,39 @@ SOURCE: Shape = {
     "citation": check_text,
 }
 
-# How good it is.
-QUALITY: Shape = {
-    "rows": dict.fromkeys(
-        (
-            "rows", "misranked", "ties", "nan", "inf", "masked_target", "kept", "sharp", "flat",
-            "interior", "unsolved",
-        ),
-        _count,
+_ROWS: dict[str, Shape] = dict.fromkeys(
+    (
+        "rows", "misranked", "ties", "nan", "inf", "masked_target", "kept", "sharp", "flat",
+        "interior", "unsolved",
     ),
-    "residuals": dict.fromkeys(("beta_rms", "beta_r_squared", "theta_rms"), check_float),
-    "standard_errors": [partial(check_floats, count=N_COEFFICIENTS)],
-    "held_out": [
-        dict.fromkeys(("size", "rows"), _count)
-        | dict.fromkeys(("before", "after", "error"), check_float)
+    _count,
+)  # fmt: skip
+_NEW_IN_1_1: dict[str, Shape] = {
+    "rows": _ROWS | dict.fromkeys(("gated", "used"), _count),
+    "candidates": [
+        {"kind": check_text} | dict.fromkeys(("log_p", "gain", "low", "high"), check_float),
+        16,
     ],
-    "verdict": check_text,
-}  # fmt: skip
+    "learning_curve": [{"rows": _count, "log_p": check_float}, 64],
+    "band": [partial(check_floats, count=3), 512],
+    "condition": check_float,
+}
+
+
+def quality_shape(minor: int, kind: str) -> Shape:
+    """How good it is, as minor versions of the schema have it for a kind of rule."""
+    shape: dict[str, Shape] = {
+        "rows": _ROWS,
+        "residuals": dict.fromkeys(("beta_rms", "beta_r_squared", "theta_rms"), check_float),
+        "standard_errors": [partial(check_floats, count=N_COEFFICIENTS[kind])],
+        "held_out": [
+            dict.fromkeys(("size", "rows"), _count)
+            | dict.fromkeys(("before", "after", "error"), check_float)
+        ],
+        "verdict": check_text,
+    }
+    return shape | _NEW_IN_1_1 if minor else shape
+
 
 # Which software made it, and when.
 PROVENANCE: Shape = {"created": check_time, "versions": _versions}

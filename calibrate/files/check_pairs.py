@@ -3,7 +3,7 @@
 from decimal import Decimal
 from fractions import Fraction
 
-from calibrate.files.coefficients import N_COEFFICIENTS, Entry
+from calibrate.files.coefficients import Entry
 from calibrate.files.strict_json import Where, refuse, refuse_state
 from calibrate.maths.rule import horner
 
@@ -13,7 +13,7 @@ Pairs = tuple[tuple[float, float], ...]
 
 
 def verify(entry: Entry, where: Where) -> None:
-    """Five distinct points of the domain determine a quartic: the polynomial must meet them.
+    """As many points of the domain as coefficients determine a polynomial: it must meet them.
 
     Args:
       entry: whose coefficients and check pairs were read from a file.
@@ -22,30 +22,32 @@ def verify(entry: Entry, where: Where) -> None:
       CoefficientsError: the pairs determine nothing, or the coefficients miss them.
     """
     lo, hi = entry.domain
-    points = [H for H, _ in entry.check]
-    if len(set(points)) < N_COEFFICIENTS or min(points) < lo or max(points) > hi:
+    points = [x for x, _ in entry.check]
+    if len(set(points)) < len(entry.coefficients) or min(points) < lo or max(points) > hi:
         refuse_state(
-            (*where, "check"), f"at the entropies {points}",
-            f"give five distinct ones of the domain [{lo}, {hi}]",
+            (*where, "check"), f"at the points {points}",
+            f"give {len(entry.coefficients)} distinct ones of the domain [{lo}, {hi}]",
         )  # fmt: skip
     if _miss(entry.coefficients, entry.check):
-        misses = [abs(horner(H, entry.coefficients) - p) for H, p in entry.check]
-        worst = max(range(N_COEFFICIENTS), key=misses.__getitem__)
-        H, expected = entry.check[worst]
+        misses = [abs(horner(x, entry.coefficients) - p) for x, p in entry.check]
+        worst = max(range(len(misses)), key=misses.__getitem__)
+        x, expected = entry.check[worst]
         refuse(
             (*where, "coefficients"), list(entry.coefficients),
-            f"they give p({H:.6g}) = {horner(H, entry.coefficients):.9g} where check[{worst}] "
+            f"they give p({x:.6g}) = {horner(x, entry.coefficients):.9g} where check[{worst}] "
             f"has {expected:.9g}: {_what_happened(entry)}",
         )  # fmt: skip
 
 
 def _miss(coefficients: tuple[float, ...], check: Pairs) -> bool:
     """Whether the polynomial misses any of the pairs."""
-    c4, c3, c2, c1, c0 = coefficients
     tolerance = TOLERANCE * max([abs(p) for _, p in check])
-    for H, expected in check:
+    for x, expected in check:
         # `horner`, written out: files of a thousand heads are read too.
-        if not abs((((c4 * H + c3) * H + c2) * H + c1) * H + c0 - expected) <= tolerance:
+        p = 0.0
+        for coefficient in coefficients:
+            p = p * x + coefficient
+        if not abs(p - expected) <= tolerance:
             return True
     return False
 
@@ -83,13 +85,13 @@ def _spell(value: Fraction) -> str:
 
 
 def _interpolate(check: Pairs) -> list[Fraction]:
-    """Coefficients, highest power first, of the quartic through five points (Lagrange, exact)."""
-    total = [Fraction(0)] * N_COEFFICIENTS
-    for H, p in check:
+    """Coefficients, highest power first, of the polynomial through points (Lagrange, exact)."""
+    total = [Fraction(0)] * len(check)
+    for x, p in check:
         basis = [Fraction(p)]
         for other, _ in check:
-            if other != H:
-                root, gap = Fraction(other), Fraction(H) - Fraction(other)
+            if other != x:
+                root, gap = Fraction(other), Fraction(x) - Fraction(other)
                 longer = zip([*basis, Fraction(0)], [Fraction(0), *basis], strict=True)
                 basis = [(a - root * b) / gap for a, b in longer]
         total = [a + b for a, b in zip(total, basis, strict=True)]

@@ -1,10 +1,10 @@
 """The coefficient file, schema 1: strict reading, canonical writing.
 
 JSON in UTF-8, at most 1 MiB; every field is explained in fits/README.md, and the JSON Schema of
-each released version lies in `schemas`. `check` holds [H, p(H)] of the bare polynomial at five
-points of the domain, so that reversed, rescaled or rounded numbers are refused. `id` is the sha256
-of the canonical JSON of rule, entries and source: it detects damage, it does not say who wrote the
-file.
+each released version lies in `schemas`. `check` holds [x, p(x)] of the bare polynomial at as many
+points of the domain as it has coefficients, so that reversed, rescaled or rounded numbers are
+refused. `id` is the sha256 of the canonical JSON of rule, entries and source: it detects damage, it
+does not say who wrote the file.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.about import PROVENANCE, QUALITY, SOURCE
+from calibrate.files.about import PROVENANCE, SOURCE, quality_shape
 from calibrate.files.check_pairs import verify
-from calibrate.files.coefficients import N_COEFFICIENTS, SCHEMA_VERSION, Coefficients, Entry
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.strict_json import (
     Where,
     check_float,
@@ -34,7 +34,7 @@ from calibrate.files.strict_json import (
     spell,
 )
 from calibrate.files.whole import read_file
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_POLYNOMIAL, LOG_SIZE, N_COEFFICIENTS, Rule
 
 FORMAT = "calibrate.fit"
 MAX_BYTES = 1 << 20
@@ -46,17 +46,22 @@ NAME_REMEDY = (
     "use lower-case letters, digits, '.', '_' and '-', at most 64, the first a letter or digit"
 )
 
+NEWEST_MINOR = 1
 _MINOR_VERSION = re.compile(r"1\.(0|[1-9][0-9]{0,8})")
 # Line breaks are layout: within JSON texts they are escaped.
 _NUMBERS = re.compile(r"\[\n([^\[\]{}\"]*)\n *\]")
 _RULE_WORDS = {
-    "kind": "entropy-polynomial",
-    "quantity": "beta",
-    "order": "descending",
-    "entropy_unit": "nats",
+    kind: {"kind": kind, "quantity": "beta", "order": "descending"} | unit
+    for kind, unit in (
+        (ENTROPY_POLYNOMIAL, {"entropy_unit": "nats"}),
+        (LOG_SIZE, {"size_unit": "log items"}),
+    )
 }
-_RULE_NUMBERS = ("min_entropy", "min_beta", "max_beta")
-_RULE_KEYS = (*_RULE_WORDS, *_RULE_NUMBERS, "outside")
+# The fields of Rule that a file of each kind has, in its order.
+_RULE_GUARDS = {
+    ENTROPY_POLYNOMIAL: ("min_entropy", "min_beta", "max_beta", "outside"),
+    LOG_SIZE: ("min_beta", "max_beta"),
+}
 _TOP_KEYS = (
     "format", "schema_version", "name", "version", "id", "rule", "entries", "quality", "source",
     "provenance",
@@ -113,9 +118,10 @@ def digest(coefficients: Coefficients) -> str:
 
 
 def _digested(coefficients: Coefficients) -> dict[str, Any]:
-    numbers = {key: float(getattr(coefficients.rule, key)) for key in _RULE_NUMBERS}
+    rule = coefficients.rule
     return {
-        "rule": _RULE_WORDS | numbers | {"outside": coefficients.rule.outside},
+        "rule": _RULE_WORDS[rule.kind]
+        | {key: getattr(rule, key) for key in _RULE_GUARDS[rule.kind]},
         "entries": [_entry_document(entry) for entry in coefficients.entries],
         "source": dict(coefficients.source),
     }
@@ -164,15 +170,16 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
     if len(data) > MAX_BYTES:
         refuse_state((), "longer than 1 MiB", "give a coefficient file, which never is")
     document = parse(data)
-    extra = _check_top(document)
+    minor, extra = _check_top(document)
     source, quality, provenance = document["source"], document["quality"], document["provenance"]
-    newer = document["schema_version"] != SCHEMA_VERSION
+    rule = _rule(document["rule"], minor)
+    newer = minor > NEWEST_MINOR
     check_shape(source, ("source",), SOURCE)
-    check_shape(quality, ("quality",), QUALITY, newer)
+    check_shape(quality, ("quality",), quality_shape(minor, rule.kind), newer)
     check_shape(provenance, ("provenance",), PROVENANCE, newer)
     coefficients = Coefficients(
-        rule=_rule(document["rule"]),
-        entries=_entries(document["entries"]),
+        rule=rule,
+        entries=_entries(document["entries"], rule.kind),
         name=document["name"],
         version=document["version"],
         quality=quality,
@@ -190,8 +197,8 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
     return coefficients
 
 
-def _check_top(document: Any) -> dict[str, Any]:
-    """The top level but for its objects; returns the fields that are not interpreted."""
+def _check_top(document: Any) -> tuple[int, dict[str, Any]]:
+    """The top level but for its objects; (minor version, the fields that are not interpreted)."""
     check_required(document, (), ("format", "schema_version"))
     if document["format"] != FORMAT:
         refuse(("format",), document["format"], f'give a coefficient file, which has "{FORMAT}"')
@@ -200,50 +207,62 @@ def _check_top(document: Any) -> dict[str, Any]:
         version, ("schema_version",), _MINOR_VERSION,
         "this calibrate reads 1.x: upgrade it if the file is newer, fit again if it is 0.x",
     )  # fmt: skip
+    minor = int(version.removeprefix("1."))
     extra = {}
     if document.keys() != _TOP_KEY_SET:
         extra = {
             key: value for key, value in document.items()
-            if key not in _TOP_KEY_SET and (key.startswith("x-") or version != SCHEMA_VERSION)
+            if key not in _TOP_KEY_SET and (key.startswith("x-") or minor > NEWEST_MINOR)
         }  # fmt: skip
         check_keys(document, (), _TOP_KEYS, extra)
         for key, value in extra.items():
             check_free(value, (key,))
     check_pattern(document["name"], ("name",), NAME_PATTERN, NAME_REMEDY)
     check_integer(document["version"], ("version",), 1, MAX_VERSION)
-    return extra
+    return minor, extra
 
 
-def _rule(value: Any) -> Rule:
-    check_keys(value, ("rule",), _RULE_KEYS)
-    for key, word in _RULE_WORDS.items():
+def _rule(value: Any, minor: int) -> Rule:
+    check_required(value, ("rule",), ("kind",))
+    kind = value["kind"]
+    if type(kind) is not str or kind not in _RULE_WORDS:
+        known = " and ".join(f'"{word}"' for word in _RULE_WORDS)
+        refuse(("rule", "kind"), kind, f"this calibrate reads {known}: upgrade it, or fit again")
+    if kind == LOG_SIZE and minor == 0:
+        refuse(("rule", "kind"), kind, 'schema 1.0 has no such rule: write schema_version "1.1"')
+    check_keys(value, ("rule",), (*_RULE_WORDS[kind], *_RULE_GUARDS[kind]))
+    for key, word in _RULE_WORDS[kind].items():
         if value[key] != word:
             refuse(("rule", key), value[key], f'this calibrate reads "{word}", and exchanging the '
                    "word converts no numbers: fit again")  # fmt: skip
-    check_word(value["outside"], ("rule", "outside"), ("clamp", "identity"))
-    for key in _RULE_NUMBERS:
-        check_float(value[key], ("rule", key))
-    return Rule(value["min_entropy"], value["min_beta"], value["max_beta"], value["outside"])
+    guards = {key: value[key] for key in _RULE_GUARDS[kind]}
+    for key, guard in guards.items():
+        if key == "outside":
+            check_word(guard, ("rule", key), ("clamp", "identity"))
+        else:
+            check_float(guard, ("rule", key))
+    return Rule.log_size(**guards) if kind == LOG_SIZE else Rule(**guards)
 
 
-def _entries(value: Any) -> tuple[Entry, ...]:
+def _entries(value: Any, kind: str) -> tuple[Entry, ...]:
     if type(value) is not list:
         refuse(("entries",), value, "give a list")
-    return tuple([_entry(entry, ("entries", i)) for i, entry in enumerate(value)])
+    count = N_COEFFICIENTS[kind]
+    return tuple([_entry(entry, ("entries", i), count) for i, entry in enumerate(value)])
 
 
-def _entry(value: Any, where: Where) -> Entry:
+def _entry(value: Any, where: Where, count: int) -> Entry:
     check_keys(value, where, _ENTRY_KEYS)
     layer, head, domain = value["layer"], value["head"], value["domain"]
     if layer is not None:
         check_integer(layer, (*where, "layer"), 0, MAX_INDEX)
     if head is not None:
         check_integer(head, (*where, "head"), 0, MAX_INDEX)
-    check_floats(value["coefficients"], (*where, "coefficients"), N_COEFFICIENTS)
+    check_floats(value["coefficients"], (*where, "coefficients"), count)
     check_floats(domain, (*where, "domain"), 2)
     pairs = value["check"]
-    if type(pairs) is not list or len(pairs) != N_COEFFICIENTS:
-        refuse((*where, "check"), pairs, f"give a list of {N_COEFFICIENTS} pairs [H, p(H)]")
+    if type(pairs) is not list or len(pairs) != count:
+        refuse((*where, "check"), pairs, f"give a list of {count} pairs [x, p(x)]")
     for i, pair in enumerate(pairs):
         check_floats(pair, (*where, "check", i), 2)
     try:

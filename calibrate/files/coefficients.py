@@ -10,35 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.maths.rule import Rule, horner
+from calibrate.maths.rule import LOG_SIZE, N_COEFFICIENTS, Rule, horner
 
-N_COEFFICIENTS = 5
-SCHEMA_VERSION = "1.0"
-MAX_ENTROPY = 64.0  # nats: e^64 items are more than any memory holds
+SCHEMA_VERSION = "1.1"
+MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
 
 
 @dataclass(frozen=True)
 class Entry:
     """The polynomial of one head, or of all where `layer` and `head` are None."""
 
-    coefficients: tuple[float, ...]  # highest power first
-    domain: tuple[float, float]  # [lo, hi]: the entropies that it was fitted on, nats
+    coefficients: tuple[float, ...]  # highest power first; as many as the rule's kind has
+    domain: tuple[float, float]  # [lo, hi]: the entropies, or log n, that it was fitted on; nats
     layer: int | None = None
     head: int | None = None
-    # [H, p(H)] at five points of the domain, which determine the polynomial; made if not given.
+    # [x, p(x)] at as many points of the domain, which determine the polynomial; made if not given.
     check: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._make_floats()
         powers, (lo, hi) = self.coefficients, self.domain
-        if len(powers) != N_COEFFICIENTS or not all(map(math.isfinite, powers)):
+        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
             raise CoefficientsError(
-                f"coefficients are {powers!r}; give {N_COEFFICIENTS} finite numbers, "
-                "highest power first"
+                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, or the "
+                "2 of a log-size rule"
             )
         if not 0 <= lo < hi <= MAX_ENTROPY:
             raise CoefficientsError(
-                f"domain is [{lo!r}, {hi!r}]; give 0 <= lo < hi <= {MAX_ENTROPY:g}, in nats"
+                f"domain is [{lo!r}, {hi!r}]; give 0 <= lo < hi <= {MAX_ENTROPY:g}, in nats "
+                "of entropy or in log n"
             )
         if not self.check:
             object.__setattr__(self, "check", self._make_check())
@@ -57,9 +57,10 @@ class Entry:
 
     def _make_check(self) -> tuple[tuple[float, float], ...]:
         lo, hi = self.domain
-        quarters = [lo + (hi - lo) * i / (N_COEFFICIENTS - 1) for i in range(N_COEFFICIENTS - 1)]
-        check = tuple((H, horner(H, self.coefficients)) for H in (*quarters, hi))
-        if len({H for H, _ in check}) < N_COEFFICIENTS:
+        parts = len(self.coefficients) - 1
+        points = [lo + (hi - lo) * i / parts for i in range(parts)]
+        check = tuple((x, horner(x, self.coefficients)) for x in (*points, hi))
+        if len({x for x, _ in check}) <= parts:
             raise CoefficientsError(f"domain is [{lo!r}, {hi!r}]; it is too narrow for a fit")
         if not all(math.isfinite(p) for _, p in check):
             raise CoefficientsError(
@@ -90,9 +91,10 @@ class Coefficients:
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
 
     def __post_init__(self):
-        low, least, most, outside = self.rule
-        rule = Rule(float(low), float(least), float(most), outside)
+        low, least, most, outside, kind = self.rule
+        rule = Rule(float(low), float(least), float(most), outside, kind)
         object.__setattr__(self, "rule", rule)
+        self._check_kind()
         if rule.outside not in ("clamp", "identity"):
             raise CoefficientsError(f"rule.outside is {rule.outside!r}; use 'clamp' or 'identity'")
         if not 0 <= rule.min_entropy < math.inf:
@@ -103,6 +105,24 @@ class Coefficients:
                 "give 0 < min_beta <= max_beta"
             )
         _refuse_overlap(self.entries)
+
+    def _check_kind(self) -> None:
+        """Every entry has as many coefficients as the kind of rule, which knows its own guards."""
+        kind = self.rule.kind
+        if kind not in N_COEFFICIENTS:
+            words = " or ".join(map(repr, N_COEFFICIENTS))
+            raise CoefficientsError(f"rule.kind is {kind!r}; use {words}")
+        for i, entry in enumerate(self.entries):
+            if len(entry.coefficients) != N_COEFFICIENTS[kind]:
+                raise CoefficientsError(
+                    f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
+                    f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
+                )
+        if kind == LOG_SIZE and (self.rule.min_entropy, self.rule.outside) != (0, "clamp"):
+            raise CoefficientsError(
+                f"rule.min_entropy is {self.rule.min_entropy!r} and rule.outside "
+                f"{self.rule.outside!r}, which mean nothing to a log-size rule; use Rule.log_size()"
+            )
 
     @property
     def reference(self) -> str:
@@ -134,20 +154,21 @@ class Coefficients:
         return self.entries[0]
 
     def layer(self, index: int) -> "Coefficients":
-        """The fit of one layer; where it names none of its heads, beta is 1 at every entropy."""
+        """The fit of one layer; where it names none of its heads, beta is 1 throughout."""
         chosen = tuple(
             replace(entry, layer=None) for entry in self.entries if entry.layer in (None, index)
         )
         return replace(self, entries=chosen) if chosen else replace(self, **_IDENTITY)
 
     def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
-        """Per-head numbers: c4, c3, c2, c1, c0, lo, hi, calibrated (1 or 0), each for every head.
+        """Per-head numbers: coefficients, lo, hi, calibrated (1 or 0), each for every head.
 
         Raises:
           CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
         """
         self._refuse_layers()
-        rows: list[tuple[float, ...]] = [(0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0)] * n_heads
+        zeros = [0.0] * (N_COEFFICIENTS[self.rule.kind] - 1)
+        rows: list[tuple[float, ...]] = [(*zeros, 1.0, 0.0, 1.0, 0.0)] * n_heads
         for entry in self.entries:
             if entry.head is not None and entry.head >= n_heads:
                 raise CoefficientsError(
@@ -191,6 +212,7 @@ def _all(index: int | None) -> str:
 _IDENTITY: dict[str, Any] = {
     "rule": Rule(max_beta=1.0),
     "entries": (Entry((0.0, 0.0, 0.0, 0.0, 1.0), (0.0, MAX_ENTROPY)),),
+    "quality": {},
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import beta_of_entropy
+from calibrate.maths.rule import beta_of
 
 N_POINTS = 10_001
 # They follow from the other fields, or differ between any two files.
@@ -18,12 +18,12 @@ _ABSENT = object()
 
 
 class Change(NamedTuple):
-    """The largest change of beta on a range of entropies."""
+    """The largest change of beta on a range of entropies, or of log n."""
 
     largest: float  # |beta_b - beta_a|
-    entropy: float  # where it is, nats
+    at: float  # where it is
     betas: tuple[float, float]  # (beta_a, beta_b) there
-    range: tuple[float, float]  # nats
+    range: tuple[float, float]
 
 
 class HeadDifference(NamedTuple):
@@ -32,25 +32,30 @@ class HeadDifference(NamedTuple):
     layer: int | None
     head: int | None
     common: Change | None  # on what both domains cover; None if that is nothing
-    anywhere: Change  # at any entropy; past both domains beta does not change any more
+    # From 0 to past both domains. There beta of an entropy does not change any more; with log-size
+    # rules it goes on, and this is for sets up to e times as large as the largest of the domains.
+    anywhere: Change
 
 
 class Difference(NamedTuple):
     """How fit b differs from fit a."""
 
-    heads: list[HeadDifference]  # that both fits have an entry for
+    # That both fits have an entry for; none if one goes by entropy and the other by set size, as
+    # their beta differs from row to row and there is no range to compare it on.
+    heads: list[HeadDifference]
     fields: list[tuple[str, Any, Any]]  # path in the file, value in a, value in b; None is absent
 
 
 def compare(a: Coefficients, b: Coefficients) -> Difference:
     """The largest changes of beta, head by head, and the fields that differ.
 
-    Beta is compared at 10,001 evenly spaced entropies of each range.
+    Beta is compared at 10,001 evenly spaced entropies, or log n, of each range.
     """
     heads = [
         _head_difference(a, entry, b, other)
         for entry in a.entries for other in b.entries
-        if _meet(entry.layer, other.layer) and _meet(entry.head, other.head)
+        if a.rule.kind == b.rule.kind
+        and _meet(entry.layer, other.layer) and _meet(entry.head, other.head)
     ]  # fmt: skip
     left, right = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in (a, b))
     paths = [*left, *(path for path in right if path not in left)]
@@ -74,12 +79,12 @@ def _head_difference(
     a: Coefficients, entry: Entry, b: Coefficients, other: Entry
 ) -> HeadDifference:
     def change(lo: float, hi: float) -> Change:
-        H = np.linspace(lo, hi, N_POINTS)
-        before = beta_of_entropy(H, entry.coefficients, entry.domain, a.rule, np)
-        after = beta_of_entropy(H, other.coefficients, other.domain, b.rule, np)
+        x = np.linspace(lo, hi, N_POINTS)
+        before = beta_of(x, x, entry.coefficients, entry.domain, a.rule, np)
+        after = beta_of(x, x, other.coefficients, other.domain, b.rule, np)
         most = int(np.abs(after - before).argmax())
         betas = float(before[most]), float(after[most])
-        return Change(abs(betas[1] - betas[0]), float(H[most]), betas, (lo, hi))
+        return Change(abs(betas[1] - betas[0]), float(x[most]), betas, (lo, hi))
 
     lows, highs = zip(entry.domain, other.domain, strict=True)
     lo, hi, past = max(lows), min(highs), max(highs) + 1

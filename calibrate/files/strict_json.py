@@ -200,7 +200,8 @@ def check_shape(value: Any, where: Where, shape: Shape, newer: bool = False) -> 
     """A value as `shape` has it; every field of an object may be absent.
 
     Args:
-      shape: a check; or {field: shape} for an object; or [shape] for a list.
+      shape: a check; or {field: shape} for an object; or [shape] for a list, [shape, most] for
+        one of at most so many items.
       newer: the file has a newer minor version, whose unknown fields are let through.
     """
     if callable(shape):
@@ -208,8 +209,11 @@ def check_shape(value: Any, where: Where, shape: Shape, newer: bool = False) -> 
     elif isinstance(shape, list):
         if type(value) is not list:
             refuse(where, value, "give a list")
+        shape, *most = shape
+        if most and len(value) > most[0]:
+            refuse(where, value, f"give at most {most[0]}")
         for i, item in enumerate(value):
-            check_shape(item, (*where, i), shape[0], newer)
+            check_shape(item, (*where, i), shape, newer)
     elif type(value) is not dict:
         refuse(where, value, "give an object")
     else:

@@ -18,6 +18,8 @@ DEGREE = 4
 ELEVATED_TO = 24
 TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
 
+ROUGH_TOLERANCE = 1e-3
+
 
 class Form(NamedTuple):
     """beta = design @ coefficients, where low <= matrix @ coefficients <= high.
@@ -47,12 +49,19 @@ def constant_form(rows: int, low: float, high: float) -> Form:
     return Form(np.ones((rows, 1)), one, np.array([low]), np.array([high]), one[0])
 
 
-def log_size_form(size: np.ndarray, low: float, high: float) -> Form:
-    """beta = kappa log n + b, within the bounds at every size of the rows."""
-    ends = np.log([size.min(), size.max()])
-    design = np.column_stack([np.log(size), np.ones(len(size))])
-    matrix = np.column_stack([ends, np.ones(2)])
-    return Form(design, matrix, np.full(2, low), np.full(2, high), np.array([0.0, 1.0]))
+def log_size_form(log_n: np.ndarray, low: float, high: float, monotone: bool = False) -> Form:
+    """beta = kappa log n + b, within the bounds at every size of the rows.
+
+    `monotone`: it never falls.
+    """
+    least, most = log_n.min(), log_n.max()
+    design = np.column_stack([log_n, np.ones(len(log_n))])
+    matrix = np.array([[least, 1.0], [most, 1.0], [most - least, 0.0]])
+    rise = 0.0 if monotone else low - high
+    return Form(
+        design, matrix, np.array([low, low, rise]), np.array([high, high, high - low]),
+        np.array([0.0, 1.0]),
+    )  # fmt: skip
 
 
 def polynomial_form(
@@ -117,7 +126,7 @@ def maximise(
     low: float,
     high: float,
     start: np.ndarray | None = None,
-    certify: bool = True,
+    tolerance: float | None = TOLERANCE,
 ) -> Solution:
     """The coefficients for which the objective of beta = design @ coefficients is largest.
 
@@ -126,8 +135,8 @@ def maximise(
       form: of the rule.
       low, high: bounds of beta.
       start: coefficients to start from; None is a constant between the bounds.
-      certify: work out the gap, and refuse one above 1e-5: for likelihoods, which are concave.
-        Else it is NaN.
+      tolerance: the largest gap to accept, for likelihoods, which are concave. None: the solution
+        is less exact, and the gap worked out in doubt alone.
     Raises:
       ArithmeticError: the best is missed, or may be.
     """
@@ -150,11 +159,13 @@ def maximise(
     start = form.ones * np.sqrt(low * high) if start is None else start
     found = minimize(
         loss, start, jac=True, method="SLSQP", constraints=constraints,
-        options={"ftol": 1e-14 if certify else 1e-9, "maxiter": 500},
+        options={"ftol": 1e-9 if tolerance is None else 1e-14, "maxiter": 500},
     )  # fmt: skip
     lost, gradient = loss(found.x)
-    gap = _largest_gain(form, -gradient, found.x) if certify else np.nan
-    if gap > TOLERANCE or not (certify or found.success):
+    # At the optimum the solver may find no step that rounding does not spoil, and call it failure.
+    sure = tolerance is None and found.success
+    gap = np.nan if sure else _largest_gain(form, -gradient, found.x)
+    if gap > (ROUGH_TOLERANCE * max(1.0, abs(lost)) if tolerance is None else tolerance):
         raise ArithmeticError(f"the best rule is missed by up to {gap:.3g}: {found.message}")
     return Solution(found.x, -lost, gap)
 

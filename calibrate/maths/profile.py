@@ -87,13 +87,24 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
     logits, target = np.asarray(logits, np.float32), np.asarray(target)
     if target.ndim == 1:
         target = np.arange(logits.shape[1]) == target[:, None]
-    angles = (2 * np.arange(N_NODES) + 1) * np.pi / (2 * N_NODES)
+    return from_nodes(_values(logits, target, nodes(low, high).astype(np.float32)), low, high)
+
+
+def nodes(low: float, high: float) -> np.ndarray:
+    """(N_NODES,) betas, Chebyshev nodes of their logarithm."""
     middle, half = _span(low, high)
-    betas = np.exp(middle + half * np.cos(angles))
-    values = _values(logits, target, betas.astype(np.float32))
-    to_series = 2 / N_NODES * np.cos(np.arange(N_NODES) * angles[:, None])
+    return np.exp(middle + half * np.cos(_angles()))
+
+
+def from_nodes(values: np.ndarray, low: float, high: float) -> Profile:
+    """The profile of rows with these values (rows, N_NODES) at the nodes."""
+    to_series = 2 / N_NODES * np.cos(np.arange(N_NODES) * _angles()[:, None])
     to_series[:, 0] /= 2
     return Profile(values.astype(np.float64) @ to_series, low, high)
+
+
+def _angles() -> np.ndarray:
+    return (2 * np.arange(N_NODES) + 1) * np.pi / (2 * N_NODES)
 
 
 def _values(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarray:

@@ -38,10 +38,14 @@ def entropy(logits, axis=-1, where=None, keepdims=False):
     return terms.sum(axis=axis, keepdims=keepdims)
 
 
-def inverse_temperature(H, coefficients, domain, rule=Rule()):  # noqa: B008 (immutable)
-    """beta(H), element by element, in the words of the rule."""
+def inverse_temperature(H, coefficients, domain, rule=Rule(), n=None):  # noqa: B008 (immutable)
+    """beta of rows with entropy H and n unmasked items, one by one, in the words of the rule."""
 
-    def beta(entropy):
+    def beta_by_size(items):
+        kappa, b = coefficients
+        return min(max(kappa * np.log(items) + b, rule.min_beta), rule.max_beta)
+
+    def beta_by_entropy(entropy):
         if entropy <= rule.min_entropy:
             return 1.0
         if rule.outside == "identity" and not domain[0] <= entropy <= domain[1]:
@@ -49,13 +53,18 @@ def inverse_temperature(H, coefficients, domain, rule=Rule()):  # noqa: B008 (im
         clamped = min(max(entropy, domain[0]), domain[1])
         return min(max(np.polyval(coefficients, clamped), rule.min_beta), rule.max_beta)
 
-    return np.vectorize(beta, otypes=[np.float64])(H)
+    if rule.kind == "log-size":
+        return np.vectorize(beta_by_size, otypes=[np.float64])(n)
+    return np.vectorize(beta_by_entropy, otypes=[np.float64])(H)
 
 
 def adaptive_softmax(logits, coefficients, domain, rule=Rule(), axis=-1, where=None):  # noqa: B008
-    """softmax(beta(H) z) with H the entropy of softmax(z)."""
+    """softmax(beta z), with beta by the entropy of softmax(z) or by the number of its items."""
     H = entropy(logits, axis, where, keepdims=True)
-    return softmax(logits, axis, where, beta=inverse_temperature(H, coefficients, domain, rule))
+    _, valid = _unmasked(logits, where)
+    n = np.maximum(valid.sum(axis=axis, keepdims=True), 1)
+    beta = inverse_temperature(H, coefficients, domain, rule, n)
+    return softmax(logits, axis, where, beta=beta)
 
 
 def expected_excess(beta, logits, target):
@@ -67,7 +76,12 @@ def expected_excess(beta, logits, target):
 
 
 def optimal_beta(logits, target):
-    """The root of E_beta[z] = z_t of one row by bisection; 0 if flat, inf if sharp."""
+    """The root of E_beta[z] = z_t of one row by bisection; 0 if flat, inf if sharp.
+
+    Of a set of targets, (n,) bool: where their log odds are greatest, by a dense grid.
+    """
+    if np.ndim(target):
+        return _optimal_beta_of_set(logits, target)
     u = np.asarray(logits, np.float64) - np.float64(logits[target])
     u = u[u > -np.inf]
     if u.max() == 0 and u.mean() < 0:
@@ -84,3 +98,44 @@ def optimal_beta(logits, target):
         else:
             hi = middle
     return (lo + hi) / 2
+
+
+def log_odds(beta, logits, target):
+    """log of the mass of the targets of one row over that of the others, at each beta (betas,)."""
+    z, beta = np.asarray(logits, np.float64), np.asarray(beta, np.float64)
+
+    def log_sum(z):
+        return beta * z.max() + np.log(np.exp(beta[:, None] * (z - z.max())).sum(axis=1))
+
+    return log_sum(z[target]) - log_sum(z[~target])
+
+
+def _optimal_beta_of_set(logits, target):
+    """The best of 0, infinity, and every peak of a dense grid, zoomed into; ties go in this order.
+
+    A peak counts if it is above both ends by more than rounding.
+    """
+    real = np.asarray(logits) != -np.inf
+    z, target = np.asarray(logits, np.float64)[real], np.asarray(target)[real]
+    z = z - z.max()
+    if target.all() or z.min() == 0:
+        return 0.0
+    betas = np.geomspace(1e-4, 1e6, 2000) / -z.min()
+    odds = log_odds(betas, z, target)
+    with np.errstate(divide="ignore"):
+        at_zero, at_infinity = (
+            np.log(np.sum(target[items])) - np.log(np.sum(~target[items]))
+            for items in (z <= 0, z == 0)
+        )
+    best, highest = (np.inf, at_infinity) if at_infinity > at_zero else (0.0, at_zero)
+    highest += 1e-12
+    for i in 1 + np.flatnonzero((odds[1:-1] > odds[:-2]) & (odds[1:-1] >= odds[2:])):
+        lo, hi = betas[i - 1], betas[i + 1]
+        for _ in range(10):
+            fine = np.linspace(lo, hi, 21)
+            odds_fine = log_odds(fine, z, target)
+            top = int(np.argmax(odds_fine))
+            lo, hi = fine[max(top - 1, 0)], fine[min(top + 1, 20)]
+        if odds_fine[top] > highest:
+            best, highest = fine[top], odds_fine[top]
+    return float(best)

@@ -71,6 +71,12 @@ def centre(z: jax.Array, axis: Axis, finite: bool = False) -> Centred:
     return Centred(shifted, weights, normaliser, first_moment / normaliser)
 
 
+def log_size(z: jax.Array, axis: Axis) -> jax.Array:
+    """log n of n unmasked items, whose logit is above -inf; axes kept, 0 for a row without any."""
+    n = jnp.sum(z > -jnp.inf, axis, keepdims=True)
+    return jnp.log(jnp.maximum(n, 1).astype(z.dtype))
+
+
 def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
     """Shannon entropy of softmax(logits), H = log Z - S / Z.
 

@@ -7,15 +7,15 @@ import numpy as np
 
 from calibrate.files.coefficients import Coefficients
 from calibrate.heads import Head
-from calibrate.maths import solver
 from calibrate.maths.bounds import coefficient_bounds, dispersal_size
 from calibrate.maths.reference import entropy, softmax
-from calibrate.maths.rule import beta_of_entropy
-from calibrate.pipeline.fit import Rows
+from calibrate.maths.rule import LOG_SIZE, beta_of
+from calibrate.pipeline.solve import Rows, join, solve
 from calibrate.pipeline.units import Unit, attended_pieces
 
 STREAM = "closeup"
 N_LARGEST = 16
+ROUNDING = 1e-9
 
 
 class Closeup(NamedTuple):
@@ -28,12 +28,21 @@ class Closeup(NamedTuple):
     largest: np.ndarray  # (rows, up to 16) items with the largest keys, the target last
     spread_bound: np.ndarray | None  # (rows,) of the logits, by the head's weights
 
+    @property
+    def log_size(self) -> np.ndarray:
+        """(rows,) log n of the unmasked items."""
+        return np.log((self.logits > -np.inf).sum(axis=1))
+
+    def looked_at(self, fit: Coefficients) -> np.ndarray:
+        """(rows,) what a fit's beta is a function of: H, or log n."""
+        return self.log_size if fit.rule.kind == LOG_SIZE else self.entropy
+
     def beta(self, fit: Coefficients | None) -> np.ndarray:
         """(rows,) inverse temperature under a fit, or under plain softmax."""
         if fit is None:
             return np.ones_like(self.entropy)
         entry = fit.only
-        return beta_of_entropy(self.entropy, entry.coefficients, entry.domain, fit.rule, np)
+        return beta_of(self.entropy, self.log_size, entry.coefficients, entry.domain, fit.rule, np)
 
     def coefficients(self, fit: Coefficients | None) -> np.ndarray:
         """(rows, n) attention coefficients under a fit."""
@@ -80,14 +89,12 @@ def _largest(keys: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def misranked_rows(closeups: Sequence[Closeup]) -> Rows:
     """The misranked sets, solved: what a fit of theirs would be made of."""
-    columns: list[tuple[np.ndarray, ...]] = []
+    parts = []
     for closeup in closeups:
-        at_target = np.take_along_axis(closeup.logits, closeup.target[:, None], axis=1)
-        rows = closeup.logits.max(axis=1) > at_target[:, 0]
-        solved = solver.optimal_beta(closeup.logits[rows].astype(np.float32), closeup.target[rows])
-        size = np.full(rows.sum(), closeup.size, np.int32)
-        columns.append((closeup.entropy[rows], solved.beta, solved.status, size))
-    return Rows(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        logits = closeup.logits.astype(np.float32)
+        solved = solve(logits, closeup.target, closeup.entropy, closeup.size)
+        parts.append(solved.take(solved.misranked))
+    return join(parts)
 
 
 class Reach(NamedTuple):
@@ -144,22 +151,24 @@ def measured_dispersal(closeups: Sequence[Closeup], eps: float = 0.5) -> float |
 
 
 class Share(NamedTuple):
-    """What becomes of the rows of one size under a fit; shares add up to 1."""
+    """Where the rows of one size lie in the domain of a fit; shares add up to 1."""
 
     size: int
     gated: float  # H at or below min_entropy: beta is 1
-    below: float  # H below the domain
+    below: float  # H, or log n, below the domain
     inside: float
-    above: float  # H above the domain
+    above: float  # H, or log n, above the domain
 
 
 def shares(closeups: Sequence[Closeup], fit: Coefficients) -> list[Share]:
-    """How many rows a fit's guards touch, by set size."""
+    """How many rows a fit's gate and domain touch, by set size."""
     lo, hi = fit.only.domain
     result = []
     for closeup in closeups:
-        H = closeup.entropy
-        gated = fit.rule.min_entropy >= H
-        parts = (gated, ~gated & (lo > H), ~gated & (lo <= H) & (hi >= H), ~gated & (hi < H))
+        x = closeup.looked_at(fit)
+        gated = (fit.rule.min_entropy >= x) & (fit.rule.kind != LOG_SIZE)
+        # The ends of a domain of sizes are sizes of rows, up to the rounding of their logarithm.
+        below, above = lo - x > ROUNDING, x - hi > ROUNDING
+        parts = (gated, ~gated & below, ~gated & ~below & ~above, ~gated & above)
         result.append(Share(closeup.size, *(float(part.mean()) for part in parts)))
     return result

@@ -1,4 +1,4 @@
-"""Collect: run a head and keep the rows whose target is misranked, or a sample of all."""
+"""Collect: run a head and keep a sample of its rows, or those whose target is misranked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,9 +37,9 @@ def collect(
     folder: Path,
     max_bytes: int = 10**9,
     report: Callable[[Progress], None] = lambda progress: None,
-    keep: str = "misranked",
+    keep: str = "all",
 ) -> files.Collection:
-    """Runs `head` over sets of every size and keeps the misranked rows, or a sample of all.
+    """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
     An interrupted collection is carried on by the same call; a finished one is returned as it is.
     The same configuration gives the same bytes on one machine.
@@ -53,7 +53,7 @@ def collect(
       max_bytes: of the whole folder. Each unit of work has its share of it and keeps the rows
         whose index has the lowest hash: a fair sample, whatever the order of the units.
       report: called after each unit.
-      keep: "misranked", or "all": of each size 2,048 good rows at most, whatever their rank.
+      keep: "all", of each size 2,048 good rows at most, whatever their rank; or "misranked".
     Raises:
       CalibrateError: another configuration is in `folder`, or it cannot be written.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
@@ -116,7 +116,7 @@ def _start(folder: Path, configuration: dict[str, Any]) -> bool:
 def wanted_rows(units: Sequence[Unit], sets: int, keep: str) -> dict[Unit, int]:
     """How many rows each unit would keep if there were room: its share of what its size may."""
     most = sets if keep == "misranked" else min(sets, MOST_KEPT_OF_ALL)
-    return {unit: -(-most * unit.sets // sets) for unit in units}
+    return {u: most * (u.first + u.sets) // sets - most * u.first // sets for u in units}
 
 
 def row_quotas(

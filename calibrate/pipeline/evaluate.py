@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.files.coefficients import N_COEFFICIENTS, Coefficients
+from calibrate.files.coefficients import Coefficients
 from calibrate.files.scores import Outcome, add_scores, read_scores, scores_path
 from calibrate.heads import Head
-from calibrate.maths.rule import Rule, beta_of_entropy
-from calibrate.maths.shannon import centre
+from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
+from calibrate.maths.shannon import centre, log_size
 from calibrate.pipeline.rules import Hindsight, LogSize, ScoredRule
 from calibrate.pipeline.units import attended_pieces, one_ahead, plan_units
 
@@ -171,7 +171,7 @@ class _Rules(NamedTuple):
     """Rules at one set size, as the kernel takes them: fits first, then constants."""
 
     guards: tuple[Rule, ...]
-    coefficients: np.ndarray  # (fits, 5)
+    coefficients: np.ndarray  # (fits, 5), zeros ahead of fewer
     domains: np.ndarray  # (fits, 2)
     constants: np.ndarray  # (constants,) beta
 
@@ -202,9 +202,12 @@ def _run(
 
 def _as_arrays(fits: list[Coefficients], constants: list[float]) -> _Rules:
     entries = [fit.only for fit in fits]
+    powers = np.zeros((len(fits), max(N_COEFFICIENTS.values())), np.float32)
+    for row, entry in zip(powers, entries, strict=True):
+        row[-len(entry.coefficients) :] = entry.coefficients
     return _Rules(
         tuple(fit.rule for fit in fits),
-        np.array([entry.coefficients for entry in entries], np.float32).reshape(-1, N_COEFFICIENTS),
+        powers,
         np.array([entry.domain for entry in entries], np.float32).reshape(-1, 2),
         np.array(constants, np.float32),
     )
@@ -276,17 +279,17 @@ def attention_weights(
 
     Args:
       logits: (count, n), -inf where masked.
-      coefficients: (fits, 5), highest power first.
-      domains: (fits, 2) in nats.
-      constants: (constants,) beta of rules that do not look at the entropy.
+      coefficients: (fits, 5), highest power first; zeros ahead of the two of a log-size fit.
+      domains: (fits, 2) in nats, or log n.
+      constants: (constants,) beta of rules that do not look at the rows.
       guards: one per fit.
     Returns:
       (count, fits + constants, n).
     """
     row = centre(logits, -1)
-    H = row.entropy[:, 0]
+    H, log_n = row.entropy[:, 0], log_size(logits, -1)[:, 0]
     betas = [
-        beta_of_entropy(H, powers, domain, rule, jnp)
+        beta_of(H, log_n, powers, domain, rule, jnp)
         for powers, domain, rule in zip(coefficients, domains, guards, strict=True)
     ]
     betas += [jnp.broadcast_to(constant, H.shape) for constant in constants]

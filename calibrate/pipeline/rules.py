@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,8 +11,10 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load, published_store
-from calibrate.maths.rule import Rule
-from calibrate.pipeline.fit import Rows, fit_polynomial
+from calibrate.pipeline.candidates import Options, fit_rule
+from calibrate.pipeline.choice import Choice, choose
+from calibrate.pipeline.paper_procedure import fit_as_in_the_paper
+from calibrate.pipeline.solve import Rows
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
@@ -55,11 +58,13 @@ LABELS = {
     "plain": "plain softmax",
     "paper": "the paper's numbers",
     "rounded": "the paper's, rounded",
+    "procedure": "the paper's procedure",
     "own": "own fit",
     "own-512": f"own fit, sizes up to {EXTRAPOLATED_FROM}",
-    "log-n": f"log n / log {TRAINED_SIZE}",
-    "kappa-log-n": "kappa log n, fitted",
+    "polynomial": "polynomial, fitted",
+    "kappa-log-n": "kappa log n + b, fitted",
     "constant": "one constant, fitted",
+    "log-n": f"log n / log {TRAINED_SIZE}",
     "hard": "hard attention",
     "hindsight": "best constant in hindsight",
 }
@@ -88,28 +93,37 @@ def fixed_rules() -> dict[str, ScoredRule]:
     }
 
 
-def fitted_rules(rows: Rows) -> dict[str, ScoredRule]:
-    """Every form of rule, fitted to the same interior rows by the same least squares on beta*.
+def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRule]:
+    """The rule that these rows call for, every kind of rule fitted to them, and the paper's way.
 
+    Args:
+      rows: of a collection.
+      choice: that was made of them already.
     Raises:
-      QualityError: too few rows for "own".
+      QualityError: no rule is worth it: too few rows for "own", or none beats plain softmax.
     Warns:
-      UserWarning: "own-512" is left out, as there are too few rows for it.
+      UserWarning: rules that are left out, as there are too few rows for them.
     """
-    used = rows.interior()
-    log_n = np.log(used.size)
-    rules: dict[str, ScoredRule] = {
-        "own": _polynomial(used, "own"),
-        "kappa-log-n": LogSize(float(used.beta @ log_n / (log_n @ log_n)), 0.0),
-        "constant": LogSize(0.0, float(used.beta.mean())),
-    }
-    few = Rows(*(column[used.size <= EXTRAPOLATED_FROM] for column in used))
-    if len(few.beta) < len(used.beta):
+    choice = choice or choose(rows, Options())
+    rules: dict[str, ScoredRule] = {"own": choice.chosen.fit}
+    rules |= {_NAMES[candidate.kind]: candidate.fit for candidate in choice.candidates}
+    small = rows.size <= EXTRAPOLATED_FROM
+    wanted: dict[str, Callable[[], Coefficients]] = {"procedure": lambda: fit_as_in_the_paper(rows)}
+    if not small.all():
+        wanted["own-512"] = lambda: fit_rule(rows.take(small), choice.chosen.kind)
+    for name, fit in wanted.items():
         try:
-            rules["own-512"] = _polynomial(few, "own-512")
+            rules[name] = fit()
         except QualityError as failure:  # the others can be compared still
-            warnings.warn(f"{LABELS['own-512']!r} is left out: {failure}", stacklevel=2)
-    return rules
+            warnings.warn(f"{LABELS[name]!r} is left out: {failure}", stacklevel=2)
+    return {name: _named(rule, name) for name, rule in rules.items()}
+
+
+_NAMES = {"constant": "constant", "log-size": "kappa-log-n", "polynomial": "polynomial"}
+
+
+def _named(rule: ScoredRule, name: str) -> ScoredRule:
+    return replace(rule, name=name) if isinstance(rule, Coefficients) else rule
 
 
 def in_order(rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
@@ -120,10 +134,12 @@ def in_order(rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
     return {name: rules[name] for name in sorted(rules, key=place.__getitem__)}
 
 
+def beside(own: Coefficients, rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
+    """A fit and others, in order, without those that are the fit itself by another name."""
+    others = {name: rule for name, rule in rules.items() if rule != own and name != "own"}
+    return in_order({**others, "own": own})
+
+
 def label(name: str, own: str = LABELS["own"]) -> str:
     """What a rule is called in tables and figures; `own` is what the head's fit is called."""
     return own if name == "own" else LABELS.get(name, name)
-
-
-def _polynomial(used: Rows, name: str) -> Coefficients:
-    return Coefficients(Rule(), (Entry(*fit_polynomial(used.entropy, used.beta)),), name=name)

@@ -1,6 +1,7 @@
 """Study: every rule on every head, each head with fits of its own."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,8 @@ from calibrate.heads import Head
 from calibrate.pipeline.collect import Progress, collect
 from calibrate.pipeline.compare import Comparison, compare
 from calibrate.pipeline.evaluate import Score, evaluate, head_folder
-from calibrate.pipeline.fit import solve_collection
-from calibrate.pipeline.rules import ScoredRule, fitted_rules, fixed_rules, in_order
+from calibrate.pipeline.rules import PLAIN, ScoredRule, fitted_rules, fixed_rules, in_order
+from calibrate.pipeline.solve import solve_collection
 
 
 class Calibration(NamedTuple):
@@ -23,7 +24,7 @@ class Calibration(NamedTuple):
 
     def key(self, seed: int) -> str:
         """A name for it in folders: others lie beside it."""
-        text = f"{sorted(set(self.sizes))}|{self.sets}|{seed}"
+        text = f"{sorted(set(self.sizes))}|{self.sets}|{seed}|all"
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -52,17 +53,19 @@ def study(
       more: further rules, scored on every head.
       collected: called with a head's name after each unit of its collection.
       scored: called with a head's name after each size.
-    Raises:
-      QualityError: a head misranks too few sets for a fit.
+    Warns:
+      UserWarning: a head for which no rule is worth publishing; its own fit is plain softmax.
     """
     scores = []
     for head in heads:
         place = folder / "collections" / f"{head_folder(head)}-{calibration.key(seed)}"
-        found = collect(head, *calibration, seed, place, report=partial(collected, head.name))
+        progress = partial(collected, head.name)
+        found = collect(head, *calibration, seed, place, report=progress)
         try:
             fitted = fitted_rules(solve_collection(found))
         except QualityError as failure:
-            raise QualityError(f"{head.name}: {failure}") from failure
+            fitted = {"own": PLAIN}  # what `calibrate fit` leaves in place
+            warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=2)
         rules = in_order({**fixed_rules(), **fitted, **(more or {})})
         report = partial(scored, head.name)
         scores.append(evaluate(head, sizes, sets, seed, rules, report, folder / "scores"))

@@ -1,0 +1,248 @@
+"""Choice: which kind of rule a head needs, by the score of rows that the rule has not seen."""
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import QualityError
+from calibrate.files.coefficients import Coefficients
+from calibrate.maths import solver
+from calibrate.maths.rule import beta_of
+from calibrate.pipeline.candidates import (
+    KINDS,
+    N_BLOCKS,
+    Options,
+    Sample,
+    as_rule,
+    deal,
+    draw,
+    export,
+    row_weights,
+    solve,
+)
+from calibrate.pipeline.solve import Rows
+
+N_FOLDS = 5
+N_RESAMPLES = 2_000
+INTERVAL = (2.5, 97.5)  # per cent
+NEARLY_MOST = 0.99
+LEAST_GAIN = 1e-4  # nats, or of beta or theta: less is within the errors of profiles and solver
+_WORDS = {
+    "constant": "one constant",
+    "log-size": "kappa log n + b",
+    "polynomial": "the polynomial",
+}
+
+
+class Gain(NamedTuple):
+    """What one rule has over another, sizes alike, and its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def evident(self) -> bool:
+        """Whether it is beyond chance, and beyond rounding."""
+        return self.low > LEAST_GAIN
+
+
+class Candidate(NamedTuple):
+    """A kind of rule, fitted to all rows, and its scores on rows that folds left out."""
+
+    kind: str
+    sample: Sample
+    solution: np.ndarray  # coefficients in the form's own basis
+    fit: Coefficients
+    beta: np.ndarray  # (rows,) held out
+    score: np.ndarray  # (rows,) the objective
+    log_p: np.ndarray  # (rows,) nats
+    gain: Gain  # of the objective, over plain softmax
+    mean_log_p: float  # sizes alike, nats
+
+
+class HeldOut(NamedTuple):
+    """Mean log p_t of one set size, nats: under plain softmax, and held out under the rule."""
+
+    size: int
+    rows: int
+    before: float
+    after: float
+    error: float  # standard error of the difference
+
+
+class Choice(NamedTuple):
+    """The rule to publish, and why."""
+
+    chosen: Candidate
+    candidates: list[Candidate]  # simplest first
+    left_out: dict[str, str]  # kind -> why it could not be fitted
+    rows: Rows  # those that were solved
+    block: np.ndarray  # (rows,) as they were dealt
+    unit: str  # of gains
+    held_out: list[HeldOut]
+    verdict: str
+
+
+def choose(rows: Rows, options: Options, force: str | None = None) -> Choice:
+    """Fits every kind of rule, and takes the simplest that no other beats beyond chance.
+
+    Args:
+      rows: of a collection; those that the solver did not solve are left out.
+      options: of the fits.
+      force: a kind to take whatever the others score, if it beats plain softmax.
+    Raises:
+      QualityError: too few rows for any fit, or none that beats plain softmax.
+    """
+    rows = rows.take(rows.status != solver.UNSOLVED)
+    block = deal(rows)
+    candidates, left_out = [], {}
+    for kind in KINDS:
+        try:
+            candidates.append(_candidate(rows, block, kind, options))
+        except QualityError as failure:
+            left_out[kind] = str(failure)
+    if not candidates or force in left_out:
+        raise QualityError(left_out[force or "constant"])
+    judge = partial(_gain, block, row_weights(rows, options))
+    free: Candidate | None = None
+    for candidate in candidates:
+        over = candidate.gain if free is None else judge(candidate.score - free.score)
+        free = candidate if over.evident else free
+    best = next((c for c in candidates if c.kind == force), free)
+    if best is None or free is None or not best.gain.evident:
+        raise QualityError(_not_worth_it(candidates, options, force))
+    beside = {c.kind: judge(best.score - c.score).mean for c in candidates if c is not best}
+    plain_log_p = row_weights(rows, options) @ scores(rows, np.ones_like(rows.beta), "likelihood")
+    verdict = _verdict(best, free, beside, left_out, plain_log_p, options)
+    return Choice(
+        best, candidates, left_out, rows, block, unit(options), _held_out(rows, best), verdict
+    )
+
+
+def _candidate(rows: Rows, block: np.ndarray, kind: str, options: Options) -> Candidate:
+    sample = draw(rows, block, kind, options)
+    solution = solve(sample)
+    beta = held_out_beta(rows, block, sample, solution)
+    score = scores(rows, beta, options.objective)
+    log_p = scores(rows, beta, "likelihood")
+    weight = row_weights(rows, options)
+    gain = _gain(block, weight, score - scores(rows, np.ones_like(beta), options.objective))
+    return Candidate(
+        kind, sample, solution, export(sample, solution), beta, score, log_p, gain,
+        float(weight @ log_p),
+    )  # fmt: skip
+
+
+def held_out_beta(
+    rows: Rows, block: np.ndarray, sample: Sample, solution: np.ndarray
+) -> np.ndarray:
+    """(rows,) beta that a fit to the other folds gives to each row."""
+    beta = np.empty(len(block))
+    for fold in range(N_FOLDS):
+        others = (np.arange(N_BLOCKS) % N_FOLDS != fold).astype(float)
+        fit = as_rule(sample, solve(sample, others, start=solution))
+        mine = block % N_FOLDS == fold
+        beta[mine] = applied_beta(fit, rows.take(mine))
+    return beta
+
+
+def applied_beta(fit: Coefficients, rows: Rows) -> np.ndarray:
+    """(rows,) beta under a fit."""
+    entry = fit.only
+    log_n = np.log(rows.items)
+    return beta_of(rows.entropy, log_n, entry.coefficients, entry.domain, fit.rule, np)
+
+
+def scores(rows: Rows, beta: np.ndarray, objective: str) -> np.ndarray:
+    """(rows,) the objective at each row's beta, within the bounds; more is better."""
+    low, high = rows.profile.low, rows.profile.high
+    if objective == "likelihood":
+        return rows.profile.log_p(np.clip(beta, low, high))
+    optimum = np.clip(rows.beta, low, high)
+    if objective == "theta":
+        return -np.abs(1 / beta - 1 / optimum)
+    return -np.abs(beta - optimum)
+
+
+def mean_by_size(rows: Rows, score: np.ndarray) -> float:
+    """The mean over set sizes of the mean of each; sizes with few rows count less."""
+    return float(row_weights(rows, Options()) @ score)
+
+
+def _gain(block: np.ndarray, weight: np.ndarray, difference: np.ndarray) -> Gain:
+    """Weighted mean of a difference, (rows,), and its interval when whole blocks are drawn anew."""
+    total = np.bincount(block, weight * difference, N_BLOCKS)
+    share = np.bincount(block, weight, N_BLOCKS)
+    drawn = np.random.default_rng(0).multinomial(N_BLOCKS, [1 / N_BLOCKS] * N_BLOCKS, N_RESAMPLES)
+    low, high = np.percentile((drawn @ total) / (drawn @ share), INTERVAL)
+    return Gain(float(total.sum()), float(low), float(high))
+
+
+def _held_out(rows: Rows, candidate: Candidate) -> list[HeldOut]:
+    plain = scores(rows, np.ones_like(rows.beta), "likelihood")
+    found = []
+    for size in np.unique(rows.size):
+        here = rows.size == size
+        before, after = plain[here], candidate.log_p[here]
+        error = (after - before).std() / np.sqrt(max(len(before) - 1, 1))
+        found.append(
+            HeldOut(
+                int(size), len(before), *(float(x) for x in (before.mean(), after.mean(), error))
+            )
+        )
+    return found
+
+
+def in_words(kind: str) -> str:
+    """What a kind of rule is called in sentences."""
+    return _WORDS.get(kind, kind)
+
+
+def unit(options: Options) -> str:
+    """What a score is measured in."""
+    return "nats of log p" if options.objective == "likelihood" else f"of {options.objective}"
+
+
+def _verdict(
+    best: Candidate,
+    free: Candidate,
+    beside: dict[str, float],
+    left_out: dict[str, str],
+    plain_log_p: float,
+    options: Options,
+) -> str:
+    """One sentence: what was taken, what it gains over plain softmax, and over the others."""
+    mean, low, high = best.gain
+    said = [
+        f"{in_words(best.kind)} gains {mean:.4f} {unit(options)} over plain softmax "
+        f"({low:.4f} to {high:.4f})",
+        *(f"{gain:+.4f} over {in_words(kind)}" for kind, gain in beside.items()),
+    ]
+    if best is not free:
+        said.append(f"forced: {in_words(free.kind)} does as well or better")
+    elif best.kind == "constant" and not left_out:
+        said[0] = f"one constant does as well on this head: {said[0]}"
+    said += [f"{in_words(kind)} was left out: {reason}" for kind, reason in left_out.items()]
+    if best.mean_log_p < plain_log_p:
+        said.append(
+            f"but the log-probability of the target falls from {plain_log_p:.3f} to "
+            f"{best.mean_log_p:.3f}: the rule is sharp where it is wrong, too"
+        )
+    if np.median(best.beta) > NEARLY_MOST * best.fit.rule.max_beta:
+        said.append("beta is at its upper bound: this head may take its highest logit as well")
+    return "; ".join(said)
+
+
+def _not_worth_it(candidates: list[Candidate], options: Options, force: str | None) -> str:
+    found = ", ".join(
+        f"{in_words(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
+        for c in candidates
+    )
+    nothing = "no rule beats" if force is None else f"{in_words(force)} does not beat"
+    return (
+        f"not for this head: {nothing} plain softmax on held-out rows ({unit(options)}, sizes "
+        f"alike: {found}); leave its softmax as it is, or check that the targets are the items "
+        "that should win"
+    )

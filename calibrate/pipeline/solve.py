@@ -1,0 +1,71 @@
+"""Solve: what every collected row says of the beta that would serve its target."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.files.collection import Collection
+from calibrate.maths import solver
+from calibrate.maths.profile import Profile, profile
+from calibrate.maths.rule import Rule
+
+
+class Rows(NamedTuple):
+    """Every collected row, solved."""
+
+    entropy: np.ndarray  # nats
+    beta: np.ndarray  # optimal beta
+    status: np.ndarray  # of solver
+    size: np.ndarray  # set size that was asked for
+    items: np.ndarray  # unmasked items, what a rule by size looks at
+    misranked: np.ndarray  # bool
+    profile: Profile  # of log p_t, over the bounds of a rule
+
+    def take(self, chosen: np.ndarray) -> "Rows":
+        """Some of the rows; all of them are not copied."""
+        if chosen.dtype == bool and chosen.all():
+            return self
+        columns = {name: getattr(self, name)[chosen] for name in self._fields[:-1]}
+        return self._replace(**columns, profile=self.profile.take(chosen))
+
+    def interior(self) -> "Rows":
+        """The rows with a finite, positive optimum."""
+        return self.take(self.status == solver.INTERIOR)
+
+    def count_by_status(self) -> dict[str, int]:
+        return {name: int((self.status == s).sum()) for s, name in solver.STATUS_NAMES.items()}
+
+
+def solve_collection(collection: Collection) -> Rows:
+    """The optimal beta and the likelihood profile of every row; a shard is read at a time."""
+    shards = collection.shards()
+    return join([solve(s.logits, s.target, s.entropy, size) for size, s in shards])
+
+
+def solve(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int) -> Rows:
+    """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
+    solved = solver.optimal_beta(logits, target)
+    if target.ndim == 1:
+        at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+    else:
+        at_target = logits.max(axis=1, where=target, initial=-np.inf)
+    guards = Rule()
+    return Rows(
+        entropy=np.asarray(entropy, float),
+        beta=solved.beta.astype(float),
+        status=solved.status,
+        size=np.full(len(logits), size, np.int32),
+        items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
+        misranked=logits.max(axis=1) > at_target,
+        profile=profile(logits, target, guards.min_beta, guards.max_beta),
+    )
+
+
+def join(parts: list[Rows]) -> Rows:
+    """The rows of all parts, in order."""
+    first = parts[0]
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in Rows._fields[:-1]
+    }
+    series = np.concatenate([part.profile.series for part in parts])
+    return first._replace(**columns, profile=first.profile._replace(series=series))

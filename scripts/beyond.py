@@ -1,0 +1,124 @@
+"""Beyond the format: what other degrees, other variables and two variables would gain.
+
+Used by scripts/choose_rule. Every rule is a polynomial fitted by likelihood to all rows above the
+gate, and scored by mean log p_t on the rows of another collection.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+from calibrate.maths.likelihood import Form, likelihood, maximise
+from calibrate.maths.profile import from_nodes, nodes
+from calibrate.maths.reference import entropy
+from calibrate.maths.rule import Rule
+from calibrate.pipeline.choice import mean_by_size, scores
+from calibrate.pipeline.solve import Rows
+
+LOW, HIGH = Rule().min_beta, Rule().max_beta
+N_CONSTRAINTS = 150
+DIFFUSE_SCALES = (0.05, 0.5)  # standard deviations of logits that are diffuse on purpose
+Features = Callable[[Rows, np.ndarray], np.ndarray]
+
+VARIABLES: dict[str, tuple[Features, int]] = {
+    **{
+        f"H, degree {d}": (lambda rows, gap: rows.entropy[:, None], d) for d in range(1, 7)
+    },
+    "log n, degree 1": (lambda rows, gap: np.log(rows.items)[:, None], 1),
+    "log n, degree 4": (lambda rows, gap: np.log(rows.items)[:, None], 4),
+    "commitment, degree 4": (lambda rows, gap: commitment(rows)[:, None], 4),
+    "top-two gap, degree 4": (lambda rows, gap: gap[:, None], 4),
+    "H and log n, degree 3": (
+        lambda rows, gap: np.column_stack([rows.entropy, np.log(rows.items)]), 3
+    ),
+    "H and top-two gap, degree 3": (lambda rows, gap: np.column_stack([rows.entropy, gap]), 3),
+    "H, log n and gap, degree 2": (
+        lambda rows, gap: np.column_stack([rows.entropy, np.log(rows.items), gap]), 2
+    ),
+}  # fmt: skip
+MIXED = ("H, degree 4", "log n, degree 1", "commitment, degree 4", "H and log n, degree 3")
+
+
+def commitment(rows: Rows) -> np.ndarray:
+    """log n - H, nats."""
+    return np.log(rows.items) - rows.entropy
+
+
+def scores_beyond(
+    fitted: Rows, fitted_gap: np.ndarray, held_out: Rows, held_out_gap: np.ndarray
+) -> dict[str, float]:
+    """Rule -> mean log p_t above the gate on held-out rows, sizes alike; and on a mixture."""
+    train, test = (_above_gate(*rows) for rows in ((fitted, fitted_gap), (held_out, held_out_gap)))
+    found = {"plain": mean_by_size(test[0], scores(test[0], np.ones(len(test[1])), "likelihood"))}
+    found |= {name: _score(train, test, *VARIABLES[name]) for name in VARIABLES}
+    mixed_train, mixed_test = (
+        _with_diffuse(*rows, seed) for seed, rows in enumerate((train, test))
+    )
+    plain = scores(mixed_test[0], np.ones(len(mixed_test[1])), "likelihood")
+    found["mixture: plain"] = mean_by_size(mixed_test[0], plain)
+    for name in MIXED:
+        found[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
+    return found
+
+
+def _above_gate(rows: Rows, gap: np.ndarray) -> tuple[Rows, np.ndarray]:
+    above = rows.entropy > Rule().min_entropy
+    return rows.take(above), gap[above]
+
+
+def _score(
+    train: tuple[Rows, np.ndarray], test: tuple[Rows, np.ndarray], features: Features, degree: int
+) -> float:
+    x, x_test = features(*train), features(*test)
+    lo, hi = np.percentile(x, (0.5, 99.5), axis=0)
+    design, design_test = (_products(_place(v, lo, hi), degree) for v in (x, x_test))
+    rng = np.random.default_rng(0)
+    chosen = rng.choice(len(design), min(N_CONSTRAINTS, len(design)), replace=False)
+    matrix = design[chosen]
+    ones = np.eye(design.shape[1])[0]
+    form = Form(design, matrix, np.full(len(matrix), LOW), np.full(len(matrix), HIGH), ones)
+    weight = _sizes_alike(train[0])
+    objective = likelihood(train[0].profile, weight)
+    c = maximise(objective, form, LOW, HIGH, tolerance=1e-3).coefficients
+    beta = np.clip(design_test @ c, LOW, HIGH)
+    return mean_by_size(test[0], scores(test[0], beta, "likelihood"))
+
+
+def _place(x: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+    """Within [-1, 1]."""
+    return 2 * (np.clip(x, lo, hi) - lo) / (hi - lo) - 1
+
+
+def _products(x: np.ndarray, degree: int) -> np.ndarray:
+    """Products of Chebyshev polynomials up to the total degree, the constant first."""
+    single = np.polynomial.chebyshev.chebvander(x, degree)  # (rows, variables, degree + 1)
+    powers = itertools.product(range(degree + 1), repeat=x.shape[1])
+    wanted = sorted((p for p in powers if sum(p) <= degree), key=sum)
+    picked = np.arange(x.shape[1])
+    return np.column_stack([single[:, picked, p].prod(axis=1) for p in wanted])
+
+
+def _sizes_alike(rows: Rows) -> np.ndarray:
+    sizes, place, count = np.unique(rows.size, return_inverse=True, return_counts=True)
+    return 1 / (len(sizes) * count[place])
+
+
+def _with_diffuse(rows: Rows, gap: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
+    """As many rows again whose targets are all their items, alike: -KL(uniform, p) is the score."""
+    rng = np.random.default_rng(seed)
+    betas = nodes(LOW, HIGH)
+    H, second, values = np.empty(len(gap)), np.empty(len(gap)), np.empty((len(gap), len(betas)))
+    for i, n in enumerate(rows.items):
+        z = rng.uniform(*DIFFUSE_SCALES) * rng.standard_normal(n)
+        H[i] = entropy(z)
+        top = np.partition(z, -2)[-2:]
+        second[i] = top[1] - top[0]
+        spread = z - z.max()
+        mass = np.log(np.exp(betas[:, None] * spread).sum(axis=1))
+        values[i] = betas * spread.mean() - mass + np.log(n)
+    series = np.concatenate([rows.profile.series, from_nodes(values, LOW, HIGH).series])
+    both = rows.profile._replace(series=series)
+    doubled = rows.take(np.tile(np.arange(len(gap)), 2))
+    mixed = doubled._replace(entropy=np.concatenate([rows.entropy, H]), profile=both)
+    return mixed, np.concatenate([gap, second])

@@ -1,0 +1,20 @@
+"""Rows whose targets are drawn from softmax at a planted beta: the truth that a fit should find."""
+
+import numpy as np
+
+from calibrate.maths.reference import entropy, softmax
+from calibrate.pipeline.solve import Rows, join, solve
+
+
+def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 2.0)) -> Rows:
+    """Solved rows; beta_of(H, n) is the beta that targets are drawn at, (rows,)."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for n in sizes:
+        spread = rng.uniform(*scale, (count, 1))
+        z = (spread * rng.standard_normal((count, n))).astype(np.float32)
+        H = entropy(z)
+        p = softmax(z, beta=np.broadcast_to(beta_of(H, n), H.shape)[:, None])
+        target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
+        parts.append(solve(z, target.astype(np.int32), H, n))
+    return join(parts)

@@ -1,0 +1,61 @@
+"""Figures are drawn for every kind of fit, also where there is little to show."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from planted import planted_rows
+
+from calibrate.faces import evidence_plots, plots
+from calibrate.pipeline.candidates import KINDS, fit_rule
+from calibrate.pipeline.rules import paper
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_among_its_rows(rows, kind):
+    ax = Figure().add_subplot()
+    plots.plot_fit(ax, rows, fit_rule(rows, kind), paper())
+    assert f"{len(rows.interior().beta):,} misranked rows" in ax.get_title()
+    assert any("this fit" in line.get_label() for line in ax.lines)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_is_never_wrong(rows, kind):
+    won = rows.take(~rows.misranked)
+    ax = Figure().add_subplot()
+    plots.plot_fit(ax, won, fit_rule(won, kind), paper())
+    assert "0 misranked rows" in ax.get_title()
+    assert plots.png(ax.figure).startswith(b"\x89PNG")
+
+
+def test_the_evidence(make_fit):
+    quality = {
+        "band": [[x, 1.5, 2.5] for x in np.linspace(0.2, 4, 9)],
+        "held_out": [
+            {"size": n, "rows": 9, "before": -1.0, "after": -0.5, "error": 0.1} for n in (16, 64)
+        ],
+        "learning_curve": [{"rows": n, "log_p": -1 + 1e-4 * n} for n in (5, 10, 20)],
+    }
+    fit = replace(make_fit(), quality=quality)
+    axes = Figure().subplots(3)
+    band, gain, curve = (
+        plot(ax, fit)
+        for plot, ax in zip(
+            (
+                evidence_plots.plot_band,
+                evidence_plots.plot_held_out,
+                evidence_plots.plot_learning_curve,
+            ),
+            axes,
+            strict=True,
+        )
+    )
+    assert band.get_xlabel() == "entropy H (nats)"
+    np.testing.assert_array_equal(gain.lines[1].get_ydata(), [0.5, 0.5])
+    assert np.ptp(curve.get_ylim()) >= 0.02
