@@ -4,14 +4,20 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from calibrate.faces import fits
 from calibrate.faces.endings import INTERRUPTED, Commands
 from calibrate.faces.options import (
+    BytesOption,
+    HeadOption,
     JsonOption,
+    SeedOption,
+    SetsOption,
+    SizesOption,
+    StoreOption,
     check_figure,
     check_word,
     parse_bytes,
@@ -20,10 +26,6 @@ from calibrate.faces.options import (
     parse_sizes,
     print_json,
 )
-
-if TYPE_CHECKING:
-    from calibrate.heads.training import Progress
-
 
 app = typer.Typer(
     cls=Commands,
@@ -54,20 +56,6 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         raise
-
-
-HeadOption = Annotated[
-    str, typer.Option(help="max-retrieval, max-retrieval-0 .. -9, or a weights file (.npz).")
-]
-SizesOption = Annotated[
-    str, typer.Option(help="Set sizes: 16..16384 doubles from 16 on; 16,64,256 is a list.")
-]
-SetsOption = Annotated[int, typer.Option(min=1, help="How many sets to draw of each size.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the data.")]
-BytesOption = Annotated[str, typer.Option(help="The collection never takes more than this.")]
-StoreOption = Annotated[
-    Path | None, typer.Option(help="Store of fits to write to [default: $CALIBRATE_FITS or ./fits]")
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -354,19 +342,9 @@ def train(
     Example: calibrate train --seeds 0-3 --steps 100000 --jobs 2
     """
     from calibrate.faces.console import stderr
+    from calibrate.faces.progress import say_training
     from calibrate.heads.training import train_seeds
 
     stderr.print(f"training seeds {seeds} for {steps:,} steps each; the first takes a while")
-    for path in train_seeds(parse_seeds(seeds), steps, out, jobs, report=_say_training):
+    for path in train_seeds(parse_seeds(seeds), steps, out, jobs, report=say_training):
         print(path)
-
-
-def _say_training(progress: "Progress") -> None:
-    minutes, seconds = divmod(round(progress.seconds_left), 60)
-    print(
-        f"seed {progress.seed}  step {progress.step:,}/{progress.steps:,}  "
-        f"loss {progress.loss:.4f}  accuracy {progress.accuracy:.2%}  "
-        f"{progress.steps_per_second:.0f} steps/s  {minutes}:{seconds:02d} left",
-        file=sys.stderr,
-        flush=True,
-    )

@@ -1,4 +1,4 @@
-"""Words of the command line, parsed: set sizes, seeds, heads, numbers of bytes, figures."""
+"""Options that commands share, and their words, parsed: set sizes, seeds, heads, bytes, figures."""
 
 import json
 import re
@@ -8,6 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+HeadOption = Annotated[
+    str, typer.Option(help="max-retrieval, max-retrieval-0 .. -9, or a weights file (.npz).")
+]
+SizesOption = Annotated[
+    str, typer.Option(help="Set sizes: 16..16384 doubles from 16 on; 16,64,256 is a list.")
+]
+SetsOption = Annotated[int, typer.Option(min=1, help="How many sets to draw of each size.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the data.")]
+BytesOption = Annotated[str, typer.Option(help="The collection never takes more than this.")]
+StoreOption = Annotated[
+    Path | None, typer.Option(help="Store of fits to write to [default: $CALIBRATE_FITS or ./fits]")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 MAX_SIZE = 1 << 20

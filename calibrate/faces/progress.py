@@ -1,14 +1,18 @@
 """Progress on stderr: a bar on a terminal, otherwise a line now and then."""
 
 import signal
+import sys
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from calibrate.faces.console import stderr
+
+if TYPE_CHECKING:
+    from calibrate.heads import training
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -74,3 +78,15 @@ class Steps:
             self._said_at = time.monotonic()
         if self._interrupted:
             raise KeyboardInterrupt
+
+
+def say_training(progress: "training.Progress") -> None:
+    """A line on the training of one head."""
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    print(
+        f"seed {progress.seed}  step {progress.step:,}/{progress.steps:,}  "
+        f"loss {progress.loss:.4f}  accuracy {progress.accuracy:.2%}  "
+        f"{progress.steps_per_second:.0f} steps/s  {minutes}:{seconds:02d} left",
+        file=sys.stderr,
+        flush=True,
+    )
