@@ -206,8 +206,15 @@ def test_interrupt_is_130_and_the_same_command_carries_on(here):
     assert "is unfinished" in refusal("fit", "runs/a", "--name", "x")
 
 
-def test_the_first_interrupt_waits_for_the_step_and_the_second_does_not():
-    before = signal.getsignal(signal.SIGINT)
+@pytest.fixture
+def interruptible():
+    """A process that was started in the background may ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_interrupt_waits_for_the_step_and_the_second_does_not(interruptible):
     with Steps("working", 3) as steps:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -215,10 +222,10 @@ def test_the_first_interrupt_waits_for_the_step_and_the_second_does_not():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         steps._interrupted = False
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is interruptible
 
 
-def test_an_interrupt_in_the_last_step_is_not_lost():
+def test_an_interrupt_in_the_last_step_is_not_lost(interruptible):
     with pytest.raises(KeyboardInterrupt), Steps("working", 1):
         os.kill(os.getpid(), signal.SIGINT)
 
