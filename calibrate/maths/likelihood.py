@@ -17,8 +17,7 @@ from calibrate.maths.profile import Profile
 DEGREE = 4
 ELEVATED_TO = 24
 TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
-
-ROUGH_TOLERANCE = 1e-3
+ROUGH_TOLERANCE = 1e-3  # the same, of the objective, where a solution need not be exact
 
 
 class Form(NamedTuple):

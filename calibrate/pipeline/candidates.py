@@ -15,6 +15,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import solver
 from calibrate.maths.bernstein import basis, plain_powers
 from calibrate.maths.likelihood import (
+    DEGREE,
     TOLERANCE,
     Form,
     Objective,
@@ -33,7 +34,6 @@ KINDS = ("constant", "log-size", "polynomial")  # simplest first
 OBJECTIVES = ("likelihood", "beta", "theta")
 ROWS = ("all", "misranked")
 WEIGHTS = ("sizes", "rows")
-DEGREE = 4
 MIN_ROWS = 100
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
@@ -54,7 +54,6 @@ class Options(NamedTuple):
     weigh: str = "sizes"  # what counts alike: set sizes, or single "rows"
     monotone: bool = False  # beta never falls as the entropy, or the size, rises
     gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
-    degree: int = DEGREE
 
 
 class Sample(NamedTuple):
@@ -215,7 +214,7 @@ def _form(at: np.ndarray, kind: str, domain: tuple[float, float], options: Optio
         return constant_form(len(at), low, high)
     if kind == "log-size":
         return log_size_form(at, low, high, options.monotone)
-    return polynomial_form(at, domain, low, high, options.degree, options.monotone)
+    return polynomial_form(at, domain, low, high, monotone=options.monotone)
 
 
 def solve(

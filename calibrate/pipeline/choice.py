@@ -96,16 +96,22 @@ def choose(rows: Rows, options: Options, force: str | None = None) -> Choice:
       QualityError: too few rows for any fit, or none that beats plain softmax.
     """
     rows = rows.take(rows.status != solver.UNSOLVED)
-    block = deal(rows)
+    block, weight, one = deal(rows), row_weights(rows, options), np.ones_like(rows.beta)
+    plain_log_p = scores(rows, one, "likelihood")
+    plain = plain_log_p
+    if options.objective != "likelihood":
+        plain = scores(rows, one, options.objective)
+    judge = partial(_gain, block, weight)
     candidates, left_out = [], {}
     for kind in KINDS:
         try:
-            candidates.append(_candidate(rows, block, kind, options))
+            sample = draw(rows, block, kind, options)
+            found = _candidate(rows, block, weight, sample, options.objective, plain)
+            candidates.append(found)
         except QualityError as failure:
             left_out[kind] = str(failure)
     if not candidates or force in left_out:
         raise QualityError(left_out[force or "constant"])
-    judge = partial(_gain, block, row_weights(rows, options))
     free: Candidate | None = None
     for candidate in candidates:
         over = candidate.gain if free is None else judge(candidate.score - free.score)
@@ -114,25 +120,28 @@ def choose(rows: Rows, options: Options, force: str | None = None) -> Choice:
     if best is None or free is None or not best.gain.evident:
         raise QualityError(_not_worth_it(candidates, options, force))
     beside = {c.kind: judge(best.score - c.score).mean for c in candidates if c is not best}
-    plain_log_p = row_weights(rows, options) @ scores(rows, np.ones_like(rows.beta), "likelihood")
-    verdict = _verdict(best, free, beside, left_out, plain_log_p, options)
-    return Choice(
-        best, candidates, left_out, rows, block, unit(options), _held_out(rows, best), verdict
-    )
+    verdict = _verdict(best, free, beside, left_out, float(weight @ plain_log_p), options)
+    held_out = _held_out(rows.size, plain_log_p, best.log_p)
+    return Choice(best, candidates, left_out, rows, block, unit(options), held_out, verdict)
 
 
-def _candidate(rows: Rows, block: np.ndarray, kind: str, options: Options) -> Candidate:
-    sample = draw(rows, block, kind, options)
+def _candidate(
+    rows: Rows,
+    block: np.ndarray,
+    weight: np.ndarray,
+    sample: Sample,
+    objective: str,
+    plain: np.ndarray,
+) -> Candidate:
+    """The best rule of its kind; `plain` is the (rows,) objective under plain softmax."""
     solution = solve(sample)
+    fit = export(sample, solution)
     beta = held_out_beta(rows, block, sample, solution)
-    score = scores(rows, beta, options.objective)
     log_p = scores(rows, beta, "likelihood")
-    weight = row_weights(rows, options)
-    gain = _gain(block, weight, score - scores(rows, np.ones_like(beta), options.objective))
-    return Candidate(
-        kind, sample, solution, export(sample, solution), beta, score, log_p, gain,
-        float(weight @ log_p),
-    )  # fmt: skip
+    score = log_p if objective == "likelihood" else scores(rows, beta, objective)
+    gain = _gain(block, weight, score - plain)
+    mean_log_p = float(weight @ log_p)
+    return Candidate(sample.kind, sample, solution, fit, beta, score, log_p, gain, mean_log_p)
 
 
 def held_out_beta(
@@ -180,18 +189,14 @@ def _gain(block: np.ndarray, weight: np.ndarray, difference: np.ndarray) -> Gain
     return Gain(float(total.sum()), float(low), float(high))
 
 
-def _held_out(rows: Rows, candidate: Candidate) -> list[HeldOut]:
-    plain = scores(rows, np.ones_like(rows.beta), "likelihood")
+def _held_out(size: np.ndarray, plain: np.ndarray, log_p: np.ndarray) -> list[HeldOut]:
+    """By set size, of (rows,) log p_t under plain softmax and under the rule."""
     found = []
-    for size in np.unique(rows.size):
-        here = rows.size == size
-        before, after = plain[here], candidate.log_p[here]
+    for n in np.unique(size):
+        before, after = plain[size == n], log_p[size == n]
         error = (after - before).std() / np.sqrt(max(len(before) - 1, 1))
-        found.append(
-            HeldOut(
-                int(size), len(before), *(float(x) for x in (before.mean(), after.mean(), error))
-            )
-        )
+        means = (float(x) for x in (before.mean(), after.mean(), error))
+        found.append(HeldOut(int(n), len(before), *means))
     return found
 
 

@@ -1,5 +1,6 @@
 """Fit: from a complete collection to one calibrated rule, with its evidence and provenance."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,8 +9,9 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
+from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import beta_of, horner
-from calibrate.pipeline.candidates import DEGREE, Options, usable
+from calibrate.pipeline.candidates import Options, usable
 from calibrate.pipeline.choice import Choice, choose
 from calibrate.pipeline.paper_procedure import fit_as_in_the_paper, refuse_negative
 from calibrate.pipeline.solve import Rows, solve_collection
@@ -51,19 +53,9 @@ def fit_collection(
     options = _options(collection, options)
     rows = solve_collection(collection)
     choice = choose(rows, options, force)
-    said = {**options._asdict(), "force": force}
-    return Fit(
-        Coefficients(
-            rule=choice.chosen.fit.rule,
-            entries=choice.chosen.fit.entries,
-            name=name,
-            quality=_quality(collection, rows, choice, options, jobs),
-            source=_source(collection, {k: v for k, v in said.items() if v is not None}),
-            provenance=_provenance(),
-        ),
-        rows,
-        choice,
-    )
+    said = {**options._asdict(), "degree": DEGREE} | ({"force": force} if force else {})
+    quality = _quality(collection, rows, choice, options, jobs)
+    return Fit(_described(choice.chosen.fit, name, collection, quality, said), rows, choice)
 
 
 def _options(collection: Collection, options: Options | None) -> Options:
@@ -92,21 +84,24 @@ def fit_collection_as_in_the_paper(folder: Path, name: str) -> Fit:
     fit = fit_as_in_the_paper(rows)
     refuse_negative(fit.only)
     counts = _row_counts(collection, rows)
-    return Fit(
-        Coefficients(
-            rule=fit.rule,
-            entries=fit.entries,
-            name=name,
-            quality={
-                "rows": counts | {"used": counts["interior"]},
-                "residuals": _residuals(rows, fit),
-            },
-            source=_source(collection, {"degree": DEGREE, "objective": "beta"}),
-            provenance=_provenance(),
-        ),
-        rows,
-        None,
-    )
+    quality = {
+        "rows": counts | {"used": counts["interior"]},
+        "residuals": _residuals(rows, fit),
+    }
+    said = {"degree": DEGREE, "objective": "beta"}
+    return Fit(_described(fit, name, collection, quality, said), rows, None)
+
+
+def _described(
+    fit: Coefficients,
+    name: str,
+    collection: Collection,
+    quality: dict[str, Any],
+    options: dict[str, Any],
+) -> Coefficients:
+    """The rule with its name, its evidence, and where it came from."""
+    source, provenance = _source(collection, options), _provenance()
+    return replace(fit, name=name, quality=quality, source=source, provenance=provenance)
 
 
 def same_fit(newest: Coefficients, new: Coefficients) -> bool:

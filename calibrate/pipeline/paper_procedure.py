@@ -4,10 +4,10 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import Rule
 from calibrate.pipeline.candidates import (
     ADVICE,
-    DEGREE,
     DOMAIN_PERCENTILES,
     RANK_TOLERANCE,
     refuse_few,
