@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate.files.coefficients import Coefficients
+from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.shannon import wide
-from calibrate.softmax import check_fit, head_table, sharpen
+from calibrate.softmax import head_table, sharpen
 
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
 BLOCK_LOGITS = 1 << 20

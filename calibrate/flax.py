@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from calibrate.attention import dot_product_attention
-from calibrate.files.coefficients import Coefficients
+from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.shannon import wide
-from calibrate.softmax import adaptive_softmax, check_fit
+from calibrate.softmax import adaptive_softmax
 
 try:
     from flax import nnx

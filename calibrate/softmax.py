@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients
+from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.rule import LOG_SIZE, beta_of
 from calibrate.maths.shannon import Axis, Centred, centre, hashable, log_size, real_logits, wide
 
@@ -192,12 +192,3 @@ def _sharpen_jvp(
     dH = centred.entropy_tangent(dz, axis)
     beta, dbeta = jax.jvp(beta_of_row, (centred.entropy,), (dH,))
     return powers, powers * (beta * dz + dbeta * centred.shifted)
-
-
-def check_fit(coefficients: Coefficients) -> Coefficients:
-    """A name or None in place of a fit must not come out as a tracing error."""
-    if not isinstance(coefficients, Coefficients):
-        raise CoefficientsError(
-            f"coefficients is {coefficients!r}; give a fit, such as calibrate.load('max-retrieval')"
-        )
-    return coefficients

@@ -221,6 +221,15 @@ def identity() -> Coefficients:
     return Coefficients(**_IDENTITY, name="identity")
 
 
+def check_fit(coefficients: Coefficients) -> Coefficients:
+    """A name or None in place of a fit must not come out as an error of JAX or PyTorch."""
+    if not isinstance(coefficients, Coefficients):
+        raise CoefficientsError(
+            f"coefficients is {coefficients!r}; give a fit, such as calibrate.load('max-retrieval')"
+        )
+    return coefficients
+
+
 class _RegisterOnceJaxIsLoaded(importlib.abc.MetaPathFinder):
     """Waits for `import jax`, and makes Coefficients a static node of its pytrees.
 

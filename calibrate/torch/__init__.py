@@ -1,0 +1,14 @@
+"""Floor 2, the runtime in PyTorch (extra "torch"): softmax and attention that apply a fit.
+
+Loads neither JAX nor Transformers.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as missing:
+    raise ImportError("calibrate.torch needs PyTorch: pip install 'calibrate[torch]'") from missing
+
+from calibrate.torch.attention import scaled_dot_product_attention
+from calibrate.torch.softmax import adaptive_softmax, entropy, inverse_temperature
+
+__all__ = ["adaptive_softmax", "entropy", "inverse_temperature", "scaled_dot_product_attention"]

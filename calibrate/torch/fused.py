@@ -1,0 +1,87 @@
+"""Stock attention kernels that return the log of their normaliser; what they keep private is here.
+
+Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+
+# (query, key, value) -> output and log of sum exp of the scaled logits, (B, N, T)
+Kernel = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+_LEAST_WIDTH = 16  # of the matrix products of an accelerator
+
+
+def kernel(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> Kernel | None:
+    """A kernel for these shapes, dtype, device and mask; None if there is none.
+
+    Args:
+      query, key, value: (B, N, T, W), (B, K, S, W), (B, K, S, value's width).
+      mask: bool, broadcastable to (B, N, T, S), True for real keys.
+      is_causal: query t sees keys 0 to t; then without a mask.
+      scale: of the logits.
+    """
+    if query.device.type == "cpu":
+        return _kernel_of_cpu(query, value, mask, is_causal, scale)
+    if query.device.type == "cuda" and query.shape[-1] >= _LEAST_WIDTH:
+        return kernel_of_flex(query, key, mask, is_causal, scale, _compiled_flex_attention())
+    return None
+
+
+def _kernel_of_cpu(
+    query: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> Kernel | None:
+    """PyTorch's kernel behind its own attention; its name is no public one."""
+    op = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    if op is None or value.shape[-1] != query.shape[-1]:
+        return None
+    if mask is not None:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return op(query, key, value, is_causal=is_causal, attn_mask=mask, scale=scale)
+
+    return attend
+
+
+def kernel_of_flex(
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float, attention: Any
+) -> Kernel:
+    """flex_attention, which is public; fast, and without the matrix of logits, once compiled."""
+    T, S = query.shape[2], key.shape[2]
+    block_mask = None
+    if is_causal:
+        block_mask = _causal_blocks(T, S, query.device)
+    elif mask is not None:
+        B, N = mask.shape[:2]
+        mask = mask.expand(B, N, T, S)
+
+        def sees(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+            return mask[b if B > 1 else 0, h if N > 1 else 0, t, s]
+
+        block_mask = flex.create_block_mask(sees, B, N, T, S, query.device)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        out, aux = attention(
+            query, key, value, block_mask=block_mask, scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1], return_aux=flex.AuxRequest(lse=True),
+        )  # fmt: skip
+        return out, aux.lse
+
+    return attend
+
+
+@lru_cache(maxsize=8)
+def _causal_blocks(T: int, S: int, device: torch.device) -> Any:
+    return flex.create_block_mask(lambda b, h, t, s: s <= t, None, None, T, S, device)
+
+
+@lru_cache
+def _compiled_flex_attention() -> Any:
+    return torch.compile(flex.flex_attention)

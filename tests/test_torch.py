@@ -1,0 +1,620 @@
+"""The softmax and attention of PyTorch, against the float64 reference and PyTorch's own."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from attention_cases import ATTENTION_CASES, BY_SIZE, allowed, in_words_of_the_reference, qkv
+from attention_cases import expected as expected_attention
+from cases import CASES, FITS
+
+import calibrate
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths import reference
+from calibrate.maths.rule import Rule
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+
+from calibrate.torch import adaptive_softmax, entropy, inverse_temperature  # noqa: E402
+from calibrate.torch import attention as attention_module  # noqa: E402
+from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
+from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
+
+KINDS = {name: FITS[name] for name in ("clamp", "log size")}
+SMOOTH = Coefficients(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)),))
+HALF = [torch.float16, torch.bfloat16]
+# PyTorch's compiler warns of its own inside.
+of_the_compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def tensor(array, dtype=None):
+    return None if array is None else torch.tensor(np.asarray(array), dtype=dtype)
+
+
+def normal(*shape, scale=2.0, seed=0, dtype=torch.float32):
+    return tensor(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_agrees_with_the_reference(case, fit):
+    actual = adaptive_softmax(tensor(case.logits), fit, where=tensor(case.where))
+    np.testing.assert_allclose(actual, case.expected(fit), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_half_precision_is_within_2_ulp_of_the_reference(case, dtype, fit):
+    """On the logits as they are rounded."""
+    logits = tensor(case.logits).to(dtype)
+    if not np.isfinite(logits.double().numpy()[np.isfinite(case.logits)]).all():
+        pytest.skip("the logits are beyond this dtype")
+    actual = adaptive_softmax(logits, fit, where=tensor(case.where))
+    assert actual.dtype == dtype
+    rounded = case._replace(logits=logits.double().numpy())
+    limits = torch.finfo(dtype)
+    smallest = max(limits.smallest_normal * limits.eps, torch.finfo(torch.float32).tiny)
+    np.testing.assert_allclose(
+        actual.double(), rounded.expected(fit, np.float64), rtol=2 * limits.eps, atol=2 * smallest
+    )
+
+
+@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients_are_finite_and_leave_masked_items_alone(case, fit):
+    logits, where = tensor(case.logits).requires_grad_(), tensor(case.where)
+    probs = adaptive_softmax(logits, fit, where=where)
+    (probs * torch.arange(logits.shape[-1]).cos()).sum().backward()
+    assert logits.grad.isfinite().all()
+    if where is not None:
+        assert (logits.grad[~where.expand(logits.shape)] == 0).all()
+
+
+def test_the_feature_is_on(paper):
+    """Trap 5: plain softmax must fail this."""
+    logits = normal(16, 256)
+    assert (inverse_temperature(entropy(logits), paper) > 1).all()
+    sharper = adaptive_softmax(logits, paper).amax(1)
+    assert (sharper > 1.5 * torch.softmax(logits, 1).amax(1)).all()
+
+
+@pytest.mark.parametrize("kind", ["paper", "by_size"])
+def test_agrees_with_jax(kind, request):
+    fit = request.getfixturevalue(kind)
+    logits, where = np.asarray(normal(5, 300)), np.arange(300) < 200
+    theirs = calibrate.adaptive_softmax(logits, fit, where=where)
+    ours = adaptive_softmax(tensor(logits), fit, where=tensor(where))
+    np.testing.assert_allclose(ours, theirs, atol=1e-6, rtol=1e-5)
+    H, n = entropy(tensor(logits), where=tensor(where)), np.full(5, 200)
+    np.testing.assert_allclose(H, calibrate.entropy(logits, where=where), rtol=1e-6)
+    beta = calibrate.inverse_temperature(np.asarray(H), fit, n=n)
+    np.testing.assert_allclose(inverse_temperature(H, fit, n=tensor(n)), beta, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
+def test_identity_is_torchs_softmax(dim):
+    logits = normal(3, 4, 5)
+    actual = adaptive_softmax(logits, calibrate.identity(), dim)
+    np.testing.assert_allclose(actual, torch.softmax(logits, dim), rtol=1e-6)
+
+
+def test_any_dim(paper):
+    logits = normal(30, 4, 5)
+    np.testing.assert_allclose(
+        adaptive_softmax(logits, paper, 0), adaptive_softmax(logits.mT.mT.movedim(0, -1), paper)
+        .movedim(-1, 0), atol=1e-7,
+    )  # fmt: skip
+    np.testing.assert_allclose(entropy(logits, 0), entropy(logits.movedim(0, -1)), rtol=1e-6)
+
+
+def test_what_the_original_takes(paper):
+    """Scalars, empty tensors, dtype=, logits that are views; nothing is written into them."""
+    assert adaptive_softmax(torch.tensor(3.0), paper) == 1
+    for shape in ((0, 4), (3, 0)):
+        assert adaptive_softmax(torch.zeros(shape), paper).shape == shape
+    logits = normal(8, 64)
+    before = logits.clone()
+    wide = adaptive_softmax(logits.half(), paper, dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    np.testing.assert_allclose(wide, adaptive_softmax(logits.half().float(), paper))
+    view = adaptive_softmax(logits.T, paper, 0)
+    np.testing.assert_allclose(view, adaptive_softmax(logits, paper).T, atol=1e-7)
+    assert (logits == before).all()
+    assert adaptive_softmax(torch.arange(5), paper, dtype=torch.float64).dtype == torch.float64
+    with pytest.raises(TypeError, match="logits are torch.int64; give floating ones"):
+        adaptive_softmax(torch.arange(5), paper)
+    with pytest.raises(TypeError, match="where is torch.float32; give bool"):
+        adaptive_softmax(logits, paper, where=torch.ones(64))
+
+
+def test_rows_without_items_as_in_jax(paper):
+    logits = torch.tensor([[-torch.inf] * 3, [1.0, 2.0, 3.0], [-torch.inf, 0.0, 1.0]])
+    for fit in (paper, FITS["log size"]):
+        probs = adaptive_softmax(logits, fit)
+        assert probs[0].isnan().all()
+        assert probs[1:].isfinite().all()
+        where = torch.tensor([[False] * 3, [True] * 3, [False, True, True]])
+        assert (adaptive_softmax(logits, fit, where=where)[0] == 0).all()
+        assert adaptive_softmax(logits, fit, where=torch.ones(3, dtype=bool))[0].isnan().all()
+    assert entropy(logits)[0].isnan()
+    assert entropy(logits, where=where)[0] == 0
+
+
+@pytest.mark.parametrize("mask", [-torch.inf, torch.finfo(torch.float32).min, -1e9])
+def test_masks_are_structural(mask, paper):
+    """Trap 3: any kind of mask gives softmax over the real items, and 0 elsewhere."""
+    logits, real = normal(16, 200), torch.arange(200) < 150
+    short = adaptive_softmax(logits[:, :150], paper)
+    masked = adaptive_softmax(torch.where(real, logits, mask), paper)
+    np.testing.assert_allclose(masked[:, :150], short, atol=1e-7, rtol=1e-5)
+    assert (masked[:, 150:] == 0).all()
+    hot = adaptive_softmax(torch.where(real, logits, torch.nan), paper, where=real)
+    np.testing.assert_allclose(hot[:, :150], short, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
+def test_first_and_second_derivatives(fit):
+    z = normal(3, 7, scale=1.0, dtype=torch.float64).requires_grad_()
+    for function in (lambda z: adaptive_softmax(z, fit), entropy):
+        assert torch.autograd.gradcheck(function, z)
+        assert torch.autograd.gradgradcheck(function, z)
+    masked = z.detach().clone()
+    masked[:, 2] = -torch.inf
+    masked.requires_grad_()
+    (first,) = torch.autograd.grad(
+        (adaptive_softmax(masked, fit) ** 2).sum(), masked, create_graph=True
+    )
+    (second,) = torch.autograd.grad((first**2).sum(), masked)
+    assert first.isfinite().all()
+    assert second.isfinite().all()
+
+
+def test_the_entropys_gradient_can_be_stopped():
+    z = normal(2, 20, scale=1.0).requires_grad_()
+    weights = torch.arange(20.0) ** 2
+
+    def gradient(probs):
+        return torch.autograd.grad((probs * weights).sum(), z)[0]
+
+    beta = inverse_temperature(entropy(z), SMOOTH).detach()[:, None]
+    constant = gradient(torch.softmax(beta * z, -1))
+    stopped = gradient(adaptive_softmax(z, SMOOTH, entropy_gradient=False))
+    np.testing.assert_allclose(stopped, constant, rtol=1e-4, atol=1e-6)
+    assert (gradient(adaptive_softmax(z, SMOOTH)) - constant).abs().max() > 0.1
+
+
+def test_gradients_keep_the_logits_alone(paper):
+    """As the original keeps its result alone."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape), lambda x: x):
+        adaptive_softmax(normal(16, 64).requires_grad_(), paper)
+    assert kept == [(16, 64)]
+
+
+def test_transforms_of_torch_func(paper):
+    logits = normal(5, 32)
+    rows = torch.func.vmap(lambda row: adaptive_softmax(row, paper))(logits)
+    np.testing.assert_allclose(rows, adaptive_softmax(logits, paper), rtol=1e-6)
+    per_row = torch.func.vmap(torch.func.jacrev(lambda row: adaptive_softmax(row, SMOOTH)))(logits)
+    whole = torch.autograd.functional.jacobian(lambda z: adaptive_softmax(z, SMOOTH), logits)
+    np.testing.assert_allclose(per_row, torch.einsum("ijik->ijk", whole), atol=1e-5)
+
+
+@of_the_compiler
+@pytest.mark.parametrize("kind", ["paper", "by_size"])
+def test_compiled_in_one_graph(kind, request):
+    """Forward and backward, as without the compiler."""
+    fit = request.getfixturevalue(kind)
+    torch.compiler.reset()
+
+    def function(z, where):
+        return adaptive_softmax(z, fit, where=where)
+
+    compiled = torch.compile(function, fullgraph=True)
+    where = torch.arange(40) < 30
+    results = []
+    for softmax in (function, compiled):
+        z = normal(6, 40).requires_grad_()
+        probs = softmax(z, where)
+        (probs**2).sum().backward()
+        results.append((probs.detach(), z.grad))
+    for plain, fast in zip(*results, strict=True):
+        np.testing.assert_allclose(fast, plain, atol=1e-6, rtol=1e-4)
+
+
+def per_head(kind="polynomial"):
+    """Heads 0 and 2 calibrated; and the fits of each head alone."""
+    one, two = (
+        (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.2, 4.0)), Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.2, 4.0)))
+        if kind == "polynomial"
+        else (BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0)))
+    )
+    rule = Rule() if kind == "polynomial" else BY_SIZE.rule
+    fit = Coefficients(rule, (replace(one, head=0), replace(two, head=2)))
+    alone = [Coefficients(rule, (entry,)) for entry in (one, two)]
+    identity = calibrate.identity()
+    return fit, [alone[0], identity, alone[1], identity]
+
+
+@pytest.mark.parametrize("kind", ["polynomial", "log size"])
+def test_a_fit_per_head_applies_each_to_its_own(kind):
+    fit, alone = per_head(kind)
+    logits = normal(2, 4, 5, 30).requires_grad_()
+    where = torch.arange(30) < torch.arange(5, 10)[:, None]
+    probs = adaptive_softmax(logits, fit, where=where)
+    gradient = torch.autograd.grad((probs**2).sum(), logits)[0]
+    for head, own in enumerate(alone):
+        z = logits[:, head].detach().requires_grad_()
+        expected = adaptive_softmax(z, own, where=where)
+        np.testing.assert_allclose(probs[:, head].detach(), expected.detach(), atol=1e-7, rtol=1e-5)
+        exact = torch.autograd.grad((expected**2).sum(), z)[0]
+        np.testing.assert_allclose(gradient[:, head], exact, atol=1e-6, rtol=1e-4)
+    beta = inverse_temperature(entropy(logits, where=where), fit, n=where.sum(-1))
+    assert (beta[:, [1, 3]] == 1).all()
+
+
+def test_what_does_not_fit_is_refused(paper, by_size):
+    fit, _ = per_head()
+    error = partial(pytest.raises, calibrate.CoefficientsError)
+    for call in (adaptive_softmax, inverse_temperature):
+        with error(match="give a fit, such as calibrate.load"):
+            call(torch.zeros(4), "paper")
+    with error(match="no axis of heads"):
+        adaptive_softmax(torch.zeros(4), fit)
+    with error(match="dim is 0"):
+        adaptive_softmax(torch.zeros(4, 4, 4), fit, 0)
+    with error(match="for head 2, and there are 2 heads"):
+        adaptive_softmax(torch.zeros(2, 5, 9), fit)
+    with error(match="of kind log-size; give n="):
+        inverse_temperature(torch.zeros(3), by_size)
+    with error(match="of kind entropy-polynomial; give H"):
+        inverse_temperature(None, paper, n=3)
+    layered = replace(paper, entries=(replace(paper.only, layer=3),))
+    with error(match=r"choose one: coefficients.layer\(i\)"):
+        adaptive_softmax(torch.zeros(4), layered)
+
+
+def run(code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def test_loads_no_other_framework(tmp_path):
+    others = {"jax", "transformers", "scipy", "sklearn", "matplotlib", "typer", "flax"}
+    loaded = f"import sys; print(sorted({others} & set(sys.modules)))"
+    work = "calibrate.torch.adaptive_softmax(torch.zeros(3), calibrate.load('paper'))"
+    assert run(f"import calibrate, torch, calibrate.torch; {work}; {loaded}", tmp_path) == "[]"
+
+
+@pytest.mark.parametrize("module", ["torch", "transformers"])
+def test_says_what_to_install(module, tmp_path):
+    said = run(f"import sys; sys.modules[{module!r}] = None; import calibrate.{module}", tmp_path)
+    assert said.startswith(f"ImportError: calibrate.{module} needs PyTorch")
+    assert said.endswith(f"pip install 'calibrate[{module}]'")
+
+
+# --- attention ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["two calls", "one block", "many blocks"])
+def path(request, monkeypatch):
+    """The same results whichever way a call takes."""
+    blocks = request.param != "two calls"
+    monkeypatch.setattr(attention_module, "FEW_QUERIES", 1 << 30 if blocks else 0)
+    if request.param == "many blocks":
+        monkeypatch.setattr(attention_module, "BLOCK_LOGITS", 1)
+        monkeypatch.setattr(attention_module, "MIN_ROWS", 3)
+
+
+def in_words_of_torch(q, k, v, bias=None, scale=None, is_causal=False, **masks):
+    """The tensors (B, heads, length, width), and the options, of a case."""
+    lengths = masks.pop("lengths", (None, None))
+    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    plain = not masks and all(length is None for length in lengths)
+    options = {"enable_gqa": q.shape[2] != k.shape[2], "scale": scale}
+    if plain and bias is None:
+        options["is_causal"] = is_causal
+    else:
+        real = allowed(shape, is_causal, lengths=lengths, **masks)
+        mask = real if bias is None else np.where(real, bias, -np.inf).astype(q.dtype)
+        options["attn_mask"] = tensor(mask)
+    return [tensor(x).transpose(1, 2) for x in (q, k, v)], options
+
+
+def attend_to_case(arrays, fit, **masks):
+    tensors, options = in_words_of_torch(*arrays, **masks)
+    return attend(*tensors, coefficients=fit, **options).transpose(1, 2)
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=["heads", "groups", "one key"])
+@pytest.mark.usefixtures("path")
+def test_attention_agrees_with_the_reference(case, heads, paper):
+    arrays = qkv(N=heads[0], K=heads[1])
+    words = in_words_of_the_reference(ATTENTION_CASES[case])
+    for fit in (paper, BY_SIZE):
+        if fit is BY_SIZE and case == "additive mask":
+            continue  # as bias and mask in one, it would not be counted alike
+        actual = attend_to_case(arrays, fit, **words)
+        exact = expected_attention(*arrays, fit, **words)
+        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["plain", "causal", "mask"])
+@pytest.mark.usefixtures("path")
+def test_identity_is_torchs_attention(case):
+    tensors, options = in_words_of_torch(*qkv(), **in_words_of_the_reference(ATTENTION_CASES[case]))
+    original = torch.nn.functional.scaled_dot_product_attention(*tensors, **options)
+    actual = attend(*tensors, coefficients=calibrate.identity(), **options)
+    np.testing.assert_allclose(actual, original, atol=2e-6)
+
+
+def test_attention_agrees_with_jax(paper):
+    from calibrate.attention import dot_product_attention
+
+    arrays = qkv(T=100, S=100)
+    theirs = dot_product_attention(*arrays, is_causal=True, coefficients=paper)
+    np.testing.assert_allclose(
+        attend_to_case(arrays, paper, is_causal=True), theirs, atol=3e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 11), (7, 11), (11, 7), (1, 1), (20, 3)])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.usefixtures("path")
+def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
+    arrays = qkv(T=T, S=S)
+    for fit in (paper, BY_SIZE):
+        actual = attend_to_case(arrays, fit, is_causal=is_causal)
+        exact = expected_attention(*arrays, fit, is_causal=is_causal)
+        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
+def test_long_sequences(paper):
+    """As it runs outside of tests."""
+    arrays = qkv(T=1_500, S=1_500, N=2, K=1, B=1)
+    mask = np.arange(1_500) >= 100  # the first keys are padding, and so are their queries
+    for masks in ({"is_causal": True}, {"is_causal": True, "mask": mask[None, None, None]}):
+        for fit in (paper, BY_SIZE):
+            actual = attend_to_case(arrays, fit, **masks)
+            exact = expected_attention(*arrays, fit, **masks)
+            # The stock kernel's exponentials are good to some 1e-6, and log Z - E[z] adds them up.
+            np.testing.assert_allclose(actual, exact, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("path")
+def test_attention_is_sharpened(paper):
+    """Trap 5: plain attention must fail this."""
+    (q, k, v), _ = in_words_of_torch(*qkv(T=64, S=64, scale=4.0, K=4))
+    plain = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert (attend(q, k, v, coefficients=paper) - plain).abs().max() > 0.1
+
+
+@pytest.mark.usefixtures("path")
+def test_queries_without_keys_give_0(paper):
+    (q, k, v), _ = in_words_of_torch(*qkv(K=4))
+    mask = torch.ones(1, 1, 11, 11, dtype=bool)
+    mask[:, :, 4] = False
+    for fit in (paper, BY_SIZE):
+        for attn_mask in (mask, torch.where(mask, 0.0, -torch.inf)):
+            inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = attend(*inputs, attn_mask, coefficients=fit)
+            assert (out[:, :, 4] == 0).all()
+            (out**2).sum().backward()
+            assert all(x.grad.isfinite().all() for x in inputs)
+
+
+@pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
+@pytest.mark.parametrize("case", ["plain", "causal", "mask"])
+@pytest.mark.usefixtures("path")
+def test_gradients_of_attention(case, fit):
+    """Of queries, keys and values, through the entropy too."""
+    arrays = (x.astype(np.float64) for x in qkv(T=5, S=5, scale=1.0))
+    words = in_words_of_the_reference(ATTENTION_CASES[case])
+    if "mask" in words:
+        words["mask"] = words["mask"][..., :5, :5]
+    tensors, options = in_words_of_torch(*arrays, **words)
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    assert torch.autograd.gradcheck(partial(attend, coefficients=fit, **options), tensors)
+
+
+@pytest.mark.usefixtures("path")
+def test_the_gradient_of_the_entropy_in_attention_can_be_stopped():
+    (q, k, v), _ = in_words_of_torch(*qkv(K=4))
+    q.requires_grad_()
+    flowing, stopped = (
+        torch.autograd.grad(
+            (attend(q, k, v, coefficients=SMOOTH, entropy_gradient=flows) ** 2).sum(), q
+        )[0]
+        for flows in (True, False)
+    )
+    assert (flowing - stopped).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.usefixtures("path")
+def test_half_precision_with_offset_keys(dtype, paper):
+    """An offset of 100 in one key dimension moves all logits of a query alike."""
+    q, k, v = qkv(T=32, S=512, N=2, K=2)
+    k[..., 0] += 100
+    q, k, v = (tensor(x).to(dtype).transpose(1, 2) for x in (q, k, v))
+    actual = attend(q, k, v, coefficients=paper)
+    assert actual.dtype == dtype
+    exact = expected_attention(*(x.double().transpose(1, 2) for x in (q, k, v)), paper)
+    eps = torch.finfo(dtype).eps
+    np.testing.assert_allclose(actual.double().transpose(1, 2), exact, rtol=2 * eps, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["polynomial", "log size"])
+@pytest.mark.usefixtures("path")
+def test_attention_with_a_fit_per_head(kind):
+    fit, alone = per_head(kind)
+    arrays = qkv(N=4, K=2)
+    actual = attend_to_case(arrays, fit, is_causal=True)
+    for head, own in enumerate(alone):
+        q, k, v = arrays[0][:, :, [head]], *(x[:, :, [head // 2]] for x in arrays[1:])
+        exact = expected_attention(q, k, v, own, is_causal=True)
+        np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("path")
+def test_a_soft_cap(paper):
+    arrays = qkv(scale=6.0)
+    tensors, options = in_words_of_torch(*arrays)
+    actual = attend(*tensors, coefficients=paper, logits_soft_cap=3.0, **options)
+    exact = expected_attention(*arrays, paper, cap=3.0)
+    np.testing.assert_allclose(actual.transpose(1, 2), exact, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("each_query", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.usefixtures("path")
+def test_a_sink_is_an_item_without_a_value(is_causal, each_query, paper):
+    """As a key that every query sees, with that logit, and the value 0."""
+    q, k, v = (tensor(x, torch.float64).transpose(1, 2) for x in qkv(K=4))
+    sinks = normal(4) if not each_query else normal(2, 4, 11, 1)
+    z = q @ k.mT * 8**-0.5
+    z = torch.cat([z, (sinks if each_query else sinks[:, None, None]).expand(2, 4, 11, 1)], -1)
+    real = torch.ones(11, 12, dtype=bool)
+    if is_causal:
+        real[:, :11].tril_()
+    for fit in (paper, BY_SIZE):
+        entry = fit.only
+        weights = reference.adaptive_softmax(
+            z, entry.coefficients, entry.domain, fit.rule, where=np.asarray(real)
+        )
+        actual = attend(q, k, v, is_causal=is_causal, sinks=sinks, coefficients=fit)
+        np.testing.assert_allclose(actual, tensor(weights[..., :-1]) @ v, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("path")
+def test_dropout_comes_after_the_entropy(paper):
+    q, k = normal(1, 2, 40, 8), normal(1, 2, 400, 8, seed=1)
+    v = torch.ones(1, 2, 400, 1)
+    torch.manual_seed(0)
+    dropped = attend(q, k, v, dropout_p=0.5, coefficients=paper)
+    assert dropped.std() > 0.01
+    assert dropped.mean() == pytest.approx(1, abs=0.1)
+    np.testing.assert_allclose(attend(q, k, v, dropout_p=1.0, coefficients=paper), 0)
+
+
+@pytest.mark.usefixtures("path")
+def test_leading_axes(paper):
+    """None, one, or several, broadcast as in the original."""
+    q, k, v = normal(3, 2, 4, 11, 8), normal(1, 2, 4, 11, 8, seed=1), normal(2, 4, 11, 5, seed=2)
+    mask = torch.rand(3, 1, 1, 11, 11) < 0.7
+    mask[..., 0] = True
+    out = attend(q, k, v, mask, coefficients=paper)
+    assert out.shape == (3, 2, 4, 11, 5)
+    one = attend(q[2, 1], k[0, 1], v[1], mask[2, 0], coefficients=paper)
+    np.testing.assert_allclose(one, out[2, 1], atol=2e-6)
+    no_heads = attend(q[2, 1, 3], k[0, 1, 3], v[1, 3], mask[2, 0, 0], coefficients=paper)
+    np.testing.assert_allclose(no_heads, out[2, 1, 3], atol=2e-6)
+
+
+@pytest.mark.usefixtures("path")
+def test_empty_tensors(paper):
+    q, k, v = (torch.zeros(2, 4, 11, 8) for _ in range(3))
+    assert attend(q[:0], k[:0], v[:0], coefficients=paper).shape == (0, 4, 11, 8)
+    assert attend(q[:, :, :0], k, v, coefficients=paper).shape == (2, 4, 0, 8)
+    assert (attend(q, k[:, :, :0], v[:, :, :0], coefficients=paper) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"key": torch.zeros(2, 4, 11, 7)}, ValueError, "give .*W"),
+        ({"value": torch.zeros(2, 4, 10, 8)}, ValueError, "give .*W"),
+        ({"key": torch.zeros(2, 2, 11, 8)}, ValueError, "as many heads, or enable_gqa=True"),
+        ({"key": torch.zeros(2, 3, 11, 8), "value": torch.zeros(2, 3, 11, 8), "enable_gqa": True},
+         ValueError, "a multiple of their heads"),
+        ({"value": torch.zeros(2, 4, 11, 8).half()}, ValueError, "give one float"),
+        ({"attn_mask": torch.ones(3, 1, 11, 11, dtype=bool)}, ValueError, "what broadcasts to"),
+        ({"attn_mask": torch.ones(11, 11, dtype=int)}, TypeError, "give bool, True for real keys"),
+        ({"query": torch.zeros(8)}, ValueError, "give .* queries, width"),
+        ({"coefficients": "paper"}, calibrate.CoefficientsError, "give a fit"),
+    ],
+)  # fmt: skip
+def test_what_does_not_match_is_refused(change, error, message, paper):
+    arguments = {name: torch.zeros(2, 4, 11, 8) for name in ("query", "key", "value")}
+    with pytest.raises(error, match=message):
+        attend(**(arguments | {"coefficients": paper} | change))
+
+
+def test_the_private_kernel_is_as_it_was():
+    """If this fails, PyTorch has changed it: attention goes on in blocks until fused.py is new."""
+    (q, k, v), _ = in_words_of_torch(*qkv(B=1))
+    for mask, is_causal in ((None, False), (None, True), (torch.rand(1, 4, 11, 11) < 0.7, False)):
+        stock = kernel(q, k, v, mask, is_causal, 0.3)
+        assert stock is not None
+        out, log_normaliser = stock(q, k, v)
+        z = 0.3 * q @ k.repeat_interleave(2, 1).mT
+        real = torch.ones(11, 11, dtype=bool).tril() if is_causal else mask
+        z = z if real is None else z.masked_fill(~real, -torch.inf)
+        np.testing.assert_allclose(log_normaliser, z.logsumexp(-1), atol=1e-6, rtol=1e-6)
+        exact = z.softmax(-1) @ v.repeat_interleave(2, 1)
+        np.testing.assert_allclose(out, exact, atol=1e-6)
+
+
+def test_without_the_private_kernel_it_goes_on_in_blocks(paper, monkeypatch):
+    arrays = qkv(T=64, S=64)
+    exact = attend_to_case(arrays, paper, is_causal=True)
+    monkeypatch.setattr(torch.ops, "aten", object())
+    assert kernel(*(tensor(x) for x in arrays), None, True, 1.0) is None
+    actual = attend_to_case(arrays, paper, is_causal=True)
+    np.testing.assert_allclose(actual, exact, atol=3e-6)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "mask of one row", "causal window"])
+def test_the_kernel_of_accelerators(case, paper, monkeypatch):
+    """flex_attention, here as it is before compilation."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def of_flex(q, k, v, mask, is_causal, scale):
+        return kernel_of_flex(q, k, mask, is_causal, scale, flex_attention)
+
+    monkeypatch.setattr(attention_module, "kernel", of_flex)
+    monkeypatch.setattr(attention_module, "FEW_QUERIES", 0)
+    arrays = qkv(H=16)
+    words = in_words_of_the_reference(ATTENTION_CASES[case])
+    for fit in (paper, BY_SIZE):
+        actual = attend_to_case(arrays, fit, **words)
+        exact = expected_attention(*arrays, fit, **words)
+        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
+@of_the_compiler
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_compiled_in_one_graph(is_causal, paper):
+    torch.compiler.reset()
+    (q, k, v), options = in_words_of_torch(*qkv(T=64, S=64, K=4), is_causal=is_causal)
+    function = partial(attend, coefficients=paper, **options)
+    compiled = torch.compile(function, fullgraph=True)
+    for arguments in ((q, k, v), (q[:, :, :5], k, v)):  # two calls, and a block
+        np.testing.assert_allclose(compiled(*arguments), function(*arguments), atol=3e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["plain", "causal", "window"])
+def test_on_a_gpu(case, dtype, paper):
+    words = in_words_of_the_reference(ATTENTION_CASES[case])
+    arrays = qkv(T=300, S=300, H=32)
+    tensors, options = in_words_of_torch(*arrays, **words)
+    tensors = [x.to("cuda", dtype) for x in tensors]
+    options = {name: x.cuda() if torch.is_tensor(x) else x for name, x in options.items()}
+    actual = attend(*tensors, coefficients=paper, **options)
+    exact = expected_attention(*(x.double().cpu().transpose(1, 2) for x in tensors), paper, **words)
+    atol = 2e-5 if dtype == torch.float32 else 0.1
+    np.testing.assert_allclose(actual.double().cpu().transpose(1, 2), exact, atol=atol)
+    logits = normal(64, 512).to("cuda", dtype)
+    probs = adaptive_softmax(logits, paper).double().cpu()
+    exact = adaptive_softmax(logits.double().cpu(), paper)
+    np.testing.assert_allclose(probs, exact, rtol=0.02, atol=1e-6)
