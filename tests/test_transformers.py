@@ -1,0 +1,338 @@
+"""Fits inside Hugging Face's models: tiny ones, with random weights large enough to matter."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+
+from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
+
+from calibrate.transformers import register, verify  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+LENGTH, WINDOW = 40, 6  # prompts take two fused calls, single tokens a block
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 60, "max_position_embeddings": 128, "head_dim": 8,
+    "initializer_range": 0.4, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+# Grouped queries throughout, and what else each of them has.
+FAMILIES = {
+    "Llama": ("LlamaConfig", {}),
+    "Mistral": ("MistralConfig", {"sliding_window": WINDOW}),
+    "Qwen2": ("Qwen2Config", {
+        "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "Qwen3": ("Qwen3Config", {}),
+    "Gemma2": ("Gemma2Config", {
+        "sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
+    "Gemma3": ("Gemma3TextConfig", {"sliding_window": WINDOW, "query_pre_attn_scalar": 8}),
+    "GPT-2": ("GPT2Config", {
+        "n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0}),
+    "GPT-OSS": ("GptOssConfig", {
+        "sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
+}  # fmt: skip
+BY_SIZE = Coefficients(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),), name="by-size")
+
+
+def make_model(family, **changes):
+    config, options = FAMILIES[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, config)(**(SIZES | options | changes))
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param, make_model(request.param)
+
+
+@pytest.fixture
+def llama():
+    return make_model("Llama")
+
+
+@pytest.fixture(autouse=True)
+def fits(paper):
+    register("calibrate-identity", calibrate.identity())
+    register("calibrate-paper", paper)
+    register("calibrate-by-size", BY_SIZE)
+
+
+IDS = torch.tensor(np.random.default_rng(0).integers(1, 60, (2, LENGTH)))
+PADDED = torch.ones(2, LENGTH, dtype=torch.long)
+PADDED[0, :7] = 0
+POSITIONS = (PADDED.cumsum(-1) - 1).clamp(min=0)
+
+
+def logits(model, attention, ids=IDS, **inputs):
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        return model(ids, **inputs).logits
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_identity_is_the_models_own(family, padded):
+    """Causality, padding, windows, groups, soft-cap and sinks survive."""
+    _, model = family
+    inputs = {"attention_mask": PADDED, "position_ids": POSITIONS} if padded else {}
+    own, ours = (logits(model, name, **inputs) for name in ("eager", "calibrate-identity"))
+    verify(model)
+    real = PADDED.bool() if padded else slice(None)
+    np.testing.assert_allclose(ours[real], own[real], atol=2e-4)
+
+
+@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-size"])
+def test_a_fit_changes_it_and_no_token_sees_later_ones(family, fit):
+    _, model = family
+    plain, sharpened = (logits(model, name) for name in ("eager", fit))
+    assert (plain - sharpened).abs().max() > 0.05
+    later = IDS.clone()
+    later[:, 15:] = 5
+    np.testing.assert_allclose(logits(model, fit, later)[:, :15], sharpened[:, :15], atol=1e-4)
+    assert (logits(model, fit, later)[:, 15:] - sharpened[:, 15:]).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-size"])
+def test_padding_changes_nothing(family, fit):
+    """The entropy, and n, are of real tokens."""
+    _, model = family
+    padded = logits(model, fit, attention_mask=PADDED, position_ids=POSITIONS)[0, 7:]
+    alone = logits(model, fit, IDS[:1, 7:])[0]
+    np.testing.assert_allclose(padded, alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_with_a_cache_is_the_full_forward_pass(family, cache):
+    _, model = family
+    model.set_attn_implementation("calibrate-paper")
+    # A cache of a fixed size is compiled where the model allows it; here it is to be checked.
+    options = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
+    with torch.no_grad():
+        out = model.generate(
+            IDS, attention_mask=PADDED, max_new_tokens=8, do_sample=False, output_logits=True,
+            return_dict_in_generate=True, **options,
+        )  # fmt: skip
+    ones = torch.ones(2, 8, dtype=torch.long)
+    mask = torch.cat([PADDED, ones], 1)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    full = logits(
+        model, "calibrate-paper", out.sequences, attention_mask=mask, position_ids=positions
+    )
+    np.testing.assert_allclose(torch.stack(out.logits, 1), full[:, LENGTH - 1 : -1], atol=2e-4)
+
+
+def expected_attention(module, query, key, value, real, fit):
+    """In float64, with the whole matrix; (batch, length, heads, width)."""
+    from calibrate.maths import reference
+
+    q, k, v = (np.asarray(x.detach(), np.float64) for x in (query, key, value))
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    z = np.einsum("bhtw,bhsw->bhts", q, k) * module.scaling
+    entry = fit.only
+    weights = reference.adaptive_softmax(z, entry.coefficients, entry.domain, fit.rule, where=real)
+    return np.einsum("bhts,bhsw->bthw", weights, v)
+
+
+MASKS = {
+    "none": lambda real: None,
+    "bool": lambda real: real,
+    "finfo.min": lambda real: torch.where(real, 0.0, torch.finfo(torch.float32).min),
+    "-inf": lambda real: torch.where(real, 0.0, -torch.inf),
+}
+
+
+@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-size"])
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
+    """Bool, additive, or not at all: causality holds, and masked keys do not count."""
+    calls = []
+    inner = AttentionInterface()[fit]
+
+    def spy(module, query, key, value, attention_mask, **options):
+        out = inner(module, query, key, value, attention_mask, **options)
+        calls.append((module, query, key, value, attention_mask, out[0]))
+        return out
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, fit, spy)
+    real = torch.ones(LENGTH, LENGTH, dtype=bool).tril().expand(2, 1, LENGTH, LENGTH)
+    if kind != "none":
+        real = real & PADDED.bool()[:, None, None]
+    logits(llama, fit, attention_mask=MASKS[kind](real))
+    coefficients = calibrate.load("paper") if fit == "calibrate-paper" else BY_SIZE
+    for module, query, key, value, mask, out in calls:
+        assert (mask is None) == (kind == "none")
+        exact = expected_attention(module, query, key, value, np.asarray(real), coefficients)
+        np.testing.assert_allclose(out, exact, atol=2e-5, rtol=1e-4)
+    assert len(calls) == 2
+
+
+def test_attention_without_its_mask_function_is_refused(llama, monkeypatch):
+    """Planted: causality would be lost without a word."""
+    monkeypatch.delitem(AttentionMaskInterface._global_mapping, "calibrate-paper")
+    with pytest.raises(ValueError, match="'calibrate-paper', and no mask function is: causality"):
+        logits(llama, "calibrate-paper")
+    monkeypatch.setitem(
+        AttentionInterface._global_mapping, "mine", AttentionInterface()["calibrate-paper"]
+    )
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "mine", lambda **_: None)
+    logits(llama, "mine")  # a mask function of one's own is one's own
+
+
+def test_each_layer_has_its_fit(llama, make_fit):
+    """Against the model whose other layer is switched to plain softmax by hand."""
+    one, two = make_fit((0.0, 0.0, 0.0, 0.0, 3.0)), make_fit((0.0, 0.0, 0.0, 0.5, 1.0))
+    both = replace(one, entries=(replace(one.only, layer=0), replace(two.only, layer=1)))
+    for name, fit in (
+        ("both", both), ("one", one), ("two", two),
+        ("first", replace(one, entries=both.entries[:1])),
+    ):  # fmt: skip
+        register(name, fit)
+
+    def by_hand(module, query, *arguments, **options):
+        name = by_hand.names[module.layer_idx]
+        return AttentionInterface()[name](module, query, *arguments, **options)
+
+    register("by-hand", one)
+    AttentionInterface.register("by-hand", by_hand)
+    by_hand.names = ["one", "two"]
+    np.testing.assert_allclose(logits(llama, "both"), logits(llama, "by-hand"), atol=1e-5)
+    by_hand.names = ["one", "calibrate-identity"]
+    np.testing.assert_allclose(logits(llama, "first"), logits(llama, "by-hand"), atol=1e-5)
+    assert (logits(llama, "both") - logits(llama, "first")).abs().max() > 0.01
+
+
+def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
+    one = make_fit()
+    register("third-layer", replace(one, entries=(replace(one.only, layer=2),)))
+    llama.set_attn_implementation("third-layer")
+    with pytest.raises(calibrate.CoefficientsError, match=r"entries for layers \[2\], which Llama"):
+        verify(llama)
+    register("fifth-head", replace(one, entries=(replace(one.only, head=4),)))
+    with pytest.raises(calibrate.CoefficientsError, match="for head 4, and there are 4 heads"):
+        logits(llama, "fifth-head")
+    register("layered", replace(one, entries=(replace(one.only, layer=0),)))
+    del llama.model.layers[0].self_attn.layer_idx
+    with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention has no layer_idx"):
+        logits(llama, "layered", use_cache=False)
+
+
+def test_a_model_that_would_go_on_with_plain_softmax():
+    """Planted: Bloom takes any registered name, and looks none up."""
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=60)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="calibrate-paper"
+    )
+    with pytest.raises(calibrate.CoefficientsError, match="goes on with plain softmax"):
+        verify(model)
+    with pytest.raises(calibrate.CoefficientsError, match="attention implementation 'sdpa'; reg"):
+        verify(make_model("Llama"))
+
+
+@pytest.mark.parametrize("word", ["indices", "block_indices", "cache"])
+def test_what_chooses_keys_elsewhere_is_refused_by_name(word, llama):
+    attend = AttentionInterface()["calibrate-paper"]
+    llama.set_attn_implementation("calibrate-paper")
+    x = torch.zeros(1, 4, 5, 8)
+    with pytest.raises(ValueError, match=f"LlamaAttention passes '{word}'"):
+        attend(llama.model.layers[0].self_attn, x, x, x, None, **{word: x})
+
+
+@pytest.mark.parametrize("masked", ["no", "bool", "additive"])
+def test_a_position_bias(masked, llama, paper):
+    """As T5 has it: what is added to the logits, under the mask."""
+    from calibrate.torch import scaled_dot_product_attention
+
+    llama.set_attn_implementation("calibrate-paper")
+    q, k, v = (torch.randn(2, 4, 9, 8, generator=torch.manual_seed(i)) for i in range(3))
+    bias = torch.randn(1, 4, 9, 9, generator=torch.manual_seed(3))
+    real = torch.ones(9, 9, dtype=bool).tril()[None, None]
+    mask = {"no": None, "bool": real, "additive": torch.where(real, 0.0, -3e38)}[masked]
+    module = llama.model.layers[0].self_attn
+    out, _ = AttentionInterface()["calibrate-paper"](
+        module, q, k, v, mask, scaling=1.0, position_bias=bias
+    )
+    exact = scaled_dot_product_attention(
+        q, k, v, bias.masked_fill(~real, -torch.inf), scale=1.0, coefficients=paper
+    )
+    np.testing.assert_allclose(out, exact.transpose(1, 2), atol=1e-6)
+
+
+def test_encoders_see_both_ways(paper):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        vocab_size=60, initializer_range=0.4,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    states = {}
+    for name in ("eager", "calibrate-identity", "calibrate-paper"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            states[name] = model(IDS, attention_mask=PADDED).last_hidden_state[PADDED.bool()]
+    np.testing.assert_allclose(states["calibrate-identity"], states["eager"], atol=1e-4)
+    assert (states["calibrate-paper"] - states["eager"]).abs().max() > 0.01
+    verify(model)
+
+
+def test_training_reaches_every_weight(llama):
+    """Gradients through the fit, and dropout while training alone."""
+    llama.set_attn_implementation("calibrate-paper")
+    llama(IDS, labels=IDS).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in llama.parameters())
+    dropping = make_model("Llama", attention_dropout=0.5)
+    still = logits(dropping, "calibrate-paper")
+    assert (logits(dropping, "calibrate-paper") == still).all()
+    assert (logits(dropping.train(), "calibrate-paper") - still).abs().max() > 0.01
+
+
+def test_half_precision(llama):
+    exact = logits(llama, "calibrate-paper")
+    assert logits(llama.bfloat16(), "calibrate-paper").dtype == torch.bfloat16
+    close = (logits(llama, "calibrate-paper").float() - exact).abs() < 0.15 * exact.std()
+    assert close.float().mean() > 0.9
+
+
+def test_compiled(llama):
+    expected = logits(llama, "calibrate-paper")
+    torch.compiler.reset()
+    compiled = torch.compile(llama)
+    with torch.no_grad():
+        np.testing.assert_allclose(compiled(IDS).logits, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "my flash", "flash-fit", "org/kernel", "paged|fit", ""])
+def test_names_with_another_meaning_are_refused(name, paper):
+    with pytest.raises(ValueError, match="none of eager, sdpa, flash"):
+        register(name, paper)
+
+
+def test_what_else_is_refused(paper, monkeypatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "theirs", lambda *_: None)
+    with pytest.raises(ValueError, match="'theirs', which is registered by others"):
+        register("theirs", paper)
+    with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
+        register("mine", "paper")
+    with pytest.raises(ValueError, match="attention_mask is torch.int64; give bool"):
+        model = make_model("Llama")
+        logits(model, "calibrate-paper", attention_mask=torch.ones(2, 1, LENGTH, LENGTH).long())
+
+
+def test_loads_no_jax(tmp_path):
+    code = "import sys, calibrate.transformers; print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "False", done.stderr
