@@ -118,7 +118,8 @@ def test_generation_with_a_cache_is_the_full_forward_pass(family, cache):
     _, model = family
     model.set_attn_implementation("calibrate-paper")
     # A cache of a fixed size is compiled where the model allows it; here it is to be checked.
-    options = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
+    static = {"cache_implementation": "static", "disable_compile": True}
+    options = static if cache == "static" else {}
     with torch.no_grad():
         out = model.generate(
             IDS, attention_mask=PADDED, max_new_tokens=8, do_sample=False, output_logits=True,
@@ -325,9 +326,9 @@ def test_what_else_is_refused(paper, monkeypatch):
         register("theirs", paper)
     with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
         register("mine", "paper")
+    model, mask = make_model("Llama"), torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.long)
     with pytest.raises(ValueError, match="attention_mask is torch.int64; give bool"):
-        model = make_model("Llama")
-        logits(model, "calibrate-paper", attention_mask=torch.ones(2, 1, LENGTH, LENGTH).long())
+        logits(model, "calibrate-paper", attention_mask=mask)
 
 
 def test_loads_no_jax(tmp_path):
