@@ -1,13 +1,16 @@
-"""What does adaptive attention cost? Against jax.nn.dot_product_attention: time and memory.
+"""What does adaptive attention cost? Against the stock attention: time and memory.
 
-python scripts/bench_attention.py          # on one core and on two
+python scripts/bench_attention.py          # JAX, PyTorch and Transformers, on one core and on two
 python scripts/bench_attention.py --here   # in this process, on what there is (a GPU, say)
+python scripts/bench_attention.py --here of_torch
 """
 
-import time
 from functools import partial
 
-from on_cores import on_cores
+import numpy as np
+from timing import medians, on_cores
+
+import calibrate
 
 HEADS, WIDTH = 8, 64
 # What it is, queries, keys, causal.
@@ -21,21 +24,27 @@ LONG = 16_384
 ROUNDS = 9
 
 
-def measure() -> None:
+def show(name: str, queries: int, keys: int, took: dict[str, float]) -> None:
+    stock, ours = took.values()
+    print(f"{name:>22}, {queries:>5} queries, {keys:>6} keys: {ours * 1e3:7.1f} ms, "
+          f"{ours / stock:.2f} times {next(iter(took))}'s")  # fmt: skip
+
+
+def arrays(queries: int, keys: int, *, length_first: bool) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = [(1, n, HEADS, WIDTH) for n in (queries, keys, keys)]
+    qkv = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    return qkv if length_first else [np.ascontiguousarray(x.swapaxes(1, 2)) for x in qkv]
+
+
+def of_jax() -> None:
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
-    import calibrate
     from calibrate.attention import dot_product_attention
 
     ours = partial(dot_product_attention, coefficients=calibrate.load("paper"))
     stock = jax.nn.dot_product_attention
-
-    def arrays(queries: int, keys: int) -> list[jax.Array]:
-        rng = np.random.default_rng(0)
-        shapes = [(1, n, HEADS, WIDTH) for n in (queries, keys, keys)]
-        return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
     def gradients(function, **options):
         def loss(q, k, v):
@@ -44,18 +53,11 @@ def measure() -> None:
         return jax.grad(loss, argnums=(0, 1, 2))
 
     def compare(name: str, queries: int, keys: int, is_causal: bool, wrap) -> None:
-        qkv = arrays(queries, keys)
-        functions = [jax.jit(wrap(f, is_causal=is_causal)) for f in (stock, ours)]
-        took: list[list[float]] = [[], []]
-        for round_ in range(-1, ROUNDS):  # the first compiles
-            for function, seconds in zip(functions, took, strict=True):
-                start = time.perf_counter()
-                jax.block_until_ready(function(*qkv))
-                if round_ >= 0:
-                    seconds.append(time.perf_counter() - start)
-        theirs, mine = (float(np.median(seconds)) for seconds in took)
-        print(f"{name:>22}, {queries:>5} queries, {keys:>6} keys: {mine * 1e3:7.1f} ms, "
-              f"{mine / theirs:.2f} times jax.nn's")  # fmt: skip
+        qkv = [jnp.asarray(x) for x in arrays(queries, keys, length_first=True)]
+        functions = {n: jax.jit(wrap(f, is_causal=is_causal))
+                     for n, f in (("jax.nn", stock), ("ours", ours))}  # fmt: skip
+        calls = {n: lambda f=f: jax.block_until_ready(f(*qkv)) for n, f in functions.items()}
+        show(name, queries, keys, medians(calls, ROUNDS))
 
     print(f"{jax.devices()[0].device_kind}; medians of {ROUNDS}, {HEADS} heads of {WIDTH}, float32")
     for call in CALLS:
@@ -70,5 +72,65 @@ def measure() -> None:
           f"{mine / theirs:.3f} times jax.nn's {theirs / 1e6:,.0f} MB")  # fmt: skip
 
 
+def of_torch() -> None:
+    import torch
+
+    from calibrate.torch import scaled_dot_product_attention
+
+    gpu = torch.cuda.is_available()
+    where = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {}
+    ours = partial(scaled_dot_product_attention, coefficients=calibrate.load("paper"))
+    stock = torch.nn.functional.scaled_dot_product_attention
+
+    def call(function, qkv, is_causal, backward):
+        out = function(*qkv, is_causal=is_causal)
+        if backward:
+            torch.autograd.grad((out**2).sum(), qkv)
+        if gpu:
+            torch.cuda.synchronize()
+
+    def compare(name: str, queries: int, keys: int, is_causal: bool, backward=False) -> None:
+        qkv = [torch.tensor(x, **where) for x in arrays(queries, keys, length_first=False)]
+        qkv = [x.requires_grad_(backward) for x in qkv]
+        calls = {n: partial(call, f, qkv, is_causal, backward)
+                 for n, f in (("PyTorch", stock), ("ours", ours))}  # fmt: skip
+        show(name, queries, keys, medians(calls, ROUNDS))
+
+    threads = torch.get_num_threads()
+    on = torch.cuda.get_device_name() + ", bfloat16" if gpu else f"{threads} threads, float32"
+    print(f"PyTorch, {on}; medians of {ROUNDS}, {HEADS} heads of {WIDTH}")
+    for row in CALLS:
+        compare(*row)
+    if gpu:
+        compare("causal", LONG, LONG, True)
+    compare(*GRADIENTS, backward=True)
+
+
+def of_transformers() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from calibrate.transformers import register
+
+    register("ours", calibrate.load("paper"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, vocab_size=1_000, max_position_embeddings=4_096,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, tokens = model.to(device), torch.randint(0, 1_000, (1, 2_048), device=device)
+
+    def forward(attention):
+        model.set_attn_implementation(attention)
+        with torch.no_grad():
+            model(tokens).logits[0, 0, 0].item()
+
+    took = medians({name: partial(forward, name) for name in ("sdpa", "ours")}, ROUNDS)
+    print(f"a Llama of 4 layers, width 256, 8 heads; {torch.get_num_threads()} threads, {device}")
+    show("forward pass", 2_048, 2_048, took)
+
+
 if __name__ == "__main__":
-    on_cores(measure)
+    on_cores(of_jax, of_torch, of_transformers)

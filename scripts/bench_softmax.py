@@ -1,24 +1,35 @@
-"""What does adaptive_softmax cost? Against jax.nn.softmax, and against the paper's procedure.
+"""What does adaptive_softmax cost? Against the stock softmax, and against the paper's procedure.
 
-python scripts/bench_softmax.py          # on one core and on two
+python scripts/bench_softmax.py          # JAX and PyTorch, on one core and on two
 python scripts/bench_softmax.py --here   # in this process, on what there is (a GPU, say)
+python scripts/bench_softmax.py --here of_torch
 """
 
-import time
 from functools import partial
 
-from on_cores import on_cores
+import numpy as np
+from timing import medians, on_cores
+
+import calibrate
 
 SHAPES = ((4096, 64), (512, 1024), (64, 16384))
 ROUNDS, CALLS = 60, 5
 
 
-def measure() -> None:
+def logits_of(shape: tuple[int, int]) -> np.ndarray:
+    return (2 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+
+
+def show(shape: tuple[int, int], took: dict[str, float]) -> None:
+    """Each after the first, and the peers' own, as a multiple of the first; ours also of theirs."""
+    (stock, unit), *others = took.items()
+    ratios = ", ".join(f"{name} {seconds / unit:.2f}" for name, seconds in others)
+    print(f"{shape!s:>12}: {stock} {unit * 1e6:6.0f} us; times as long: {ratios}")
+
+
+def of_jax() -> None:
     import jax
     import jax.numpy as jnp
-    import numpy as np
-
-    import calibrate
 
     fit = calibrate.load("paper")
 
@@ -36,19 +47,49 @@ def measure() -> None:
     }
     print(f"{jax.devices()[0].device_kind}; medians of {ROUNDS} rounds, float32")
     for shape in SHAPES:
-        logits = jnp.asarray(2 * np.random.default_rng(0).standard_normal(shape), jnp.float32)
-        took: dict[str, list[float]] = {name: [] for name in functions}
-        for round_ in range(-1, ROUNDS):  # the first compiles
-            for name, function in functions.items():
-                start = time.perf_counter()
-                for _ in range(CALLS):
-                    function(logits).block_until_ready()
-                if round_ >= 0:
-                    took[name].append((time.perf_counter() - start) / CALLS)
-        stock, snippet, ours = (float(np.median(seconds)) for seconds in took.values())
-        print(f"{shape!s:>12}: {ours * 1e6:6.0f} us, {ours / stock:.2f} times jax.nn.softmax, "
-              f"{ours / snippet:.2f} times the paper's")  # fmt: skip
+        logits = jnp.asarray(logits_of(shape))
+        calls = {
+            name: lambda f=f, z=logits: f(z).block_until_ready() for name, f in functions.items()
+        }
+        show(shape, medians(calls, ROUNDS, CALLS))
+
+
+def of_torch() -> None:
+    import torch
+
+    from calibrate.torch import adaptive_softmax
+
+    fit = calibrate.load("paper")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def paper(logits):
+        """The paper's procedure, in words of this script."""
+        probs = torch.softmax(logits, -1)
+        H = -(probs * torch.log(probs + 1e-9)).sum(-1, keepdim=True)
+        p = torch.zeros_like(H)
+        for coefficient in fit.only.coefficients:
+            p = p * H + coefficient
+        return torch.softmax(logits * torch.where(H > 0.5, p.clamp(min=1.0), 1.0), -1)
+
+    def done(result):
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    ours = partial(adaptive_softmax, coefficients=fit)
+    functions = {
+        "torch.softmax": partial(torch.softmax, dim=-1),
+        "the paper's": paper,
+        "the paper's compiled": torch.compile(paper),
+        "ours": ours,
+        "ours compiled": torch.compile(ours),
+    }
+    threads = torch.get_num_threads()
+    print(f"PyTorch on {device}, {threads} threads; medians of {ROUNDS} rounds, float32")
+    for shape in SHAPES:
+        logits = torch.tensor(logits_of(shape), device=device)
+        calls = {name: lambda f=f, z=logits: done(f(z)) for name, f in functions.items()}
+        show(shape, medians(calls, ROUNDS, CALLS))
 
 
 if __name__ == "__main__":
-    on_cores(measure)
+    on_cores(of_jax, of_torch)

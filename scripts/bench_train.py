@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from on_cores import on_cores
+from timing import on_cores
 
 from calibrate.heads import max_retrieval, training
 

@@ -142,13 +142,26 @@ def test_the_two_commands_on_a_fresh_clone(tmp_path):
     assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
 
 
-def test_readme_python_runs():
-    """Every Python block, in order, in one namespace."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+OF_TORCH = [block for block in PYTHON if re.search(r"calibrate\.(torch|transformers)", block)]
+
+
+def run_in_one_namespace(blocks):
     assert blocks
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
+
+
+def test_readme_python_runs():
+    """Every Python block, in order, in one namespace."""
+    run_in_one_namespace([block for block in PYTHON if block not in OF_TORCH])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_readme_python_of_torch_runs():
+    pytest.importorskip("transformers", reason="needs the extra transformers")
+    run_in_one_namespace(OF_TORCH)
 
 
 def test_readme_commands_exist():
