@@ -2,6 +2,7 @@
 "transformers")."""
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,9 @@ Tensor = torch.Tensor
 
 # What Transformers looks for in a name, to treat the model as one with that implementation.
 _TAKEN = ("eager", "sdpa", "flash", "flex", "paged")
+# Additive masks hold the least number of some dtype, or what older models add: -10,000, which
+# bfloat16 rounds to -9,984. Keys with so much less have no weight.
+_MASKED = -9_000.0
 # What models choose keys by, for the kernels of other implementations: no mask shows it.
 _UNSEEN = ("indices", "block_indices", "cache")
 
@@ -54,7 +58,8 @@ def register(name: str, coefficients: Coefficients) -> None:
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    if not re.fullmatch(r"[\w.-]+", name) or any(word in name for word in _TAKEN):
+    name_is_free = isinstance(name, str) and not any(word in name.lower() for word in _TAKEN)
+    if not name_is_free or not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(
             f"name is {name!r}; give letters, digits, '.', '_' or '-', and none of "
             f"{', '.join(_TAKEN)}, which Transformers reads a meaning into"
@@ -62,7 +67,7 @@ def register(name: str, coefficients: Coefficients) -> None:
     if name in AttentionInterface() and name not in _registered:
         raise ValueError(f"name is {name!r}, which is registered by others; give another")
     _registered[name] = fit
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, _make_mask)
     AttentionInterface.register(name, _attention_function(fit))
 
 
@@ -75,27 +80,73 @@ def verify(model: PreTrainedModel) -> None:
     Args:
       model: any of Transformers' models.
     Raises:
-      CoefficientsError: its attention implementation is no fit's, its code does not look
-        implementations up, or the fit names a layer that it does not have.
+      CoefficientsError: it has no softmax attention, or a part of it (an encoder, say) has an
+        attention implementation that is no fit's, code that does not look implementations up, or
+        lacks a layer that the fit names.
     """
-    name = model.config._attn_implementation
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    parts = [part for part in parts if _has_attention(part)]
+    if not parts:
+        raise CoefficientsError(f"{type(model).__name__} has no softmax attention")
+    for part in parts:
+        _verify_part(part)
+
+
+def _verify_part(model: PreTrainedModel) -> None:
+    name, called = model.config._attn_implementation, type(model).__name__
     if name not in _registered:
         raise CoefficientsError(
-            f"{type(model).__name__} has attention implementation {name!r}; register a fit, and "
-            "load the model with attn_implementation= its name"
+            f"{called} has attention implementation {name!r}; register a fit, and load the model "
+            "with attn_implementation= its name (or verify the part that is to have a fit)"
         )
     if not model._can_set_attn_implementation():
         raise CoefficientsError(
-            f"{type(model).__name__} does not look its attention up among the registered; it goes "
-            "on with plain softmax"
+            f"{called} does not look its attention up among the registered; it goes on with plain "
+            "softmax"
         )
     layers = {getattr(module, "layer_idx", None) for module in model.modules()}
     absent = set(_fits_of_layers(_registered[name])) - layers
     if absent:
         raise CoefficientsError(
             f"{_registered[name].reference} has entries for layers {sorted(absent)}, "
-            f"which {type(model).__name__} does not have; load the fit of this model"
+            f"which {called} does not have; load the fit of this model"
         )
+
+
+def _has_attention(model: PreTrainedModel) -> bool:
+    """Whether a module of its own, and not of a model inside it with another configuration, is
+    one of attention."""
+    inner = [
+        part for part in model.modules()
+        if isinstance(part, PreTrainedModel) and part.config is not model.config
+    ]  # fmt: skip
+    not_own = {id(module) for part in inner for module in part.modules()}
+    return any(
+        "Attention" in type(module).__name__ for module in model.modules()
+        if id(module) not in not_own
+    )  # fmt: skip
+
+
+def _make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
+    """A bool mask, or None where causality, or nothing at all, is all that it would say.
+
+    That None is understood by models that are written for it; to others it would be no mask.
+    """
+    if not _understand_none(type(config).__module__):
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*arguments, config=config, **options)
+
+
+@torch.compiler.assume_constant_result
+def _understand_none(configuration: str) -> bool:
+    """Whether all models with the configurations of that module are written for PyTorch's own
+    attention, and so for masks that are left out."""
+    code = sys.modules.get(configuration.replace("configuration_", "modeling_"))
+    models = [
+        x for x in vars(code).values()
+        if isinstance(x, type) and issubclass(x, PreTrainedModel) and x.__module__ == code.__name__
+    ] if code else []  # fmt: skip
+    return bool(models) and all(model._supports_sdpa for model in models)
 
 
 def _attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
@@ -117,9 +168,8 @@ def _attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]
                 f"{fit.reference} has entries per layer, and {type(module).__name__} has no "
                 "layer_idx; register the fit of one layer: coefficients.layer(i)"
             )
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         # A query alone without a mask is the last one, and sees all; several are the first ones.
-        causal = causal and attention_mask is None and query.shape[2] > 1
+        causal = attention_mask is None and query.shape[2] > 1 and _is_causal(module, is_causal)
         if causal:
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             if position_bias is not None:
@@ -135,14 +185,25 @@ def _attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]
     return attend
 
 
+def _is_causal(module: Any, said: bool | None) -> bool:
+    causal = getattr(module, "is_causal", None) if said is None else said
+    if causal is None:
+        raise ValueError(
+            f"{type(module).__name__} gives no mask, and does not say if it is causal; use the "
+            "model without a fit"
+        )
+    return bool(causal)
+
+
 def _fits_of_layers(fit: Coefficients) -> dict[int, Coefficients]:
     """Those of the layers that it names; empty if all are alike."""
     return {entry.layer: fit.layer(entry.layer) for entry in fit.entries if entry.layer is not None}
 
 
 def _refuse_what_no_mask_shows(module: Any, others: dict[str, Any]) -> None:
-    name = module.config._attn_implementation
-    if name not in AttentionMaskInterface._global_mapping:
+    config = getattr(module, "config", None)
+    name = None if config is None else config._attn_implementation
+    if config is not None and name not in AttentionMaskInterface._global_mapping:
         raise ValueError(
             f"attention is registered as {name!r}, and no mask function is: causality and padding "
             "would be lost; use calibrate.transformers.register"
@@ -156,12 +217,9 @@ def _refuse_what_no_mask_shows(module: Any, others: dict[str, Any]) -> None:
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One mask: bool, or a bias that is -inf where keys are masked.
-
-    Additive masks hold the least number of their dtype where Transformers means "masked".
-    """
+    """One mask: bool, or a bias that is -inf where keys are masked."""
     if mask is not None and mask.is_floating_point():
-        mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
+        mask = mask.masked_fill(mask <= _MASKED, -torch.inf)
         return mask if bias is None else mask + bias
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(

@@ -104,10 +104,8 @@ def test_identity_is_torchs_softmax(dim):
 
 def test_any_dim(paper):
     logits = normal(30, 4, 5)
-    np.testing.assert_allclose(
-        adaptive_softmax(logits, paper, 0), adaptive_softmax(logits.mT.mT.movedim(0, -1), paper)
-        .movedim(-1, 0), atol=1e-7,
-    )  # fmt: skip
+    last = adaptive_softmax(logits.movedim(0, -1), paper)
+    np.testing.assert_allclose(adaptive_softmax(logits, paper, 0), last.movedim(-1, 0), atol=1e-7)
     np.testing.assert_allclose(entropy(logits, 0), entropy(logits.movedim(0, -1)), rtol=1e-6)
 
 
@@ -116,6 +114,8 @@ def test_what_the_original_takes(paper):
     assert adaptive_softmax(torch.tensor(3.0), paper) == 1
     for shape in ((0, 4), (3, 0)):
         assert adaptive_softmax(torch.zeros(shape), paper).shape == shape
+    assert entropy(torch.zeros(3, 0)).shape == (3,)
+    assert inverse_temperature(3.0, paper) == inverse_temperature(torch.tensor(3.0), paper) > 1
     logits = normal(8, 64)
     before = logits.clone()
     wide = adaptive_softmax(logits.half(), paper, dtype=torch.float32)
@@ -508,14 +508,77 @@ def test_dropout_comes_after_the_entropy(paper):
 def test_leading_axes(paper):
     """None, one, or several, broadcast as in the original."""
     q, k, v = normal(3, 2, 4, 11, 8), normal(1, 2, 4, 11, 8, seed=1), normal(2, 4, 11, 5, seed=2)
-    mask = torch.rand(3, 1, 1, 11, 11) < 0.7
+    mask = normal(3, 1, 1, 11, 11, seed=3) < 1
     mask[..., 0] = True
     out = attend(q, k, v, mask, coefficients=paper)
     assert out.shape == (3, 2, 4, 11, 5)
+    sinks = normal(3, 2, 4, 1, 1, seed=4)
+    with_sinks = attend(q, k, v, mask, sinks=sinks, coefficients=paper)
+    of_one = attend(q[2, 1], k[0, 1], v[1], mask[2, 0], sinks=sinks[2, 1], coefficients=paper)
+    np.testing.assert_allclose(of_one, with_sinks[2, 1], atol=2e-6)
     one = attend(q[2, 1], k[0, 1], v[1], mask[2, 0], coefficients=paper)
     np.testing.assert_allclose(one, out[2, 1], atol=2e-6)
     no_heads = attend(q[2, 1, 3], k[0, 1, 3], v[1, 3], mask[2, 0, 0], coefficients=paper)
     np.testing.assert_allclose(no_heads, out[2, 1, 3], atol=2e-6)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded", "length first"])
+@pytest.mark.usefixtures("path")
+def test_tensors_of_any_layout(layout, which, paper):
+    """Kernels read beyond the row whose numbers do not lie side by side."""
+    tensors = [normal(2, 4, 11, 8, seed=i) for i in range(3)]
+    x = tensors[which]
+    tensors[which] = {
+        "transposed": lambda: x.mT.contiguous().mT,
+        "strided": lambda: x.repeat_interleave(2, -1)[..., ::2],
+        "expanded": lambda: x[..., :1].expand(x.shape),
+        "length first": lambda: x.transpose(1, 2).contiguous().transpose(1, 2),
+    }[layout]()
+    in_order = [x.clone(memory_format=torch.contiguous_format) for x in tensors]
+    exact = expected_attention(*(x.double().transpose(1, 2) for x in in_order), paper)
+    actual = attend(*tensors, coefficients=paper).transpose(1, 2)
+    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("odd", [1e6, torch.nan])
+@pytest.mark.parametrize("masked", ["causal", "mask"])
+@pytest.mark.usefixtures("path")
+def test_an_odd_key_leaves_queries_that_do_not_see_it_alone(masked, odd, paper):
+    q, k, v = (normal(1, 2, 40, 8, seed=i) for i in range(3))
+    seen = torch.ones(40, 40, dtype=bool)
+    seen[:, 39] = False
+    options = {"is_causal": True} if masked == "causal" else {"attn_mask": seen}
+    if masked == "mask" and odd != odd:
+        pytest.skip("0 times NaN is NaN in the original too")
+    exact = attend(*(x.double() for x in (q, k, v)), coefficients=paper, **options)
+    k[:, :, 39] = odd
+    actual = attend(q, k, v, coefficients=paper, **options)
+    np.testing.assert_allclose(actual[:, :, :39], exact[:, :, :39], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.usefixtures("path")
+def test_under_autocast(dtype, paper):
+    """Inputs are cast, as in the original; logits are not."""
+    q, k, v = (normal(1, 2, 40, 8, seed=i) for i in range(3))
+    k[..., 0] += 30
+    exact = attend(*(x.to(dtype) for x in (q, k, v)), coefficients=paper)
+    with torch.autocast("cpu", dtype):
+        actual = attend(q, k, v.to(dtype), coefficients=paper)
+        original = torch.nn.functional.scaled_dot_product_attention(q, k, v.to(dtype))
+    assert actual.dtype == original.dtype == dtype
+    assert (actual == exact).all()
+
+
+def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
+    monkeypatch.setattr(attention_module, "BLOCK_LOGITS", 1 << 12)
+    q, k, v = (normal(1, 1, 256, 4, seed=i).requires_grad_() for i in range(3))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()), lambda x: x):
+        out = attend(q, k, v, torch.zeros(256), coefficients=paper)
+    assert out.requires_grad
+    assert sum(kept) < 256 * 256 / 2
 
 
 @pytest.mark.usefixtures("path")
@@ -537,6 +600,8 @@ def test_empty_tensors(paper):
         ({"value": torch.zeros(2, 4, 11, 8).half()}, ValueError, "give one float"),
         ({"attn_mask": torch.ones(3, 1, 11, 11, dtype=bool)}, ValueError, "what broadcasts to"),
         ({"attn_mask": torch.ones(11, 11, dtype=int)}, TypeError, "give bool, True for real keys"),
+        ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap is 0.0; give c > 0, or None"),
+        ({"sinks": torch.zeros(3)}, ValueError, r"sinks is .3, 1, 1.; give what broadcasts to"),
         ({"query": torch.zeros(8)}, ValueError, "give .* queries, width"),
         ({"coefficients": "paper"}, calibrate.CoefficientsError, "give a fit"),
     ],

@@ -24,6 +24,7 @@ from calibrate.torch.softmax import adaptive_softmax, beta_of_rows, wide
 BLOCK_LOGITS = 1 << 20
 MIN_ROWS = 16
 FEW_QUERIES = 32
+TYPICAL_KEYS = 64
 
 
 class _How(NamedTuple):
@@ -87,12 +88,26 @@ def scaled_dot_product_attention(
     fit = check_fit(coefficients)
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"query is {tuple(query.shape)}; give (..., heads, queries, width)")
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # it casts what comes in, as in the original, and no more
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return scaled_dot_product_attention(
+                query.to(dtype), key.to(dtype), value.to(dtype), attn_mask, dropout_p, is_causal,
+                scale, enable_gqa, coefficients=fit, logits_soft_cap=logits_soft_cap, sinks=sinks,
+                entropy_gradient=entropy_gradient,
+            )  # fmt: skip
     _check(query, key, value, enable_gqa)
+    if logits_soft_cap is not None and logits_soft_cap <= 0:
+        raise ValueError(f"logits_soft_cap is {logits_soft_cap}; give c > 0, or None")
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     q, k, v = (_four_axes(x, lead) for x in (query, key, value))
     mask, bias = _mask_or_bias(attn_mask, (*lead, q.shape[1], q.shape[2], k.shape[2]), lead)
     if is_causal and mask is not None:
         mask, is_causal = mask & _causal(q.shape[2], k.shape[2], mask.device), False
+    if sinks is not None:
+        sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
+        sinks = _broadcastable("sinks", sinks, (*lead, *q.shape[1:3], 1), lead)
     if scale is None:
         scale = max(1, q.shape[-1]) ** -0.5
     how = _How(fit, scale, is_causal, logits_soft_cap, dropout_p, entropy_gradient)
@@ -119,17 +134,23 @@ def _four_axes(x: Tensor, lead: torch.Size) -> Tensor:
     return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
 
 
+def _broadcastable(name: str, x: Tensor, full: tuple[int, ...], lead: torch.Size) -> Tensor:
+    """x with four axes, each possibly 1."""
+    shape = (1,) * (len(full) - x.ndim) + x.shape
+    if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape, full, strict=True)):
+        raise ValueError(f"{name} is {tuple(x.shape)}; give what broadcasts to {full}")
+    if all(a == 1 for a in shape[:-3]):
+        return x.reshape(1, *shape[-3:])
+    return _four_axes(x, lead)
+
+
 def _mask_or_bias(
     attn_mask: Tensor | None, full: tuple[int, ...], lead: torch.Size
 ) -> tuple[Tensor | None, Tensor | None]:
     """The mask as bool, or as what is added to the logits; four axes, each possibly 1."""
     if attn_mask is None:
         return None, None
-    shape = (1,) * (len(full) - attn_mask.ndim) + attn_mask.shape
-    if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape, full, strict=True)):
-        raise ValueError(f"attn_mask is {tuple(attn_mask.shape)}; give what broadcasts to {full}")
-    same_for_all = all(a == 1 for a in shape[:-3])
-    four = attn_mask.reshape(1, *shape[-3:]) if same_for_all else _four_axes(attn_mask, lead)
+    four = _broadcastable("attn_mask", attn_mask, full, lead)
     if attn_mask.dtype == torch.bool:
         return four, None
     if not attn_mask.is_floating_point():
@@ -162,7 +183,7 @@ def _attend_in_two_calls(
     stock: Kernel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _How
 ) -> Tensor:
     # Softmax is the same for keys that are moved alike; E[z] and log Z are smaller, and exacter.
-    k = k - _mean_key(k, mask)
+    k = k - _typical_key(k, mask)
     if how.fit.rule.kind == LOG_SIZE:
         x = _log_n_keys(q, k, mask, how.is_causal)
     else:
@@ -172,13 +193,21 @@ def _attend_in_two_calls(
     return stock((q * beta[..., None]).to(q.dtype), k, v)[0]
 
 
-def _mean_key(k: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, K, 1, W), of the keys that some query sees; a constant to gradients, as it cancels."""
-    k = k.detach()
+def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, K, 1, W): the median of some keys, of those that some query sees.
+
+    It is a constant to gradients, as it cancels. A mean would let one odd key, which most queries
+    may not see, take their precision.
+    """
+    k, S = k.detach(), k.shape[2]
+    share = torch.linspace(0, 1, min(S, TYPICAL_KEYS), device=k.device)
     if mask is None:
-        return k.mean(-2, keepdim=True)
-    seen = mask.any(-2).any(1)[:, None, :, None].to(k.dtype)
-    return (k * seen).sum(-2, keepdim=True) / seen.sum(-2, keepdim=True).clamp(min=1)
+        return k[:, :, (share * (S - 1)).long()].nanmedian(-2, keepdim=True).values
+    seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
+    rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
+    at = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
+    at = at.expand(len(k), k.shape[1], -1, k.shape[3])
+    return k.gather(2, at).nanmedian(-2, keepdim=True).values
 
 
 def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -187,7 +216,9 @@ def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
     Its gradient is that of E[z] through the weights alone, dH = -sum z dp: what flows through z
     itself is E[dz] in both terms, and cancels.
     """
-    mean_key, log_normaliser = stock(q, k, k.detach())
+    # As a value, a key that is no number would reach queries that do not see it: 0 times NaN.
+    values = k.detach().nan_to_num(0.0, 0.0, 0.0)
+    mean_key, log_normaliser = stock(q, k, values)
     of_float = wide(q.dtype)
     mean = scale * (q.detach().to(of_float) * mean_key.to(of_float)).sum(-1)
     return (log_normaliser.detach().to(of_float) - mean).clamp(min=0)
@@ -268,9 +299,8 @@ def _with_sinks(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits and mask of (B, N, rows, S + 1) items, the last of which is the sink."""
     B, N, rows, S = z.shape
-    sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
-    if sinks.ndim > 2 and sinks.shape[-2] > 1:
-        sinks = sinks[..., first : first + rows, :]
+    if sinks.shape[2] > 1:
+        sinks = sinks[:, :, first : first + rows]
     z = torch.cat([z, sinks.to(z.dtype).expand(B, N, rows, 1)], -1)
     if mask is not None:
         mask = torch.nn.functional.pad(mask.expand(B, N, rows, S), (0, 1), value=True)

@@ -45,9 +45,15 @@ def _kernel_of_cpu(
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value = map(_in_one_piece, (query, key, value))
         return op(query, key, value, is_causal=is_causal, attn_mask=mask, scale=scale)
 
     return attend
+
+
+def _in_one_piece(x: Tensor) -> Tensor:
+    """With each row's numbers side by side: kernels read beyond the row where they are not."""
+    return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 def kernel_of_flex(
@@ -68,6 +74,7 @@ def kernel_of_flex(
         block_mask = flex.create_block_mask(sees, B, N, T, S, query.device)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value = map(_in_one_piece, (query, key, value))
         out, aux = attention(
             query, key, value, block_mask=block_mask, scale=scale,
             enable_gqa=query.shape[1] != key.shape[1], return_aux=flex.AuxRequest(lse=True),

@@ -81,6 +81,8 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
     Reference: Velickovic et al. 2024, section 3.
     """
     z = _real_logits(logits, where)
+    if z.numel() == 0:
+        return z.sum(dim)  # an axis without items has no uncertainty
     if where is None:
         return _entropy(_shifted(z, dim), dim)[0].squeeze(dim)
     empty = ~torch.broadcast_to(where, z.shape).any(dim, keepdim=True)
@@ -89,7 +91,7 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
 
 
 def inverse_temperature(
-    H: Tensor | None, coefficients: Coefficients, *, n: Tensor | int | None = None
+    H: Tensor | float | None, coefficients: Coefficients, *, n: Tensor | int | None = None
 ) -> Tensor:
     """beta of a fit: beta(H), or for a fit of kind "log-size" beta(n).
 
@@ -114,11 +116,14 @@ def inverse_temperature(
     if (n if by_size else H) is None:
         needed = "n=, the number of unmasked items" if by_size else "H, their entropy"
         raise CoefficientsError(f"{fit.reference} is of kind {fit.rule.kind}; give {needed}")
-    x = torch.as_tensor(n if by_size else H, device=None if H is None else H.device)
-    x = x.to(wide(x.dtype))
-    if by_size:
-        x = x.clamp(min=1).log()
-        x = x if H is None else x.expand(H.shape)
+    if not by_size:
+        x = torch.as_tensor(H)
+        x = x.to(wide(x.dtype))
+    else:
+        like = None if H is None else torch.as_tensor(H)
+        x = torch.as_tensor(n, device=None if like is None else like.device)
+        x = x.to(wide(x.dtype)).clamp(min=1).log()
+        x = x if like is None else x.expand(like.shape)
     return beta_of_rows(x, fit, -2)
 
 
