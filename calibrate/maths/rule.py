@@ -25,8 +25,11 @@ class Rule(NamedTuple):
 
 
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
-    """p(x), highest power first; any array type with arithmetic, in its own precision."""
-    value = x * 0 + coefficients[0]
+    """p(x), highest power first; any array type with arithmetic, in its own precision.
+
+    Of degree 1 at least.
+    """
+    value = coefficients[0]
     for coefficient in coefficients[1:]:
         value = value * x + coefficient
     return value

@@ -213,11 +213,13 @@ class _AdaptiveSoftmax(torch.autograd.Function):
         beta = _beta(
             _log_size(z, how.dim) if by_size else _entropy(shifted, how.dim)[0], table, how.fit
         )
-        if torch.compiler.is_compiling() and z.device.type == "cpu":
+        if not torch.compiler.is_compiling():
+            return torch.softmax(shifted.mul_(beta), how.dim)
+        if z.device.type == "cpu":
             # Else its compiler works the polynomial out again for every item of a row.
             beta = beta.as_strided(beta.shape, beta.stride())
-        powers = shifted.mul_(beta).exp_()
-        return powers.mul_(powers.sum(how.dim, keepdim=True).reciprocal_())
+        powers = (shifted * beta).exp()  # one pass less than softmax: the highest is 0
+        return powers * powers.sum(how.dim, keepdim=True).reciprocal()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
