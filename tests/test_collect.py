@@ -271,7 +271,11 @@ def test_a_damaged_manifest_is_named(tmp_path, damage):
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [(64, r"target 64 is not a position in \[0, 64\)"), (-1, "target -1"), (0.5, "float64")],
+    [
+        (64, r"target of 64, which is not a position in \[0, 64\)"),
+        (-1, "target of -1"),
+        (0.5, "float64"),
+    ],
 )
 def test_a_head_with_impossible_targets_is_refused(tmp_path, target, message):
     head = ToyHead()

@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import typer
 
 HeadOption = Annotated[
-    str, typer.Option(help="max-retrieval, max-retrieval-0 .. -9, or a weights file (.npz).")
+    str,
+    typer.Option(
+        help="max-retrieval, max-retrieval-0 .. -9, a weights file (.npz), or module:attribute."
+    ),
 ]
 SizesOption = Annotated[
     str, typer.Option(help="Set sizes: 16..16384 doubles from 16 on; 16,64,256 is a list.")

@@ -16,7 +16,8 @@ class Head(Protocol):
     A batch, and what `attend` returns, is any pytree whose leaves have `count` as first axis, so
     that the pipeline can cut it into pieces that fit in memory.
 
-    Two members are optional. `correct_each(attended, weights)`, for weights (count, rules, size)
+    `correct` is needed to score it, and not to calibrate it. Two more members are optional.
+    `correct_each(attended, weights)`, for weights (count, rules, size)
     and bool (count, rules), makes evaluation faster: else `correct` is called once per rule.
     `spread_bound(batch)`, (count,), bounds the largest logit less the smallest by the weights.
     """
@@ -40,19 +41,21 @@ class Head(Protocol):
 
 
 def load_head(reference: str) -> Head:
-    """The head of that name (max-retrieval, max-retrieval-0 .. -9), or in that weights file.
+    """The head of that name (max-retrieval, max-retrieval-0 .. -9), file, or module:attribute.
 
     Raises:
-      CalibrateError: no such head, or weights that are damaged.
+      CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
     """
-    from calibrate.heads import max_retrieval
+    from calibrate.heads import max_retrieval, outside
 
+    if outside.REFERENCE.fullmatch(reference):
+        return outside.load_outside(reference)
     match = _BUILT_IN.fullmatch(reference)
     path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else Path(reference)
     if path.suffix != ".npz" or (match and not path.exists()):
         raise CalibrateError(
             f"no head is named {reference!r}; use one of {', '.join(built_in_heads())}, "
-            "or the path of a weights file (.npz) that `calibrate train` made"
+            "module:attribute of a head of yours, or a weights file (.npz) of `calibrate train`"
         )
     return max_retrieval.load_head(path.stem, path)
 

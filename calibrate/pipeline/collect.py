@@ -11,6 +11,7 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.heads import Head
+from calibrate.heads.protocol import call, refuse_probabilities
 from calibrate.maths.shannon import entropy
 from calibrate.pipeline.units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
@@ -149,7 +150,7 @@ def row_quotas(
 
 def _has_sets_of_targets(head: Head, seed: int, unit: Unit) -> bool:
     """Whether the targets of this head are masks, as its first unit shows."""
-    batch = head.sample(unit_seed(STREAM, seed, unit), unit.size, unit.sets)
+    batch = call(head, "sample", unit_seed(STREAM, seed, unit), unit.size, unit.sets)
     return np.asarray(getattr(batch, "target", None)).ndim > 1
 
 
@@ -164,6 +165,7 @@ def _collect_unit(
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
         logits[part] = attended.logits
         targets.append(np.asarray(batch.target))
+    refuse_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
     if target.ndim == 1:
         target = target.astype(np.int32)

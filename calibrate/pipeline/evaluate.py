@@ -16,6 +16,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.scores import Outcome, add_scores, read_scores, scores_path
 from calibrate.heads import Head
+from calibrate.heads.protocol import call
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.maths.shannon import centre, log_size
 from calibrate.pipeline.rules import Hindsight, LogSize, ScoredRule
@@ -251,8 +252,9 @@ def _correct(head: Head, attended: Any, rules: _Rules) -> np.ndarray:
     weights = attention_weights(attended.logits, *rules[1:], guards=rules.guards)
     count, n_rules, _ = weights.shape
     if hasattr(head, "correct_each"):
-        return _checked(head, head.correct_each(attended, weights), (count, n_rules))
-    columns = (head.correct(attended, weights[:, i]) for i in range(n_rules))
+        right = call(head, "correct_each", attended, weights)
+        return _checked(head, right, (count, n_rules))
+    columns = (call(head, "correct", attended, weights[:, i]) for i in range(n_rules))
     return np.stack([_checked(head, column, (count,)) for column in columns], axis=1)
 
 

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from calibrate.errors import CalibrateError
 from calibrate.heads import Head
+from calibrate.heads.protocol import call, check_batch, check_logits
 
 # A unit is what one shard holds and what an interruption can lose: a second or two of work.
 ITEMS_PER_UNIT = 1 << 22
@@ -47,42 +46,15 @@ def attended_pieces(
     head: Head, stream: str, seed: int, unit: Unit
 ) -> Iterator[tuple[slice, Any, Any]]:
     """Runs the head over a unit: (which of the unit's sets, batch, attended) piece by piece."""
-    batch = head.sample(unit_seed(stream, seed, unit), unit.size, unit.sets)
-    _check_batch(head, batch, unit)
+    batch = call(head, "sample", unit_seed(stream, seed, unit), unit.size, unit.sets)
+    check_batch(head, batch, unit.size, unit.sets)
     per_piece = max(1, ITEMS_PER_PIECE // unit.size)
     for start in range(0, unit.sets, per_piece):
         part = slice(start, min(start + per_piece, unit.sets))
         piece = jax.tree.map(lambda leaf, part=part: leaf[part], batch)
-        attended = head.attend(piece)
-        if attended.logits.shape != (part.stop - part.start, unit.size):
-            raise CalibrateError(
-                f"head {head.name!r}: attend gave logits of shape {attended.logits.shape}, "
-                f"expected {(part.stop - part.start, unit.size)}; give (count, size)"
-            )
+        attended = call(head, "attend", piece)
+        check_logits(head, attended, unit.size, part.stop - part.start)
         yield part, piece, attended
-
-
-def _check_batch(head: Head, batch: Any, unit: Unit) -> None:
-    """A head that breaks the protocol would otherwise be calibrated to nonsense."""
-    if any(np.shape(leaf)[:1] != (unit.sets,) for leaf in jax.tree.leaves(batch)):
-        raise CalibrateError(
-            f"head {head.name!r}: sample gave a {type(batch).__name__} whose leaves are not "
-            f"{unit.sets} rows each; give a pytree, such as a NamedTuple of arrays (count, ...)"
-        )
-    target = np.asarray(batch.target)
-    if target.dtype == bool and target.shape == (unit.sets, unit.size):
-        return  # rows that mark no item are counted as bad
-    if target.shape != (unit.sets,) or not np.issubdtype(target.dtype, np.integer):
-        raise CalibrateError(
-            f"head {head.name!r}: sample gave a target of {target.dtype}{target.shape}; "
-            f"give integers ({unit.sets},), or bool {(unit.sets, unit.size)}"
-        )
-    outside = target[(target < 0) | (target >= unit.size)]
-    if outside.size:
-        raise CalibrateError(
-            f"head {head.name!r}: target {outside[0]} is not a position in [0, {unit.size}); "
-            "give the index of the item that should win"
-        )
 
 
 def one_ahead(items: Iterable[Any]) -> Iterator[Any]:

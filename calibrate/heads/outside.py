@@ -1,0 +1,56 @@
+"""A head of the user's own, by the name of its module and attribute."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from calibrate.errors import CalibrateError
+from calibrate.heads.protocol import check_head
+
+REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
+
+
+def load_outside(reference: str) -> Any:
+    """The head at module:attribute, looked for in the working folder first.
+
+    The attribute is a head, or what gives one when it is called without arguments.
+
+    Raises:
+      CalibrateError: no such module or attribute, one that fails, or that breaks the protocol.
+    """
+    match = REFERENCE.fullmatch(reference)
+    assert match
+    module, attribute = match.groups()
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as failure:
+        if failure.name is None or not f"{module}.".startswith(f"{failure.name}."):
+            raise _failed(f"importing {module!r}", failure) from failure
+        raise CalibrateError(
+            f"no module is named {module!r} (looked for in {folder} and where Python looks); "
+            "give --head module:attribute"
+        ) from None
+    except Exception as failure:
+        raise _failed(f"importing {module!r}", failure) from failure
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise CalibrateError(f"{module!r} has no attribute {attribute!r}; check --head")
+        found = getattr(found, name)
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "sample")):
+        try:
+            found = found()
+        except Exception as failure:
+            raise _failed(f"{reference}()", failure) from failure
+    check_head(found, reference)
+    return found
+
+
+def _failed(what: str, failure: Exception) -> CalibrateError:
+    return CalibrateError(
+        f"{what} failed with {type(failure).__name__}: {failure}; --debug shows where"
+    )
