@@ -164,6 +164,23 @@ def test_readme_python_of_torch_runs():
     run_in_one_namespace(OF_TORCH)
 
 
+def test_readme_commands_on_heads_of_ones_own_run(here, monkeypatch):
+    """Arrays and module are those of its Python blocks."""
+    from typer.testing import CliRunner
+
+    from calibrate.faces.cli import app
+
+    (arrays,) = (block for block in PYTHON if "np.savez" in block)
+    (module,) = (block for block in PYTHON if "class NoisyScorer" in block)
+    exec(compile(arrays, "README.md", "exec"), {})
+    (here / "my_head.py").write_text(module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for line in commands_of("Bring your own head"):
+        done = CliRunner().invoke(app, line.split()[1:])
+        assert done.exit_code == 0, f"{line}: {done.output}"
+    sys.modules.pop("my_head")
+
+
 def test_readme_commands_exist():
     """Each `calibrate ...` line of the README parses, with the options that it names."""
     from typer.testing import CliRunner

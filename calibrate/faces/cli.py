@@ -25,6 +25,7 @@ from calibrate.faces.options import (
     parse_seeds,
     parse_sizes,
     print_json,
+    refuse_beside,
 )
 
 app = typer.Typer(
@@ -122,8 +123,14 @@ def run(
 
 @app.command()
 def collect(
-    out: Annotated[Path, typer.Option(help="Folder of the collection, such as runs/NAME.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the collection [default: runs/ and its name]")
+    ] = None,
     head: HeadOption = "max-retrieval",
+    logits: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a head: an .npz file, or a folder, of logits and targets."),
+    ] = None,
     sizes: SizesOption = "16..16384",
     sets: SetsOption = 4096,
     seed: SeedOption = 0,
@@ -133,8 +140,9 @@ def collect(
     ] = "all",
     max_bytes: BytesOption = "1GB",
     as_json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Run a head over sets of every size and keep their logits.
+    """Run a head over sets of every size, or take logits from files, and keep a sample of the rows.
 
     How many of its inputs the head misranks is counted whatever is kept. The same command again
     carries on where it stopped, or says that the collection is complete.
@@ -146,7 +154,12 @@ def collect(
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
     check_word(keep, KEEP, "--keep")
-    found = steps.collect(steps.load(head), n, sets, seed, out, most, keep)
+    if logits is not None:
+        refuse_beside(context, "--logits", ("head", "sizes", "sets", "seed"))
+        found = steps.collect_arrays(logits, out, most, keep)
+    else:
+        chosen = steps.load(head)
+        found = steps.collect(chosen, n, sets, seed, out or steps.runs(chosen.name), most, keep)
     if as_json:
         print_json(found.manifest)
     else:

@@ -89,6 +89,14 @@ def check_word(word: str, words: Sequence[str], option: str) -> None:
         raise typer.BadParameter(f"{option} is {word!r}; use {' or '.join(words)}")
 
 
+def refuse_beside(context: typer.Context, option: str, others: Sequence[str]) -> None:
+    """Options that another one makes meaningless are not given."""
+    for name in others:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"--{name} says nothing beside {option}; leave it out")
+
+
 def check_figure(path: Path | None) -> None:
     """A figure is a .png file in a folder that exists."""
     if path and (path.suffix != ".png" or not path.parent.is_dir()):

@@ -1,7 +1,7 @@
 """The pipeline's steps as commands take them: with progress on stderr."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from calibrate.files.publishing import publish, writing_store
 from calibrate.files.store import hold, is_path, names, published_store, stores
 from calibrate.files.store import load as load_fit
 from calibrate.heads import Head, is_built_in, load_head
+from calibrate.heads.arrays import Arrays
 from calibrate.pipeline import collect as collecting
 from calibrate.pipeline import evaluate as evaluating
 from calibrate.pipeline.compare import Comparison, compare
@@ -35,13 +36,39 @@ def load(reference: str) -> Head:
     return load_head(reference)
 
 
+def runs(name: str) -> Path:
+    """Where a collection goes if nobody says."""
+    return Path("runs") / Path(name).stem
+
+
 def collect(
     head: Head, sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int,
     keep: str = "all",
 ) -> Collection:  # fmt: skip
-    """Collects, with a line per set size."""
+    """Collects from a head, with a line per set size."""
     units = {size: len(plan_units(size, sets)) for size in sizes}
-    seen: dict[int, list[Any]] = {size: [] for size in sizes}
+    with _collecting(units, folder) as report:
+        return collecting.collect(head, sizes, sets, seed, folder, max_bytes, report, keep)
+
+
+def collect_arrays(
+    path: Path, folder: Path | None, max_bytes: int, keep: str = "all"
+) -> Collection:
+    """Collects from arrays on disk, with a line per set size."""
+    stderr.print(f"reading {path}")
+    arrays = Arrays(path)
+    folder = folder or runs(arrays.name)
+    units = {size: len(plan_units(size, arrays.count(size))) for size in arrays.sizes}
+    with _collecting(units, folder) as report:
+        return collecting.collect_arrays(arrays, folder, max_bytes, report, keep)
+
+
+@contextlib.contextmanager
+def _collecting(
+    units: Mapping[int, int], folder: Path
+) -> Iterator[Callable[[collecting.Progress], None]]:
+    """What is to be called after each unit; `units` are how many there are of each size."""
+    seen: dict[int, list[Any]] = {size: [] for size in units}
     with Steps("collecting", sum(units.values())) as steps:
 
         def report(progress: collecting.Progress) -> None:
@@ -54,10 +81,9 @@ def collect(
                 line += "  (was there already)" if progress.resumed else ""
             steps.advance(line)
 
-        found = collecting.collect(head, sizes, sets, seed, folder, max_bytes, report, keep)
+        yield report
     if not steps.done:
         stderr.print(f"{folder} is complete already")
-    return found
 
 
 def fit(folder: Path, make: Callable[[], Fit], store: Path | None, figure: Path | None) -> Drawn:

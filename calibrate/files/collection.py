@@ -3,7 +3,7 @@
 A shard holds the kept rows of one unit, all of one set size: `logits` (rows, n) float32, `target`
 (rows,) int32, or (rows, n) bool where several items may win, `entropy` (rows,) float32, `index`
 (rows,) int64 (which set), and `counts`, int64, of everything that the unit saw, in the order of
-COUNTS.
+COUNTS; where it is said which head's they are, `layer` and `head` (rows,) int16, -1 if unknown.
 
 manifest.json is written when the collection starts ("partial": its configuration) and once more
 when it is complete (its counts per size, and each shard's digest). In between, the shards present
@@ -44,6 +44,8 @@ class Shard:
     entropy: np.ndarray  # nats
     index: np.ndarray
     counts: np.ndarray  # (len(COUNTS),)
+    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown: which head's, if it is said
+    head: np.ndarray | None = None
 
 
 class Receipt(NamedTuple):
@@ -71,7 +73,7 @@ def write_shard(folder: Path, size: int, unit: int, shard: Shard) -> Receipt:
     """Publishes a shard, whole or not at all."""
     path = shard_path(folder, size, unit)
     remove_leftovers(path.parent, path.name)
-    data = write_arrays(path, vars(shard))
+    data = write_arrays(path, {name: x for name, x in vars(shard).items() if x is not None})
     return _receipt(size, unit, shard, data)
 
 
@@ -98,6 +100,8 @@ def _parse_shard(data: bytes, path: Path, size: int) -> Shard:
     }  # fmt: skip
     if "target" in arrays and arrays["target"].dtype == bool:
         dtypes["target"], shapes["target"] = "|b1", (n_rows, size)
+    for name in {"layer", "head"} & set(arrays):
+        dtypes[name], shapes[name] = "<i2", (n_rows,)
     for name, shape in shapes.items():
         array, dtype = arrays.get(name), np.dtype(dtypes[name])
         if array is None or array.shape != shape or array.dtype != dtype:

@@ -1,6 +1,8 @@
 """Collect: run a head and keep a sample of its rows, or those whose target is misranked."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.heads import Head
+from calibrate.heads.arrays import Arrays
 from calibrate.heads.protocol import call, refuse_probabilities
 from calibrate.maths.shannon import entropy
 from calibrate.pipeline.units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
@@ -28,6 +31,26 @@ class Progress(NamedTuple):
     finished: int  # units
     units: int
     resumed: bool  # it was on disk already
+
+
+class Found(NamedTuple):
+    """The rows of one unit."""
+
+    logits: np.ndarray  # (sets, size) float32
+    target: np.ndarray  # (sets,) int32, or (sets, size) bool
+    layer: np.ndarray | None = None  # (sets,) int16, if the source says which head's they are
+    head: np.ndarray | None = None
+
+
+class Source(NamedTuple):
+    """Where rows come from, unit by unit, and what determines them."""
+
+    name: str
+    configuration: dict[str, Any]
+    units: list[Unit]
+    rows: Callable[[Unit], Found]
+    row_bytes: dict[int, int]  # of each size
+    n_heads: int = 1
 
 
 def collect(
@@ -59,20 +82,66 @@ def collect(
       CalibrateError: another configuration is in `folder`, or it cannot be written.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
-    folder = Path(folder)
-    configuration: dict[str, Any] = {
+    n = sorted(set(sizes))
+    configuration = {
         "head": head.name,
         "fingerprint": head.fingerprint,
-        "sizes": sorted(set(sizes)),
+        "sizes": n,
         "sets": sets,
         "seed": seed,
-        "max_bytes": max_bytes,
     }
+    units = [unit for size in n for unit in plan_units(size, sets)]
+    masks = _has_sets_of_targets(head, seed, units[0])
+    row_bytes = {unit.size: files.row_bytes(unit.size, masks) for unit in units}
+    source = Source(head.name, configuration, units, partial(_run, head, seed), row_bytes)
+    return collect_from(source, folder, max_bytes, report, keep)
+
+
+def collect_arrays(
+    arrays: Arrays,
+    folder: Path,
+    max_bytes: int = 10**9,
+    report: Callable[[Progress], None] = lambda progress: None,
+    keep: str = "all",
+) -> files.Collection:
+    """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
+    units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
+    configuration = {
+        "head": arrays.name,
+        "fingerprint": arrays.fingerprint,
+        "sizes": arrays.sizes,
+        "sets": sum(map(arrays.count, arrays.sizes)),
+        "seed": 0,
+        "source": "arrays",
+    }
+    per_row = 4 if arrays.names_heads else 0
+    row_bytes = {
+        size: files.row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes
+    }
+
+    def rows(unit: Unit) -> Found:
+        found = Found(*arrays.rows(unit.size, unit.first, unit.sets))
+        return found if arrays.names_heads else found._replace(layer=None, head=None)
+
+    source = Source(arrays.name, configuration, units, rows, row_bytes, len(arrays.heads))
+    return collect_from(source, folder, max_bytes, report, keep)
+
+
+def collect_from(
+    source: Source,
+    folder: Path,
+    max_bytes: int,
+    report: Callable[[Progress], None],
+    keep: str,
+) -> files.Collection:
+    """Collects from any source; see `collect`."""
+    folder = Path(folder)
+    configuration = {**source.configuration, "max_bytes": max_bytes}
     if keep != "misranked":  # what was collected before there was a choice says nothing of it
         configuration["keep"] = keep
-    units = [unit for size in configuration["sizes"] for unit in plan_units(size, sets)]
-    wanted = wanted_rows(units, sets, keep)
-    quota = row_quotas(wanted, max_bytes, _has_sets_of_targets(head, seed, units[0]))
+    units = source.units
+    wanted = wanted_rows(units, keep, source.n_heads)
+    quota = row_quotas(wanted, max_bytes, source.row_bytes)
     complete = _start(folder, configuration)
     if complete:
         # Only shards that were lost since: what the manifest says of the others stands.
@@ -80,7 +149,7 @@ def collect(
     receipts = []
     for unit in units:
         most = min(quota[unit.size], wanted[unit])
-        receipt, resumed = _collect_unit(head, seed, folder, unit, most, keep == "all")
+        receipt, resumed = _collect_unit(source, folder, unit, most, keep == "all")
         receipts.append(receipt)
         report(Progress(receipt, len(receipts), len(units), resumed))
     if not complete:
@@ -114,20 +183,28 @@ def _start(folder: Path, configuration: dict[str, Any]) -> bool:
     return manifest["status"] == "complete"
 
 
-def wanted_rows(units: Sequence[Unit], sets: int, keep: str) -> dict[Unit, int]:
+def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit, int]:
     """How many rows each unit would keep if there were room: its share of what its size may."""
-    most = sets if keep == "misranked" else min(sets, MOST_KEPT_OF_ALL)
-    return {u: most * (u.first + u.sets) // sets - most * u.first // sets for u in units}
+    sets: Counter[int] = Counter()
+    for unit in units:
+        sets[unit.size] += unit.sets
+    most = dict(sets)
+    if keep == "all":
+        most = {size: min(count, MOST_KEPT_OF_ALL * n_heads) for size, count in sets.items()}
+    return {
+        u: most[u.size] * (u.first + u.sets) // sets[u.size]
+        - most[u.size] * u.first // sets[u.size]
+        for u in units
+    }
 
 
 def row_quotas(
-    wanted_rows: Mapping[Unit, int], max_bytes: int, sets_of_targets: bool = False
+    wanted_rows: Mapping[Unit, int], max_bytes: int, row_bytes: Mapping[int, int]
 ) -> dict[int, int]:
     """How many rows a unit of each size may keep, so that all files together fit in max_bytes.
 
     Every unit gets the same bytes, save that what one cannot use goes to the others.
     """
-    row_bytes = {unit.size: files.row_bytes(unit.size, sets_of_targets) for unit in wanted_rows}
     overhead = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * len(row_bytes)
     overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(wanted_rows)
     left = max_bytes - overhead
@@ -154,12 +231,8 @@ def _has_sets_of_targets(head: Head, seed: int, unit: Unit) -> bool:
     return np.asarray(getattr(batch, "target", None)).ndim > 1
 
 
-def _collect_unit(
-    head: Head, seed: int, folder: Path, unit: Unit, most: int, keep_all: bool
-) -> tuple[files.Receipt, bool]:
-    """The receipt of one unit's shard, and whether it was there already."""
-    if files.shard_path(folder, unit.size, unit.number).exists():
-        return files.inspect_shard(folder, unit.size, unit.number), True
+def _run(head: Head, seed: int, unit: Unit) -> Found:
+    """What a head makes of a unit of sets."""
     logits = np.empty((unit.sets, unit.size), np.float32)
     targets = []
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
@@ -167,17 +240,27 @@ def _collect_unit(
         targets.append(np.asarray(batch.target))
     refuse_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
-    if target.ndim == 1:
-        target = target.astype(np.int32)
-    good, misranked, H, counts = map(np.asarray, _examine(logits, target))
+    return Found(logits, target.astype(np.int32) if target.ndim == 1 else target)
+
+
+def _collect_unit(
+    source: Source, folder: Path, unit: Unit, most: int, keep_all: bool
+) -> tuple[files.Receipt, bool]:
+    """The receipt of one unit's shard, and whether it was there already."""
+    if files.shard_path(folder, unit.size, unit.number).exists():
+        return files.inspect_shard(folder, unit.size, unit.number), True
+    found = source.rows(unit)
+    good, misranked, H, counts = map(np.asarray, _examine(found.logits, found.target))
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
     shard = files.Shard(
-        logits=logits[rows],
-        target=target[rows],
+        logits=found.logits[rows],
+        target=found.target[rows],
         entropy=H[rows],
         index=rows + unit.first,
         counts=counts.astype(np.int64),
+        layer=None if found.layer is None else found.layer[rows],
+        head=None if found.head is None else found.head[rows],
     )
     return files.write_shard(folder, unit.size, unit.number, shard), False
 

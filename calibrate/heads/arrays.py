@@ -1,0 +1,179 @@
+"""Logits of the user's own, as arrays on disk: whatever made them is done with them.
+
+An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
+(rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
+`mask` (rows, n) or (n,), True for real items, and `layer` and `head` (rows,), which head a row is
+of. Files may differ in n, and rows in how many of their items are real.
+
+Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
+have one size, the most that any of them has.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError
+from calibrate.files.arrays import digest_of, parse_arrays, read_bytes
+from calibrate.heads.protocol import check_target, refuse_probabilities
+
+KNOWN = ("logits", "target", "mask", "layer", "head")
+MOST_HEADS = 1 << 15  # layers, and heads of a layer
+
+
+class LoggedRows(NamedTuple):
+    """Rows of one set size."""
+
+    logits: np.ndarray  # (rows, size) float32, -inf where masked, real items first
+    target: np.ndarray  # (rows,) int32, or (rows, size) bool
+    layer: np.ndarray  # (rows,) int16, -1 where none is given
+    head: np.ndarray
+
+
+class Arrays:
+    """The rows in a file or folder, by set size."""
+
+    def __init__(self, path: Path):
+        """Reads and checks every file once.
+
+        Raises:
+          CalibrateError: there is none, or one whose arrays are not as they should be.
+        """
+        self.name = path.stem
+        self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not self._files:
+            raise CalibrateError(f"{path} holds no .npz file; give arrays logits and target")
+        self._last: tuple[Path, dict[str, np.ndarray]] | None = None
+        digests, n_real = [], []
+        kinds = set()
+        heads: set[tuple[int, int]] = set()
+        for file in self._files:
+            arrays = self._read(file)
+            digests.append(digest_of(read_bytes(file)))
+            n_real.append(_real(arrays).sum(axis=1))
+            kinds.add((arrays["target"].dtype == bool, "layer" in arrays, "head" in arrays))
+            heads |= set(zip(*(x.tolist() for x in _of_heads(arrays)), strict=True))
+        if len(kinds) > 1:
+            raise CalibrateError(
+                f"{path}: files differ in whether target is a mask, or in whether they have layer "
+                "and head; make them alike"
+            )
+        ((self.sets_of_targets, *of_heads),) = kinds
+        self.names_heads = any(of_heads)
+        self.heads = sorted(heads)
+        self.fingerprint = "sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest()
+        self._place = _by_size(n_real)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Set sizes, lowest first."""
+        return list(self._place)
+
+    def count(self, size: int) -> int:
+        """How many rows have that size."""
+        return len(self._place[size])
+
+    def rows(self, size: int, first: int, count: int) -> LoggedRows:
+        """Rows first .. first + count - 1 of a size, in the order of the files."""
+        place = self._place[size][first : first + count]
+        parts = []
+        for i in np.unique(place[:, 0]):
+            arrays = self._read(self._files[i])
+            parts.append(_compact(arrays, place[place[:, 0] == i, 1], size))
+        return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _read(self, file: Path) -> dict[str, np.ndarray]:
+        """The arrays of a file, checked; the last one is kept."""
+        if self._last is None or self._last[0] != file:
+            arrays = parse_arrays(read_bytes(file), file)
+            _check(arrays, file)
+            self._last = file, arrays
+        return self._last[1]
+
+
+def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
+    for name in ("logits", "target"):
+        if name not in arrays:
+            raise CalibrateError(
+                f"{file} has no array {name!r} (it has {', '.join(arrays) or 'none'}); give "
+                "logits (rows, n) and target (rows,)"
+            )
+    unknown = sorted(set(arrays) - set(KNOWN))
+    if unknown:
+        raise CalibrateError(
+            f"{file} has an array {unknown[0]!r}, which means nothing here; give {', '.join(KNOWN)}"
+        )
+    logits = arrays["logits"]
+    if logits.ndim != 2 or not np.issubdtype(logits.dtype, np.floating) or logits.shape[1] < 2:
+        raise CalibrateError(
+            f"{file}: logits are {logits.dtype}{logits.shape}; give floats (rows, n), n at least 2"
+        )
+    n_rows, n = logits.shape
+    check_target(arrays["target"], n, n_rows, f"{file}: target is")
+    mask = arrays.get("mask")
+    if mask is not None and (mask.dtype != bool or mask.shape not in (logits.shape, (n,))):
+        raise CalibrateError(
+            f"{file}: mask is {mask.dtype}{mask.shape}; give bool {logits.shape} or {(n,)}, True "
+            "for real items"
+        )
+    for name in ("layer", "head"):
+        index = arrays.get(name)
+        if index is None:
+            continue
+        right = index.shape == (n_rows,) and np.issubdtype(index.dtype, np.integer)
+        if not right or (n_rows and not 0 <= index.min() <= index.max() < MOST_HEADS):
+            raise CalibrateError(
+                f"{file}: {name} is {index.dtype}{index.shape}; give integers {(n_rows,)} within "
+                f"[0, {MOST_HEADS})"
+            )
+    real = _real(arrays)
+    refuse_probabilities(np.where(real, logits, 0), f"{file}: logits have")
+
+
+def _real(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """(rows, n) bool: the items that are not masked."""
+    return (arrays["logits"] != -np.inf) & arrays.get("mask", True)
+
+
+def _of_heads(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(layer, head) of each row, int16; -1 where none is given."""
+    none = np.full(len(arrays["target"]), -1)
+    layer, head = (arrays.get(name, none).astype(np.int16) for name in ("layer", "head"))
+    return layer, head
+
+
+def _by_size(n_real: list[np.ndarray]) -> dict[int, np.ndarray]:
+    """Set size -> (rows, 2): which file, and which row of it."""
+    count = np.concatenate(n_real)
+    file = np.repeat(np.arange(len(n_real)), [len(x) for x in n_real])
+    row = np.concatenate([np.arange(len(x)) for x in n_real])
+    place = np.stack([file, row], axis=1)
+    octave = np.ceil(np.log2(np.maximum(count, 2))).astype(int)
+    return {int(max(2, count[octave == o].max())): place[octave == o] for o in np.unique(octave)}
+
+
+def _compact(arrays: dict[str, np.ndarray], chosen: np.ndarray, size: int) -> LoggedRows:
+    """Some rows of a file, their real items moved to the front, in `size` columns."""
+    logits, target = arrays["logits"][chosen], arrays["target"][chosen]
+    real = _real(arrays)[chosen]
+    n = logits.shape[1]
+    layer, head = (x[chosen] for x in _of_heads(arrays))
+    if n == size and real.all():
+        target = target if target.dtype == bool else target.astype(np.int32)
+        return LoggedRows(logits.astype(np.float32), target, layer, head)
+    order = np.argsort(~real, axis=1, kind="stable")[:, :size]
+    kept = np.take_along_axis(real, order, axis=1)
+    compact = np.full((len(chosen), size), -np.inf, np.float32)
+    values = np.take_along_axis(logits, order, axis=1).astype(np.float32)
+    compact[:, : order.shape[1]] = np.where(kept, values, -np.inf)
+    if target.dtype == bool:
+        moved = np.zeros((len(chosen), size), bool)
+        moved[:, : order.shape[1]] = np.take_along_axis(target, order, axis=1) & kept
+        return LoggedRows(compact, moved, layer, head)
+    found = (order == target[:, None]) & kept
+    position = found.argmax(axis=1).astype(np.int32)
+    masked = ~found.any(axis=1)
+    compact[masked, 0] = -np.inf  # the target is masked: a row that is counted, and left out
+    return LoggedRows(compact, position, layer, head)

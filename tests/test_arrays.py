@@ -1,0 +1,191 @@
+"""Logits on disk: sorted into set sizes, checked by name, and fitted like a head's own."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import calibrate
+from calibrate.errors import CalibrateError
+from calibrate.faces.cli import app
+from calibrate.heads.arrays import Arrays
+from calibrate.maths import reference
+from calibrate.pipeline.collect import collect_arrays
+
+
+def scores(rows=300, n=40, seed=0):
+    rng = np.random.default_rng(seed)
+    value = rng.uniform(0, 6, (rows, n))
+    return value + 0.7 * rng.standard_normal(value.shape), value.argmax(axis=1)
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def all_rows(arrays):
+    return {size: arrays.rows(size, 0, arrays.count(size)) for size in arrays.sizes}
+
+
+def test_rows_of_one_length_are_as_they_are(here):
+    logits, target = scores()
+    arrays = Arrays(save(here / "mine.npz", logits=logits, target=target))
+    assert (arrays.name, arrays.sizes, arrays.count(40)) == ("mine", [40], 300)
+    found = arrays.rows(40, 100, 50)
+    np.testing.assert_array_equal(found.logits, logits[100:150].astype(np.float32))
+    np.testing.assert_array_equal(found.target, target[100:150])
+
+
+@pytest.mark.parametrize("masked_by", ["mask", "-inf", "one mask for all"])
+@pytest.mark.parametrize("several", [False, True])
+def test_masked_items_are_left_out_and_targets_move_along(masked_by, several, here):
+    rng = np.random.default_rng(1)
+    logits, target = scores()
+    real = rng.random((300, 40)) < rng.uniform(0.2, 1, (300, 1))
+    real = real if masked_by != "one mask for all" else rng.random(40) < 0.7
+    real = np.broadcast_to(real, logits.shape).copy()
+    if masked_by != "one mask for all":
+        real[np.arange(300), target] = True
+    targets = logits > 4 if several else target
+    by_mask = {"mask": real[0] if masked_by == "one mask for all" else real}
+    given = {"logits": np.where(real, logits, -np.inf)} if masked_by == "-inf" else by_mask
+    path = save(here / "mine.npz", **({"logits": logits, "target": targets} | given))
+    found = all_rows(Arrays(path))
+    assert sum(len(rows.logits) for rows in found.values()) == 300
+    n_real = real.sum(axis=1)
+    for size, rows in found.items():
+        mine = [i for i in range(300) if 2 ** np.ceil(np.log2(max(n_real[i], 2))) ==
+                2 ** np.ceil(np.log2(size))]  # fmt: skip
+        assert size == max(2, n_real[mine].max())
+        for i, z, t in zip(mine, rows.logits, rows.target, strict=True):
+            if not several and not real[i, target[i]]:
+                assert z[t] == -np.inf  # counted as bad
+                continue
+            expected = logits[i, real[i]].astype(np.float32)
+            np.testing.assert_array_equal(z[np.isfinite(z)], expected)
+            if several:
+                np.testing.assert_array_equal(t[: len(expected)], targets[i, real[i]])
+                assert not t[len(expected) :].any()
+            else:
+                assert z[t] == np.float32(logits[i, target[i]])
+
+
+def test_a_folder_of_files_of_several_lengths(here):
+    folder = here / "logged"
+    folder.mkdir()
+    for i, n in enumerate((10, 16, 17, 100)):
+        logits, target = scores(20, n, seed=i)
+        save(folder / f"{i}.npz", logits=logits, target=target)
+    arrays = Arrays(folder)
+    assert (arrays.name, arrays.sizes) == ("logged", [16, 17, 100])
+    assert [arrays.count(size) for size in arrays.sizes] == [40, 20, 20]
+    both = arrays.rows(16, 10, 20)
+    np.testing.assert_array_equal(both.logits[:10, :10], scores(20, 10)[0][10:].astype(np.float32))
+    assert (both.logits[:10, 10:] == -np.inf).all()
+    moved = Arrays(folder).fingerprint
+    save(folder / "1.npz", **dict(zip(("logits", "target"), scores(20, 16, seed=9), strict=True)))
+    assert Arrays(folder).fingerprint != moved
+
+
+def test_a_collection_of_arrays(here):
+    """Entropies, counts of bad rows, and the same bytes again."""
+    logits, target = scores(3_000, 50)
+    logits[0, 3], logits[1, 2] = np.nan, np.inf
+    mask = np.ones_like(logits, bool)
+    mask[2, target[2]] = False
+    path = save(here / "mine.npz", logits=logits, target=target, mask=mask)
+    collection = collect_arrays(Arrays(path), here / "run")
+    (counts,) = collection.manifest["sizes"]
+    assert [counts[k] for k in ("rows", "nan", "inf", "masked_target")] == [3_000, 1, 1, 1]
+    assert counts["kept"] == 2_048
+    ((size, shard),) = collection.shards()
+    assert size == 50
+    assert shard.layer is shard.head is None
+    np.testing.assert_allclose(shard.entropy, reference.entropy(shard.logits), atol=1e-5)
+    np.testing.assert_array_equal(shard.logits, logits[shard.index].astype(np.float32))
+    again = collect_arrays(Arrays(path), here / "again")
+    assert again.digest == collection.digest
+
+
+def test_heads_stay_apart(here):
+    logits, target = scores(200, 20)
+    layer, head = np.arange(200) // 100, np.arange(200) % 4
+    arrays = Arrays(save(here / "m.npz", logits=logits, target=target, layer=layer, head=head))
+    assert arrays.heads == [(i, j) for i in range(2) for j in range(4)]
+    ((_, shard),) = collect_arrays(arrays, here / "run").shards()
+    np.testing.assert_array_equal(shard.layer, layer[shard.index])
+    np.testing.assert_array_equal(shard.head, head[shard.index])
+    one = Arrays(save(here / "one.npz", logits=logits, target=target, head=np.full(200, 7)))
+    ((_, shard),) = collect_arrays(one, here / "of-one").shards()
+    assert (shard.layer == -1).all()
+    assert (shard.head == 7).all()
+
+
+LOGITS, TARGET = scores(6, 8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"target": None}, r"mine.npz has no array 'target' .it has logits.; give logits"),
+        ({"targets": TARGET}, "has an array 'targets', which means nothing here; give logits, tar"),
+        ({"logits": LOGITS[0]}, r"logits are float64\(8,\); give floats \(rows, n\)"),
+        ({"logits": LOGITS.astype(int)}, r"logits are int64\(6, 8\); give floats"),
+        ({"target": TARGET[:3]}, r"target is int64\(3,\); give integers \(6,\), or bool \(6, 8\)"),
+        ({"target": TARGET + 8}, r"target is \d+, which is not a position in \[0, 8\)"),
+        ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\); give bool \(6, 8\) or \(8,\)"),
+        ({"layer": np.zeros(6)}, r"layer is float64\(6,\); give integers \(6,\) within"),
+        ({"head": np.full(6, -2)}, r"head is int64\(6,\); give integers"),
+        ({"logits": np.full((6, 8), 1 / 8)}, "rows that are >= 0 and sum to 1, as probabilities"),
+    ],
+)
+def test_arrays_that_are_wrong_are_named(arrays, message, here):
+    given = {"logits": LOGITS, "target": TARGET} | arrays
+    path = save(here / "mine.npz", **{k: v for k, v in given.items() if v is not None})
+    with pytest.raises(CalibrateError, match=message):
+        Arrays(path)
+
+
+def test_probabilities_under_a_mask_are_refused(here):
+    logits, target = scores(6, 8)
+    mask = np.arange(8) < 5
+    mask = np.broadcast_to(mask, logits.shape) | (np.arange(8) == target[:, None])
+    weights = reference.softmax(logits, where=mask)
+    path = save(here / "mine.npz", logits=weights, target=target, mask=mask)
+    with pytest.raises(CalibrateError, match="or the logarithms of these"):
+        Arrays(path)
+
+
+def test_what_is_no_array_file(here):
+    (here / "text.npz").write_text("logits")
+    np.savez(here / "objects.npz", logits=np.array([{}]))
+    (here / "empty").mkdir()
+    mixed = here / "mixed"
+    mixed.mkdir()
+    save(mixed / "a.npz", logits=LOGITS, target=TARGET)
+    save(mixed / "b.npz", logits=LOGITS, target=LOGITS > 3)
+    for name, message in (
+        ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
+        ("objects.npz", "Python objects"), ("empty", "holds no .npz file"),
+        ("mixed", "files differ in whether target is a mask"),
+    ):  # fmt: skip
+        with pytest.raises(CalibrateError, match=message):
+            Arrays(here / name)
+
+
+def test_the_commands(here):
+    logits, target = scores(2_000, 64)
+    save(here / "example.npz", logits=logits, target=target)
+    run = CliRunner().invoke
+    collected = run(app, ["collect", "--logits", "example.npz"])
+    assert collected.exit_code == 0, collected.output
+    fitted = run(app, ["fit", "runs/example", "--name", "example"])
+    assert fitted.exit_code == 0, fitted.output
+    source = calibrate.load("example").source
+    assert source["fingerprint"] == Arrays(here / "example.npz").fingerprint
+    again = run(app, ["collect", "--logits", "example.npz"])
+    assert "is complete already" in again.stderr
+    for option in (["--sizes", "16"], ["--head", "max-retrieval"], ["--seed", "1"]):
+        refused = run(app, ["collect", "--logits", "example.npz", *option])
+        assert refused.exit_code == 2
+        assert "says nothing beside --logits" in refused.stderr
