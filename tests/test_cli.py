@@ -95,7 +95,7 @@ def test_collect_then_fit_then_load(here):
         (["collect", "--head", "[/x]", "--out", "r"], 1, "no head is named '[/x]'"),
         (["fit", "runs/[/b]", "--name", "x"], 1, "runs/[/b] holds no collection"),
         (["fit", "nowhere", "--name", "x", "--figure", "."], 2, "no .png file in a folder"),
-        (["collect"], 2, "--out"),
+        (["collect", "--logits", "no.npz"], 1, "no.npz does not exist; check the path"),
         (["fit", "nowhere", "--name", "x"], 1, "nowhere holds no collection"),
         (["fit", "nowhere", "--name", "x", "--rows", "few"], 2, "--rows is 'few'; use all or"),
         (["fit", "nowhere", "--name", "x", "--paper", "--monotone"], 2, "give it alone"),
