@@ -198,7 +198,9 @@ def fit(
             help="The paper's procedure instead: least squares on misranked rows, no verdict."
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes of the bootstrap.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Processes of the bootstrap, or a head each.")
+    ] = 1,
     store: StoreOption = None,
     figure: Annotated[
         Path | None, typer.Option(help="Where to draw the fit [default: beside the file, .png]")
@@ -211,15 +213,15 @@ def fit(
     kappa log n + b, and a degree-4 polynomial of entropy. The simplest that no other beats, by the
     objective on all rows of the collection, is written into the store as the next version of NAME,
     unless the newest says the same. If none beats plain softmax, none is written (exit code 3).
+    Where the rows say which layer and head they are of, each head is fitted by itself, and the file
+    has an entry for each that gains.
 
     Example: calibrate fit runs/try --name try
     """
-    from functools import partial
-
-    from calibrate.faces import steps, tables
+    from calibrate.faces import many_views, steps, tables
+    from calibrate.files.collection import open_collection
     from calibrate.files.publishing import check_name
-    from calibrate.pipeline import candidates
-    from calibrate.pipeline.fit import fit_collection, fit_collection_as_in_the_paper
+    from calibrate.pipeline import candidates, fit
 
     check_word(objective, candidates.OBJECTIVES, "--objective")
     check_word(weigh, candidates.WEIGHTS, "--weigh")
@@ -231,17 +233,27 @@ def fit(
     force = "polynomial" if force_polynomial else None
     if paper and (options, force, jobs) != (candidates.Options(), None, 1):
         raise typer.BadParameter("--paper sets all other choices; give it alone")
-    make = (
-        partial(fit_collection_as_in_the_paper, run, name)
-        if paper
-        else partial(fit_collection, run, name, options, force, jobs)
-    )
-    fitted, drawn = steps.fit(run, make, store, figure)
-    if as_json:
-        print_json(tables.fit_record(fitted, drawn))
+    arguments = (run, name, options, force, jobs)
+    if paper:
+        one, drawn = steps.fit(
+            run, lambda: fit.fit_collection_as_in_the_paper(run, name), store, figure
+        )
+    elif not open_collection(run).heads:
+        one, drawn = steps.fit(run, lambda: fit.fit_collection(*arguments), store, figure)
+    else:
+        many, drawn = steps.fit_heads(
+            run, lambda: fit.fit_heads_of_collection(*arguments), store, figure
+        )
+        if as_json:
+            print_json(many_views.heads_record(many, drawn))
+        else:
+            many_views.print_heads(many, drawn)
         return
-    tables.print_fit(fitted, drawn)
-    tables.print_load_line(fitted.coefficients)
+    if as_json:
+        print_json(tables.fit_record(one, drawn))
+        return
+    tables.print_fit(one, drawn)
+    tables.print_load_line(one.coefficients)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Any
 
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.faces.console import stderr
+from calibrate.faces.many_views import save_gains_figure
 from calibrate.faces.plots import save_fit_figure
 from calibrate.faces.progress import Steps
 from calibrate.faces.report import write_report
@@ -22,6 +23,7 @@ from calibrate.pipeline import collect as collecting
 from calibrate.pipeline import evaluate as evaluating
 from calibrate.pipeline.compare import Comparison, compare
 from calibrate.pipeline.fit import Fit, same_fit
+from calibrate.pipeline.many import ManyFits
 from calibrate.pipeline.rules import ScoredRule, fitted_rules, paper
 from calibrate.pipeline.solve import solve_collection
 from calibrate.pipeline.study import Calibration, study
@@ -90,22 +92,50 @@ def fit(folder: Path, make: Callable[[], Fit], store: Path | None, figure: Path 
     """Fits and publishes; the path is that of the figure, if it could be drawn."""
     stderr.print(f"solving and fitting {folder}")
     fitted = make()
-    name = fitted.coefficients.name
-    coefficients, written = publish(fitted.coefficients, writing_store(store), same_fit)
-    if not written:
-        stderr.print(f"{coefficients.reference} says the same; no new version is written")
-    elif name in names(published_store()) and not _is_published(coefficients):
-        stderr.print(f"a fit named {name!r} comes with the package too; yours hides it here")
+    coefficients, written = _publish(fitted.coefficients, store)
     fitted = fitted._replace(coefficients=coefficients)
+    return fitted, _draw(
+        coefficients, written, figure,
+        lambda path: save_fit_figure(path, fitted.rows, coefficients, paper()),
+    )  # fmt: skip
+
+
+def fit_heads(
+    folder: Path, make: Callable[[], ManyFits], store: Path | None, figure: Path | None
+) -> tuple[ManyFits, Path | None]:
+    """Fits many heads and publishes them as one file; the path is that of the figure, if any."""
+    stderr.print(f"solving and fitting the heads of {folder}")
+    fitted = make()
+    coefficients, written = _publish(fitted.coefficients, store)
+    fitted = fitted._replace(coefficients=coefficients)
+    drawn = _draw(coefficients, written, figure, lambda path: save_gains_figure(path, fitted))
+    return fitted, drawn
+
+
+def _publish(coefficients: Coefficients, store: Path | None) -> tuple[Coefficients, bool]:
+    """The fit as it is in the store, and whether it was written now."""
+    name = coefficients.name
+    published, written = publish(coefficients, writing_store(store), same_fit)
+    if not written:
+        stderr.print(f"{published.reference} says the same; no new version is written")
+    elif name in names(published_store()) and not _is_published(published):
+        stderr.print(f"a fit named {name!r} comes with the package too; yours hides it here")
+    return published, written
+
+
+def _draw(
+    coefficients: Coefficients, written: bool, figure: Path | None, save: Callable[[Path], None]
+) -> Path | None:
+    """Where the figure of a published fit is; None if it could not be drawn."""
     assert coefficients.path is not None
-    drawn = figure or coefficients.path.with_suffix(".png")
+    path = figure or coefficients.path.with_suffix(".png")
     try:
-        if written or figure or not drawn.exists():
-            save_fit_figure(drawn, fitted.rows, coefficients, paper())
+        if written or figure or not path.exists():
+            save(path)
     except CalibrateError as error:  # the fit itself is published: say where it is
         stderr.print(f"the figure is not drawn: {error}")
-        return fitted, None
-    return fitted, drawn
+        return None
+    return path
 
 
 def _is_published(coefficients: Coefficients) -> bool:

@@ -129,6 +129,11 @@ class Collection(NamedTuple):
     manifest: dict[str, Any]
     digest: str  # of the manifest, and so of every shard
 
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """(layer, head) of those that the rows are of, -1 if unknown; none if nobody says."""
+        return [(layer, head) for layer, head in self.manifest["configuration"].get("heads", [])]
+
     def shards(self) -> Iterator[tuple[int, Shard]]:
         """(set size, shard) of every shard, each checked against the manifest's digest."""
         for entry in self.manifest["shards"]:
@@ -173,6 +178,8 @@ def _parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
         configuration = manifest["configuration"]
         _require_integers(configuration, ("sets", "seed", "max_bytes"))
         sizes = configuration["sizes"]
+        for layer, head in configuration.get("heads", []):
+            _require_integers({"layer": layer, "head": head}, ("layer", "head"))
         if manifest["status"] == "complete":
             for entry in manifest["sizes"]:
                 _require_integers(entry, ("size", *COUNTS, "kept"))

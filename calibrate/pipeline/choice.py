@@ -1,5 +1,6 @@
 """Choice: which kind of rule a head needs, by the score of rows that the rule has not seen."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -85,13 +86,16 @@ class Choice(NamedTuple):
     verdict: str
 
 
-def choose(rows: Rows, options: Options, force: str | None = None) -> Choice:
+def choose(
+    rows: Rows, options: Options, force: str | None = None, kinds: Sequence[str] = KINDS
+) -> Choice:
     """Fits every kind of rule, and takes the simplest that no other beats beyond chance.
 
     Args:
       rows: of a collection; those that the solver did not solve are left out.
       options: of the fits.
       force: a kind to take whatever the others score, if it beats plain softmax.
+      kinds: those to choose from, simplest first.
     Raises:
       QualityError: too few rows for any fit, or none that beats plain softmax.
     """
@@ -103,7 +107,7 @@ def choose(rows: Rows, options: Options, force: str | None = None) -> Choice:
         plain = scores(rows, one, options.objective)
     judge = partial(_gain, block, weight)
     candidates, left_out = [], {}
-    for kind in KINDS:
+    for kind in kinds:
         try:
             sample = draw(rows, block, kind, options)
             found = _candidate(rows, block, weight, sample, options.objective, plain)

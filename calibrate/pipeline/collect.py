@@ -106,14 +106,15 @@ def collect_arrays(
 ) -> files.Collection:
     """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
-    configuration = {
+    configuration: dict[str, Any] = {
         "head": arrays.name,
         "fingerprint": arrays.fingerprint,
         "sizes": arrays.sizes,
         "sets": sum(map(arrays.count, arrays.sizes)),
         "seed": 0,
-        "source": "arrays",
     }
+    if arrays.names_heads:
+        configuration["heads"] = [list(head) for head in arrays.heads]
     per_row = 4 if arrays.names_heads else 0
     row_bytes = {
         size: files.row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes

@@ -12,7 +12,8 @@ from calibrate.files.collection import Collection, open_collection, refuse_bad_r
 from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import beta_of, horner
 from calibrate.pipeline.candidates import Options, usable
-from calibrate.pipeline.choice import Choice, choose
+from calibrate.pipeline.choice import Choice, choose, unit
+from calibrate.pipeline.many import ManyFits, fit_heads, quality_of_heads
 from calibrate.pipeline.paper_procedure import fit_as_in_the_paper, refuse_negative
 from calibrate.pipeline.solve import Rows, solve_collection
 from calibrate.pipeline.uncertainty import bootstrap, learning_curve
@@ -45,17 +46,54 @@ def fit_collection(
       force: a kind of rule to publish if it beats plain softmax, whatever does better.
       jobs: processes of the bootstrap.
     Raises:
-      CalibrateError: the collection is absent, unfinished or damaged, or lacks the rows asked for.
+      CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
+        rows asked for.
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
+    """
+    collection = _of_one_head(folder)
+    options = _options(collection, options)
+    rows = solve_collection(collection)
+    choice = choose(rows, options, force)
+    quality = _quality(collection, rows, choice, options, jobs)
+    said = _said(options, force)
+    return Fit(_described(choice.chosen.fit, name, collection, quality, said), rows, choice)
+
+
+def fit_heads_of_collection(
+    folder: Path,
+    name: str,
+    options: Options | None = None,
+    force: str | None = None,
+    jobs: int = 1,
+) -> ManyFits:
+    """Solves a complete collection that says which heads its rows are of, and fits each of them.
+
+    Args and errors are those of `fit_collection`; `jobs` are processes, a head each.
     """
     collection = open_collection(Path(folder))
     refuse_bad_rows(collection.manifest)
     options = _options(collection, options)
     rows = solve_collection(collection)
-    choice = choose(rows, options, force)
-    said = {**options._asdict(), "degree": DEGREE} | ({"force": force} if force else {})
-    quality = _quality(collection, rows, choice, options, jobs)
-    return Fit(_described(choice.chosen.fit, name, collection, quality, said), rows, choice)
+    fits, heads = fit_heads(rows, options, force, jobs)
+    quality = {"rows": _row_counts(collection, rows)} | quality_of_heads(heads, options)
+    coefficients = _described(fits, name, collection, quality, _said(options, force))
+    return ManyFits(coefficients, heads, unit(options))
+
+
+def _of_one_head(folder: Path) -> Collection:
+    """A complete collection whose rows are of one head, for all heads alike."""
+    collection = open_collection(Path(folder))
+    refuse_bad_rows(collection.manifest)
+    if collection.heads:
+        raise CalibrateError(
+            f"{folder} says which heads its rows are of ({len(collection.heads)}); fit each of "
+            "them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
+        )
+    return collection
+
+
+def _said(options: Options, force: str | None) -> dict[str, Any]:
+    return {**options._asdict(), "degree": DEGREE} | ({"force": force} if force else {})
 
 
 def _options(collection: Collection, options: Options | None) -> Options:
@@ -78,8 +116,7 @@ def fit_collection_as_in_the_paper(folder: Path, name: str) -> Fit:
       QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
         on its whole domain.
     """
-    collection = open_collection(Path(folder))
-    refuse_bad_rows(collection.manifest)
+    collection = _of_one_head(folder)
     rows = solve_collection(collection)
     fit = fit_as_in_the_paper(rows)
     refuse_negative(fit.only)
@@ -108,11 +145,17 @@ def same_fit(newest: Coefficients, new: Coefficients) -> bool:
     """Whether a refit says nothing new: the same source, and the same beta over the domain."""
     if newest.source != new.source or newest.rule != new.rule:
         return False
-    x = np.linspace(*new.only.domain, 257)  # entropies, or logarithms of sizes
-    old_beta, new_beta = (
-        beta_of(x, x, fit.only.coefficients, fit.only.domain, fit.rule, np) for fit in (newest, new)
-    )
-    return bool(np.abs(old_beta - new_beta).max() < SAME_BETA)
+    if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
+        return False
+    for old_entry, new_entry in zip(newest.entries, new.entries, strict=True):
+        x = np.linspace(*new_entry.domain, 257)  # entropies, or logarithms of sizes
+        old_beta, new_beta = (
+            beta_of(x, x, entry.coefficients, entry.domain, new.rule, np)
+            for entry in (old_entry, new_entry)
+        )
+        if not np.abs(old_beta - new_beta).max() < SAME_BETA:
+            return False
+    return True
 
 
 def _quality(

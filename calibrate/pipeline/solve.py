@@ -19,6 +19,8 @@ class Rows(NamedTuple):
     size: np.ndarray  # set size that was asked for
     items: np.ndarray  # unmasked items, what a rule by size looks at
     misranked: np.ndarray  # bool
+    layer: np.ndarray  # which head's; -1 where nobody says
+    head: np.ndarray
     profile: Profile  # of log p_t, over the bounds of a rule
 
     def take(self, chosen: np.ndarray) -> "Rows":
@@ -27,6 +29,10 @@ class Rows(NamedTuple):
             return self
         columns = {name: getattr(self, name)[chosen] for name in self._fields[:-1]}
         return self._replace(**columns, profile=self.profile.take(chosen))
+
+    def heads(self) -> list[tuple[int, int]]:
+        """The (layer, head) that there are, in order."""
+        return sorted(set(zip(self.layer.tolist(), self.head.tolist(), strict=True)))
 
     def interior(self) -> "Rows":
         """The rows with a finite, positive optimum."""
@@ -39,17 +45,24 @@ class Rows(NamedTuple):
 def solve_collection(collection: Collection) -> Rows:
     """The optimal beta and the likelihood profile of every row; a shard is read at a time."""
     shards = collection.shards()
-    return join([solve(s.logits, s.target, s.entropy, size) for size, s in shards])
+    return join([solve(s.logits, s.target, s.entropy, size, s.layer, s.head) for size, s in shards])
 
 
-def solve(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int) -> Rows:
+def solve(
+    logits: np.ndarray,
+    target: np.ndarray,
+    entropy: np.ndarray,
+    size: int,
+    layer: np.ndarray | None = None,
+    head: np.ndarray | None = None,
+) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
     solved = solver.optimal_beta(logits, target)
     if target.ndim == 1:
         at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
     else:
         at_target = logits.max(axis=1, where=target, initial=-np.inf)
-    guards = Rule()
+    guards, nobody = Rule(), np.full(len(logits), -1, np.int16)
     return Rows(
         entropy=np.asarray(entropy, float),
         beta=solved.beta.astype(float),
@@ -57,6 +70,8 @@ def solve(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int
         size=np.full(len(logits), size, np.int32),
         items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
         misranked=logits.max(axis=1) > at_target,
+        layer=nobody if layer is None else layer,
+        head=nobody if head is None else head,
         profile=profile(logits, target, guards.min_beta, guards.max_beta),
     )
 

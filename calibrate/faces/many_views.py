@@ -1,0 +1,112 @@
+"""Fits of many heads: the table, the record, and the figure of what each of them gains."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from calibrate.faces.console import stdout
+from calibrate.faces.fit_views import load_line
+from calibrate.faces.plots import save_figure
+from calibrate.faces.rule_words import polynomial
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.pipeline.many import HeadFit, ManyFits
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = 20  # heads in the table
+
+
+def print_heads(fits: ManyFits, figure: Path | None) -> None:
+    """The heads that gain, the largest gain first, and where the file is."""
+    coefficients, calibrated = fits.coefficients, fits.calibrated
+    by_size = coefficients.rule.kind == LOG_SIZE
+    stdout.print(f"\nFit {coefficients.reference}", style="bold")
+    stdout.print(f"  heads      {len(calibrated)} of {len(fits.heads)} have a rule")
+    stdout.print(f"  file       {coefficients.path}")
+    stdout.print(f"  figure     {figure or 'not drawn'}")
+    title = f"\nGain in {fits.unit}, held out (five folds)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    for heading in ("layer", "head", "rows", "misranked", "gain", "95 % interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("beta(n)" if by_size else "beta(H)")
+    entries = {(entry.layer, entry.head): entry for entry in coefficients.entries}
+    for head in calibrated[:SHOWN]:
+        assert head.choice
+        mean, low, high = head.choice.chosen.gain
+        entry = entries[head.layer, head.head]
+        table.add_row(
+            _index(head.layer), _index(head.head), f"{head.rows:,}", f"{head.misranked:.1%}",
+            f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}", polynomial(entry.coefficients),
+        )  # fmt: skip
+    stdout.print(table)
+    if len(calibrated) > SHOWN:
+        stdout.print(f"  and {len(calibrated) - SHOWN} more (--json lists them all)")
+    stdout.print(f"  verdict    {coefficients.quality['verdict']}")
+    stdout.print("\nUse it, in JAX or PyTorch, on logits (..., heads, queries, items) of layer i:")
+    layered = any(entry.layer is not None for entry in coefficients.entries)
+    stdout.print(f"  fit = {load_line(coefficients)}{'.layer(i)' if layered else ''}")
+    stdout.print("  probs = calibrate.adaptive_softmax(logits, fit)")
+
+
+def _index(number: int | None) -> str:
+    return "all" if number is None else str(number)
+
+
+def heads_record(fits: ManyFits, figure: Path | None) -> dict[str, Any]:
+    """What `print_heads` says, of every head, for a machine."""
+    coefficients = fits.coefficients
+    return {
+        "reference": coefficients.reference,
+        "path": str(coefficients.path),
+        "figure": figure and str(figure),
+        "heads": [_head_record(head) for head in fits.heads],
+        "quality": dict(coefficients.quality),
+    }
+
+
+def _head_record(head: HeadFit) -> dict[str, Any]:
+    chosen = head.choice and head.choice.chosen
+    return {
+        "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
+        "kind": chosen and chosen.kind, "gain": chosen and chosen.gain._asdict(), "why": head.why,
+    }  # fmt: skip
+
+
+def save_gains_figure(path: Path, fits: ManyFits) -> None:
+    """What each head gains, as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    plot_gains(figure.add_subplot(), fits)
+    save_figure(path, figure)
+
+
+def plot_gains(ax: "Axes", fits: ManyFits) -> "Axes":
+    """A map of layers and heads: the gain of those with a rule, others marked as left alone."""
+    layers, heads = (
+        [-1 if i is None else i for i in axis]
+        for axis in zip(*((h.layer, h.head) for h in fits.heads), strict=True)
+    )
+    rows, columns = sorted(set(layers)), sorted(set(heads))
+    gain = np.full((len(rows), len(columns)), np.nan)
+    for fit, layer, head in zip(fits.heads, layers, heads, strict=True):
+        at = rows.index(layer), columns.index(head)
+        if fit.choice:
+            gain[at] = fit.choice.chosen.gain.mean
+        else:
+            ax.plot(at[1], at[0], "x", color="#777777", ms=5)
+    image = ax.imshow(gain, cmap="viridis_r", vmin=0, aspect="auto", interpolation="nearest")
+    ax.figure.colorbar(image, ax=ax, label=f"gain in {fits.unit}, held out")
+    for axis, found, word in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
+        step = max(1, len(found) // 16)
+        axis.set_ticks(
+            range(0, len(found), step), [_index(None if i < 0 else i) for i in found[::step]]
+        )
+        axis.set_label_text(word)
+    n = len(fits.calibrated)
+    ax.set_title(f"{n} of {len(fits.heads)} heads gain by a rule\n(x: left as they are)")
+    return ax
