@@ -87,6 +87,21 @@ def test_a_folder_of_files_of_several_lengths(here):
     assert Arrays(folder).fingerprint != moved
 
 
+def test_positions_and_masks_of_targets_go_together(here):
+    folder = here / "mixed"
+    folder.mkdir()
+    save(folder / "a.npz", logits=LOGITS, target=TARGET)
+    save(folder / "b.npz", logits=LOGITS, target=np.arange(8) == TARGET[:, None])
+    arrays = Arrays(folder)
+    assert not arrays.sets_of_targets
+    np.testing.assert_array_equal(arrays.rows(8, 0, 12).target, np.tile(TARGET, 2))
+    second = np.sort(LOGITS)[:, [-2]]
+    save(folder / "c.npz", logits=LOGITS, target=np.greater_equal(LOGITS, second))
+    arrays = Arrays(folder)
+    assert arrays.sets_of_targets
+    assert arrays.rows(8, 0, 18).target.sum(axis=1).tolist() == 12 * [1] + 6 * [2]
+
+
 def test_a_collection_of_arrays(here):
     """Entropies, counts of bad rows, and the same bytes again."""
     logits, target = scores(3_000, 50)
@@ -163,11 +178,11 @@ def test_what_is_no_array_file(here):
     mixed = here / "mixed"
     mixed.mkdir()
     save(mixed / "a.npz", logits=LOGITS, target=TARGET)
-    save(mixed / "b.npz", logits=LOGITS, target=LOGITS > 3)
+    save(mixed / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
     for name, message in (
         ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
         ("objects.npz", "Python objects"), ("empty", "holds no .npz file"),
-        ("mixed", "files differ in whether target is a mask"),
+        ("mixed", "files differ in whether they have layer"),
     ):  # fmt: skip
         with pytest.raises(CalibrateError, match=message):
             Arrays(here / name)

@@ -16,7 +16,9 @@ transformers = pytest.importorskip("transformers", reason="needs the extra trans
 
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
 
-from calibrate.transformers import register, verify  # noqa: E402
+from calibrate.heads.arrays import Arrays  # noqa: E402
+from calibrate.maths import reference  # noqa: E402
+from calibrate.transformers import capture, register, verify  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -138,8 +140,6 @@ def test_generation_with_a_cache_is_the_full_forward_pass(family, cache, padded)
 
 def expected_attention(module, query, key, value, real, fit):
     """In float64, with the whole matrix; (batch, length, heads, width)."""
-    from calibrate.maths import reference
-
     q, k, v = (np.asarray(x.detach(), np.float64) for x in (query, key, value))
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     z = np.einsum("bhtw,bhsw->bhts", q, k) * module.scaling
@@ -417,3 +417,124 @@ def test_loads_no_jax(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+# --- capture -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_captured_logits_are_those_behind_the_models_own_weights(family, padded, here):
+    """Of every layer and query head: masks, windows, soft-cap and sinks included."""
+    _, model = family
+    inputs = {"attention_mask": PADDED, "position_ids": POSITIONS} if padded else {}
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        own = model(IDS, output_attentions=True, **inputs).attentions
+        with capture(model, here / "captured") as recorder:
+            recorder.next(query=[30, -1], target=[30, 38])
+            ours = model(IDS, **inputs).logits
+        np.testing.assert_allclose(ours[1], model(IDS, **inputs).logits[1], atol=2e-4)
+    assert model.config._attn_implementation == "eager"
+    (file,) = (here / "captured").iterdir()
+    arrays = np.load(file)
+    assert len(arrays["logits"]) + recorder.left_out == 2 * 4 * len(own)
+    assert recorder.left_out == 0
+    row = 0
+    for layer, weights in enumerate(own):
+        for sequence, query in ((0, 30), (1, 39)):
+            for head in range(4):
+                probs = reference.softmax(arrays["logits"][row])[:LENGTH]
+                exact = weights[sequence, head, query, : len(probs)]
+                np.testing.assert_allclose(probs[: len(exact)], exact, atol=2e-5)
+                assert (arrays["layer"][row], arrays["head"][row]) == (layer, head)
+                assert arrays["target"][row].nonzero()[0] == [(30, 38)[sequence]]
+                row += 1
+
+
+def test_from_a_model_to_its_fit(llama, here):
+    """Capture, collect, fit, register: with heads that seek the token of the target, sharply."""
+    from typer.testing import CliRunner
+
+    from calibrate.faces.cli import app
+
+    rng = np.random.default_rng(0)
+    with capture(llama, here / "captured", layers=[1], heads=[0, 3]) as recorder:
+        for _ in range(60):
+            length = int(rng.integers(8, 40))
+            ids = torch.tensor(rng.integers(1, 60, (4, length)))
+            with torch.no_grad():
+                recorder.next(query=-1, target=rng.integers(0, length, 4).tolist())
+                llama(ids)
+    found = Arrays(here / "captured")
+    assert found.heads == [(1, 0), (1, 3)]
+    assert not found.sets_of_targets
+    assert sum(map(found.count, found.sizes)) == 60 * 4 * 2
+    run = CliRunner().invoke
+    assert run(app, ["collect", "--logits", "captured"]).exit_code == 0
+    done = run(app, ["fit", "runs/captured", "--name", "mine"])
+    assert done.exit_code == 3  # its targets are random: there is nothing to gain
+    assert "none of 2 gains" in done.stderr
+
+
+def test_a_calibrated_model_is_captured_as_it_runs(llama, here):
+    exact = logits(llama, "calibrate-paper")
+    with torch.no_grad(), capture(llama, here / "captured") as recorder:
+        recorder.next(query=-1, target=0)
+        ours = llama(IDS).logits
+    np.testing.assert_allclose(ours, exact, atol=1e-5)
+    assert llama.config._attn_implementation == "calibrate-paper"
+
+
+def test_targets_out_of_sight_are_left_out(here):
+    model = make_model("Mistral")
+    with torch.no_grad(), capture(model, here / "captured") as recorder:
+        recorder.next(query=20, target=[[3, 18], [3, 4]])  # a window of 6
+        model(IDS)
+    assert recorder.left_out == 2 * 4
+    (file,) = (here / "captured").iterdir()
+    targets = np.load(file)["target"]
+    assert all(row.nonzero()[0].tolist() == [18] for row in targets)
+
+
+def test_hooks_are_gone_after_an_error(llama, here):
+    before = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
+
+    def run():
+        with capture(llama, here / "captured") as recorder:
+            recorder.next(query=-1, target=0)
+            llama(IDS)
+            raise RuntimeError("of the user's")
+
+    with pytest.raises(RuntimeError, match="of the user's"):
+        run()
+    after = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
+    assert before == after
+    assert llama.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"query": 99, "target": 0}, "query is position 99, and there are 40"),
+        ({"query": -1, "target": [0, -41]}, "target is position -41, and there are 40"),
+        ({"query": [1], "target": 0}, "query names 1 positions, and the forward pass has 2"),
+        ({"query": 1, "target": [0, 0, 0]}, "target names positions for 3 sequences, and"),
+    ],
+)
+def test_positions_that_are_not_there(said, message, llama, here):
+    def run():
+        with torch.no_grad(), capture(llama, here / "captured") as recorder:
+            recorder.next(**said)
+            llama(IDS)
+
+    with pytest.raises(calibrate.CalibrateError, match=message):
+        run()
+
+
+def test_nothing_recorded_is_an_error(llama, here):
+    def run():
+        with torch.no_grad(), capture(llama, here / "captured"):
+            llama(IDS)
+
+    with pytest.raises(calibrate.CalibrateError, match="nothing was recorded; call recorder.next"):
+        run()

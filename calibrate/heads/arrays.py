@@ -47,21 +47,22 @@ class Arrays:
             raise CalibrateError(f"{path} holds no .npz file; give arrays logits and target")
         self._last: tuple[Path, dict[str, np.ndarray]] | None = None
         digests, n_real = [], []
-        kinds = set()
+        kinds, several = set(), False
         heads: set[tuple[int, int]] = set()
         for file in self._files:
             arrays = self._read(file)
             digests.append(digest_of(read_bytes(file)))
             n_real.append(_real(arrays).sum(axis=1))
-            kinds.add((arrays["target"].dtype == bool, "layer" in arrays, "head" in arrays))
+            kinds.add(("layer" in arrays, "head" in arrays))
+            target = arrays["target"]
+            several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
             heads |= set(zip(*(x.tolist() for x in _of_heads(arrays)), strict=True))
         if len(kinds) > 1:
             raise CalibrateError(
-                f"{path}: files differ in whether target is a mask, or in whether they have layer "
-                "and head; make them alike"
+                f"{path}: files differ in whether they have layer and head; make them alike"
             )
-        ((self.sets_of_targets, *of_heads),) = kinds
-        self.names_heads = any(of_heads)
+        self.names_heads = any(next(iter(kinds)))
+        self.sets_of_targets = several  # masks with one target each are as good as its position
         self.heads = sorted(heads)
         self.fingerprint = "sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest()
         self._place = _by_size(n_real)
@@ -81,7 +82,8 @@ class Arrays:
         parts = []
         for i in np.unique(place[:, 0]):
             arrays = self._read(self._files[i])
-            parts.append(_compact(arrays, place[place[:, 0] == i, 1], size))
+            rows = place[place[:, 0] == i, 1]
+            parts.append(_compact(arrays, rows, size, self.sets_of_targets))
         return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _read(self, file: Path) -> dict[str, np.ndarray]:
@@ -154,11 +156,20 @@ def _by_size(n_real: list[np.ndarray]) -> dict[int, np.ndarray]:
     return {int(max(2, count[octave == o].max())): place[octave == o] for o in np.unique(octave)}
 
 
-def _compact(arrays: dict[str, np.ndarray], chosen: np.ndarray, size: int) -> LoggedRows:
-    """Some rows of a file, their real items moved to the front, in `size` columns."""
+def _compact(
+    arrays: dict[str, np.ndarray], chosen: np.ndarray, size: int, masks: bool
+) -> LoggedRows:
+    """Some rows of a file, their real items moved to the front, in `size` columns.
+
+    Targets are masks if `masks`, else positions.
+    """
     logits, target = arrays["logits"][chosen], arrays["target"][chosen]
     real = _real(arrays)[chosen]
     n = logits.shape[1]
+    if masks and target.dtype != bool:
+        target = np.arange(n) == target[:, None]
+    elif not masks and target.dtype == bool:
+        target = target.argmax(axis=1)
     layer, head = (x[chosen] for x in _of_heads(arrays))
     if n == size and real.all():
         target = target if target.dtype == bool else target.astype(np.int32)

@@ -15,6 +15,7 @@ from calibrate.files import collection as files
 from calibrate.heads import Head
 from calibrate.heads.arrays import Arrays
 from calibrate.heads.protocol import call, refuse_probabilities
+from calibrate.maths.hashing import hashes
 from calibrate.maths.shannon import entropy
 from calibrate.pipeline.units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
@@ -293,9 +294,4 @@ def _lowest_hashes(index: np.ndarray, quota: int) -> np.ndarray:
     """Positions, in order, of the `quota` rows whose index has the lowest hash."""
     if len(index) <= quota:
         return np.arange(len(index))
-    # SplitMix64's finaliser: every bit of the index moves every bit of the hash.
-    x = index.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    x ^= x >> np.uint64(31)
-    return np.sort(np.argsort(x, kind="stable")[:quota])
+    return np.sort(np.argsort(hashes(index), kind="stable")[:quota])

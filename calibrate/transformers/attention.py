@@ -1,24 +1,16 @@
-"""Floor 2, the runtime in Hugging Face Transformers: attention that applies a fit (extra
-"transformers")."""
+"""Attention in Transformers' models that applies a fit: registered under a name, and verified."""
 
 import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit, identity
-
-try:
-    import torch
-    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-    from transformers.masking_utils import sdpa_mask
-except ImportError as missing:
-    raise ImportError(
-        "calibrate.transformers needs PyTorch and Transformers: "
-        "pip install 'calibrate[transformers]'"
-    ) from missing
-
 from calibrate.torch import scaled_dot_product_attention
 
 Tensor = torch.Tensor
@@ -31,7 +23,7 @@ _MASKED = -9_000.0
 # What models choose keys by, for the kernels of other implementations: no mask shows it.
 _UNSEEN = ("indices", "block_indices", "cache")
 
-_registered: dict[str, Coefficients] = {}
+registered: dict[str, Coefficients] = {}
 
 
 def register(name: str, coefficients: Coefficients) -> None:
@@ -64,11 +56,11 @@ def register(name: str, coefficients: Coefficients) -> None:
             f"name is {name!r}; give letters, digits, '.', '_' or '-', and none of "
             f"{', '.join(_TAKEN)}, which Transformers reads a meaning into"
         )
-    if name in AttentionInterface() and name not in _registered:
+    if name in AttentionInterface() and name not in registered:
         raise ValueError(f"name is {name!r}, which is registered by others; give another")
-    _registered[name] = fit
-    AttentionMaskInterface.register(name, _make_mask)
-    AttentionInterface.register(name, _attention_function(fit))
+    registered[name] = fit
+    AttentionMaskInterface.register(name, make_mask)
+    AttentionInterface.register(name, attention_function(fit))
 
 
 def verify(model: PreTrainedModel) -> None:
@@ -94,7 +86,7 @@ def verify(model: PreTrainedModel) -> None:
 
 def _verify_part(model: PreTrainedModel) -> None:
     name, called = model.config._attn_implementation, type(model).__name__
-    if name not in _registered:
+    if name not in registered:
         raise CoefficientsError(
             f"{called} has attention implementation {name!r}; register a fit, and load the model "
             "with attn_implementation= its name (or verify the part that is to have a fit)"
@@ -105,10 +97,10 @@ def _verify_part(model: PreTrainedModel) -> None:
             "softmax"
         )
     layers = {getattr(module, "layer_idx", None) for module in model.modules()}
-    absent = set(_fits_of_layers(_registered[name])) - layers
+    absent = set(_fits_of_layers(registered[name])) - layers
     if absent:
         raise CoefficientsError(
-            f"{_registered[name].reference} has entries for layers {sorted(absent)}, "
+            f"{registered[name].reference} has entries for layers {sorted(absent)}, "
             f"which {called} does not have; load the fit of this model"
         )
 
@@ -127,7 +119,7 @@ def _has_attention(model: PreTrainedModel) -> bool:
     )  # fmt: skip
 
 
-def _make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
+def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
     """A bool mask, or None where causality, or nothing at all, is all that it would say.
 
     That None is understood by models that are written for it; to others it would be no mask.
@@ -149,7 +141,7 @@ def _understand_none(configuration: str) -> bool:
     return bool(models) and all(model._supports_sdpa for model in models)
 
 
-def _attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
+def attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
     """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
     of_layer = _fits_of_layers(fit)
     unnamed = identity() if of_layer else fit
@@ -168,14 +160,13 @@ def _attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]
                 f"{fit.reference} has entries per layer, and {type(module).__name__} has no "
                 "layer_idx; register the fit of one layer: coefficients.layer(i)"
             )
-        # A query alone without a mask is the last one, and sees all; several are the first ones.
-        causal = attention_mask is None and query.shape[2] > 1 and _is_causal(module, is_causal)
+        causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
         if causal:
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             if position_bias is not None:
                 position_bias = position_bias[..., : query.shape[2]]
         out = scaled_dot_product_attention(
-            query, key, value, _mask_and_bias(attention_mask, position_bias), dropout,
+            query, key, value, mask_and_bias(attention_mask, position_bias), dropout,
             causal, scaling, enable_gqa=True, logits_soft_cap=softcap,
             sinks=s_aux if sinks is None else sinks,
             coefficients=of_layer.get(layer, unnamed),
@@ -185,7 +176,13 @@ def _attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]
     return attend
 
 
-def _is_causal(module: Any, said: bool | None) -> bool:
+def is_causal_alone(module: Any, mask: Tensor | None, n_queries: int, said: bool | None) -> bool:
+    """Whether it is left to attention to be causal.
+
+    A query alone without a mask is the last one, and sees all; several are the first ones.
+    """
+    if mask is not None or n_queries == 1:
+        return False
     causal = getattr(module, "is_causal", None) if said is None else said
     if causal is None:
         raise ValueError(
@@ -216,7 +213,7 @@ def _refuse_what_no_mask_shows(module: Any, others: dict[str, Any]) -> None:
             )
 
 
-def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """One mask: bool, or a bias that is -inf where keys are masked."""
     if mask is not None and mask.is_floating_point():
         mask = mask.masked_fill(mask <= _MASKED, -torch.inf)

@@ -1,0 +1,125 @@
+"""Capture in Transformers: the logits of a running model's heads, at positions that one names."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from calibrate.errors import CalibrateError
+from calibrate.files.coefficients import identity
+from calibrate.files.recording import Recorder
+from calibrate.transformers.attention import (
+    Tensor,
+    attention_function,
+    is_causal_alone,
+    make_mask,
+    mask_and_bias,
+    registered,
+    verify,
+)
+
+_NAME = "calibrate-capture"
+
+
+@contextmanager
+def capture(
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+    max_bytes: int = 10**9,
+) -> Iterator[Recorder]:
+    """Records what the heads of a model have before softmax, while it runs.
+
+        with capture(model, "runs/captured") as recorder:
+            for tokens, answer in prompts:
+                recorder.next(query=-1, target=answer)
+                model(tokens)
+
+    After each `recorder.next`, the next call of every layer is recorded: scaled logits of all its
+    query heads, capped, with position biases and masks, in float32; a sink is one more item. The
+    model runs with the fit that it has, if any, and else as it would; its attention implementation
+    is what it was when the block ends, also by an error.
+
+    Args:
+      model: any that looks its attention up among the registered.
+      folder: a new one, of npz files as `calibrate collect --logits` takes them.
+      layers: their numbers, `layer_idx`; None means all.
+      heads: query heads; None means all.
+      max_bytes: of the folder. Of more forward passes a fair sample stays.
+    Yields:
+      A Recorder: `next(query, target)` names the positions, and `left_out` counts rows whose target
+      the query does not see (a sliding window, say), which are not recorded.
+    Raises:
+      CalibrateError: the folder is not empty, a position is out of range, or nothing was recorded.
+      CoefficientsError: the model does not look its attention up.
+    """
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    was = [(part.config, part.config._attn_implementation) for part in parts]
+    before = model.config._attn_implementation
+    recorder = Recorder(Path(folder), max_bytes, layers, heads)
+    attend = attention_function(registered.get(before, identity()))
+
+    def record(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        layer = getattr(module, "layer_idx", None)
+        if layer is None:
+            raise CalibrateError(f"{type(module).__name__} has no layer_idx to be recorded under")
+        if recorder.wants(layer):
+            at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
+            with torch.no_grad():
+                z = _logits(module, query, key, attention_mask, at, **options)
+            recorder.add(layer, z.cpu().numpy(), key.shape[2])
+        return attend(module, query, key, value, attention_mask, **options)
+
+    registered[_NAME] = registered.get(before, identity())
+    AttentionMaskInterface.register(_NAME, make_mask)
+    AttentionInterface.register(_NAME, record)
+    try:
+        model.set_attn_implementation(_NAME)
+        verify(model)
+        yield recorder
+        recorder.flush()
+        if not recorder.passes:
+            raise CalibrateError(
+                "nothing was recorded; call recorder.next(query, target) before each forward pass"
+            )
+    finally:
+        for config, name in was:
+            config._attn_implementation = name
+        del registered[_NAME]
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(_NAME, None)
+
+
+def _logits(
+    module: Any, query: Tensor, key: Tensor, mask: Tensor | None, at: Tensor,
+    scaling: float | None = None, is_causal: bool | None = None,
+    position_bias: Tensor | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, sinks: Tensor | None = None, **_: Any,
+) -> Tensor:  # fmt: skip
+    """(batch, heads, keys, and the sink if there is one) of the queries at one position each."""
+    B, N, T, W = query.shape
+    K, S = key.shape[1:3]
+    q = query.float().gather(2, at[:, None, None, None].expand(B, N, 1, W))[:, :, 0]
+    q = q * (W**-0.5 if scaling is None else scaling)
+    z = (q.reshape(B, K, N // K, W) @ key.float().mT).reshape(B, N, S)
+    if softcap is not None:
+        z = softcap * torch.tanh(z / softcap)
+    both = mask_and_bias(mask, position_bias)
+    if both is not None:
+        row = both.expand(B, N, T, S).gather(2, at[:, None, None, None].expand(B, N, 1, S))[:, :, 0]
+        z = z.masked_fill(~row, -torch.inf) if row.dtype == torch.bool else z + row
+    if is_causal_alone(module, mask, T, is_causal):
+        z = z.masked_fill(torch.arange(S, device=z.device) > at[:, None, None], -torch.inf)
+    sinks = s_aux if sinks is None else sinks
+    if sinks is None:
+        return z
+    sinks = (sinks[:, None, None] if sinks.ndim == 1 else sinks).float().expand(B, N, T, 1)
+    return torch.cat([z, sinks.gather(2, at[:, None, None, None].expand(B, N, 1, 1))[:, :, 0]], -1)

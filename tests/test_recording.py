@@ -1,0 +1,76 @@
+"""The recorder: what it keeps of many forward passes, and in how many bytes."""
+
+import numpy as np
+import pytest
+
+from calibrate.errors import CalibrateError
+from calibrate.files.recording import Recorder
+from calibrate.heads.arrays import Arrays
+
+
+def record(recorder, n_passes, n_keys=20, first=0):
+    for number in range(first, first + n_passes):
+        recorder.next(query=0, target=number % n_keys)
+        for layer in (0, 2):
+            if recorder.wants(layer):
+                logits = np.random.default_rng([number, layer]).standard_normal((1, 3, n_keys))
+                recorder.add(layer, logits.astype(np.float32), n_keys)
+    recorder.flush()
+
+
+def test_a_file_for_each_pass_and_rows_for_each_head(here):
+    recorder = Recorder(here / "run", 10**9)
+    record(recorder, 5)
+    assert recorder.passes == 5
+    assert len(list((here / "run").iterdir())) == 5
+    arrays = np.load(here / "run" / "pass000003.npz")
+    assert arrays["logits"].shape == (6, 20)
+    assert arrays["layer"].tolist() == [0, 0, 0, 2, 2, 2]
+    assert arrays["head"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert (arrays["target"].argmax(axis=1) == 3).all()
+    exact = np.random.default_rng([3, 2]).standard_normal((1, 3, 20)).astype(np.float32)
+    np.testing.assert_array_equal(arrays["logits"][3:], exact[0])
+
+
+def test_layers_and_heads_that_are_asked_for(here):
+    record(Recorder(here / "run", 10**9, layers=[2], heads=[0, 2]), 2)
+    assert Arrays(here / "run").heads == [(2, 0), (2, 2)]
+
+
+def test_the_budget_is_kept_by_a_sample_that_depends_on_no_order(here):
+    most = 20_000
+    record(Recorder(here / "run", most), 60)
+    files = {path.name for path in (here / "run").iterdir()}
+    assert sum(path.stat().st_size for path in (here / "run").iterdir()) <= most
+    assert 3 < len(files) < 30
+    record(Recorder(here / "more", 10 * most), 60)
+    more = {path.name for path in (here / "more").iterdir()}
+    assert files < more  # the lowest hashes stay, whatever else there is
+    numbers = sorted(int(name[4:10]) for name in files)
+    assert numbers[-1] > 30 > numbers[0]  # neither the first ones nor the last
+
+
+def test_a_file_takes_no_more_than_is_reckoned(here):
+    from calibrate.files.recording import FILE_OVERHEAD
+
+    record(Recorder(here / "run", 10**9), 1, n_keys=1_000)
+    (file,) = (here / "run").iterdir()
+    held = sum(array.nbytes for array in np.load(file).values())
+    assert held < file.stat().st_size <= held + FILE_OVERHEAD
+
+
+def test_layers_that_keep_fewer_keys(here):
+    recorder = Recorder(here / "run", 10**9)
+    recorder.next(query=-1, target=-1)
+    recorder.add(0, np.zeros((1, 1, 6), np.float32), 6)
+    recorder.add(1, np.zeros((1, 1, 4), np.float32), 4)
+    recorder.flush()
+    arrays = Arrays(here / "run")
+    assert arrays.sizes == [4, 6]
+    assert [arrays.rows(size, 0, 1).target.tolist() for size in (4, 6)] == [[3], [5]]
+
+
+def test_a_folder_that_holds_files_is_refused(here):
+    (here / "note.txt").write_text("mine")
+    with pytest.raises(CalibrateError, match="holds files already; give a new folder"):
+        Recorder(here, 10**9)
