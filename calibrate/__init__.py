@@ -1,6 +1,6 @@
 """Your own coefficients for adaptive-temperature softmax: measured, fitted, versioned, loaded.
 
-Importing this loads NumPy at most; the names computed with JAX load it on first use.
+Importing this loads NumPy at most; other names load what they need (JAX, mostly) on first use.
 """
 
 import importlib
@@ -11,6 +11,7 @@ from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.store import load
 
 if TYPE_CHECKING:
+    from calibrate.capturing import capture
     from calibrate.maths.shannon import entropy
     from calibrate.maths.solver import OptimalBeta, optimal_beta
     from calibrate.softmax import adaptive_softmax, inverse_temperature
@@ -21,6 +22,7 @@ __all__ = [
     "CoefficientsError",
     "OptimalBeta",
     "adaptive_softmax",
+    "capture",
     "entropy",
     "identity",
     "inverse_temperature",
@@ -28,9 +30,10 @@ __all__ = [
     "optimal_beta",
 ]
 
-_NEEDS_JAX = {
+_LOADED_ON_USE = {
     "OptimalBeta": "calibrate.maths.solver",
     "adaptive_softmax": "calibrate.softmax",
+    "capture": "calibrate.capturing",
     "entropy": "calibrate.maths.shannon",
     "inverse_temperature": "calibrate.softmax",
     "optimal_beta": "calibrate.maths.solver",
@@ -40,12 +43,12 @@ _NEEDS_JAX = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("calibrate")
-    if name in _NEEDS_JAX:
-        value = getattr(importlib.import_module(_NEEDS_JAX[name]), name)
+    if name in _LOADED_ON_USE:
+        value = getattr(importlib.import_module(_LOADED_ON_USE[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NEEDS_JAX, "__version__"})
+    return sorted({*globals(), *_LOADED_ON_USE, "__version__"})

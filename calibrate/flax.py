@@ -1,13 +1,22 @@
-"""Floor 2, the runtime in Flax: an attention function for its multi-head modules (extra "flax")."""
+"""Floor 2, the runtime in Flax (extra "flax"): an attention function for its multi-head modules,
+and capture of their logits.
+"""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from calibrate.attention import dot_product_attention
+from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients, check_fit
+from calibrate.files.recording import Recorder
 from calibrate.maths.shannon import wide
 from calibrate.softmax import adaptive_softmax
 
@@ -119,3 +128,88 @@ def _weighted_sum(weights: Array, value: Array, precision: Any) -> Array:
     w = weights.reshape(*weights.shape[:-3], value.shape[-2], groups, *weights.shape[-2:])
     out = jnp.einsum("...hgqk,...khd->...qhgd", w, value, precision=precision)
     return out.reshape(*out.shape[:-3], weights.shape[-3], out.shape[-1])
+
+
+@contextmanager
+def capture(
+    model: Any,
+    folder: Path,
+    *,
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+    max_bytes: int = 10**9,
+) -> Iterator[Recorder]:
+    """Records what the heads of an nnx model have before softmax, while it runs outside of jit.
+
+    As calibrate.transformers.capture: `recorder.next(query, target)` names the positions, and the
+    next call of every nnx.MultiHeadAttention is recorded at them. A layer's number is its place
+    among those that nnx.iter_modules finds. The modules have their own attention function again
+    when the block ends, also by an error.
+
+    Args:
+      model: an nnx module.
+      folder: a new one, of npz files as `calibrate collect --logits` takes them.
+      layers: their numbers; None means all.
+      heads: query heads; None means all.
+      max_bytes: of the folder. Of more forward passes a fair sample stays.
+    Raises:
+      CalibrateError: the folder is not empty, the model has no such module or runs under jit, a
+        position is out of range, or nothing was recorded.
+    """
+    modules = [m for _, m in nnx.iter_modules(model) if isinstance(m, nnx.MultiHeadAttention)]
+    if not modules:
+        raise CalibrateError(f"{type(model).__name__} has no nnx.MultiHeadAttention to record")
+    recorder = Recorder(Path(folder), max_bytes, layers, heads)
+    own = [module.attention_fn for module in modules]
+    try:
+        for layer, module in enumerate(modules):
+            module.attention_fn = _recording(module.attention_fn, layer, recorder)
+        yield recorder
+        recorder.finish()
+    finally:
+        for module, function in zip(modules, own, strict=True):
+            module.attention_fn = function
+
+
+def _recording(
+    function: Callable[..., Array], layer: int, recorder: Recorder
+) -> Callable[..., Array]:
+    """The same attention, recorded; modules look at its signature."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def attend(*arguments: Any, **options: Any) -> Array:
+        if recorder.wants(layer):
+            given = signature.bind(*arguments, **options).arguments
+            z = _recorded_logits(recorder, given)
+            recorder.add(layer, z, z.shape[2])
+        return function(*arguments, **options)
+
+    return attend
+
+
+def _recorded_logits(recorder: Recorder, given: dict[str, Any]) -> np.ndarray:
+    """(sequences, heads, keys) of queries at one position each, from what attention is given."""
+    query, key = given["query"], given["key"]
+    if isinstance(query, jax.core.Tracer):
+        raise CalibrateError(
+            "the model runs under jit, where nothing can be recorded; run it as is"
+        )
+    query, key = (x.reshape(-1, *x.shape[-3:]) for x in (query, key))
+    B, T, N, _ = query.shape
+    S = key.shape[1]
+    at = recorder.queries(B, T)
+    rows = np.arange(B)
+    z = _logits(query[rows, at][:, None], key, None, given.get("precision"))[:, :, 0]
+
+    def at_queries(x: Array) -> Array:
+        x = jnp.broadcast_to(x, (*x.shape[:-3], N, T, S) if x.ndim > 2 else (N, T, S))
+        return jnp.broadcast_to(x.reshape(-1, N, T, S), (B, N, T, S))[rows, :, at]
+
+    if given.get("bias") is not None:
+        z = z + at_queries(given["bias"])
+    if given.get("mask") is not None:
+        z = jnp.where(at_queries(given["mask"]).astype(bool), z, -jnp.inf)
+    if given.get("is_causal"):
+        z = jnp.where(jnp.arange(S) <= at[:, None, None], z, -jnp.inf)
+    return np.asarray(z, np.float32)

@@ -192,3 +192,64 @@ def test_an_einsum_of_your_own_is_refused_not_ignored(paper):
 def test_what_is_no_fit_is_refused():
     with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
         attention_fn("paper")
+
+
+class Model(nnx.Module):
+    """Two layers of attention, the second with grouped queries and a fit."""
+
+    def __init__(self, fit):
+        rngs = nnx.Rngs(0)
+        options = {"decode": False, "rngs": rngs}
+        self.first = nnx.MultiHeadAttention(HEADS, FEATURES, **options)
+        self.second = nnx.MultiHeadAttention(
+            HEADS, FEATURES, num_kv_heads=2, attention_fn=attention_fn(fit), **options
+        )
+
+    def __call__(self, x, mask=None, is_causal=False, sow=False):
+        x = self.first(x, mask=mask, sow_weights=sow)
+        return self.second(x, mask=mask, is_causal=is_causal, sow_weights=sow)
+
+
+@pytest.mark.parametrize("masked", ["no", "mask", "is_causal"])
+def test_captured_logits_are_those_behind_the_weights(masked, here):
+    model = Model(calibrate.identity())
+    options = {"no": {}, "mask": {"mask": CAUSAL}, "is_causal": {"is_causal": True}}[masked]
+    own = [model.first.attention_fn, model.second.attention_fn]
+    exact = model(X, sow=True, **options)
+    weights = [
+        nnx.pop(m, nnx.Intermediate)["attention_weights"][0] for m in (model.first, model.second)
+    ]
+    with calibrate.capture(model, here / "captured") as recorder:
+        recorder.next(query=[7, -1], target=[[2, 5], 3])
+        np.testing.assert_allclose(model(X, **options), exact, atol=2e-6)
+        recorder.next(query=0, target=0)
+        model(X[:1])
+    assert [model.first.attention_fn, model.second.attention_fn] == own
+    arrays = np.load(here / "captured" / "pass000000.npz")
+    assert len(arrays["logits"]) == 2 * 2 * HEADS
+    for row, (z, layer, head) in enumerate(
+        zip(arrays["logits"], arrays["layer"], arrays["head"], strict=True)
+    ):
+        sequence = row // HEADS % 2
+        expected = weights[layer][sequence, head, (7, 11)[sequence]]
+        np.testing.assert_allclose(jax.nn.softmax(z), expected, atol=1e-5)
+        assert arrays["target"][row].nonzero()[0].tolist() == [[2, 5], [3]][sequence]
+
+
+def test_capture_under_jit_or_without_attention_is_refused(here):
+    model = Model(calibrate.identity())
+
+    def run():
+        with calibrate.capture(model, here / "captured") as recorder:
+            recorder.next(query=0, target=0)
+            nnx.jit(lambda model, x: model(x))(model, X)
+
+    with pytest.raises(calibrate.CalibrateError, match="runs under jit, where nothing can be rec"):
+        run()
+    assert model.first.attention_fn is nnx.dot_product_attention
+    for other, message in (
+        (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "Linear has no nnx.MultiHeadAttention"),
+        ("model", "model is a str; give a model of Transformers or Flax nnx"),
+    ):
+        with pytest.raises(calibrate.CalibrateError, match=message):
+            calibrate.capture(other, here / "other").__enter__()

@@ -21,7 +21,7 @@ def record(recorder, n_passes, n_keys=20, first=0):
 def test_a_file_for_each_pass_and_rows_for_each_head(here):
     recorder = Recorder(here / "run", 10**9)
     record(recorder, 5)
-    assert recorder.passes == 5
+    recorder.finish()
     assert len(list((here / "run").iterdir())) == 5
     arrays = np.load(here / "run" / "pass000003.npz")
     assert arrays["logits"].shape == (6, 20)

@@ -130,10 +130,17 @@ class Recorder:
                 row[_position(position, n_keys, "target")] = True
         return mask
 
-    @property
-    def passes(self) -> int:
-        """How many forward passes were recorded, whether they stay or not."""
-        return self._count
+    def finish(self) -> None:
+        """Writes what there is.
+
+        Raises:
+          CalibrateError: nothing was recorded.
+        """
+        self.flush()
+        if not self._count:
+            raise CalibrateError(
+                "nothing was recorded; call recorder.next(query, target) before each forward pass"
+            )
 
     def flush(self) -> None:
         """Writes what the last forward pass gave, if it belongs to the sample."""

@@ -85,11 +85,7 @@ def capture(
         model.set_attn_implementation(_NAME)
         verify(model)
         yield recorder
-        recorder.flush()
-        if not recorder.passes:
-            raise CalibrateError(
-                "nothing was recorded; call recorder.next(query, target) before each forward pass"
-            )
+        recorder.finish()
     finally:
         for config, name in was:
             config._attn_implementation = name
