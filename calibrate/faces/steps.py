@@ -285,7 +285,8 @@ def head_of(coefficients: Coefficients, reference: str | None) -> Head:
     if not reference and not is_built_in(named):  # a file says no path of this machine
         raise CalibrateError(
             f"{coefficients.reference} was made for head {named!r}, which does not come with the "
-            "package; give its weights file with --head FILE.npz"
+            "package; give its weights file or module:attribute with --head (logits on disk have "
+            "no head to score: `calibrate fits show` tells what such a fit gains)"
         )
     head = load(named)
     if coefficients.fingerprint not in (None, head.fingerprint):
