@@ -81,3 +81,14 @@ def test_dispersal_size_foretells_where_the_target_falls_below_eps(head, eps):
     estimate = np.median(dispersal_size(logits, batch.target, eps))
     measured = np.exp(np.interp(-eps, -np.array(medians), np.log(sizes)))
     assert abs(np.log(estimate / measured)) < np.log(4 / 3)
+
+
+def test_dispersal_size_of_a_set_of_targets():
+    """What a set of two equals has is twice what one has; a masked target has nothing."""
+    logits = np.array([[3.0, 3.0, 0.0, 0.0, -np.inf, 1.0]])
+    n = dispersal_size(logits, np.array([[True, True, False, False, True, False]]), eps=0.25)[0]
+    mass, mean = 2 * np.exp(3), (2 + np.e) / 3
+    assert mass / (mass + (n - 2) * mean) == pytest.approx(0.25)
+    one = np.array([[True, False, False, False, False, False]])
+    assert dispersal_size(logits, one, 0.1) == pytest.approx(dispersal_size(logits, [0], 0.1))
+    assert dispersal_size(logits, np.ones((1, 6), bool))[0] == np.inf  # nobody else is there

@@ -230,7 +230,9 @@ def test_an_interrupt_in_the_last_step_is_not_lost(interruptible):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("command", ["run", "collect", "fit", "evaluate", "report", "train"])
+@pytest.mark.parametrize(
+    "command", ["run", "collect", "fit", "diagnose", "evaluate", "report", "train"]
+)
 def test_help_says_what_it_does_with_an_example(command):
     text = " ".join(call(command, "--help").stdout.split())
     assert f"Example: calibrate {command}" in text

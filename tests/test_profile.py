@@ -100,3 +100,9 @@ def test_some_of_the_rows():
 def test_no_rows():
     found = profile(np.empty((0, 8), np.float32), np.empty(0, int), LOW, HIGH)
     assert found.log_p(np.empty(0)).shape == (0,)
+
+
+def test_each_row_at_each_beta():
+    found, betas = profile(*rows(50), LOW, HIGH), np.array([LOW, 1.7, 20.0, HIGH])
+    one_by_one = np.stack([found.log_p(np.full(200, beta)) for beta in betas], axis=1)
+    np.testing.assert_allclose(found.log_p_at_each(betas), one_by_one, atol=1e-10)

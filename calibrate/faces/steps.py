@@ -7,6 +7,7 @@ from typing import Any
 
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.faces.console import stderr
+from calibrate.faces.diagnose_views import RECORD, save_diagnosis
 from calibrate.faces.many_views import save_gains_figure
 from calibrate.faces.plots import save_fit_figure
 from calibrate.faces.progress import Steps
@@ -17,11 +18,14 @@ from calibrate.files.collection import MANIFEST, Collection, open_collection
 from calibrate.files.publishing import publish, writing_store
 from calibrate.files.store import hold, is_path, names, published_store, stores
 from calibrate.files.store import load as load_fit
+from calibrate.files.whole import check_writable
 from calibrate.heads import Head, is_built_in, load_head
 from calibrate.heads.arrays import Arrays
 from calibrate.pipeline import collect as collecting
 from calibrate.pipeline import evaluate as evaluating
 from calibrate.pipeline.compare import Comparison, compare
+from calibrate.pipeline.diagnose import Diagnosis, require_all_rows
+from calibrate.pipeline.diagnose import diagnose as diagnose_collection
 from calibrate.pipeline.fit import Fit, same_fit
 from calibrate.pipeline.many import ManyFits
 from calibrate.pipeline.rules import ScoredRule, fitted_rules, paper
@@ -204,6 +208,26 @@ def compare_heads(
             ),
             scored=lambda head, score: steps.advance(f"{head}: {_scored_line(score).strip()}"),
         )  # fmt: skip
+
+
+def diagnose(run: Path, out: Path | None, eps: float) -> tuple[Diagnosis, dict[str, Any]]:
+    """Diagnoses a collection, and writes the record and the figures into a folder of their own."""
+    collection = open_collection(run)
+    require_all_rows(collection)
+    folder = out or beside(run)
+    if folder.resolve().is_relative_to(run.resolve()) or (folder / MANIFEST).exists():
+        raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    check_writable(folder / RECORD)
+    with Steps(f"measuring the rows of {run}", len(collection.manifest["shards"])) as steps:
+        diagnosis = diagnose_collection(collection, eps, steps.advance)
+    stderr.print(f"drawing into {folder}")
+    return diagnosis, save_diagnosis(folder, diagnosis)
+
+
+def beside(run: Path) -> Path:
+    """Where the diagnosis of a collection goes if nobody says: runs/NAME-diagnosis."""
+    named = run if run.name not in ("", "..") else run.resolve()
+    return named.with_name(f"{named.name}-diagnosis")
 
 
 def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collection | None]:

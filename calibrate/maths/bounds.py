@@ -49,20 +49,26 @@ def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np
 
     m is the mean of exp(z_j - z_t) over the other items. With n items of the same kind the
     coefficient is 1 / (1 + (n - 1) m). For small eps that is exp(z_t - log mean_j exp z_j) / eps.
-    Rows should be long, or hold few items that come near the target.
+    Of k targets it is their total mass, n* = k + (1 / eps - 1) sum_t exp(z_t) / mean_j exp(z_j): as
+    many targets among ever more other items. Rows should be long, or hold few items that come near
+    the target.
 
     Args:
       logits: (rows, n), -inf where masked.
-      target: (rows,) int, an unmasked position.
+      target: (rows,) int, an unmasked position; or (rows, n) bool, True at one unmasked position
+        or more.
       eps: the coefficient in question, between 0 and 1.
     Returns:
-      (rows,) n*, a number of items.
+      (rows,) n*, a number of items; inf where no other item has any weight.
     """
-    z = np.asarray(logits, float)
-    at_target = np.take_along_axis(z, np.asarray(target)[:, None], axis=1)
-    with np.errstate(over="ignore"):  # a target far below another item: n* is 1
-        others = np.exp(z - at_target)
-    np.put_along_axis(others, np.asarray(target)[:, None], 0, axis=1)
-    n_others = np.isfinite(z).sum(axis=1) - 1
-    with np.errstate(divide="ignore"):  # a target far above the others never lets go
-        return 1 + (1 / eps - 1) * np.maximum(n_others, 1) / others.sum(axis=1)
+    z, wins = np.asarray(logits, float), np.asarray(target)
+    real = np.isfinite(z)
+    wins = real & (wins if wins.ndim > 1 else np.arange(z.shape[1]) == wins[:, None])
+    best = np.max(z, axis=1, where=wins, initial=-np.inf, keepdims=True)
+    with np.errstate(over="ignore"):  # targets far below another item: n* is their number
+        weights = np.exp(z - best)
+    n_targets = wins.sum(axis=1)
+    n_others = np.maximum(real.sum(axis=1) - n_targets, 1)
+    mass, rest = (weights.sum(axis=1, where=side) for side in (wins, ~wins))
+    with np.errstate(divide="ignore"):  # targets far above the others never let go
+        return n_targets + (1 / eps - 1) * mass * n_others / rest

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.polynomial.chebyshev import chebvander
 
 from calibrate.maths.blocks import in_blocks
 
@@ -38,6 +39,11 @@ class Profile(NamedTuple):
         """(rows,) log p_t at one beta of each row, within the bounds."""
         x, _ = self._place(beta)
         return _clenshaw(self.series, x)[0]
+
+    def log_p_at_each(self, betas: np.ndarray) -> np.ndarray:
+        """(rows, betas) log p_t of every row at each of some betas within the bounds."""
+        x, _ = self._place(betas)
+        return self.series @ chebvander(x, N_NODES - 1).T
 
     def derivatives(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rows,) log p_t and its first and second derivative in beta; the second is <= 0."""
