@@ -355,6 +355,22 @@ def test_identity_is_torchs_attention(case):
     np.testing.assert_allclose(actual, original, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("fit", "calls"), [(calibrate.identity(), 1), (BY_SIZE, 1), (SMOOTH, 2)],
+    ids=["identity", "log size", "polynomial"],
+)  # fmt: skip
+def test_the_stock_kernel_runs_no_more_often_than_it_must(fit, calls, monkeypatch):
+    made = []
+
+    def counting(*arguments):
+        stock = kernel(*arguments)
+        return lambda *tensors: made.append(1) or stock(*tensors)
+
+    monkeypatch.setattr(attention_module, "kernel", counting)
+    attend_to_case(qkv(T=40, S=40), fit, is_causal=True)
+    assert len(made) == calls
+
+
 def test_attention_agrees_with_jax(paper):
     from calibrate.attention import dot_product_attention
 
