@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, check_fit
+from calibrate.files.coefficients import Coefficients, check_fit, goes_by_size
 from calibrate.maths.rule import LOG_SIZE, beta_of
 from calibrate.maths.shannon import Axis, Centred, centre, hashable, log_size, real_logits, wide
 
@@ -35,10 +35,7 @@ def inverse_temperature(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    by_size = fit.rule.kind == LOG_SIZE
-    if (n if by_size else H) is None:
-        needed = "n=, the number of unmasked items" if by_size else "H, their entropy"
-        raise CoefficientsError(f"{fit.reference} is of kind {fit.rule.kind}; give {needed}")
+    goes_by_size(fit, H, n)
     return _inverse_temperature(H, n, fit)
 
 

@@ -21,7 +21,7 @@ def logits_of(shape: tuple[int, int]) -> np.ndarray:
 
 
 def show(shape: tuple[int, int], took: dict[str, float]) -> None:
-    """Each after the first, and the peers' own, as a multiple of the first; ours also of theirs."""
+    """What each took as a multiple of the first, which is the stock softmax."""
     (stock, unit), *others = took.items()
     ratios = ", ".join(f"{name} {seconds / unit:.2f}" for name, seconds in others)
     print(f"{shape!s:>12}: {stock} {unit * 1e6:6.0f} us; times as long: {ratios}")

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.plots import GATED, OURS, PAPER, SHADE, save_figure, sizes_axis
+from calibrate.faces.plots import (
+    GATED,
+    OURS,
+    PAPER,
+    SHADE,
+    plot_head_map,
+    save_figure,
+    sizes_axis,
+)
 from calibrate.pipeline.diagnose import Diagnosis, HeadDiagnosis
 
 if TYPE_CHECKING:
@@ -126,29 +134,15 @@ def plot_plane(ax: "Axes", head: HeadDiagnosis) -> "Axes":
 
 def plot_slope_map(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":
     """A map of layers and heads: how commitment grows with log n. Without a slope: x."""
-    rows, columns = (
-        sorted({getattr(head, axis) for head in heads}, key=lambda i: -1 if i is None else i)
-        for axis in ("layer", "head")
-    )
-    slope = np.full((len(rows), len(columns)), np.nan)
-    for head in heads:
-        at = rows.index(head.layer), columns.index(head.head)
-        if head.slope:
-            slope[at] = head.slope.value
-        else:
-            ax.plot(at[1], at[0], "x", color="#777777", ms=5)
-    image = ax.imshow(slope, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    slopes = {(head.layer, head.head): head.slope and head.slope.value for head in heads}
+    image = plot_head_map(ax, slopes, "-", cmap="cividis", vmin=0, vmax=1)
     beyond = {(False, False): "neither", (True, False): "min", (False, True): "max"}
-    low, high = bool(np.nanmin(slope, initial=0) < 0), bool(np.nanmax(slope, initial=1) > 1)
+    found = [slope for slope in slopes.values() if slope is not None]
+    low, high = min(found, default=0) < 0, max(found, default=1) > 1
     ax.figure.colorbar(
         image, ax=ax, extend=beyond.get((low, high), "both"),
         label="growth of commitment with log n\n(0: disperses, 1: robust)",
     )  # fmt: skip
-    for axis, found, word in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
-        step = max(1, len(found) // 16)
-        names = ["-" if i is None else str(i) for i in found[::step]]
-        axis.set_ticks(range(0, len(found), step), names)
-        axis.set_label_text(word)
     ax.set_title("Which heads disperse")
     return ax
 

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
 from calibrate.faces.console import stdout
 from calibrate.faces.fit_views import load_line
-from calibrate.faces.plots import save_figure
+from calibrate.faces.plots import plot_head_map, save_figure
 from calibrate.faces.rule_words import polynomial
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.pipeline.many import HeadFit, ManyFits
@@ -87,26 +86,11 @@ def save_gains_figure(path: Path, fits: ManyFits) -> None:
 
 def plot_gains(ax: "Axes", fits: ManyFits) -> "Axes":
     """A map of layers and heads: the gain of those with a rule, others marked as left alone."""
-    layers, heads = (
-        [-1 if i is None else i for i in axis]
-        for axis in zip(*((h.layer, h.head) for h in fits.heads), strict=True)
-    )
-    rows, columns = sorted(set(layers)), sorted(set(heads))
-    gain = np.full((len(rows), len(columns)), np.nan)
-    for fit, layer, head in zip(fits.heads, layers, heads, strict=True):
-        at = rows.index(layer), columns.index(head)
-        if fit.choice:
-            gain[at] = fit.choice.chosen.gain.mean
-        else:
-            ax.plot(at[1], at[0], "x", color="#777777", ms=5)
-    image = ax.imshow(gain, cmap="viridis_r", vmin=0, aspect="auto", interpolation="nearest")
+    gains = {
+        (head.layer, head.head): head.choice and head.choice.chosen.gain.mean for head in fits.heads
+    }
+    image = plot_head_map(ax, gains, "all", cmap="viridis_r", vmin=0)
     ax.figure.colorbar(image, ax=ax, label=f"gain in {fits.unit}, held out")
-    for axis, found, word in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
-        step = max(1, len(found) // 16)
-        axis.set_ticks(
-            range(0, len(found), step), [_index(None if i < 0 else i) for i in found[::step]]
-        )
-        axis.set_label_text(word)
     n = len(fits.calibrated)
     ax.set_title(f"{n} of {len(fits.heads)} heads gain by a rule\n(x: left as they are)")
     return ax

@@ -1,9 +1,9 @@
 """Figures: each function draws on an `ax` and returns it."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from calibrate.maths.rule import LOG_SIZE, beta_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
     from calibrate.pipeline.fit import Rows
 
@@ -153,6 +154,39 @@ def powers_of_two(largest: float) -> list[int]:
     """At most a dozen, evenly spaced, up to the largest size."""
     exponents = range(0, int(np.log2(largest) + 1e-9) + 1)
     return [2**k for k in exponents[:: max(1, len(exponents) // 8)]]
+
+
+def plot_head_map(
+    ax: "Axes",
+    values: Mapping[tuple[int | None, int | None], float | None],
+    unknown: str,
+    **look: Any,
+) -> "AxesImage":
+    """A map of a number of each (layer, head), and x where there is none; the image, for its bar.
+
+    Args:
+      values: of the heads.
+      unknown: what to call a layer or head that has no number.
+      look: of the image: its colours and their range.
+    """
+    rows, columns = (
+        sorted({name[axis] for name in values}, key=lambda i: -1 if i is None else i)
+        for axis in (0, 1)
+    )
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for (layer, head), value in values.items():
+        at = rows.index(layer), columns.index(head)
+        if value is None:
+            ax.plot(at[1], at[0], "x", color="#777777", ms=5)
+        else:
+            grid[at] = value
+    image = ax.imshow(grid, aspect="auto", interpolation="nearest", **look)
+    for axis, found, word in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
+        step = max(1, len(found) // 16)
+        names = [unknown if i is None else str(i) for i in found[::step]]
+        axis.set_ticks(range(0, len(found), step), names)
+        axis.set_label_text(word)
+    return image
 
 
 def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:

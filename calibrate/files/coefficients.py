@@ -230,6 +230,21 @@ def check_fit(coefficients: Coefficients) -> Coefficients:
     return coefficients
 
 
+def goes_by_size(coefficients: Coefficients, H: Any, n: Any) -> bool:
+    """Whether beta is a function of n, and not of H; what it is a function of must be given.
+
+    Raises:
+      CoefficientsError: it is None.
+    """
+    by_size = coefficients.rule.kind == LOG_SIZE
+    if (n if by_size else H) is None:
+        needed = "n=, the number of unmasked items" if by_size else "H, their entropy"
+        raise CoefficientsError(
+            f"{coefficients.reference} is of kind {coefficients.rule.kind}; give {needed}"
+        )
+    return by_size
+
+
 class _RegisterOnceJaxIsLoaded(importlib.abc.MetaPathFinder):
     """Waits for `import jax`, and makes Coefficients a static node of its pytrees.
 

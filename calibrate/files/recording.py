@@ -48,6 +48,7 @@ class Recorder:
         self._rows: dict[int, dict[str, np.ndarray]] = {}  # by layer
         self._count = 0
         self._kept: list[tuple[int, int]] = []  # (-hash, bytes) of the files there are, a heap
+        self._bytes = 0  # of them all
         self._paths: dict[int, Path] = {}
         self.left_out = 0  # rows whose target their query does not see
         try:
@@ -160,10 +161,13 @@ class Recorder:
         rank = int(hashes(np.array([number]))[0])
         size = sum(column.nbytes for column in columns.values()) + FILE_OVERHEAD
         heapq.heappush(self._kept, (-rank, size))
+        self._bytes += size
         self._paths[rank] = self.folder / f"pass{number:06d}.npz"
         dropped = set()
-        while len(self._kept) > 1 and sum(size for _, size in self._kept) > self._max_bytes:
-            dropped.add(-heapq.heappop(self._kept)[0])
+        while len(self._kept) > 1 and self._bytes > self._max_bytes:
+            last, size = heapq.heappop(self._kept)
+            self._bytes -= size
+            dropped.add(-last)
         if rank not in dropped:
             write_arrays(self._paths[rank], columns)
         for other in dropped:

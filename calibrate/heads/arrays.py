@@ -50,8 +50,9 @@ class Arrays:
         kinds, several = set(), False
         heads: set[tuple[int, int]] = set()
         for file in self._files:
-            arrays = self._read(file)
-            digests.append(digest_of(read_bytes(file)))
+            data = read_bytes(file)
+            arrays = self._parse(file, data)
+            digests.append(digest_of(data))
             n_real.append(_real(arrays).sum(axis=1))
             kinds.add(("layer" in arrays, "head" in arrays))
             target = arrays["target"]
@@ -88,11 +89,15 @@ class Arrays:
 
     def _read(self, file: Path) -> dict[str, np.ndarray]:
         """The arrays of a file, checked; the last one is kept."""
-        if self._last is None or self._last[0] != file:
-            arrays = parse_arrays(read_bytes(file), file)
-            _check(arrays, file)
-            self._last = file, arrays
-        return self._last[1]
+        if self._last is not None and self._last[0] == file:
+            return self._last[1]
+        return self._parse(file, read_bytes(file))
+
+    def _parse(self, file: Path, data: bytes) -> dict[str, np.ndarray]:
+        arrays = parse_arrays(data, file)
+        _check(arrays, file)
+        self._last = file, arrays
+        return arrays
 
 
 def _check(arrays: dict[str, np.ndarray], file: Path) -> None:

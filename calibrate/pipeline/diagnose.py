@@ -14,7 +14,7 @@ from calibrate.maths.blocks import in_blocks
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.shannon import susceptibility
 from calibrate.pipeline.candidates import MIN_ROWS, Options, row_weights
-from calibrate.pipeline.solve import Rows, join, solve
+from calibrate.pipeline.solve import Rows, head_in_words, join, known, solve
 
 # What verdicts go by. They sort heads; `calibrate fit` decides, on rows that a rule has not seen.
 LEAST_HEADROOM = 0.01  # nats: the target gets a hundredth more; less is hardly worth a file
@@ -156,18 +156,13 @@ def diagnose(
     names, unnamed = every.rows.heads(), collection.manifest["configuration"].get("head", "head")
     heads = [
         _diagnose_head(
-            every.take((every.rows.layer == layer) & (every.rows.head == head)),
-            _name(layer, head) or str(unnamed),
+            every.take(every.rows.are_of(layer, head)),
+            head_in_words(known(layer), known(head)) or str(unnamed),
         )
         for layer, head in names
     ]
     heads.sort(key=lambda head: (head.verdict.word == FEW, -head.headroom.constant))
     return Diagnosis(collection, eps, heads, sorted(set(collection.heads) - set(names)))
-
-
-def _name(layer: int, head: int) -> str:
-    """A head in words; "" if nobody says which it is."""
-    return ", ".join(f"{word} {i}" for word, i in (("layer", layer), ("head", head)) if i >= 0)
 
 
 def _measure(eps: float, size: int, shard: Shard) -> Measured:
@@ -189,7 +184,7 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     interior = rows.beta[rows.status == solver.INTERIOR]
     slope, room = commitment_slope(rows.items, contexts.commitment), headroom(rows)
     on_top = 1 - float(rows.misranked.mean())
-    layer, head = (None if i < 0 else int(i) for i in (rows.layer[0], rows.head[0]))
+    layer, head = known(rows.layer[0]), known(rows.head[0])
     return HeadDiagnosis(
         name, layer, head, len(rows.size), sizes, slope,
         largest=last.size,

@@ -10,7 +10,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, Rule
 from calibrate.pipeline.candidates import Options
 from calibrate.pipeline.choice import LEAST_GAIN, Choice, HeldOut, choose, unit
-from calibrate.pipeline.solve import Rows
+from calibrate.pipeline.solve import Rows, head_in_words, known
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
 FAMILIES = {"log-size": ("constant", "log-size"), "polynomial": ("constant", "polynomial")}
@@ -28,8 +28,7 @@ class HeadFit(NamedTuple):
 
     @property
     def name(self) -> str:
-        said = (("layer", self.layer), ("head", self.head))
-        return ", ".join(f"{word} {i}" for word, i in said if i is not None)
+        return head_in_words(self.layer, self.head)
 
 
 class ManyFits(NamedTuple):
@@ -67,12 +66,12 @@ def fit_heads(
     from joblib import Parallel, delayed
 
     names = rows.heads()
-    own = (rows.take((rows.layer == layer) & (rows.head == head)) for layer, head in names)
+    own = (rows.take(rows.are_of(*name)) for name in names)
     families = [force] if force else list(FAMILIES)
     found = Parallel(n_jobs=jobs)(delayed(_fit_head)(mine, options, families) for mine in own)
     fits = {
         family: [
-            of_head[i]._replace(layer=_number(layer), head=_number(head))
+            of_head[i]._replace(layer=known(layer), head=known(head))
             for (layer, head), of_head in zip(names, found, strict=True)
         ]
         for i, family in enumerate(families)
@@ -108,10 +107,6 @@ def _fit_head(rows: Rows, options: Options, families: list[str]) -> list[HeadFit
         misranked = float(rows.misranked.mean())
         found.append(HeadFit(None, None, len(rows.size), misranked, choice, why))
     return found
-
-
-def _number(index: int) -> int | None:
-    return None if index < 0 else index
 
 
 def _gain(head: HeadFit) -> float:

@@ -34,12 +34,27 @@ class Rows(NamedTuple):
         """The (layer, head) that there are, in order."""
         return sorted(set(zip(self.layer.tolist(), self.head.tolist(), strict=True)))
 
+    def are_of(self, layer: int, head: int) -> np.ndarray:
+        """(rows,) bool: which are of that head."""
+        return (self.layer == layer) & (self.head == head)
+
     def interior(self) -> "Rows":
         """The rows with a finite, positive optimum."""
         return self.take(self.status == solver.INTERIOR)
 
     def count_by_status(self) -> dict[str, int]:
         return {name: int((self.status == s).sum()) for s, name in solver.STATUS_NAMES.items()}
+
+
+def known(index: int) -> int | None:
+    """A layer's or a head's number; None where nobody says."""
+    return None if index < 0 else int(index)
+
+
+def head_in_words(layer: int | None, head: int | None) -> str:
+    """A head, as far as anybody says which it is; "" if nobody does."""
+    said = (("layer", layer), ("head", head))
+    return ", ".join(f"{word} {i}" for word, i in said if i is not None)
 
 
 def solve_collection(collection: Collection) -> Rows:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, check_fit
+from calibrate.files.coefficients import Coefficients, check_fit, goes_by_size
 from calibrate.maths.rule import LOG_SIZE, beta_of
 
 _NO_WEIGHT = -1e18  # exp of any beta times it is 0, and its square does not overflow
@@ -112,11 +112,7 @@ def inverse_temperature(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    by_size = fit.rule.kind == LOG_SIZE
-    if (n if by_size else H) is None:
-        needed = "n=, the number of unmasked items" if by_size else "H, their entropy"
-        raise CoefficientsError(f"{fit.reference} is of kind {fit.rule.kind}; give {needed}")
-    if not by_size:
+    if not goes_by_size(fit, H, n):
         x = torch.as_tensor(H)
         x = x.to(wide(x.dtype))
     else:
