@@ -275,25 +275,40 @@ def _attend_block(
     sinks: Tensor | None, first: int, how: _How,
 ) -> Tensor:  # fmt: skip
     """The queries (B, N, rows, W) from position `first` on."""
-    B, N, rows, W = q.shape
-    K, S = k.shape[1:3]
-    together = (B, K, N // K * rows)  # queries of a group meet the same keys
-    z = ((q * how.scale).reshape(*together, W) @ k.mT).reshape(B, N, rows, S)
-    if how.soft_cap is not None:
-        z = how.soft_cap * torch.tanh(z / how.soft_cap)
-    if bias is not None:
-        z = z + bias
-        mask = z > -torch.inf  # a query without keys gives 0, not NaN
-    if how.is_causal:
-        causal = _causal(rows, S, q.device, first)
-        mask = causal if mask is None else mask & causal
-    if sinks is not None:
-        z, mask = _with_sinks(z, mask, sinks, first)
+    B, N, rows, _ = q.shape
+    z, mask = masked_logits(q, k, mask, bias, sinks, first, how.scale, how.is_causal, how.soft_cap)
     weights = adaptive_softmax(z, how.fit, where=mask, entropy_gradient=how.entropy_gradient)
     if sinks is not None:
         weights = weights[..., :-1]
     weights = torch.nn.functional.dropout(weights, how.dropout_p)
-    return (weights.reshape(*together, S) @ v).reshape(B, N, rows, -1)
+    K, S = k.shape[1:3]
+    return (weights.reshape(B, K, N // K * rows, S) @ v).reshape(B, N, rows, -1)
+
+
+def masked_logits(
+    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None,
+    first: int, scale: float, is_causal: bool, soft_cap: float | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Logits of the queries (B, N, rows, W) from position `first` on, and which items are real.
+
+    (B, N, rows, S), or S + 1 with a sink, last; the mask is None if all of them are.
+    """
+    B, N, rows, W = q.shape
+    K, S = k.shape[1:3]
+    together = (B, K, N // K * rows)  # queries of a group meet the same keys
+    z = ((q * scale).reshape(*together, W) @ k.mT).reshape(B, N, rows, S)
+    if soft_cap is not None:
+        z = soft_cap * torch.tanh(z / soft_cap)
+    if bias is not None:
+        z = z + bias
+        mask = _both(mask, z > -torch.inf)  # a query without keys gives 0, not NaN
+    if is_causal:
+        mask = _both(mask, _causal(rows, S, q.device, first))
+    return (z, mask) if sinks is None else _with_sinks(z, mask, sinks, first)
+
+
+def _both(mask: Tensor | None, other: Tensor) -> Tensor:
+    return other if mask is None else mask & other
 
 
 def _with_sinks(

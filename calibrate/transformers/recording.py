@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import identity
 from calibrate.files.recording import Recorder
+from calibrate.torch.attention import masked_logits
 from calibrate.transformers.attention import (
     Tensor,
     attention_function,
@@ -102,20 +103,21 @@ def _logits(
 ) -> Tensor:  # fmt: skip
     """(batch, heads, keys, and the sink if there is one) of the queries at one position each."""
     B, N, T, W = query.shape
-    K, S = key.shape[1:3]
-    q = query.float().gather(2, at[:, None, None, None].expand(B, N, 1, W))[:, :, 0]
-    q = q * (W**-0.5 if scaling is None else scaling)
-    z = (q.reshape(B, K, N // K, W) @ key.float().mT).reshape(B, N, S)
-    if softcap is not None:
-        z = softcap * torch.tanh(z / softcap)
+    S = key.shape[2]
+
+    def at_queries(x: Tensor, width: int) -> Tensor:
+        return x.expand(B, N, T, width).gather(2, at[:, None, None, None].expand(B, N, 1, width))
+
     both = mask_and_bias(mask, position_bias)
-    if both is not None:
-        row = both.expand(B, N, T, S).gather(2, at[:, None, None, None].expand(B, N, 1, S))[:, :, 0]
-        z = z.masked_fill(~row, -torch.inf) if row.dtype == torch.bool else z + row
+    row = None if both is None else at_queries(both, S)
+    real, bias = (row, None) if row is not None and row.dtype == torch.bool else (None, row)
     if is_causal_alone(module, mask, T, is_causal):
-        z = z.masked_fill(torch.arange(S, device=z.device) > at[:, None, None], -torch.inf)
+        real = torch.arange(S, device=key.device) <= at[:, None, None, None]
     sinks = s_aux if sinks is None else sinks
-    if sinks is None:
-        return z
-    sinks = (sinks[:, None, None] if sinks.ndim == 1 else sinks).float().expand(B, N, T, 1)
-    return torch.cat([z, sinks.gather(2, at[:, None, None, None].expand(B, N, 1, 1))[:, :, 0]], -1)
+    if sinks is not None:
+        sinks = at_queries(sinks[:, None, None] if sinks.ndim == 1 else sinks, 1)
+    scale = W**-0.5 if scaling is None else scaling
+    z, real = masked_logits(
+        at_queries(query, W).float(), key.float(), real, bias, sinks, 0, scale, False, softcap
+    )
+    return (z if real is None else z.masked_fill(~real, -torch.inf))[:, :, 0]
