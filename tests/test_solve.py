@@ -29,6 +29,14 @@ def test_solves_every_row_as_the_reference_does(tmp_path):
     assert rows.misranked.all()
 
 
+def test_the_number_of_jobs_changes_nothing(tmp_path):
+    collection = collect(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy")
+    one, two = (solve_collection(collection, jobs) for jobs in (1, 2))
+    for a, b in zip(one[:-1], two[:-1], strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(one.profile.series, two.profile.series)
+
+
 def test_masked_items_are_not_counted_and_ranks_are_known():
     z = np.array([[3, 1, -np.inf, 0], [3, 1, 2, 0]], np.float32)
     rows = solve(z, np.array([0, 2], np.int32), reference.entropy(z), 4)

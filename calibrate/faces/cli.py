@@ -197,9 +197,7 @@ def fit(
             help="The paper's procedure instead: least squares on misranked rows, no verdict."
         ),
     ] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Processes of the bootstrap, or a head each.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes of solver and fits.")] = 1,
     store: StoreOption = None,
     figure: Annotated[
         Path | None, typer.Option(help="Where to draw the fit [default: beside the file, .png]")

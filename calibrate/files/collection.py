@@ -135,16 +135,21 @@ class Collection(NamedTuple):
         return [(layer, head) for layer, head in self.manifest["configuration"].get("heads", [])]
 
     def shards(self) -> Iterator[tuple[int, Shard]]:
-        """(set size, shard) of every shard, each checked against the manifest's digest."""
+        """(set size, shard) of every shard."""
         for entry in self.manifest["shards"]:
-            path = shard_path(self.folder, entry["size"], entry["unit"])
-            data = read_bytes(path)
-            if digest_of(data) != entry["sha256"]:
-                raise CalibrateError(
-                    f"{path} is not the shard that {MANIFEST} lists: it was damaged or exchanged; "
-                    "delete it and run the same `calibrate collect` command again"
-                )
-            yield entry["size"], _parse_shard(data, path, entry["size"])
+            yield entry["size"], read_shard(self.folder, entry)
+
+
+def read_shard(folder: Path, entry: dict[str, Any]) -> Shard:
+    """The shard that an entry of a manifest is about, checked against its digest."""
+    path = shard_path(folder, entry["size"], entry["unit"])
+    data = read_bytes(path)
+    if digest_of(data) != entry["sha256"]:
+        raise CalibrateError(
+            f"{path} is not the shard that {MANIFEST} lists: it was damaged or exchanged; "
+            "delete it and run the same `calibrate collect` command again"
+        )
+    return _parse_shard(data, path, entry["size"])
 
 
 def open_collection(folder: Path) -> Collection:

@@ -44,7 +44,7 @@ def fit_collection(
       name: of the fit.
       options: of the fits; None are the defaults.
       force: a kind of rule to publish if it beats plain softmax, whatever does better.
-      jobs: processes of the bootstrap.
+      jobs: processes of solver and bootstrap; the result does not depend on it.
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
         rows asked for.
@@ -52,7 +52,7 @@ def fit_collection(
     """
     collection = _of_one_head(folder)
     options = _options(collection, options)
-    rows = solve_collection(collection)
+    rows = solve_collection(collection, jobs)
     choice = choose(rows, options, force)
     quality = _quality(collection, rows, choice, options, jobs)
     said = _said(options, force)
@@ -68,12 +68,13 @@ def fit_heads_of_collection(
 ) -> ManyFits:
     """Solves a complete collection that says which heads its rows are of, and fits each of them.
 
-    Args and errors are those of `fit_collection`; `jobs` are processes, a head each.
+    Args and errors are those of `fit_collection`; `jobs` are processes, a shard and then a head
+    each.
     """
     collection = open_collection(Path(folder))
     refuse_bad_rows(collection.manifest)
     options = _options(collection, options)
-    rows = solve_collection(collection)
+    rows = solve_collection(collection, jobs)
     fits, heads = fit_heads(rows, options, force, jobs)
     quality = {"rows": _row_counts(collection, rows)} | quality_of_heads(heads, options)
     coefficients = _described(fits, name, collection, quality, _said(options, force))

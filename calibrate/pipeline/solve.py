@@ -1,10 +1,11 @@
 """Solve: what every collected row says of the beta that would serve its target."""
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files.collection import Collection
+from calibrate.files.collection import Collection, read_shard
 from calibrate.maths import solver
 from calibrate.maths.profile import Profile, profile
 from calibrate.maths.rule import Rule
@@ -57,10 +58,22 @@ def head_in_words(layer: int | None, head: int | None) -> str:
     return ", ".join(f"{word} {i}" for word, i in said if i is not None)
 
 
-def solve_collection(collection: Collection) -> Rows:
-    """The optimal beta and the likelihood profile of every row; a shard is read at a time."""
-    shards = collection.shards()
-    return join([solve(s.logits, s.target, s.entropy, size, s.layer, s.head) for size, s in shards])
+def solve_collection(collection: Collection, jobs: int = 1) -> Rows:
+    """The optimal beta and the likelihood profile of every row.
+
+    Args:
+      collection: with the rows of one head or of many.
+      jobs: processes, a shard at a time each; the result does not depend on it.
+    """
+    from joblib import Parallel, delayed
+
+    folder, entries = collection.folder, collection.manifest["shards"]
+    return join(Parallel(n_jobs=jobs)(delayed(_solve_shard)(folder, entry) for entry in entries))
+
+
+def _solve_shard(folder: Path, entry: dict[str, Any]) -> Rows:
+    shard = read_shard(folder, entry)  # where it is solved: logits do not travel
+    return solve(shard.logits, shard.target, shard.entropy, entry["size"], shard.layer, shard.head)
 
 
 def solve(
