@@ -188,6 +188,11 @@ browser = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium on this 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser(page, width, scheme):
+    check_in_a_browser(page, width, scheme)
+
+
+def check_in_a_browser(page, width, scheme):
+    """It loads nothing, says nothing, and keeps to the window."""
     with Browser() as window:
         events = window.open(page.as_uri(), width, prefers_color_scheme=scheme)
         said = [e for e in events if e["method"] in (

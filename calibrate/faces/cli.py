@@ -14,6 +14,7 @@ from calibrate.faces.options import (
     BytesOption,
     HeadOption,
     JsonOption,
+    LogitsOption,
     SeedOption,
     SetsOption,
     SizesOption,
@@ -126,10 +127,7 @@ def collect(
         Path | None, typer.Option(help="Folder of the collection [default: runs/ and its name]")
     ] = None,
     head: HeadOption = "max-retrieval",
-    logits: Annotated[
-        Path | None,
-        typer.Option(help="Instead of a head: an .npz file, or a folder, of logits and targets."),
-    ] = None,
+    logits: LogitsOption = None,
     sizes: SizesOption = "16..16384",
     sets: SetsOption = 4096,
     seed: SeedOption = 0,

@@ -1,5 +1,6 @@
 """Commands that judge heads and fits, and publish nothing: evaluate, report, diagnose."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -7,11 +8,13 @@ import typer
 
 from calibrate.faces.options import (
     JsonOption,
+    LogitsOption,
     SeedOption,
     SizesOption,
     parse_heads,
     parse_sizes,
     print_json,
+    refuse_beside,
 )
 
 
@@ -52,6 +55,7 @@ def evaluate(
             "--heads", "--head", help="max-retrieval-0..9, a list, or weights files (.npz)."
         ),
     ] = "max-retrieval",
+    logits: LogitsOption = None,
     sizes: SizesOption = "16..16384",
     sets: Annotated[
         int | None,
@@ -73,6 +77,7 @@ def evaluate(
     store: Annotated[Path | None, typer.Option(help="Store to look for --fits in first.")] = None,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.")] = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Score a fit of each head beside its alternatives on held-out sets, with tests.
 
@@ -81,16 +86,26 @@ def evaluate(
     is the best constant of each size, in hindsight. The same command again carries on. The fits of
     ten heads take three minutes and 1.3 GB; --fit-sets and --fit-sizes make it less.
 
+    With --logits nothing is calibrated: --fits are scored on the rows of a file or folder, each
+    head by the fit's own entry for it, by how probable they make the target. The rows should be
+    other ones than the fits are made of.
+
     Example: calibrate evaluate --heads max-retrieval-0..9 --sizes 16,64,256 --sets 256
     """
     from calibrate.faces import comparison_views, steps
     from calibrate.pipeline.study import Calibration
 
+    if logits is not None:
+        refuse_beside(context, "--logits", _OF_HEADS)
+        _evaluate_logits(logits, fits, store, as_json)
+        return
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other; give one of them")
     n, calibration = parse_sizes(sizes), Calibration(parse_sizes(fit_sizes), fit_sets)
     names = parse_heads(heads)
     more = steps.load_fits(fits, store)
+    for fit in more.values():
+        steps.refuse_heads(fit)
     chosen = [steps.load(name) for name in names]
     comparison = steps.compare_heads(chosen, n, sets, seed, calibration, out, more)
     if as_json:
@@ -102,36 +117,61 @@ def evaluate(
         print(f"\nPublish a head's fit: calibrate fit {out / 'collections'}/HEAD... --name NAME")
 
 
+# What `evaluate` asks for of heads that run, and logits on disk have not.
+_OF_HEADS = ("heads", "sizes", "sets", "seed", "fit_sizes", "fit_sets", "out", "as_csv")
+
+
+def _evaluate_logits(path: Path, fits: str, store: Path | None, as_json: bool) -> None:
+    from calibrate.faces import logits_steps, logits_views, steps
+
+    scores = logits_steps.score(path, steps.load_fits(fits, store))
+    if as_json:
+        print_json(logits_views.scores_record(scores))
+    else:
+        logits_views.print_scores(scores)
+
+
 def report(
     run_or_fit: Annotated[str, typer.Argument(help="A fit (NAME, NAME@3), or a collection.")],
     out: Annotated[Path, typer.Option(help="Where to write the page, an .html file.")],
     head: Annotated[
         str | None, typer.Option(help="The head to score, if it is not the one that the fit names.")
     ] = None,
+    logits: LogitsOption = None,
     sizes: SizesOption = "16..4096",
     sets: Annotated[int, typer.Option(min=2, help="Held-out sets of each size.")] = 4096,
     seed: SeedOption = 0,
     store: Annotated[Path | None, typer.Option(help="Store to look in first.")] = None,
     as_json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """One self-contained page on a fit: the verdict, scores, figures, and what it was made of.
 
-    Rules that are fitted to the same collection are in it if the collection is in ./runs.
+    Rules that are fitted to the same collection are in it if the collection is in ./runs. A fit
+    with an entry per head, or of logits on disk, is scored on the rows of --logits, which should
+    be other ones than it was made of.
 
     Example: calibrate report max-retrieval --out report.html
     """
-    from calibrate.faces import steps, tables
+    from calibrate.faces import logits_steps, steps, tables
     from calibrate.files.whole import check_writable
     from calibrate.pipeline.rules import beside, fixed_rules
 
     n = parse_sizes(sizes)
     if out.suffix != ".html":
         raise typer.BadParameter(f"{str(out)!r} is no .html file")
+    if logits is not None:
+        refuse_beside(context, "--logits", ("head", "sizes", "sets", "seed"))
     fit, collection = steps.find_fit(run_or_fit, store)
-    chosen = steps.head_of(fit, head)
-    check_writable(out)
-    rules = beside(fit, {**fixed_rules(), **steps.fitted_rivals(collection)})
-    said = steps.report(out, fit, chosen, steps.evaluate(chosen, n, sets, seed, rules), seed)
+    said: Mapping[str, str | None]
+    if logits is not None:
+        said = logits_steps.report(out, fit, logits)
+    else:
+        steps.refuse_heads(fit)
+        chosen = steps.head_of(fit, head)
+        check_writable(out)
+        rules = beside(fit, {**fixed_rules(), **steps.fitted_rivals(collection)})
+        said = steps.report(out, fit, chosen, steps.evaluate(chosen, n, sets, seed, rules), seed)
     if as_json:
         print_json(said)
     else:

@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+LogitsOption = Annotated[
+    Path | None,
+    typer.Option(help="Instead of a head: an .npz file, or a folder, of logits and targets."),
+]
 HeadOption = Annotated[
     str,
     typer.Option(
@@ -94,7 +98,8 @@ def refuse_beside(context: typer.Context, option: str, others: Sequence[str]) ->
     for name in others:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name} says nothing beside {option}; leave it out")
+            words = next(p.opts[0] for p in context.command.params if p.name == name)
+            raise typer.BadParameter(f"{words} says nothing beside {option}; leave it out")
 
 
 def check_figure(path: Path | None) -> None:

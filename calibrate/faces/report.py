@@ -1,16 +1,15 @@
 """The report: one self-contained HTML page on a fit, with its scores, figures and provenance."""
 
-import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
 from calibrate.faces import evidence_plots, head_plots, plots, score_plots
-from calibrate.faces.comparison_views import NOTHING, p_value
+from calibrate.faces.comparison_views import p_value
 from calibrate.faces.fit_views import facts, left_out, load_line
+from calibrate.faces.page import Picture, draw, encode, render
 from calibrate.faces.rule_words import guards, looked_at, outside, polynomial, span
 from calibrate.faces.verdict import beside_rivals, verdict
 from calibrate.files.coefficients import Coefficients
@@ -30,11 +29,6 @@ from calibrate.pipeline.closeup import (
 from calibrate.pipeline.compare import Comparison
 from calibrate.pipeline.rules import label, paper
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-TEMPLATE = Path(__file__).with_name("report.html.j2")
 CLOSEUP_SETS = 128
 FITTED_RIVALS = (
     "procedure",
@@ -42,16 +36,6 @@ FITTED_RIVALS = (
     "kappa-log-n",
     "constant",
 )  # they need the collection that the fit is made of
-NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
-
-
-class Picture(NamedTuple):
-    """A figure of the page."""
-
-    source: str  # a data: URL
-    title: str
-    caption: str
-    wide: bool
 
 
 def write_report(
@@ -67,8 +51,8 @@ def write_report(
       seed: of the sets shown item by item.
     """
     closeups = look_closely(head, comparison.sizes, CLOSEUP_SETS, seed)
-    page = _environment().from_string(TEMPLATE.read_text(encoding="utf-8"))
-    html = page.render(
+    html = render(
+        "report.html.j2",
         fit=fit,
         head=head.name,
         verdict=verdict(comparison, fit.reference),
@@ -83,7 +67,7 @@ def write_report(
         if not set(FITTED_RIVALS) & set(comparison.rules)
         else [],
         pictures=[*_pictures(closeups, fit, comparison), *_evidence_pictures(fit)],
-        lets_go=_draw(
+        lets_go=draw(
             head_plots.plot_reach,
             closeups,
             title="When this head lets go",
@@ -106,15 +90,6 @@ def write_report(
         seed=seed,
     )
     write_whole(path, html.encode())
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["thousands"] = lambda value: f"{value:,.0f}"
-    environment.filters["number"] = lambda value: NOTHING if value is None else f"{value:.3g}"
-    return environment
 
 
 def _highlights(
@@ -197,27 +172,27 @@ def _pictures(
 ) -> list[Picture]:
     fits = {"plain softmax": None, "the paper's numbers": paper(), fit.reference: fit}
     pictures = [
-        _draw(score_plots.plot_accuracy, comparison, fit.reference,
+        draw(score_plots.plot_accuracy, comparison, fit.reference,
               title="Accuracy against set size",
               caption="The share of sets that the head gets right; bands of two standard errors "
               "around plain softmax and this fit."),
-        _draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
+        draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
               caption="The same, less the accuracy of plain softmax on the same sets: what tells "
               "the rules apart."),
         *_rule_picture(closeups, fit),
-        _draw(head_plots.plot_beta_applied, closeups, fit, title="Beta applied",
+        draw(head_plots.plot_beta_applied, closeups, fit, title="Beta applied",
               caption="The inverse temperature that this fit gives to sets of each size (dots are "
               f"spread a little for legibility). As for the domain, {outside(fit.rule)}."),
-        _draw(head_plots.plot_shares, closeups, fit, title="Which sets the fit reaches",
+        draw(head_plots.plot_shares, closeups, fit, title="Which sets the fit reaches",
               caption="Sets outside the domain are unlike those that the fit was made of"
               + (": there its line is trusted to go on." if fit.rule.kind == LOG_SIZE else
                  ", and get what the rule says; those at or below the gate are left alone.")),
-        _draw(head_plots.plot_entropy_by_size, closeups, fits, title="Entropy against set size",
+        draw(head_plots.plot_entropy_by_size, closeups, fits, title="Entropy against set size",
               caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
               "plain curve; the adapted ones should stay below it."),
     ]  # fmt: skip
     heatmap = Picture(
-        _encode(head_plots.heatmap_figure(closeups, [None, fit])),
+        encode(head_plots.heatmap_figure(closeups, [None, fit])),
         "Coefficients, without and with the fit",
         f"{head_plots.N_SETS} sets (rows) and their 16 largest keys (columns), the target "
         "rightmost. A head that retrieves puts all its weight there.",
@@ -242,7 +217,7 @@ def _rule_picture(closeups: Sequence[Closeup], fit: Coefficients) -> list[Pictur
         f"very different temperatures; the curve is a compromise between them.{share}"
     )
     title = "The line" if fit.rule.kind == LOG_SIZE else "The polynomial"
-    return [_draw(plots.plot_fit, rows, fit, paper(), title=title, caption=caption)]
+    return [draw(plots.plot_fit, rows, fit, paper(), title=title, caption=caption)]
 
 
 def _candidate_rows(fit: Coefficients) -> list[dict[str, str]]:
@@ -283,19 +258,7 @@ def _evidence_pictures(fit: Coefficients) -> list[Picture]:
         ),
     }
     return [
-        _draw(draw, fit, title=title, caption=caption)
-        for key, (draw, title, caption) in found.items()
+        draw(plot, fit, title=title, caption=caption)
+        for key, (plot, title, caption) in found.items()
         if fit.quality.get(key)
     ]
-
-
-def _draw(draw: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=NARROW, layout="constrained")
-    draw(figure.add_subplot(), *arguments)
-    return Picture(_encode(figure), title, caption, wide=False)
-
-
-def _encode(figure: "Figure") -> str:
-    return "data:image/png;base64," + base64.b64encode(plots.png(figure)).decode()

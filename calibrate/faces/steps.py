@@ -281,18 +281,27 @@ def fitted_rivals(collection: Collection | None) -> dict[str, ScoredRule]:
         return {}
 
 
-def load_fits(references: str, store: Path | None) -> dict[str, ScoredRule]:
+def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
     """Fits by "REF,...", named NAME@VERSION: no built-in rule is called so.
 
     Raises:
-      CoefficientsError: there is no such fit, or it has an entry per head.
+      CoefficientsError: there is no such fit.
     """
-    found: dict[str, ScoredRule] = {}
+    found: dict[str, Coefficients] = {}
     for reference in filter(None, map(str.strip, references.split(","))):
         fit = load_fit(reference, store)
-        assert fit.only  # raises if there are several entries
         found[fit.reference if fit.reference not in found else f"{reference}@"] = fit
     return found
+
+
+def refuse_heads(coefficients: Coefficients) -> None:
+    """Raises CoefficientsError if a fit has an entry per head: one head alone has no use for it."""
+    try:
+        assert coefficients.only
+    except CoefficientsError as failure:
+        raise CoefficientsError(
+            f"{failure}, or score each head on logits on disk: --logits FILE.npz"
+        ) from None
 
 
 def head_of(coefficients: Coefficients, reference: str | None) -> Head:
@@ -309,8 +318,8 @@ def head_of(coefficients: Coefficients, reference: str | None) -> Head:
     if not reference and not is_built_in(named):  # a file says no path of this machine
         raise CalibrateError(
             f"{coefficients.reference} was made for head {named!r}, which does not come with the "
-            "package; give its weights file or module:attribute with --head (logits on disk have "
-            "no head to score: `calibrate fits show` tells what such a fit gains)"
+            "package; give its weights file or module:attribute with --head, or, if it is of "
+            "logits on disk, others of them with --logits FILE.npz"
         )
     head = load(named)
     if coefficients.fingerprint not in (None, head.fingerprint):

@@ -154,9 +154,11 @@ def score_records(scores: list[Score]) -> list[dict[str, Any]]:
     ]
 
 
-def print_verdict(said: dict[str, str | None]) -> None:
+def print_verdict(said: Mapping[str, str | None]) -> None:
     """The report's sentences, and where the report is."""
-    stdout.print(f"\n{said['verdict']}\n{said['rivals']}")
+    stdout.print()
+    for sentence in filter(None, map(said.get, ("verdict", "rivals"))):
+        stdout.print(sentence)
     stdout.print(f"  report     {said['report'] or 'not written'}")
 
 

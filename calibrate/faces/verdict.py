@@ -6,8 +6,10 @@ import numpy as np
 
 from calibrate.pipeline.compare import Comparison
 from calibrate.pipeline.rules import label
+from calibrate.pipeline.score_logits import LogitScores
 
 SIGNIFICANT = 0.01
+LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
 RIVALS = ("paper", "procedure", "polynomial", "kappa-log-n", "constant", "log-n", "hard")
 
 
@@ -60,6 +62,59 @@ def beside_rivals(comparison: Comparison) -> str:
     words = (("better", ahead), ("worse", behind), ("not measurably different", level))
     said = "; ".join(f"{word}: {_listed(names)}" for word, names in words if names)
     return f"Of its rivals, {said}."
+
+
+def verdict_on_logits(scores: LogitScores, rule: int) -> str:
+    """One sentence on what a fit does to the target on rows on disk, and of how many heads.
+
+    "Measurably" is more than two standard errors.
+    """
+    found, name = scores.estimate(), scores.rules[rule]
+    gain, error = found.of(rule, "log_p_gain")
+    before, after = (100 * found.of(i, "p")[0] for i in (0, rule))
+    way = _way(gain, error)
+    does = ("no measurable difference", "the target more probable", "the target less probable")[way]
+    changes = ("changes", "rises", "falls")[way]
+    by = f"{gain:+.4f}" if way == 0 else f"{abs(gain):.4f}"
+    seen = "which it was not made of" if scores.held_out(rule) else "the very rows it was made of"
+    return (
+        f"{name} makes {does}: on the {found.rows:,} rows of {scores.name}, {seen}, its "
+        f"log-probability {changes} by {by} ± {error:.4f} nats (mean probability {before:.1f} % to "
+        f"{after:.1f} %)"
+        f"{_heads_in_words(scores, rule)}."
+    )
+
+
+def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:
+    """How many of the heads that a fit names do neither, gain, and lose, beyond chance."""
+    ways = [
+        _way(*scores.estimate(head=head).of(rule, "log_p_gain"))
+        for head in range(len(scores.heads))
+        if scores.names(rule, head)
+    ]
+    same, up, down = (ways.count(way) for way in range(3))
+    return same, up, down
+
+
+def _heads_in_words(scores: LogitScores, rule: int) -> str:
+    """What becomes of the heads that a fit names, and how many it does not; "" of one alone."""
+    if len(scores.heads) == 1:
+        return ""
+    same, up, down = heads_moved(scores, rule)
+    named = same + up + down
+    left = len(scores.heads) - named
+    others = f"; left as they are: {left:,}" * bool(left)
+    return (
+        f"; of the {named:,} heads that it has a rule for, {up:,} gain measurably, {down:,} "
+        f"lose, and {same:,} do neither{others}"
+    )
+
+
+def _way(gain: float, error: float) -> int:
+    """1 up, 2 down, 0 neither beyond chance."""
+    if not abs(gain) > LEAST_ERRORS * error:
+        return 0
+    return 1 if gain > 0 else 2
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -160,6 +160,13 @@ class Coefficients:
         )
         return replace(self, entries=chosen) if chosen else replace(self, **_IDENTITY)
 
+    def entry_of(self, layer: int | None, head: int | None) -> Entry | None:
+        """The entry that covers a head; None where the fit does not name it, and beta is 1."""
+        for entry in self.entries:
+            if entry.layer in (None, layer) and entry.head in (None, head):
+                return entry
+        return None
+
     def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
         """Per-head numbers: coefficients, lo, hi, calibrated (1 or 0), each for every head.
 

@@ -252,7 +252,7 @@ def _collect_unit(
     if files.shard_path(folder, unit.size, unit.number).exists():
         return files.inspect_shard(folder, unit.size, unit.number), True
     found = source.rows(unit)
-    good, misranked, H, counts = map(np.asarray, _examine(found.logits, found.target))
+    good, misranked, H, counts = map(np.asarray, examine(found.logits, found.target))
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
     shard = files.Shard(
@@ -268,10 +268,17 @@ def _collect_unit(
 
 
 @jax.jit
-def _examine(
+def examine(
     logits: jax.Array, target: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(count, n) logits -> which rows are good, which misranked, entropy, the counts of COUNTS."""
+    """What rows are like, and which of them are bad: NaN, +inf, or a target that is masked.
+
+    Args:
+      logits: (count, n) float32, -inf where masked.
+      target: (count,) int, or (count, n) bool where any of several may win.
+    Returns:
+      (count,) bool, which are good; which misranked; their entropy, nats; the counts of COUNTS.
+    """
     if target.ndim == 1:
         at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
         n_targets = jnp.ones(len(logits), jnp.int32)

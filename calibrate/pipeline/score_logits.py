@@ -1,0 +1,263 @@
+"""Score logits on disk: how probable fits make the targets, head by head and size by size."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.coefficients import Coefficients, identity
+from calibrate.files.collection import COUNTS, refuse_bad_rows
+from calibrate.heads.arrays import MOST_HEADS, Arrays, LoggedRows
+from calibrate.maths.profile import log_p
+from calibrate.maths.rule import Rule, beta_of
+from calibrate.pipeline.candidates import ENOUGH_ROWS
+from calibrate.pipeline.collect import examine
+from calibrate.pipeline.rules import paper
+from calibrate.pipeline.solve import head_in_words, known
+from calibrate.pipeline.units import Unit, plan_units
+
+# Of every row under every rule: log p of the target, or of the total mass of several; p itself;
+# and both less those of plain softmax on the same row.
+MEASURES = ("log_p", "p", "log_p_gain", "p_gain")
+
+
+class Moments(NamedTuple):
+    """Rows in cells, of which only their number, mean and spread is kept."""
+
+    rows: np.ndarray  # (cells,)
+    mean: np.ndarray  # (cells, ...)
+    squares: np.ndarray  # (cells, ...): sum of squared deviations from the mean
+
+    @classmethod
+    def of(cls, values: np.ndarray, cell: np.ndarray, n_cells: int) -> "Moments":
+        """Of values (rows, ...), each row in its cell."""
+        rows = np.bincount(cell, minlength=n_cells)
+
+        def total(flat: np.ndarray) -> np.ndarray:
+            columns = [np.bincount(cell, column, n_cells) for column in flat.T]
+            return np.stack(columns, axis=1)
+
+        flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
+        mean = total(flat) / np.maximum(rows, 1)[:, None]
+        shape = (n_cells, *values.shape[1:])
+        return cls(rows, mean.reshape(shape), total((flat - mean[cell]) ** 2).reshape(shape))
+
+    def merge(self, other: "Moments") -> "Moments":
+        """Of the rows of both, cell by cell; no large sums cancel (Chan, Golub and LeVeque)."""
+        rows = self.rows + other.rows
+        across = (slice(None),) + (None,) * (self.mean.ndim - 1)
+        share = (other.rows / np.maximum(rows, 1))[across]
+        apart = other.mean - self.mean
+        between = apart**2 * self.rows[across] * share
+        return Moments(rows, self.mean + apart * share, self.squares + other.squares + between)
+
+
+class Estimate(NamedTuple):
+    """Means over rows, and their standard errors; NaN of no row, errors of a single one too."""
+
+    rows: int
+    mean: np.ndarray  # (rules, MEASURES)
+    error: np.ndarray
+
+    def of(self, rule: int, measure: str) -> tuple[float, float]:
+        """(mean, standard error) of one measure under one rule."""
+        i = MEASURES.index(measure)
+        return float(self.mean[rule, i]), float(self.error[rule, i])
+
+
+class LogitScores(NamedTuple):
+    """Every rule on every head and set size of some logits."""
+
+    name: str  # of the logits
+    fingerprint: str
+    rules: list[str]  # "plain", "paper", and the fits
+    fits: list[Coefficients]  # those rules
+    heads: list[tuple[int | None, int | None]]  # (layer, head), None where nobody says
+    sizes: list[int]
+    by_size: list[Moments]  # of each size: cells are heads, values (rules, MEASURES)
+    counts: list[dict[str, int]]  # of each size: its rows, and the bad ones by reason
+
+    def estimate(self, size: int | None = None, head: int | None = None) -> Estimate:
+        """Of one set size, one head (their places in the lists), both, or all there is.
+
+        Rows of one size count alike, whatever their head. Sizes count alike too, but for those of
+        fewer than 100 rows: as in a fit. Errors take all rows to be independent.
+        """
+        cells = self.by_size if size is None else [self.by_size[size]]
+        picked = slice(None) if head is None else slice(head, head + 1)
+        return _sizes_alike([_pooled(Moments(*(x[picked] for x in cell))) for cell in cells])
+
+    def names(self, rule: int, head: int) -> bool:
+        """Whether a rule has something to say of a head; else it stays as it is."""
+        return rule > 0 and self.fits[rule].entry_of(*self.heads[head]) is not None
+
+    def ranked(self, rule: int) -> list[int]:
+        """The heads that a rule names, the largest gain first, and then the others."""
+
+        def place(head: int) -> tuple[bool, float]:
+            gain, _ = self.estimate(head=head).of(rule, "log_p_gain")
+            return not self.names(rule, head), -gain if np.isfinite(gain) else np.inf
+
+        return sorted(range(len(self.heads)), key=place)
+
+    def held_out(self, rule: int) -> bool:
+        """Whether the fit was made of anything but these very rows, as far as it says."""
+        return self.fits[rule].fingerprint != self.fingerprint
+
+    def head_in_words(self, head: int) -> str:
+        """What to call a head: of logits that do not say, their name."""
+        return head_in_words(*self.heads[head]) or self.name
+
+
+def _pooled(cells: Moments) -> Moments:
+    """All cells as one, in a list of one."""
+    if len(cells.rows) == 1:
+        return cells
+    rows = cells.rows.sum(keepdims=True)
+    share = (cells.rows / max(rows[0], 1)).reshape(-1, 1, 1)
+    mean = np.sum(share * cells.mean, axis=0, keepdims=True)
+    between = cells.rows.reshape(-1, 1, 1) * (cells.mean - mean) ** 2
+    return Moments(rows, mean, np.sum(cells.squares + between, axis=0, keepdims=True))
+
+
+def _sizes_alike(sizes: list[Moments]) -> Estimate:
+    """The mean over set sizes, those of few rows counting less."""
+    rows, means, squares = (np.concatenate(part) for part in zip(*sizes, strict=True))
+    some = rows > 0
+    if not some.any():
+        nothing = np.full(means.shape[1:], np.nan)
+        return Estimate(0, nothing, nothing)
+    rows, means, squares = rows[some, None, None], means[some], squares[some]
+    weight = np.minimum(rows, ENOUGH_ROWS)
+    weight = weight / weight.sum()
+    mean = np.sum(weight * means, axis=0)
+    # A row that is alone in its size does not say how far others would be from it.
+    variance = np.where(rows > 1, squares / np.maximum(rows - 1, 1), (means - mean) ** 2)
+    error = np.sqrt(np.sum(weight**2 * variance / rows, axis=0))
+    n_rows = int(rows.sum())
+    return Estimate(n_rows, mean, error if n_rows > 1 else np.full_like(error, np.nan))
+
+
+class _ByHead(NamedTuple):
+    """A fit as arrays: one column per head."""
+
+    rule: Rule
+    numbers: np.ndarray  # (coefficients + 2, heads): the coefficients, and the domain
+    named: np.ndarray  # (heads,) bool
+
+    def beta(self, of_head: np.ndarray, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
+        """(rows,) beta of rows of these heads."""
+        *powers, lo, hi = self.numbers[:, of_head]
+        beta = beta_of(H, log_n, powers, (lo, hi), self.rule, np)
+        return np.where(self.named[of_head], beta, 1.0)
+
+
+def score_logits(
+    arrays: Arrays,
+    fits: Mapping[str, Coefficients],
+    report: Callable[[Unit], None] = lambda unit: None,
+) -> LogitScores:
+    """Scores plain softmax, the paper's numbers, and fits, on rows on disk.
+
+    Each head is scored by the fit's own entry for it, and with beta = 1 where it has none. A piece
+    of the rows is in memory at a time. Bad rows (NaN, +inf, a masked target) are counted and left
+    out.
+
+    Args:
+      arrays: the rows; other ones than the fits are made of.
+      fits: by name, with an entry for all heads alike, or one for each.
+      report: called after each piece.
+    Raises:
+      CalibrateError: a fit is for heads that are not these, or the rows do not say whose they are.
+      QualityError: there are no rows to score, or more than 1 % of them are bad.
+    Warns:
+      UserWarning: a fit was made of these very rows.
+    """
+    for name, fit in fits.items():
+        _check_heads(name, fit, arrays)
+        if fit.fingerprint == arrays.fingerprint:
+            warnings.warn(
+                f"{name} was made of these very rows ({arrays.name}): they are not held out",
+                stacklevel=2,
+            )
+    rules = {"plain": identity(), "paper": paper(), **fits}
+    by_head = [_by_head(fit, arrays) for fit in rules.values()]
+    by_size, counts = [], []
+    for size in arrays.sizes:
+        found, count = _score_size(arrays, size, by_head, report)
+        by_size.append(found)
+        counts.append({"size": size} | dict(zip(COUNTS, count.tolist(), strict=True)))
+    refuse_bad_rows({"sizes": counts})
+    if not any(found.rows.any() for found in by_size):
+        raise QualityError(f"{arrays.name} has no rows to score; give some")
+    return LogitScores(
+        arrays.name, arrays.fingerprint, list(rules), list(rules.values()),
+        _heads(arrays), arrays.sizes, by_size, counts,
+    )  # fmt: skip
+
+
+def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
+    """A fit for other heads would leave every row as it is, without a word."""
+    heads = _heads(arrays)
+    for axis in ("layer", "head"):
+        told = any(getattr(entry, axis) is not None for entry in fit.entries)
+        if told and any(pair[axis == "head"] is None for pair in heads):
+            raise CalibrateError(
+                f"{name} has an entry per {axis}, and {arrays.name} does not say which {axis} its "
+                f"rows are of; give an array {axis!r} (rows,)"
+            )
+    if heads and all(fit.entry_of(*head) is None for head in heads):
+        raise CalibrateError(
+            f"{name} names none of the {len(heads)} heads that the rows of {arrays.name} are of "
+            f"(the first is {head_in_words(*heads[0])}); give a fit of this model"
+        )
+
+
+def _heads(arrays: Arrays) -> list[tuple[int | None, int | None]]:
+    return [(known(layer), known(head)) for layer, head in arrays.heads]
+
+
+def _by_head(fit: Coefficients, arrays: Arrays) -> _ByHead:
+    entries = [fit.entry_of(*head) for head in _heads(arrays)]
+    some = fit.entries[0]  # where there is none, any numbers do
+    numbers = [(*entry.coefficients, *entry.domain) for entry in (x or some for x in entries)]
+    named = np.array([entry is not None for entry in entries], bool)
+    return _ByHead(fit.rule, np.array(numbers).T, named)
+
+
+def _score_size(
+    arrays: Arrays, size: int, by_head: list[_ByHead], report: Callable[[Unit], None]
+) -> tuple[Moments, np.ndarray]:
+    """The rows of one size: what they score, and the counts of COUNTS."""
+    found: Moments | None = None
+    count = np.zeros(len(COUNTS), np.int64)
+    for unit in plan_units(size, arrays.count(size)):
+        rows = arrays.rows(unit.size, unit.first, unit.sets)
+        good, _, H, seen = map(np.asarray, examine(rows.logits, rows.target))
+        values = _measure(LoggedRows(*(x[good] for x in rows)), H[good], arrays, by_head)
+        piece = Moments.of(*values, len(arrays.heads))
+        found = piece if found is None else found.merge(piece)
+        count += seen
+        report(unit)
+    assert found is not None
+    return found, count
+
+
+def _measure(
+    rows: LoggedRows, H: np.ndarray, arrays: Arrays, by_head: list[_ByHead]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, rules, MEASURES), and which of the heads each row is of."""
+    of_head = np.searchsorted(_code(np.array(arrays.heads)), _code(np.stack(rows[2:], axis=1)))
+    log_n = np.log((rows.logits > -np.inf).sum(axis=1))
+    betas = np.stack([rule.beta(of_head, H.astype(float), log_n) for rule in by_head], axis=1)
+    found = log_p(rows.logits, rows.target, betas).astype(float)
+    p = np.exp(found)
+    return np.stack([found, p, found - found[:, :1], p - p[:, :1]], axis=2), of_head
+
+
+def _code(heads: np.ndarray) -> np.ndarray:
+    """(heads, 2) -> one number for each, in the same order."""
+    layer, head = heads.astype(np.int64).T + 1
+    return layer * (MOST_HEADS + 1) + head

@@ -1,0 +1,224 @@
+"""evaluate and report with --logits: what they print, what they refuse, and the page."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from test_cli import call, refusal
+from test_report import Text, browser, check_in_a_browser
+from test_score_logits import FITS, planted
+
+import calibrate
+from calibrate.faces import logits_plots
+from calibrate.faces.logits_views import print_scores, scores_record
+from calibrate.faces.verdict import verdict_on_logits
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.publishing import publish
+from calibrate.heads.arrays import Arrays
+from calibrate.maths.rule import Rule
+from calibrate.pipeline.score_logits import LogitScores, Moments, score_logits
+
+
+def publish_fits(folder, **source):
+    """Two heads have a line, and the third none; and one entry for all heads alike."""
+    for name, fit in (("lines", FITS["lines"]), ("alike", FITS["all alike"])):
+        publish(replace(fit, name=name, source=source), folder / "fits")
+
+
+@pytest.fixture
+def logged(here):
+    np.savez(here / "held-out.npz", **planted())
+    publish_fits(here)
+    return here
+
+
+def table_of(text, title):
+    """The lines of a table, each cut at two spaces or more."""
+    lines = text.split(title)[1].splitlines()[1:]
+    body = [line.strip() for line in lines if line.strip() and "─" not in line]
+    return [[cell for cell in line.split("  ") if cell] for line in body]
+
+
+def test_evaluate_says_it_by_size_and_by_head(logged):
+    out = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,alike").stdout
+    scores = score_logits(
+        Arrays(Path("held-out.npz")), {"lines@1": FITS["lines"], "alike@1": FITS["all alike"]}
+    )
+    assert "scored     360 rows of 3 heads; left out: none" in out
+    headings, *rows = table_of(out, "Mean log-probability of the target, nats")
+    assert [cell.strip() for cell in headings] == [
+        "n", "rows", "plain softmax", "the paper's numbers", "gain", "lines@1", "gain", "alike@1",
+        "gain",
+    ]  # fmt: skip
+    mean, error = scores.estimate(size=0).of(2, "log_p_gain")
+    assert rows[0][0].strip() == "16"
+    assert rows[0][6].strip() == f"{mean:+.4f} ± {error:.4f}"
+    mean, error = scores.estimate().of(3, "p")
+    (last,) = (
+        row for row in table_of(out, "Mean probability of the target, %") if "all, " in row[0]
+    )
+    assert last[7].strip() == f"{100 * mean:.1f} ± {100 * error:.1f}"
+    heads = table_of(out, "By head, the largest gain of lines@1 first")[1:4]
+    gains = {i: scores.estimate(head=i).of(2, "log_p_gain")[0] for i in (0, 2)}
+    best = scores.head_in_words(max(gains, key=gains.__getitem__))
+    assert heads[0][0].strip() == best
+    assert [heads[2][0].strip(), heads[2][4].strip()] == ["layer 0, head 3", "as it is"]
+    assert "of the 2 heads that it has a rule for," in out
+    assert "left as they are: 1." in out
+
+
+def test_json_has_every_head_at_every_size(logged):
+    record = json.loads(
+        call("evaluate", "--logits", "held-out.npz", "--fits", "lines", "--json").stdout
+    )
+    scores = score_logits(Arrays(Path("held-out.npz")), {"lines@1": FITS["lines"]})
+    assert record == scores_record(scores)
+    assert [rule["heads"] for rule in record["rules"]] == [0, 3, 2]
+    (head,) = (x for x in record["heads"] if (x["layer"], x["head"]) == (2, 1))
+    for i, size in enumerate(head["sizes"]):
+        assert size["size"] == scores.sizes[i]
+        found = size["rules"]["lines@1"]["log_p_gain"]
+        assert (found["mean"], found["error"]) == scores.estimate(i, 2).of(2, "log_p_gain")
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        ((0.5, 0.3), "more probable: on the 2,000 rows of toy, which it was not made of, its "
+         "log-probability rises by 0.4000 ± 0.0032 nats (mean probability 20.0 % to 30.0 %); of "
+         "the 2 heads that it has a rule for, 2 gain measurably, 0 lose, and 0 do neither."),
+        ((-0.5, 0.0), "less probable: on the 2,000 rows of toy, which it was not made of, its "
+         "log-probability falls by 0.2500 ± 0.0060 nats (mean probability 20.0 % to 30.0 %); of "
+         "the 2 heads that it has a rule for, 0 gain measurably, 1 lose, and 1 do neither."),
+    ],
+)  # fmt: skip
+def test_the_verdict_counts_heads(gains, said):
+    plain, own = [-2.0, 0.2, 0.0, 0.0], [[-2.0 + gain, 0.3, gain, 0.1] for gain in gains]
+    mean = np.array([[plain, plain, of_head] for of_head in own])
+    cells = Moments(np.array([1_000, 1_000]), mean, np.full(mean.shape, 10.0))
+    identity = calibrate.identity()
+    scores = LogitScores(
+        "toy", "sha256:toy", ["plain", "paper", "own"], [identity] * 3, [(0, 0), (0, 1)], [64],
+        [cells], [],
+    )  # fmt: skip
+    assert verdict_on_logits(scores, 2) == f"own makes the target {said}"
+
+
+def test_without_fits_the_paper_is_scored(logged):
+    out = call("evaluate", "--logits", "held-out.npz").stdout
+    assert "By head, the largest gain of the paper's numbers first" in out
+    assert "verdict" not in out
+
+
+def test_many_heads_are_cut_short(here, capsys):
+    columns = planted(rows=10, heads=tuple((i, 0) for i in range(23)))
+    np.savez(here / "many.npz", **columns)
+    print_scores(score_logits(Arrays(here / "many.npz"), {"alike": FITS["all alike"]}))
+    assert "and 3 more (--json lists them all)" in capsys.readouterr().out
+
+
+def test_rows_of_the_fit_itself_are_no_evidence(logged):
+    publish_fits(logged, fingerprint=Arrays(logged / "held-out.npz").fingerprint)
+    done = call("evaluate", "--logits", "held-out.npz", "--fits", "lines")
+    (warned,) = (line for line in done.stderr.splitlines() if "warning" in line)
+    assert "lines@2 was made of these very rows (held-out): they are not held out" in warned
+    assert "rows of held-out, the very rows it was made of, its log-prob" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["evaluate", "--logits", "held-out.npz", "--sizes", "16"], 2, "--sizes says nothing be"),
+        (["evaluate", "--logits", "held-out.npz", "--head", "x"], 2, "--heads says nothing be"),
+        (["evaluate", "--logits", "held-out.npz", "--fit-sets", "9"], 2, "--fit-sets says not"),
+        (["evaluate", "--logits", "held-out.npz", "--csv"], 2, "--csv says nothing beside --lo"),
+        (["evaluate", "--logits", "none.npz"], 1, "none.npz does not exist"),
+        (["evaluate", "--logits", "held-out.npz", "--fits", "nope"], 1, "nope"),
+        (["evaluate", "--fits", "lines"], 1, "score each head on logits on disk: --logits FILE"),
+        (["report", "lines", "--out", "r.html"], 1, "on logits on disk: --logits FILE.npz"),
+        (["report", "lines", "--logits", "held-out.npz", "--out", "r.pdf"], 2, "is no .html file"),
+        (["report", "lines", "--logits", "held-out.npz", "--out", "r.html", "--sets", "9"], 2,
+         "--sets says nothing beside --logits"),
+        (["report", "lines", "--logits", "none.npz", "--out", "r.html"], 1, "none.npz does not"),
+    ],
+)  # fmt: skip
+def test_refusals(logged, arguments, code, message):
+    assert message in refusal(*arguments, code=code)
+    assert not (logged / "r.html").exists()
+
+
+def test_a_fit_of_arrays_is_told_of_logits(logged):
+    publish_fits(logged, head="example")
+    said = refusal("report", "alike", "--out", "r.html")
+    assert "made for head 'example'" in said
+    assert "with --logits FILE.npz" in said
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page on a fit per head."""
+    folder = tmp_path_factory.mktemp("page")
+    np.savez(folder / "held-out.npz", **planted())
+    publish_fits(folder, head="<script>alert(1)</script>")
+    path = folder / "report.html"
+    call("report", folder / "fits/lines/1.json", "--logits", folder / "held-out.npz", "--out", path)
+    return path
+
+
+def test_the_page_of_many_heads(page, tmp_path):
+    text = Text(page.read_text(encoding="utf-8"))
+    words = " ".join(text.words)
+    for part in (
+        "softmax for 2 heads, scored on the logits of held-out",
+        "lines@1 makes", "of 3 heads gain measurably", ".layer(i) probs =",
+        "Logits are (..., heads, queries, items), of layer i",
+        "beta(n) = kappa log n + b, of each head its own", "0.5 log n + 0.2",
+        "By head", "<script>alert(1)</script>", "360 rows of 3 heads; left out: none",
+    ):  # fmt: skip
+        assert part in words, part
+    assert text.tags.count("img") == text.tags.count("figcaption") == 4
+    assert "script" not in text.tags
+    assert all(address.startswith("data:") for address in text.addresses)
+    again = tmp_path / "again.html"
+    fit, logits = page.parent / "fits/lines/1.json", page.parent / "held-out.npz"
+    said = call("report", fit, "--logits", logits, "--out", again, "--json").stdout
+    assert json.loads(said)["report"] == str(again)
+    assert again.read_bytes() == page.read_bytes()
+
+
+def test_the_page_of_one_head(logged):
+    columns = {name: x for name, x in planted().items() if name not in ("layer", "head")}
+    np.savez("one.npz", **columns)
+    said = call("report", "alike", "--logits", "one.npz", "--out", "r.html").stdout
+    assert "alike@1 makes" in said
+    text = Text(Path("r.html").read_text(encoding="utf-8"))
+    words = " ".join(text.words)
+    assert "the largest gain" in words
+    assert "beta(H) = 0.02 H^4 - 0.2 H^3 + 0.5 H^2 + 0.6 H + 0.4" in words
+    assert "By head" not in words
+    assert ".layer(i)" not in words
+    assert text.tags.count("img") == 3  # no map
+
+
+@browser
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_in_a_browser(page, width, scheme):
+    check_in_a_browser(page, width, scheme)
+
+
+@pytest.mark.parametrize(("n_heads", "told", "grey"), [(3, 3, 0), (10, 10, 0), (14, 5, 9)])
+def test_curves_of_many_heads_are_told_apart_or_grey(n_heads, told, grey):
+    """Each line that bears a name has a look of its own, also without colour."""
+    entries = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 0, i) for i in range(n_heads))
+    ax = Figure().add_subplot()
+    logits_plots.plot_betas(ax, Coefficients(Rule.log_size(), entries), entries)
+    named = [line for line in ax.lines if line.get_label().startswith("layer 0, head")]
+    assert len(named) == told
+    assert len({(line.get_marker(), line.get_linestyle()) for line in named}) == told
+    others = [line for line in ax.lines if line.get_label() == f"{grey} other heads"]
+    assert bool(others) == bool(grey)
+    np.testing.assert_allclose(named[0].get_xdata()[[0, -1]], np.exp([2.0, 5.0]))
+    np.testing.assert_allclose(named[1].get_ydata()[-1], 0.1 * 5 + 1)

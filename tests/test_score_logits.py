@@ -1,0 +1,212 @@
+"""Scores of fits on logits on disk: those of a plain loop in float64, head by head."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.heads.arrays import Arrays
+from calibrate.maths import reference
+from calibrate.maths.rule import Rule
+from calibrate.pipeline import units
+from calibrate.pipeline.score_logits import Moments, score_logits
+
+HEADS = ((0, 0), (0, 3), (2, 1))
+LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
+BENT = (0.02, -0.2, 0.5, 0.6, 0.4)
+FITS = {
+    "lines": Coefficients(Rule.log_size(), LINES, name="lines"),
+    "bent": Coefficients(Rule(0.3), (Entry(BENT, (1.0, 3.5), 0, 3),), name="bent"),
+    "by layer": Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (2.0, 5.0), layer=0),)),
+    "all alike": Coefficients(Rule(outside="identity"), (Entry(BENT, (1.0, 3.0)),)),
+}
+
+
+def planted(rows=120, n=48, seed=0, heads=HEADS, several=False):
+    """Arrays of several heads; rows differ in how many of their items are real."""
+    rng = np.random.default_rng(seed)
+    total = rows * len(heads)
+    logits = rng.uniform(0.3, 3, (total, 1)) * rng.standard_normal((total, n))
+    n_real = rng.choice([12, 16, n - 5, n], (total, 1), p=[0.1, 0.1, 0.4, 0.4])
+    mask = np.arange(n) < n_real
+    target = np.where(mask, logits + rng.standard_normal((total, n)), -np.inf).argmax(axis=1)
+    if several:
+        target = (np.arange(n) == target[:, None]) | ((rng.random((total, n)) < 0.05) & mask)
+    layer, head = np.repeat(heads, rows, axis=0).T
+    shuffled = rng.permutation(total)
+    columns = {"logits": logits, "target": target, "mask": mask, "layer": layer, "head": head}
+    return {name: column[shuffled] for name, column in columns.items()}
+
+
+def save(path, columns):
+    np.savez(path, **columns)
+    return Arrays(path)
+
+
+def entry_of(fit, layer, head):
+    """In other words than those of the code: the runtime's rule of who has which entry."""
+    found = [e for e in fit.layer(layer).entries if e.head in (None, head)]
+    named = any(e.layer in (None, layer) for e in fit.entries)
+    return found[0] if named and found else None
+
+
+def by_loop(columns, fit):
+    """(rows, 2) p under plain softmax and under the fit, a row at a time."""
+    p = np.empty((len(columns["logits"]), 2))
+    target = columns["target"]
+    for i, z in enumerate(columns["logits"]):
+        z, where = z.astype(np.float32), columns["mask"][i]
+        entry = entry_of(fit, int(columns["layer"][i]), int(columns["head"][i]))
+        plain = reference.softmax(z, where=where)
+        sharp = plain if entry is None else reference.adaptive_softmax(
+            z, entry.coefficients, entry.domain, fit.rule, where=where
+        )  # fmt: skip
+        p[i] = [np.sum(np.where(where, x, 0)[target[i]]) for x in (plain, sharp)]
+    return p
+
+
+def mean_and_error(x):
+    return x.mean(), x.std(ddof=1) / np.sqrt(len(x))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
+    monkeypatch.setattr(units, "ITEMS_PER_UNIT", 1)  # pieces of 64 rows, so that some are merged
+    columns = planted(several=several)
+    arrays = save(here / "held-out.npz", columns)
+    scores = score_logits(arrays, FITS)
+    assert scores.rules == ["plain", "paper", *FITS]
+    assert scores.heads == list(HEADS)
+    n_real = columns["mask"].sum(axis=1)
+    of_size = np.array([min(s for s in arrays.sizes if s >= n) for n in n_real])
+    for name, fit in FITS.items():
+        rule, p = scores.rules.index(name), by_loop(columns, fit)
+        samples = {
+            "log_p": np.log(p[:, 1]), "p": p[:, 1],
+            "log_p_gain": np.log(p[:, 1]) - np.log(p[:, 0]), "p_gain": p[:, 1] - p[:, 0],
+        }  # fmt: skip
+        for i, size in enumerate(arrays.sizes):
+            for j, (layer, head) in [(None, (None, None)), *enumerate(HEADS)]:
+                mine = of_size == size
+                if j is not None:
+                    mine &= (columns["layer"] == layer) & (columns["head"] == head)
+                found = scores.estimate(i, j)
+                assert found.rows == mine.sum()
+                for measure, x in samples.items():
+                    np.testing.assert_allclose(
+                        found.of(rule, measure), mean_and_error(x[mine]), rtol=2e-5, atol=1e-6
+                    )
+    for j, (layer, head) in enumerate(HEADS):
+        unnamed = entry_of(FITS["lines"], layer, head) is None
+        found = scores.estimate(head=j).of(scores.rules.index("lines"), "log_p_gain")
+        assert (found == (0.0, 0.0)) == unnamed
+        assert scores.names(scores.rules.index("lines"), j) != unnamed
+
+
+def test_over_all_sizes_count_alike(here):
+    columns = planted()
+    arrays = save(here / "held-out.npz", columns)
+    scores = score_logits(arrays, FITS)
+    rule = scores.rules.index("lines")
+    for j in (None, 2):
+        parts = [scores.estimate(i, j) for i in range(len(arrays.sizes))]
+        weight = np.array([min(part.rows, 100) for part in parts])
+        weight = weight / weight.sum()
+        assert len(set(weight)) > 1  # a size of few rows counts less
+        mean, error = np.array([part.of(rule, "log_p_gain") for part in parts]).T
+        expected = weight @ mean, np.sqrt(weight**2 @ error**2)
+        np.testing.assert_allclose(scores.estimate(head=j).of(rule, "log_p_gain"), expected)
+
+
+def test_the_runtime_gives_the_same_probabilities(here):
+    """adaptive_softmax with fit.layer(i), on logits (heads, queries, items)."""
+    rng = np.random.default_rng(3)
+    logits = (2 * rng.standard_normal((3, 4, 50, 24))).astype(np.float32)
+    target = rng.integers(0, 24, (3, 4, 50))
+    layer, head, _ = np.indices(target.shape)
+    columns = {"logits": logits.reshape(-1, 24), "target": target.ravel()}
+    columns |= {"layer": layer.ravel(), "head": head.ravel()}
+    scores = score_logits(save(here / "held-out.npz", columns), FITS)
+    for name, fit in FITS.items():
+        rule = scores.rules.index(name)
+        for i in range(3):
+            probs = np.asarray(calibrate.adaptive_softmax(logits[i], fit.layer(i)))
+            p = np.take_along_axis(probs, target[i][..., None], axis=-1)[..., 0]
+            for j in range(4):
+                found = scores.estimate(head=scores.heads.index((i, j)))
+                log_p = mean_and_error(np.log(p[j]).astype(float))
+                np.testing.assert_allclose(found.of(rule, "log_p"), log_p, rtol=1e-4)
+                np.testing.assert_allclose(found.of(rule, "p")[0], p[j].mean(), rtol=1e-5)
+
+
+def test_bad_rows_are_counted_and_left_out(here):
+    columns = planted()
+    spoilt = {name: column.copy() for name, column in columns.items()}
+    spoilt["mask"][:3, 0] = True
+    spoilt["logits"][0, 0], spoilt["logits"][1, 0] = np.nan, np.inf
+    spoilt["mask"][2, spoilt["target"][2]] = False
+    scores = score_logits(save(here / "spoilt.npz", spoilt), FITS)
+    totals = {key: sum(size[key] for size in scores.counts) for key in scores.counts[0]}
+    assert [totals[key] for key in ("rows", "nan", "inf", "masked_target")] == [360, 1, 1, 1]
+    assert scores.estimate().rows == 357
+    assert np.isfinite(scores.estimate().mean).all()
+    spoilt["logits"][10:20, :5] = np.nan
+    with pytest.raises(QualityError, match=r"rows are bad \(11 nan"):
+        score_logits(save(here / "spoilt.npz", spoilt), FITS)
+
+
+def test_far_from_zero_nothing_is_lost(here):
+    """Means that are large beside their spread, merged of pieces."""
+    rng = np.random.default_rng(0)
+    values, cell = 1e6 + rng.standard_normal((1_000, 2)), rng.integers(0, 3, 1_000)
+    pieces = [Moments.of(values[i::7], cell[i::7], 3) for i in range(7)]
+    found = pieces[0]
+    for piece in pieces[1:]:
+        found = found.merge(piece)
+    for j in range(3):
+        mine = values[cell == j]
+        np.testing.assert_allclose(found.squares[j] / len(mine), mine.var(axis=0), rtol=1e-8)
+        assert found.rows[j] == len(mine)
+
+
+def test_a_single_row_has_no_standard_error(here):
+    columns = {name: x[:1] for name, x in planted().items()}
+    found = score_logits(save(here / "one.npz", columns), {}).estimate()
+    assert found.rows == 1
+    assert np.isfinite(found.mean).all()
+    assert np.isnan(found.error).all()
+
+
+def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
+    arrays = save(here / "seen.npz", planted())
+    made_of_it = replace(FITS["lines"], source={"fingerprint": arrays.fingerprint})
+    with pytest.warns(UserWarning, match=r"lines was made of these very rows \(seen\): they are"):
+        scores = score_logits(arrays, FITS | {"lines": made_of_it})
+    assert [scores.held_out(i) for i in range(4)] == [True, True, False, True]
+
+
+def test_fits_of_other_heads_are_refused(here):
+    columns = planted()
+    unnamed = {name: columns[name] for name in ("logits", "target", "mask")}
+    arrays = save(here / "unnamed.npz", unnamed)
+    scores = score_logits(arrays, {"all alike": FITS["all alike"]})
+    assert scores.heads == [(None, None)]
+    assert scores.head_in_words(0) == "unnamed"
+    for name, axis in (("lines", "layer"), ("bent", "layer"), ("by layer", "layer")):
+        with pytest.raises(
+            CalibrateError, match=rf"{name} has an entry per {axis}, and unnamed do"
+        ):
+            score_logits(arrays, {name: FITS[name]})
+    by_head = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (2.0, 5.0), head=1),))
+    with pytest.raises(CalibrateError, match=r"per head, .* give an array 'head' \(rows,\)"):
+        score_logits(arrays, {"by head": by_head})
+    other = save(here / "other.npz", planted(heads=((7, 0), (7, 1))))
+    with pytest.raises(
+        CalibrateError, match=r"names none of the 2 heads .* \(the first is layer 7"
+    ):
+        score_logits(other, {"lines": FITS["lines"]})
+    with pytest.raises(QualityError, match="has no rows to score"):
+        score_logits(save(here / "none.npz", {k: x[:0] for k, x in columns.items()}), {})
