@@ -341,7 +341,10 @@ def test_derivatives_of_every_kind_agree_with_differences(kind, make_fit):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min, -1e4])
+@pytest.mark.parametrize(
+    "mask",
+    [-np.inf, np.finfo(np.float32).min, pytest.param(-1e4, marks=pytest.mark.slow)],
+)
 def test_no_derivative_of_masked_logits_is_nan(mask, kind, make_fit):
     """In every order of forward and reverse: 0 times what is infinite, or overflows, is NaN."""
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0), min_entropy=0.0)

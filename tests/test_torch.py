@@ -427,7 +427,9 @@ def test_queries_without_keys_give_0(paper):
 
 
 @pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
-@pytest.mark.parametrize("case", ["plain", "causal", "mask"])
+@pytest.mark.parametrize(
+    "case", ["mask", *(pytest.param(case, marks=pytest.mark.slow) for case in ("plain", "causal"))]
+)
 @pytest.mark.usefixtures("path")
 def test_gradients_of_attention(case, fit):
     """Of queries, keys and values, through the entropy too."""
