@@ -1,0 +1,112 @@
+"""A task with two kinds of query that go through the same heads, and a small Llama that learns it.
+
+A prompt is a row of items and a query, a token each. An item has a level and a class. The query
+"one" asks for the class of the item of the highest level: a single item answers. The query "many"
+names a level, and asks which class is the most frequent among the items near it: all of them
+answer. Items of like levels have like classes, all but the highest one: a head that looks beside it
+is misled.
+
+The model has no positional encoding, as none may fail before attention does: rotary positions are
+all 0, which turns nothing. Order means nothing to the task, and causality is kept.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+LEVELS, CLASSES = 64, 8
+NEAR = 6  # items at most so many levels from the query's are asked for
+REGION = 8  # levels that have a class in common
+SHARE = (0.3, 0.6)  # of the items of a region that have its class, whatever else is drawn
+ONE = LEVELS * CLASSES  # token of the query "one"; those of "many" follow, one for each level
+ANSWER = ONE + 1 + LEVELS  # the first of the tokens that answer
+KINDS = ("one", "many")
+TRAINED_SIZES = (4, 32)  # items of a prompt in training, least and most
+WARM_UP = 200  # steps
+
+
+class Prompts(NamedTuple):
+    """Prompts of one kind and size."""
+
+    tokens: torch.Tensor  # (prompts, size + 1), the query last
+    answer: np.ndarray  # (prompts,) class
+    asked: np.ndarray  # (prompts, size) bool: the items that the query is about
+
+
+def draw(rng: np.random.Generator, size: int, count: int, kind: str) -> Prompts:
+    """Up to `count` prompts with one answer each; those of kind "many" that tie are left out."""
+    rows = np.arange(count)
+    top = rng.integers(LEVELS // 4, LEVELS, (count, 1))
+    levels = rng.integers(0, top, (count, size))
+    highest = rng.integers(0, size, count)
+    levels[rows, highest] = top[:, 0]
+    regions = rng.integers(0, CLASSES, (count, LEVELS // REGION + 1))
+    of_region = np.take_along_axis(
+        regions, (levels + rng.integers(0, REGION, (count, 1))) // REGION, 1
+    )
+    alike = rng.random((count, size)) < rng.uniform(*SHARE, (count, 1))
+    classes = np.where(alike, of_region, rng.integers(0, CLASSES, (count, size)))
+    other = of_region[rows, highest] + rng.integers(1, CLASSES, count)
+    classes[rows, highest] = other % CLASSES
+    if kind == "one":
+        query, asked = np.full(count, ONE), np.arange(size) == highest[:, None]
+    else:
+        level = rng.integers(0, top[:, 0])
+        query, asked = ONE + 1 + level, np.abs(levels - level[:, None]) <= NEAR
+    votes = ((classes[..., None] == np.arange(CLASSES)) & asked[..., None]).sum(axis=1)
+    second, first = np.sort(votes, axis=1)[:, -2:].T
+    tokens = np.concatenate([levels * CLASSES + classes, query[:, None]], axis=1)
+    unique = first > second
+    return Prompts(torch.from_numpy(tokens[unique]), votes.argmax(axis=1)[unique], asked[unique])
+
+
+def new_model(heads: int, seed: int) -> LlamaForCausalLM:
+    """An untrained model of two layers with so many heads each."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=ANSWER + CLASSES, hidden_size=64, intermediate_size=128,
+            num_hidden_layers=2, num_attention_heads=heads, num_key_value_heads=heads,
+            max_position_embeddings=4096, initializer_range=0.04, tie_word_embeddings=False,
+            bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def answers(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    """(prompts, CLASSES) logits of the answers."""
+    nowhere = torch.zeros_like(tokens)
+    # Without a mask Transformers takes every position 0 for the start of another sequence.
+    out = model(
+        input_ids=tokens, position_ids=nowhere, attention_mask=torch.ones_like(tokens),
+        use_cache=False, logits_to_keep=1,
+    )  # fmt: skip
+    return out.logits[:, 0, ANSWER : ANSWER + CLASSES]
+
+
+def train(
+    model: LlamaForCausalLM, seed: int, steps: int, rate: float, prompts: int = 256
+) -> Iterator[tuple[int, float]]:
+    """Trains on prompts of the trained sizes, both kinds alike; yields (step, loss)."""
+    rng = np.random.default_rng([seed, 0])
+    optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, step / WARM_UP) * (1 + np.cos(np.pi * step / steps)) / 2
+    )
+    model.train()
+    for step in range(1, steps + 1):
+        size = int(rng.integers(TRAINED_SIZES[0], TRAINED_SIZES[1] + 1))
+        drawn = [draw(rng, size, prompts // 2, kind) for kind in KINDS]
+        logits = answers(model, torch.cat([part.tokens for part in drawn]))
+        answer = torch.from_numpy(np.concatenate([part.answer for part in drawn]))
+        loss = torch.nn.functional.cross_entropy(logits, answer)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        yield step, loss.item()
+    model.eval()
