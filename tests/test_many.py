@@ -16,6 +16,7 @@ from calibrate.maths import reference
 from calibrate.pipeline.candidates import Options
 from calibrate.pipeline.collect import collect_arrays
 from calibrate.pipeline.fit import fit_collection, fit_heads_of_collection, same_fit
+from calibrate.pipeline.jobs import Jobs
 from calibrate.pipeline.many import fit_heads, quality_of_heads
 from calibrate.pipeline.solve import join
 
@@ -72,7 +73,7 @@ def test_each_head_is_fitted_as_by_itself(rows, found):
 
 
 def test_the_number_of_jobs_changes_nothing(rows, found):
-    fit, _ = fit_heads(rows, Options(rows="all"), jobs=2)
+    fit, _ = fit_heads(rows, Options(rows="all"), jobs=Jobs(2))
     assert fit == found[0]
 
 

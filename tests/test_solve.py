@@ -7,6 +7,7 @@ from conftest import ToyHead
 from calibrate.files.collection import open_collection
 from calibrate.maths import reference, solver
 from calibrate.pipeline.collect import collect
+from calibrate.pipeline.jobs import Jobs
 from calibrate.pipeline.solve import join, solve, solve_collection
 
 
@@ -31,7 +32,7 @@ def test_solves_every_row_as_the_reference_does(tmp_path):
 
 def test_the_number_of_jobs_changes_nothing(tmp_path):
     collection = collect(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy")
-    one, two = (solve_collection(collection, jobs) for jobs in (1, 2))
+    one, two = (solve_collection(collection, jobs) for jobs in (Jobs(1), Jobs(2)))
     for a, b in zip(one[:-1], two[:-1], strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(one.profile.series, two.profile.series)

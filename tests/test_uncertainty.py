@@ -6,6 +6,7 @@ from planted import planted_rows
 
 from calibrate.pipeline.candidates import KINDS, Options, fit_rule
 from calibrate.pipeline.choice import choose
+from calibrate.pipeline.jobs import Jobs
 from calibrate.pipeline.uncertainty import bootstrap, learning_curve
 
 
@@ -51,7 +52,7 @@ def test_the_band_holds_the_fit(choice):
 
 
 def test_the_number_of_jobs_changes_nothing(choice):
-    one, two = (bootstrap(choice.chosen, jobs) for jobs in (1, 2))
+    one, two = (bootstrap(choice.chosen, jobs) for jobs in (Jobs(1), Jobs(2)))
     assert one.standard_errors == two.standard_errors
     np.testing.assert_array_equal(one.band, two.band)
 

@@ -12,12 +12,15 @@ from calibrate.faces import fits, judging
 from calibrate.faces.endings import INTERRUPTED, Commands
 from calibrate.faces.options import (
     BytesOption,
+    DaskOption,
     HeadOption,
+    JobsOption,
     JsonOption,
     LogitsOption,
     SeedOption,
     SetsOption,
     SizesOption,
+    StallOption,
     StoreOption,
     check_figure,
     check_word,
@@ -136,27 +139,34 @@ def collect(
         typer.Option(help="all: up to 2,048 rows of each size; or those that are misranked."),
     ] = "all",
     max_bytes: BytesOption = "1GB",
+    jobs: JobsOption = 1,
+    dask: DaskOption = None,
+    stall: StallOption = 600.0,
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Run a head over sets of every size, or take logits from files, and keep a sample of the rows.
 
     How many of its inputs the head misranks is counted whatever is kept. The same command again
-    carries on where it stopped, or says that the collection is complete.
+    carries on where it stopped, or says that the collection is complete; so it does with other
+    --jobs, --dask and --stall, which change no byte of it.
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
     """
     from calibrate.faces import steps, tables
     from calibrate.pipeline.collect import KEEP
+    from calibrate.pipeline.jobs import Jobs
 
     n, most = parse_sizes(sizes), parse_bytes(max_bytes)
     check_word(keep, KEEP, "--keep")
+    workers = Jobs(jobs, dask, stall)
     if logits is not None:
         refuse_beside(context, "--logits", ("head", "sizes", "sets", "seed"))
-        found = steps.collect_arrays(logits, out, most, keep)
+        found = steps.collect_arrays(logits, out, most, keep, workers)
     else:
         chosen = steps.load(head)
-        found = steps.collect(chosen, n, sets, seed, out or steps.runs(chosen.name), most, keep)
+        folder = out or steps.runs(chosen.name)
+        found = steps.collect(chosen, n, sets, seed, folder, most, keep, workers)
     if as_json:
         print_json(found.manifest)
     else:
@@ -195,7 +205,9 @@ def fit(
             help="The paper's procedure instead: least squares on misranked rows, no verdict."
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes of solver and fits.")] = 1,
+    jobs: JobsOption = 1,
+    dask: DaskOption = None,
+    stall: StallOption = 600.0,
     store: StoreOption = None,
     figure: Annotated[
         Path | None, typer.Option(help="Where to draw the fit [default: beside the file, .png]")
@@ -217,6 +229,7 @@ def fit(
     from calibrate.files.collection import open_collection
     from calibrate.files.publishing import check_name
     from calibrate.pipeline import candidates, fit
+    from calibrate.pipeline.jobs import HERE, Jobs
 
     check_word(objective, candidates.OBJECTIVES, "--objective")
     check_word(weigh, candidates.WEIGHTS, "--weigh")
@@ -226,9 +239,10 @@ def fit(
     check_name(name)
     options = candidates.Options(objective, rows, weigh, monotone, gate)
     force = "polynomial" if force_polynomial else None
-    if paper and (options, force, jobs) != (candidates.Options(), None, 1):
+    workers = Jobs(jobs, dask, stall)
+    if paper and (options, force, workers) != (candidates.Options(), None, HERE):
         raise typer.BadParameter("--paper sets all other choices; give it alone")
-    arguments = (run, name, options, force, jobs)
+    arguments = (run, name, options, force, workers)
     if paper:
         one, drawn = steps.fit(
             run, lambda: fit.fit_collection_as_in_the_paper(run, name), store, figure

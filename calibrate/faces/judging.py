@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from calibrate.faces.options import (
+    DaskOption,
+    JobsOption,
     JsonOption,
     LogitsOption,
     SeedOption,
     SizesOption,
+    StallOption,
     parse_heads,
     parse_sizes,
     print_json,
@@ -75,6 +78,9 @@ def evaluate(
         Path, typer.Option(help="Folder of collections (about 130 MB a head) and scores.")
     ] = Path("runs/evaluation"),
     store: Annotated[Path | None, typer.Option(help="Store to look for --fits in first.")] = None,
+    jobs: JobsOption = 1,
+    dask: DaskOption = None,
+    stall: StallOption = 600.0,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.")] = False,
     context: typer.Context = None,  # type: ignore[assignment]
@@ -93,6 +99,7 @@ def evaluate(
     Example: calibrate evaluate --heads max-retrieval-0..9 --sizes 16,64,256 --sets 256
     """
     from calibrate.faces import comparison_views, steps
+    from calibrate.pipeline.jobs import Jobs
     from calibrate.pipeline.study import Calibration
 
     if logits is not None:
@@ -102,12 +109,12 @@ def evaluate(
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other; give one of them")
     n, calibration = parse_sizes(sizes), Calibration(parse_sizes(fit_sizes), fit_sets)
-    names = parse_heads(heads)
+    names, workers = parse_heads(heads), Jobs(jobs, dask, stall)
     more = steps.load_fits(fits, store)
     for fit in more.values():
         steps.refuse_heads(fit)
     chosen = [steps.load(name) for name in names]
-    comparison = steps.compare_heads(chosen, n, sets, seed, calibration, out, more)
+    comparison = steps.compare_heads(chosen, n, sets, seed, calibration, out, more, workers)
     if as_json:
         print_json(comparison_views.comparison_record(comparison))
     elif as_csv:
@@ -118,7 +125,10 @@ def evaluate(
 
 
 # What `evaluate` asks for of heads that run, and logits on disk have not.
-_OF_HEADS = ("heads", "sizes", "sets", "seed", "fit_sizes", "fit_sets", "out", "as_csv")
+_OF_HEADS = (
+    "heads", "sizes", "sets", "seed", "fit_sizes", "fit_sets", "out", "jobs", "dask", "stall",
+    "as_csv",
+)  # fmt: skip
 
 
 def _evaluate_logits(path: Path, fits: str, store: Path | None, as_json: bool) -> None:

@@ -27,6 +27,20 @@ BytesOption = Annotated[str, typer.Option(help="The collection never takes more 
 StoreOption = Annotated[
     Path | None, typer.Option(help="Store of fits to write to [default: $CALIBRATE_FITS or ./fits]")
 ]
+JobsOption = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
+DaskOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Leave the work to a Dask cluster: its address, or local for one with --jobs workers."
+    ),
+]
+StallOption = Annotated[
+    float,
+    typer.Option(
+        min=0.1,
+        help="Give up when no process finishes a task for so long (seconds): one may be dead.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 MAX_SIZE = 1 << 20

@@ -4,6 +4,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,24 @@ class Steps:
     """Progress over a known number of steps; use as a context manager.
 
     An interrupt takes effect once the step is done. Raised at any point it might hit one of JAX's
-    callbacks, where Python prints and forgets it. A second one is raised at once.
+    callbacks, where Python prints and forgets it. A second one is raised at once; so is the first
+    where other processes do the work (`at_once`).
+
+    Steps may differ in how much `work` they are; the time left is estimated by it.
     """
 
-    def __init__(self, title: str, total: int):
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        work: float | None = None,
+        at_once: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.title, self.total, self.done = title, total, 0
-        self._said_at = time.monotonic()
+        self._work_left, self._worked = float(total if work is None else work), 0.0
+        self._at_once, self._clock = at_once, clock
+        self._began = self._said_at = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -40,7 +53,7 @@ class Steps:
         self._handler: Any = None
 
     def __enter__(self) -> "Steps":
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and not self._at_once:
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
         if stderr.is_terminal:
             self._bar.start()
@@ -66,18 +79,39 @@ class Steps:
             signal.signal(signal.SIGINT, self._handler)
             self._handler = None
 
-    def advance(self, line: str | None = None) -> None:
-        """One step is done; `line` is said in any case."""
+    def advance(self, line: str | None = None, work: float = 1.0, resumed: bool = False) -> None:
+        """One step is done; `line` is said in any case. What was done before took no time now."""
         self.done += 1
+        self._work_left -= work
+        self._worked += 0.0 if resumed else work
         self._bar.advance(self._task)
-        overdue = time.monotonic() - self._said_at > SECONDS_BETWEEN_LINES
+        now = self._clock()
+        overdue = now - self._said_at >= SECONDS_BETWEEN_LINES
         if line is None and overdue and not stderr.is_terminal:
-            line = f"{self.title}: {self.done} of {self.total} steps"
+            line = f"{self.title}: {self.done} of {self.total} steps{self._left(now)}"
         if line is not None:
             stderr.print(line)
-            self._said_at = time.monotonic()
+            self._said_at = now
         if self._interrupted:
             raise KeyboardInterrupt
+
+    def _left(self, now: float) -> str:
+        """The time left, in words, if anything says."""
+        if not self._worked:
+            return ""
+        seconds = (now - self._began) * max(self._work_left, 0) / self._worked
+        return f", about {in_words(seconds)} left"
+
+
+def in_words(seconds: float) -> str:
+    """A duration: 5 s, 1:05 min, 2:03 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 1 else "1 s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        whole = round(seconds)
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 def say_training(progress: "training.Progress") -> None:

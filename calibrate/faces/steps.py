@@ -1,6 +1,7 @@
 """The pipeline's steps as commands take them: with progress on stderr."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from calibrate.pipeline.compare import Comparison, compare
 from calibrate.pipeline.diagnose import Diagnosis, require_all_rows
 from calibrate.pipeline.diagnose import diagnose as diagnose_collection
 from calibrate.pipeline.fit import Fit, same_fit
+from calibrate.pipeline.jobs import HERE, Jobs
 from calibrate.pipeline.many import ManyFits
 from calibrate.pipeline.rules import ScoredRule, fitted_rules, paper
 from calibrate.pipeline.solve import solve_collection
 from calibrate.pipeline.study import Calibration, study
-from calibrate.pipeline.units import plan_units
+from calibrate.pipeline.units import Unit, plan_units
 
 Drawn = tuple[Fit, Path | None]
 
@@ -49,43 +51,47 @@ def runs(name: str) -> Path:
 
 def collect(
     head: Head, sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int,
-    keep: str = "all",
+    keep: str = "all", jobs: Jobs = HERE,
 ) -> Collection:  # fmt: skip
     """Collects from a head, with a line per set size."""
-    units = {size: len(plan_units(size, sets)) for size in sizes}
-    with _collecting(units, folder) as report:
-        return collecting.collect(head, sizes, sets, seed, folder, max_bytes, report, keep)
+    units = [unit for size in sizes for unit in plan_units(size, sets)]
+    with _collecting(units, folder, jobs) as report:
+        return collecting.collect(head, sizes, sets, seed, folder, max_bytes, report, keep, jobs)
 
 
 def collect_arrays(
-    path: Path, folder: Path | None, max_bytes: int, keep: str = "all"
+    path: Path, folder: Path | None, max_bytes: int, keep: str = "all", jobs: Jobs = HERE
 ) -> Collection:
     """Collects from arrays on disk, with a line per set size."""
     stderr.print(f"reading {path}")
     arrays = Arrays(path)
     folder = folder or runs(arrays.name)
-    units = {size: len(plan_units(size, arrays.count(size))) for size in arrays.sizes}
-    with _collecting(units, folder) as report:
-        return collecting.collect_arrays(arrays, folder, max_bytes, report, keep)
+    units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
+    with _collecting(units, folder, jobs) as report:
+        return collecting.collect_arrays(arrays, folder, max_bytes, report, keep, jobs)
 
 
 @contextlib.contextmanager
 def _collecting(
-    units: Mapping[int, int], folder: Path
+    units: Sequence[Unit], folder: Path, jobs: Jobs
 ) -> Iterator[Callable[[collecting.Progress], None]]:
-    """What is to be called after each unit; `units` are how many there are of each size."""
-    seen: dict[int, list[Any]] = {size: [] for size in units}
-    with Steps("collecting", sum(units.values())) as steps:
+    """What is to be called after each unit."""
+    seen: dict[int, list[collecting.Progress]] = {unit.size: [] for unit in units}
+    n_units = Counter(unit.size for unit in units)
+    items = sum(unit.size * unit.sets for unit in units)
+    with Steps("collecting", len(units), items, at_once=jobs.elsewhere) as steps:
 
         def report(progress: collecting.Progress) -> None:
             size = progress.receipt.size
-            seen[size].append(progress.receipt.counts)
+            seen[size].append(progress)
             line = None
-            if len(seen[size]) == units[size]:
-                rows, misranked = (sum(c[k] for c in seen[size]) for k in ("rows", "misranked"))
+            if len(seen[size]) == n_units[size]:
+                rows, misranked = (
+                    sum(p.receipt.counts[k] for p in seen[size]) for k in ("rows", "misranked")
+                )
                 line = f"  n = {size:>6,}  {rows:,} sets  {misranked / rows:6.1%} misranked"
-                line += "  (was there already)" if progress.resumed else ""
-            steps.advance(line)
+                line += "  (was there already)" if all(p.resumed for p in seen[size]) else ""
+            steps.advance(line, size * progress.receipt.counts["rows"], progress.resumed)
 
         yield report
     if not steps.done:
@@ -191,6 +197,7 @@ def compare_heads(
     calibration: Calibration,
     folder: Path,
     more: Mapping[str, ScoredRule],
+    jobs: Jobs = HERE,
 ) -> Comparison:
     """Collects from, fits and scores every head, with a line per head and set size."""
     alike = {head.fingerprint: head.name for head in heads}
@@ -200,9 +207,10 @@ def compare_heads(
             "name each once"
         )
     n_units = sum(len(plan_units(size, calibration.sets)) for size in set(calibration.sizes))
-    with Steps("comparing", len(heads) * (n_units + len(set(sizes)))) as steps:
+    n_steps = len(heads) * (n_units + len(set(sizes)))
+    with Steps("comparing", n_steps, at_once=jobs.elsewhere) as steps:
         return study(
-            heads, sizes, sets, seed, calibration, folder, more,
+            heads, sizes, sets, seed, calibration, folder, more, jobs,
             collected=lambda head, progress: steps.advance(
                 f"{head}: collected" if progress.finished == progress.units else None
             ),

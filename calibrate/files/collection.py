@@ -72,9 +72,13 @@ def shard_path(folder: Path, size: int, unit: int) -> Path:
 def write_shard(folder: Path, size: int, unit: int, shard: Shard) -> Receipt:
     """Publishes a shard, whole or not at all."""
     path = shard_path(folder, size, unit)
-    remove_leftovers(path.parent, path.name)
     data = write_arrays(path, {name: x for name, x in vars(shard).items() if x is not None})
     return _receipt(size, unit, shard, data)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes left of their shards; the collecting process does, alone."""
+    remove_leftovers(folder, "n*.npz")
 
 
 def _receipt(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:

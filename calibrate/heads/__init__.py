@@ -1,6 +1,8 @@
 """Floor 3, heads: what can be calibrated, and how a head is named."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,18 +42,56 @@ class Head(Protocol):
         """bool (count,): is the head right with these attention weights, (count, size)?"""
 
 
-def load_head(reference: str) -> Head:
+# What this process has loaded, by reference and folder.
+_loaded: dict[tuple[str, Path], Head] = {}
+
+
+def load_head(reference: str, folder: Path | None = None) -> Head:
     """The head of that name (max-retrieval, max-retrieval-0 .. -9), file, or module:attribute.
 
+    Args:
+      reference: which.
+      folder: where files and modules are looked for first; None is the working folder.
     Raises:
       CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
     """
+    head = _load(reference, folder or Path())
+    _loaded[reference, (folder or Path()).absolute()] = head
+    return head
+
+
+def sent(head: Head) -> Callable[[], Head]:
+    """What gives the head in another process: its reference if it was loaded by one, or itself."""
+    for (reference, folder), loaded in _loaded.items():
+        if loaded is head:
+            return partial(_found, reference, folder, head.fingerprint)
+    return partial(_itself, head)
+
+
+def _found(reference: str, folder: Path, fingerprint: str) -> Head:
+    """A head that was loaded in another process, loaded once in this one."""
+    head = _loaded.get((reference, folder))
+    if head is None or head.fingerprint != fingerprint:
+        head = load_head(reference, folder)
+    if head.fingerprint != fingerprint:
+        raise CalibrateError(
+            f"head {reference!r} is {head.fingerprint} for a worker and {fingerprint} here; let "
+            f"{folder} hold the same for both"
+        )
+    return head
+
+
+def _itself(head: Head) -> Head:
+    return head
+
+
+def _load(reference: str, folder: Path) -> Head:
     from calibrate.heads import max_retrieval, outside
 
     if outside.REFERENCE.fullmatch(reference):
-        return outside.load_outside(reference)
+        return outside.load_outside(reference, folder)
     match = _BUILT_IN.fullmatch(reference)
-    path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else Path(reference)
+    path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):
         raise CalibrateError(
             f"no head is named {reference!r}; use one of {', '.join(built_in_heads())}, "

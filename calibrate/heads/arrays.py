@@ -10,6 +10,7 @@ have one size, the most that any of them has.
 """
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,24 @@ class LoggedRows(NamedTuple):
     head: np.ndarray
 
 
+class Part(NamedTuple):
+    """Some rows of one set size, which another process can read too."""
+
+    files: list[Path]  # absolute
+    place: np.ndarray  # (rows, 2): which file, and which row of it
+    size: int
+    sets_of_targets: bool
+
+    def read(self) -> LoggedRows:
+        """Reads the files."""
+        parts = []
+        for i in np.unique(self.place[:, 0]):
+            arrays, _ = _parsed(self.files[i], _state(self.files[i]))
+            rows = self.place[self.place[:, 0] == i, 1]
+            parts.append(_compact(arrays, rows, self.size, self.sets_of_targets))
+        return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
+
+
 class Arrays:
     """The rows in a file or folder, by set size."""
 
@@ -42,17 +61,16 @@ class Arrays:
           CalibrateError: there is none, or one whose arrays are not as they should be.
         """
         self.name = path.stem
+        path = path.absolute()  # as other processes know it
         self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not self._files:
             raise CalibrateError(f"{path} holds no .npz file; give arrays logits and target")
-        self._last: tuple[Path, dict[str, np.ndarray]] | None = None
         digests, n_real = [], []
         kinds, several = set(), False
         heads: set[tuple[int, int]] = set()
         for file in self._files:
-            data = read_bytes(file)
-            arrays = self._parse(file, data)
-            digests.append(digest_of(data))
+            arrays, digest = _parsed(file, _state(file))
+            digests.append(digest)
             n_real.append(_real(arrays).sum(axis=1))
             kinds.add(("layer" in arrays, "head" in arrays))
             target = arrays["target"]
@@ -79,25 +97,33 @@ class Arrays:
 
     def rows(self, size: int, first: int, count: int) -> LoggedRows:
         """Rows first .. first + count - 1 of a size, in the order of the files."""
+        return self.part(size, first, count).read()
+
+    def part(self, size: int, first: int, count: int) -> Part:
+        """The same rows, not read yet."""
         place = self._place[size][first : first + count]
-        parts = []
-        for i in np.unique(place[:, 0]):
-            arrays = self._read(self._files[i])
-            rows = place[place[:, 0] == i, 1]
-            parts.append(_compact(arrays, rows, size, self.sets_of_targets))
-        return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
+        used, which = np.unique(place[:, 0], return_inverse=True)
+        files = [self._files[i] for i in used]
+        place = np.stack([which, place[:, 1]], axis=1)
+        return Part(files, place, size, self.sets_of_targets)
 
-    def _read(self, file: Path) -> dict[str, np.ndarray]:
-        """The arrays of a file, checked; the last one is kept."""
-        if self._last is not None and self._last[0] == file:
-            return self._last[1]
-        return self._parse(file, read_bytes(file))
 
-    def _parse(self, file: Path, data: bytes) -> dict[str, np.ndarray]:
-        arrays = parse_arrays(data, file)
-        _check(arrays, file)
-        self._last = file, arrays
-        return arrays
+@lru_cache(maxsize=1)  # units of work that follow each other are of the same file
+def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], str]:
+    """The arrays of a file, checked, and its digest; `state` says that it is the same still."""
+    data = read_bytes(file)
+    arrays = parse_arrays(data, file)
+    _check(arrays, file)
+    return arrays, digest_of(data)
+
+
+def _state(file: Path) -> tuple[int, int]:
+    """Size of a file, and when it was last written; of one that cannot be read, anything."""
+    try:
+        found = file.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
 
 
 def _check(arrays: dict[str, np.ndarray], file: Path) -> None:

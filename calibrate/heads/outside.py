@@ -12,8 +12,8 @@ from calibrate.heads.protocol import check_head
 REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
 
 
-def load_outside(reference: str) -> Any:
-    """The head at module:attribute, looked for in the working folder first.
+def load_outside(reference: str, place: Path) -> Any:
+    """The head at module:attribute, looked for in a folder first.
 
     The attribute is a head, or what gives one when it is called without arguments.
 
@@ -23,7 +23,7 @@ def load_outside(reference: str) -> Any:
     match = REFERENCE.fullmatch(reference)
     assert match
     module, attribute = match.groups()
-    folder = str(Path.cwd())
+    folder = str(place.absolute())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:

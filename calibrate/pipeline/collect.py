@@ -1,5 +1,6 @@
 """Collect: run a head and keep a sample of its rows, or those whose target is misranked."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,11 +13,12 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
-from calibrate.heads import Head
-from calibrate.heads.arrays import Arrays
+from calibrate.heads import Head, sent
+from calibrate.heads.arrays import Arrays, Part
 from calibrate.heads.protocol import call, refuse_probabilities
 from calibrate.maths.hashing import hashes
 from calibrate.maths.shannon import entropy
+from calibrate.pipeline.jobs import HERE, Jobs, run
 from calibrate.pipeline.units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
 STREAM = "collect"
@@ -49,9 +51,16 @@ class Source(NamedTuple):
     name: str
     configuration: dict[str, Any]
     units: list[Unit]
-    rows: Callable[[Unit], Found]
+    rows: Callable[[Unit], Callable[[], Found]]  # what finds them, here or in another process
     row_bytes: dict[int, int]  # of each size
     n_heads: int = 1
+
+
+Report = Callable[[Progress], None]
+
+
+def no_report(progress: Progress) -> None:
+    """Says nothing."""
 
 
 def collect(
@@ -61,16 +70,19 @@ def collect(
     seed: int,
     folder: Path,
     max_bytes: int = 10**9,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Report = no_report,
     keep: str = "all",
+    jobs: Jobs = HERE,
 ) -> files.Collection:
     """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
     An interrupted collection is carried on by the same call; a finished one is returned as it is.
-    The same configuration gives the same bytes on one machine.
+    The same configuration gives the same bytes on one machine, whatever the jobs, as long as the
+    head's logits do not depend on how many threads compute them (those of the package do not).
 
     Args:
-      head: what is calibrated.
+      head: what is calibrated. Other processes load it by the reference that `load_head` loaded it
+        by, and are sent any other head itself.
       sizes: set sizes n.
       sets: how many sets of each size.
       seed: of the data.
@@ -79,10 +91,30 @@ def collect(
         whose index has the lowest hash: a fair sample, whatever the order of the units.
       report: called after each unit.
       keep: "all", of each size 2,048 good rows at most, whatever their rank; or "misranked".
+      jobs: where units are worked on, each of which writes its own shard.
     Raises:
-      CalibrateError: another configuration is in `folder`, or it cannot be written.
+      CalibrateError: another configuration is in `folder`, or it cannot be written, or a worker
+        died or stalled.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
+    source = source_of_head(head, sizes, sets, seed)
+    return collect_from(source, folder, max_bytes, report, keep, jobs)
+
+
+def collect_arrays(
+    arrays: Arrays,
+    folder: Path,
+    max_bytes: int = 10**9,
+    report: Report = no_report,
+    keep: str = "all",
+    jobs: Jobs = HERE,
+) -> files.Collection:
+    """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
+    return collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
+
+
+def source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> Source:
+    """The sets that are drawn for a head."""
     n = sorted(set(sizes))
     configuration = {
         "head": head.name,
@@ -94,18 +126,16 @@ def collect(
     units = [unit for size in n for unit in plan_units(size, sets)]
     masks = _has_sets_of_targets(head, seed, units[0])
     row_bytes = {unit.size: files.row_bytes(unit.size, masks) for unit in units}
-    source = Source(head.name, configuration, units, partial(_run, head, seed), row_bytes)
-    return collect_from(source, folder, max_bytes, report, keep)
+    there = sent(head)
+
+    def rows(unit: Unit) -> Callable[[], Found]:
+        return partial(_attended, there, seed, unit)
+
+    return Source(head.name, configuration, units, rows, row_bytes)
 
 
-def collect_arrays(
-    arrays: Arrays,
-    folder: Path,
-    max_bytes: int = 10**9,
-    report: Callable[[Progress], None] = lambda progress: None,
-    keep: str = "all",
-) -> files.Collection:
-    """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
+def source_of_arrays(arrays: Arrays) -> Source:
+    """The rows on disk."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     configuration: dict[str, Any] = {
         "head": arrays.name,
@@ -121,20 +151,15 @@ def collect_arrays(
         size: files.row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes
     }
 
-    def rows(unit: Unit) -> Found:
-        found = Found(*arrays.rows(unit.size, unit.first, unit.sets))
-        return found if arrays.names_heads else found._replace(layer=None, head=None)
+    def rows(unit: Unit) -> Callable[[], Found]:
+        part = arrays.part(unit.size, unit.first, unit.sets)
+        return partial(_logged, part, arrays.names_heads)
 
-    source = Source(arrays.name, configuration, units, rows, row_bytes, len(arrays.heads))
-    return collect_from(source, folder, max_bytes, report, keep)
+    return Source(arrays.name, configuration, units, rows, row_bytes, len(arrays.heads))
 
 
 def collect_from(
-    source: Source,
-    folder: Path,
-    max_bytes: int,
-    report: Callable[[Progress], None],
-    keep: str,
+    source: Source, folder: Path, max_bytes: int, report: Report, keep: str, jobs: Jobs
 ) -> files.Collection:
     """Collects from any source; see `collect`."""
     folder = Path(folder)
@@ -148,12 +173,21 @@ def collect_from(
     if complete:
         # Only shards that were lost since: what the manifest says of the others stands.
         units = [u for u in units if not files.shard_path(folder, u.size, u.number).exists()]
-    receipts = []
-    for unit in units:
-        most = min(quota[unit.size], wanted[unit])
-        receipt, resumed = _collect_unit(source, folder, unit, most, keep == "all")
-        receipts.append(receipt)
-        report(Progress(receipt, len(receipts), len(units), resumed))
+    files.sweep(folder)
+    where = folder.absolute()  # workers may have another working folder
+    tasks = [
+        partial(_collect_unit, source.rows(unit), where, unit, most, keep == "all")
+        for unit in units
+        for most in [min(quota[unit.size], wanted[unit])]
+    ]
+    finished = itertools.count(1)
+
+    def tell(done: tuple[files.Receipt, bool]) -> None:
+        receipt, resumed = done
+        report(Progress(receipt, next(finished), len(units), resumed))
+
+    receipts = [receipt for receipt, _ in run(tasks, jobs, tell)]
+    files.sweep(folder)
     if not complete:
         files.write_manifest(folder, configuration, receipts)
     collection = files.open_collection(folder)
@@ -233,8 +267,9 @@ def _has_sets_of_targets(head: Head, seed: int, unit: Unit) -> bool:
     return np.asarray(getattr(batch, "target", None)).ndim > 1
 
 
-def _run(head: Head, seed: int, unit: Unit) -> Found:
+def _attended(sent_head: Callable[[], Head], seed: int, unit: Unit) -> Found:
     """What a head makes of a unit of sets."""
+    head = sent_head()
     logits = np.empty((unit.sets, unit.size), np.float32)
     targets = []
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
@@ -245,13 +280,19 @@ def _run(head: Head, seed: int, unit: Unit) -> Found:
     return Found(logits, target.astype(np.int32) if target.ndim == 1 else target)
 
 
+def _logged(part: Part, names_heads: bool) -> Found:
+    """A unit of rows on disk."""
+    found = Found(*part.read())
+    return found if names_heads else found._replace(layer=None, head=None)
+
+
 def _collect_unit(
-    source: Source, folder: Path, unit: Unit, most: int, keep_all: bool
+    rows_of_unit: Callable[[], Found], folder: Path, unit: Unit, most: int, keep_all: bool
 ) -> tuple[files.Receipt, bool]:
     """The receipt of one unit's shard, and whether it was there already."""
     if files.shard_path(folder, unit.size, unit.number).exists():
         return files.inspect_shard(folder, unit.size, unit.number), True
-    found = source.rows(unit)
+    found = rows_of_unit()
     good, misranked, H, counts = map(np.asarray, examine(found.logits, found.target))
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]

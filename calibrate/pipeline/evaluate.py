@@ -15,10 +15,11 @@ from numpy.typing import ArrayLike
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.scores import Outcome, add_scores, read_scores, scores_path
-from calibrate.heads import Head
+from calibrate.heads import Head, sent
 from calibrate.heads.protocol import call
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.maths.shannon import centre, log_size
+from calibrate.pipeline.jobs import HERE, Jobs, run
 from calibrate.pipeline.rules import Hindsight, LogSize, ScoredRule
 from calibrate.pipeline.units import attended_pieces, one_ahead, plan_units
 
@@ -84,8 +85,11 @@ def evaluate(
     rules: Mapping[str, ScoredRule],
     report: Callable[[Score], None] = lambda score: None,
     folder: Path | None = None,
+    jobs: Jobs = HERE,
 ) -> list[Score]:
     """Scores each rule on the same sets; the head runs once per set.
+
+    Other processes load the head as in `collect`.
 
     Args:
       head: one whose attention can be scored (`correct`).
@@ -96,6 +100,7 @@ def evaluate(
       rules: name -> fit, or another rule of `pipeline.rules`.
       report: called after each size.
       folder: where scores are kept, so that the same call does no work twice; None keeps none.
+      jobs: where it is done, a set size at a time; the scores do not depend on it.
     Returns:
       One Score per size.
     Raises:
@@ -110,12 +115,12 @@ def evaluate(
         if isinstance(rule, Hindsight) != (name == "hindsight"):
             raise TypeError(f"rule {name!r} is {rule!r}; Hindsight() is called 'hindsight'")
     _warn_of_other_heads(head, rules.values())
-    scores = []
-    for size in sorted(set(sizes)):
-        count = held_out_sets(size) if sets is None else sets
-        scores.append(_score(head, size, count, seed, rules, folder))
-        report(scores[-1])
-    return scores
+    there, place = sent(head), folder and folder.absolute()
+    counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
+    tasks = [
+        partial(_score, there, size, count, seed, rules, place) for size, count in counts.items()
+    ]
+    return run(tasks, jobs, report)
 
 
 def _warn_of_other_heads(head: Head, rules: Iterable[ScoredRule]) -> None:
@@ -129,7 +134,7 @@ def _warn_of_other_heads(head: Head, rules: Iterable[ScoredRule]) -> None:
 
 
 def _score(
-    head: Head,
+    sent_head: Callable[[], Head],
     size: int,
     sets: int,
     seed: int,
@@ -137,12 +142,13 @@ def _score(
     folder: Path | None,
 ) -> Score:
     """The score of one size; what the folder knows already is not computed again."""
+    head = sent_head()
     path = folder and scores_path(folder / head_folder(head), size, sets, seed)
     known = read_scores(path, head.fingerprint, sets) if path else {}
     keys = {name: _key(rule, sets) for name, rule in rules.items()}
     missing = {keys[name]: rule for name, rule in rules.items() if keys[name] not in known}
     if missing:
-        known |= _run(head, size, sets, seed, missing)
+        known |= _run_head(head, size, sets, seed, missing)
         if path:
             add_scores(path, head.fingerprint, sets, known)
     correct = {name: known[key].correct for name, key in keys.items()}
@@ -181,7 +187,7 @@ class _Rules(NamedTuple):
         return self._replace(constants=both)
 
 
-def _run(
+def _run_head(
     head: Head, size: int, sets: int, seed: int, rules: Mapping[str, ScoredRule]
 ) -> dict[str, Outcome]:
     """Runs the head over all sets of one size, once, and scores every rule on each."""

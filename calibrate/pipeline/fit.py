@@ -13,6 +13,7 @@ from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import beta_of, horner
 from calibrate.pipeline.candidates import Options, usable
 from calibrate.pipeline.choice import Choice, choose, unit
+from calibrate.pipeline.jobs import HERE, Jobs, started
 from calibrate.pipeline.many import ManyFits, fit_heads, quality_of_heads
 from calibrate.pipeline.paper_procedure import fit_as_in_the_paper, refuse_negative
 from calibrate.pipeline.solve import Rows, solve_collection
@@ -35,7 +36,7 @@ def fit_collection(
     name: str,
     options: Options | None = None,
     force: str | None = None,
-    jobs: int = 1,
+    jobs: Jobs = HERE,
 ) -> Fit:
     """Solves a complete collection, and fits the rule that its head needs.
 
@@ -44,7 +45,7 @@ def fit_collection(
       name: of the fit.
       options: of the fits; None are the defaults.
       force: a kind of rule to publish if it beats plain softmax, whatever does better.
-      jobs: processes of solver and bootstrap; the result does not depend on it.
+      jobs: where solver and bootstrap run; the result does not depend on it.
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
         rows asked for.
@@ -52,9 +53,10 @@ def fit_collection(
     """
     collection = _of_one_head(folder)
     options = _options(collection, options)
-    rows = solve_collection(collection, jobs)
-    choice = choose(rows, options, force)
-    quality = _quality(collection, rows, choice, options, jobs)
+    with started(jobs) as there:
+        rows = solve_collection(collection, there)
+        choice = choose(rows, options, force)
+        quality = _quality(collection, rows, choice, options, there)
     said = _said(options, force)
     return Fit(_described(choice.chosen.fit, name, collection, quality, said), rows, choice)
 
@@ -64,18 +66,18 @@ def fit_heads_of_collection(
     name: str,
     options: Options | None = None,
     force: str | None = None,
-    jobs: int = 1,
+    jobs: Jobs = HERE,
 ) -> ManyFits:
     """Solves a complete collection that says which heads its rows are of, and fits each of them.
 
-    Args and errors are those of `fit_collection`; `jobs` are processes, a shard and then a head
-    each.
+    Args and errors are those of `fit_collection`; a task of `jobs` is a shard, and then a head.
     """
     collection = open_collection(Path(folder))
     refuse_bad_rows(collection.manifest)
     options = _options(collection, options)
-    rows = solve_collection(collection, jobs)
-    fits, heads = fit_heads(rows, options, force, jobs)
+    with started(jobs) as there:
+        rows = solve_collection(collection, there)
+        fits, heads = fit_heads(rows, options, force, there)
     quality = {"rows": _row_counts(collection, rows)} | quality_of_heads(heads, options)
     coefficients = _described(fits, name, collection, quality, _said(options, force))
     return ManyFits(coefficients, heads, unit(options))
@@ -160,7 +162,7 @@ def same_fit(newest: Coefficients, new: Coefficients) -> bool:
 
 
 def _quality(
-    collection: Collection, rows: Rows, choice: Choice, options: Options, jobs: int
+    collection: Collection, rows: Rows, choice: Choice, options: Options, jobs: Jobs
 ) -> dict[str, Any]:
     chosen = choice.chosen
     uncertainty = bootstrap(chosen, jobs)

@@ -1,5 +1,6 @@
 """Many heads: a rule for each that one serves, all in one file; the others stay as they are."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, Rule
 from calibrate.pipeline.candidates import Options
 from calibrate.pipeline.choice import LEAST_GAIN, Choice, HeldOut, choose, unit
+from calibrate.pipeline.jobs import HERE, Jobs, run
 from calibrate.pipeline.solve import Rows, head_in_words, known
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
@@ -46,7 +48,7 @@ class ManyFits(NamedTuple):
 
 
 def fit_heads(
-    rows: Rows, options: Options, force: str | None = None, jobs: int = 1
+    rows: Rows, options: Options, force: str | None = None, jobs: Jobs = HERE
 ) -> tuple[Coefficients, list[HeadFit]]:
     """Chooses a rule for each head; see `choice.choose`.
 
@@ -57,18 +59,16 @@ def fit_heads(
       rows: of several heads, or of one that is named.
       options: of the fits.
       force: a kind that every head is to have.
-      jobs: processes, a head each; the result does not depend on it.
+      jobs: where it is done, a head at a time; the result does not depend on it.
     Returns:
       The rule with its entries, and every head.
     Raises:
       QualityError: no head has a rule that beats plain softmax.
     """
-    from joblib import Parallel, delayed
-
     names = rows.heads()
     own = (rows.take(rows.are_of(*name)) for name in names)
     families = [force] if force else list(FAMILIES)
-    found = Parallel(n_jobs=jobs)(delayed(_fit_head)(mine, options, families) for mine in own)
+    found = run((partial(_fit_head, mine, options, families) for mine in own), jobs)
     fits = {
         family: [
             of_head[i]._replace(layer=known(layer), head=known(head))

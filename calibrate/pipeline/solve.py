@@ -1,5 +1,6 @@
 """Solve: what every collected row says of the beta that would serve its target."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from calibrate.files.collection import Collection, read_shard
 from calibrate.maths import solver
 from calibrate.maths.profile import Profile, profile
 from calibrate.maths.rule import Rule
+from calibrate.pipeline.jobs import HERE, Jobs, run
 
 
 class Rows(NamedTuple):
@@ -58,17 +60,16 @@ def head_in_words(layer: int | None, head: int | None) -> str:
     return ", ".join(f"{word} {i}" for word, i in said if i is not None)
 
 
-def solve_collection(collection: Collection, jobs: int = 1) -> Rows:
+def solve_collection(collection: Collection, jobs: Jobs = HERE) -> Rows:
     """The optimal beta and the likelihood profile of every row.
 
     Args:
       collection: with the rows of one head or of many.
-      jobs: processes, a shard at a time each; the result does not depend on it.
+      jobs: where it is done, a shard at a time; the result does not depend on it.
     """
-    from joblib import Parallel, delayed
-
-    folder, entries = collection.folder, collection.manifest["shards"]
-    return join(Parallel(n_jobs=jobs)(delayed(_solve_shard)(folder, entry) for entry in entries))
+    folder = collection.folder.absolute()  # workers may have another working folder
+    shards = collection.manifest["shards"]
+    return join(run([partial(_solve_shard, folder, entry) for entry in shards], jobs))
 
 
 def _solve_shard(folder: Path, entry: dict[str, Any]) -> Rows:

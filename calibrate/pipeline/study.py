@@ -12,6 +12,7 @@ from calibrate.heads import Head
 from calibrate.pipeline.collect import Progress, collect
 from calibrate.pipeline.compare import Comparison, compare
 from calibrate.pipeline.evaluate import Score, evaluate, head_folder
+from calibrate.pipeline.jobs import HERE, Jobs, started
 from calibrate.pipeline.rules import PLAIN, ScoredRule, fitted_rules, fixed_rules, in_order
 from calibrate.pipeline.solve import solve_collection
 
@@ -36,6 +37,7 @@ def study(
     calibration: Calibration,
     folder: Path,
     more: Mapping[str, ScoredRule] | None = None,
+    jobs: Jobs = HERE,
     collected: Callable[[str, Progress], None] = lambda head, progress: None,
     scored: Callable[[str, Score], None] = lambda head, score: None,
 ) -> Comparison:
@@ -51,22 +53,41 @@ def study(
       calibration: the sets that the fits are made of.
       folder: collections/HEAD-FINGERPRINT-OPTIONS and scores/HEAD-FINGERPRINT appear there.
       more: further rules, scored on every head.
+      jobs: where it is done: a unit of a collection, a shard, a set size at a time.
       collected: called with a head's name after each unit of its collection.
       scored: called with a head's name after each size.
     Warns:
       UserWarning: a head for which no rule is worth publishing; its own fit is plain softmax.
     """
-    scores = []
-    for head in heads:
-        place = folder / "collections" / f"{head_folder(head)}-{calibration.key(seed)}"
-        progress = partial(collected, head.name)
-        found = collect(head, *calibration, seed, place, report=progress)
-        try:
-            fitted = fitted_rules(solve_collection(found))
-        except QualityError as failure:
-            fitted = {"own": PLAIN}  # what `calibrate fit` leaves in place
-            warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=2)
-        rules = in_order({**fixed_rules(), **fitted, **(more or {})})
-        report = partial(scored, head.name)
-        scores.append(evaluate(head, sizes, sets, seed, rules, report, folder / "scores"))
+    with started(jobs) as there:
+        scores = [
+            _study_head(
+                head, sizes, sets, seed, calibration, folder, more or {}, there,
+                partial(collected, head.name), partial(scored, head.name),
+            )
+            for head in heads
+        ]  # fmt: skip
     return compare([head.name for head in heads], scores)
+
+
+def _study_head(
+    head: Head,
+    sizes: Sequence[int],
+    sets: int | None,
+    seed: int,
+    calibration: Calibration,
+    folder: Path,
+    more: Mapping[str, ScoredRule],
+    jobs: Jobs,
+    collected: Callable[[Progress], None],
+    scored: Callable[[Score], None],
+) -> list[Score]:
+    place = folder / "collections" / f"{head_folder(head)}-{calibration.key(seed)}"
+    found = collect(head, *calibration, seed, place, report=collected, jobs=jobs)
+    try:
+        fitted = fitted_rules(solve_collection(found, jobs))
+    except QualityError as failure:
+        fitted = {"own": PLAIN}  # what `calibrate fit` leaves in place
+        warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)
+    rules = in_order({**fixed_rules(), **fitted, **more})
+    return evaluate(head, sizes, sets, seed, rules, scored, folder / "scores", jobs)

@@ -1,5 +1,6 @@
 """Uncertainty: how far a fit would move on other rows, and whether more rows would help."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from calibrate.pipeline.choice import (
     mean_by_size,
     scores,
 )
+from calibrate.pipeline.jobs import HERE, Jobs, run
 
 N_RESAMPLES = 200
 N_CHUNKS = 8  # of resamples: what one job does at a time
@@ -47,22 +49,18 @@ class LearningPoint(NamedTuple):
     log_p: float  # mean, sizes alike, nats
 
 
-def bootstrap(candidate: Candidate, jobs: int = 1) -> Uncertainty:
+def bootstrap(candidate: Candidate, jobs: Jobs = HERE) -> Uncertainty:
     """Fits to blocks drawn anew, with replacement.
 
     Args:
       candidate: the rule.
-      jobs: processes; the result does not depend on it.
+      jobs: where it is done; the result does not depend on it.
     """
-    from joblib import Parallel, delayed
-
     rng = np.random.default_rng(1)
     drawn = rng.multinomial(N_BLOCKS, [1 / N_BLOCKS] * N_BLOCKS, N_RESAMPLES).astype(float)
-    chunks = Parallel(n_jobs=jobs)(
-        delayed(_refit)(candidate.sample, candidate.solution, chunk)
-        for chunk in np.array_split(drawn, N_CHUNKS)
-    )
-    solutions = np.concatenate(chunks)
+    chunks = np.array_split(drawn, N_CHUNKS)
+    tasks = [partial(_refit, candidate.sample, candidate.solution, chunk) for chunk in chunks]
+    solutions = np.concatenate(run(tasks, jobs))
     sample = candidate.sample
     powers = np.array([powers_of(sample, c) for c in solutions])
     x = np.linspace(*sample.domain, BAND_POINTS)
