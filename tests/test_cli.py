@@ -206,6 +206,29 @@ def test_interrupt_is_130_and_the_same_command_carries_on(here):
     assert "is unfinished" in refusal("fit", "runs/a", "--name", "x")
 
 
+def test_an_interrupt_ends_all_processes_at_once_and_the_same_command_carries_on(here):
+    """As Ctrl-C does: every process of the terminal gets the signal."""
+    sizes = ["--sizes", "64..1024", "--sets", "4096"]
+    command = [sys.executable, "-m", "calibrate", "collect", *sizes, "--out", "runs/a"]
+    process = subprocess.Popen(
+        [*command, "--jobs", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not list(Path("runs/a").glob("n*.npz")) and process.poll() is None:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)  # once nobody holds the pipe: no worker is left
+    assert process.returncode == 130
+    assert "calibrate: interrupted; the same command" in stderr
+    assert "Traceback" not in stderr
+    for folder in ("runs/a", "runs/b"):
+        call("collect", *sizes, "--out", folder)
+    one, other = (
+        {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        for folder in ("runs/a", "runs/b")
+    )
+    assert one == other
+
+
 @pytest.fixture
 def interruptible():
     """A process that was started in the background may ignore interrupts."""

@@ -14,7 +14,10 @@ from calibrate.files.store import published_store
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-HEAVY = {"jax", "jaxlib", "scipy", "sklearn", "matplotlib", "typer", "optax", "rich", "joblib"}
+HEAVY = {
+    "jax", "jaxlib", "scipy", "sklearn", "matplotlib", "typer", "optax", "rich", "joblib", "dask",
+    "distributed",
+}  # fmt: skip
 
 
 def python(code, cwd, **environment):

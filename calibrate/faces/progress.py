@@ -105,13 +105,12 @@ class Steps:
 
 def in_words(seconds: float) -> str:
     """A duration: 5 s, 1:05 min, 2:03 h."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 1 else "1 s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        whole = round(seconds)
+    whole = max(round(seconds), 1)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
         return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{minutes // 60}:{minutes % 60:02d} h"
+    return f"{whole // 3_600}:{whole % 3_600 // 60:02d} h"
 
 
 def say_training(progress: "training.Progress") -> None:

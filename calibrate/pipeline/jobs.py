@@ -85,7 +85,9 @@ def _elsewhere(tasks: Iterable[Callable[[], T]], jobs: Jobs, processes: int) -> 
     with _remedies(jobs), _backend(jobs, processes) as backend:
         finished = Parallel(**options, **backend)(sent)
         try:
-            yield from finished
+            # Not `yield from`: that would close it before its warning can be kept quiet.
+            for result in finished:  # noqa: UP028
+                yield result
         finally:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of tasks that are given up: they are meant to be
@@ -126,7 +128,7 @@ def started(jobs: Jobs) -> Iterator[Jobs]:
         n_workers=jobs.processes,
         threads_per_worker=1,
         memory_limit=None,  # a model may need most of it
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
         env={"NPROC": threads},
         preload=[_IGNORE_INTERRUPTS],

@@ -1,0 +1,273 @@
+"""Jobs: the same results and bytes wherever tasks run, and an end when a worker dies or hangs."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+from typer.testing import CliRunner
+
+from calibrate import heads
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.faces.cli import app
+from calibrate.heads import load_head
+from calibrate.heads.arrays import Arrays
+from calibrate.pipeline import units
+from calibrate.pipeline.collect import collect, collect_arrays
+from calibrate.pipeline.evaluate import evaluate
+from calibrate.pipeline.fit import fit_collection
+from calibrate.pipeline.jobs import HERE, Jobs, run, started
+from calibrate.pipeline.rules import fixed_rules
+
+SIZES, SETS = [8, 64, 100], 300
+TWO = Jobs(2)
+SHORT = 3.0  # seconds; the error is the same if a worker takes longer to start
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 128))
+
+
+class Once(ToyHead):
+    """A head that does something bad the first time that it sees sets of 64."""
+
+    def __init__(self, marker: Path, misfortune):
+        super().__init__()
+        self.marker, self.misfortune = marker, misfortune
+
+    def attend(self, batch):
+        if batch.logits.shape[1] == 64 and not self.marker.exists():
+            self.marker.write_text(str(os.getpid()))
+            self.misfortune()
+        return super().attend(batch)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang():
+    time.sleep(3_600)
+
+
+def collected(folder, jobs=TWO, head=None, sizes=SIZES, sets=SETS):
+    """The bytes of a collection."""
+    collect(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs)
+    return bytes_of(folder)
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def carries_on(folder, message, head, jobs):
+    """A run fails with one line; the same call then ends with the bytes of one that did not."""
+    whole = collected(folder / "whole", Jobs())
+    with pytest.raises(CalibrateError, match=message) as failure:
+        collected(folder / "run", jobs, head)
+    assert "the same command carries on" in str(failure.value)
+    kept = {name: data for name, data in bytes_of(folder / "run").items() if name[0] == "n"}
+    assert kept.items() <= whole.items()
+    assert collected(folder / "run", Jobs(jobs.processes, jobs.dask), head) == whole
+
+
+def double(x):
+    return 2 * x
+
+
+@pytest.mark.parametrize("jobs", [Jobs(), TWO])
+def test_results_are_in_the_order_of_the_tasks_and_each_is_reported(jobs):
+    seen = []
+    tasks = (partial(double, i) for i in range(20))
+    assert run(tasks, jobs, seen.append) == [2 * i for i in range(20)]
+    assert sorted(seen) == [2 * i for i in range(20)]
+    assert run([], jobs) == []
+
+
+def test_a_collection_is_the_same_bytes_for_any_number_of_jobs(tmp_path):
+    assert collected(tmp_path / "one", Jobs()) == collected(tmp_path / "two")
+    head = load_head("max-retrieval-3")
+    one, three = (collected(tmp_path / f"head-{n}", Jobs(n), head, [16, 1024], 200) for n in (1, 3))
+    assert one == three
+
+
+def test_arrays_are_read_where_they_are(here):
+    Path("logits").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        z = rng.standard_normal((200, 40)).astype(np.float32)
+        np.savez(f"logits/{i}.npz", logits=z, target=z.argmax(axis=1), head=np.arange(200) % 4)
+    arrays = Arrays(Path("logits"))
+    for n in (1, 2):
+        collect_arrays(arrays, Path(f"runs/{n}"), jobs=Jobs(n))
+    assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
+
+
+def test_scores_are_the_same_for_any_number_of_jobs(tmp_path):
+    head, rules = load_head("max-retrieval"), fixed_rules()
+    one, two = (
+        evaluate(head, [16, 256], 64, 0, rules, folder=tmp_path / f"{n}", jobs=Jobs(n))
+        for n in (1, 2)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert a.size == b.size
+        for name in rules:
+            np.testing.assert_array_equal(a.correct[name], b.correct[name])
+
+
+def test_an_interrupted_run_carries_on_with_another_number_of_jobs(tmp_path):
+    whole = collected(tmp_path / "whole", Jobs())
+
+    def interrupt(progress):
+        if progress.finished == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(ToyHead(), SIZES, SETS, 0, tmp_path / "run", report=interrupt, jobs=TWO)
+    assert 3 <= len(list((tmp_path / "run").glob("n*.npz"))) <= len(whole)
+    resumed = []
+    collect(ToyHead(), SIZES, SETS, 0, tmp_path / "run", report=lambda p: resumed.append(p.resumed))
+    assert sum(resumed) >= 3
+    assert bytes_of(tmp_path / "run") == whole
+
+
+def test_a_worker_that_is_killed_is_one_line_and_the_same_call_carries_on(tmp_path):
+    head = Once(tmp_path / "marker", die)
+    carries_on(tmp_path, "a worker process died", head, TWO)
+
+
+def test_a_worker_that_hangs_is_one_line_and_the_same_call_carries_on(tmp_path):
+    head = Once(tmp_path / "marker", hang)
+    carries_on(tmp_path, "no worker finished anything for 3 s", head, Jobs(2, stall=SHORT))
+
+
+def test_what_a_head_does_wrong_is_said_as_in_one_process(tmp_path):
+    class Broken(ToyHead):
+        def attend(self, batch):
+            raise ValueError("no such layer")
+
+    def spoil(logits):
+        logits[::10, 0] = np.nan
+
+    with pytest.raises(CalibrateError, match=r"head 'toy': attend\(batch\) failed with ValueError"):
+        collected(tmp_path / "broken", head=Broken())
+    with pytest.raises(QualityError, match="rows are bad"):
+        collected(tmp_path / "bad", head=ToyHead(spoil=spoil))
+
+
+def test_a_head_that_cannot_be_sent_is_named(tmp_path):
+    head = ToyHead()
+    head.lock = threading.Lock()
+    with pytest.raises(CalibrateError, match="cannot be sent to another process .* by a name"):
+        collected(tmp_path / "run", head=head)
+
+
+def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here, monkeypatch):
+    head = load_head("max-retrieval-1")
+    there = heads.sent(head)
+    assert there() is head
+    assert there.args == ("max-retrieval-1", here, head.fingerprint)
+    monkeypatch.setattr(heads, "_loaded", {})  # as in another process
+    loaded = there()
+    assert loaded is not head
+    assert loaded.fingerprint == head.fingerprint
+    assert there() is loaded
+    elsewhere = partial(there.func, "max-retrieval-2", here, head.fingerprint)
+    with pytest.raises(CalibrateError, match="'max-retrieval-2' is sha256:.* for a worker"):
+        elsewhere()
+
+
+MODULE = """
+from conftest import ToyHead
+
+class Head(ToyHead):
+    def __reduce__(self):
+        raise TypeError("too large to be sent")
+"""
+
+
+def test_a_head_of_ones_own_is_found_by_workers(here):
+    Path("head_of_jobs.py").write_text(MODULE)
+    common = ["collect", "--head", "head_of_jobs:Head", "--sizes", "8,64", "--sets", "300"]
+    for n in (1, 2):
+        done = CliRunner().invoke(app, [*common, "--out", f"runs/{n}", "--jobs", str(n)])
+        assert done.exit_code == 0, done.output
+    assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
+
+
+def test_dask_that_is_absent_is_one_line(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    done = CliRunner().invoke(app, ["collect", "--sizes", "8", "--dask", "local", "--out", "r"])
+    assert done.exit_code == 1
+    assert "pip install 'calibrate[dask]'" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def distributed():
+    return pytest.importorskip("distributed", reason="needs the extra dask")
+
+
+@pytest.fixture(scope="module")
+def cluster(distributed):
+    with started(Jobs(2, "local")) as jobs:
+        yield jobs
+
+
+def test_a_cluster_loses_a_worker_in_mid_task_and_the_run_goes_on(tmp_path, cluster):
+    """Killed from outside; the cluster gives its task to another worker."""
+    whole = collected(tmp_path / "whole", Jobs())
+    marker = tmp_path / "marker"
+
+    def kill():
+        while not marker.exists() or not marker.read_text():
+            time.sleep(0.01)
+        os.kill(int(marker.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    assert collected(tmp_path / "run", cluster, Once(marker, hang)) == whole
+    killer.join()
+
+
+def test_a_cluster_that_gives_a_task_up_is_one_line_and_the_same_call_carries_on(
+    tmp_path, distributed
+):
+    """Dask's errors never reach joblib, which would wait for ever."""
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50,
+        scheduler_kwargs={"allowed_failures": 0},
+    ) as cluster:  # fmt: skip
+        jobs = Jobs(dask=cluster.scheduler_address, stall=SHORT)
+        carries_on(tmp_path, "no worker finished anything", Once(tmp_path / "marker", die), jobs)
+
+
+def test_no_scheduler_and_no_worker_are_one_line(tmp_path, distributed):
+    with pytest.raises(CalibrateError, match="no Dask scheduler answers at 'nonsense'"):
+        run([partial(double, 1)], Jobs(dask="nonsense"))
+    with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
+        jobs = Jobs(dask=cluster.scheduler_address, stall=0.1)
+        with pytest.raises(CalibrateError, match=r"had no worker for 0\.1 s; start some"):
+            run([partial(double, 1)], jobs)
+
+
+def test_a_fit_on_a_cluster_is_the_same(tmp_path, cluster):
+    folder = tmp_path / "run"
+    collect(ToyHead(), [64, 256], 300, 0, folder)
+    here, there = (
+        fit_collection(folder, "toy", jobs=jobs).coefficients for jobs in (HERE, cluster)
+    )
+    assert here.entries == there.entries
+    assert here.quality == there.quality
+
+
+def test_a_cluster_of_one_worker_is_not_passed_over(here):
+    """Told to use one worker, joblib would stay in this process."""
+    pytest.importorskip("distributed", reason="needs the extra dask")
+    assert run([os.getpid], Jobs(1, "local")) != [os.getpid()]
