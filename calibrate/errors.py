@@ -19,6 +19,10 @@ class CalibrateError(Exception):
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
+class DamagedError(CalibrateError):
+    """A file that can be read, and does not hold what it should."""
+
+
 class CoefficientsError(CalibrateError):
     """The one exception of coefficient files, references to them and their store."""
 

@@ -1,5 +1,7 @@
 """Logits on disk: sorted into set sizes, checked by name, and fitted like a head's own."""
 
+import os
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -204,3 +206,20 @@ def test_the_commands(here):
         refused = run(app, ["collect", "--logits", "example.npz", *option])
         assert refused.exit_code == 2
         assert "says nothing beside --logits" in refused.stderr
+
+
+def test_a_file_too_large_for_memory_is_refused_unread(here):
+    (here / "mine.npz").touch()
+    os.truncate(here / "mine.npz", 1 << 40)  # sparse
+    with pytest.raises(CalibrateError, match="at most 17,179,869,184; make several files of it"):
+        Arrays(here / "mine.npz")
+
+
+def test_a_header_that_promises_100_gib_is_refused(here):
+    logits, target = scores(rows=10)
+    save(here / "mine.npz", logits=logits, target=target)
+    data = (here / "mine.npz").read_bytes()
+    assert data.count(b"(10, 40), }    ") == 1
+    (here / "mine.npz").write_bytes(data.replace(b"(10, 40), }    ", b"(335544320, 40)}"[:15]))
+    with pytest.raises(CalibrateError, match="not a readable npz"):
+        Arrays(here / "mine.npz")

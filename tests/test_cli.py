@@ -96,6 +96,7 @@ def test_collect_then_fit_then_load(here):
         (["fit", "runs/[/b]", "--name", "x"], 1, "runs/[/b] holds no collection"),
         (["fit", "nowhere", "--name", "x", "--figure", "."], 2, "no .png file in a folder"),
         (["collect", "--logits", "no.npz"], 1, "no.npz does not exist; check the path"),
+        (["verify", "nowhere"], 1, "nowhere holds no collection"),
         (["fit", "nowhere", "--name", "x"], 1, "nowhere holds no collection"),
         (["fit", "nowhere", "--name", "x", "--rows", "few"], 2, "--rows is 'few'; use all or"),
         (["fit", "nowhere", "--name", "x", "--paper", "--monotone"], 2, "give it alone"),
@@ -254,7 +255,7 @@ def test_an_interrupt_in_the_last_step_is_not_lost(interruptible):
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "collect", "fit", "diagnose", "evaluate", "report", "train"]
+    "command", ["run", "collect", "verify", "fit", "diagnose", "evaluate", "report", "train"]
 )
 def test_help_says_what_it_does_with_an_example(command):
     text = " ".join(call(command, "--help").stdout.split())

@@ -1,6 +1,7 @@
 """Collect: what is kept and counted, resumed, bounded, and reproducible."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -238,13 +239,24 @@ def test_a_corrupt_shard_is_named(tmp_path, n_shard):
         list(open_collection(tmp_path / "run").shards())
 
 
-def test_a_foreign_shard_in_an_unfinished_run_is_named(tmp_path):
+def reopen(folder):
+    """Makes a complete collection an unfinished one, all of whose shards are there."""
+    configuration = files.read_manifest(folder)["configuration"]
+    (folder / "manifest.json").unlink()
+    files.write_manifest(folder, configuration, None)
+
+
+@pytest.mark.parametrize("other", [(64, 0), (8, 1), (8, 2)])
+def test_a_foreign_shard_in_an_unfinished_run_is_collected_again(tmp_path, other):
+    """Of another size, of other sets of the same size, of fewer of them."""
     folder = tmp_path / "run"
     run(folder)
-    files.write_manifest(folder, files.read_manifest(folder)["configuration"], None)
-    files.shard_path(folder, 8, 0).write_bytes(files.shard_path(folder, 64, 0).read_bytes())
-    with pytest.raises(CalibrateError, match=r"n00008-unit00000.npz: logits is float32"):
+    before = files_of(folder)
+    reopen(folder)
+    files.shard_path(folder, 8, 0).write_bytes(files.shard_path(folder, *other).read_bytes())
+    with pytest.warns(UserWarning, match="n00008-unit00000.npz is damaged; it is collected again"):
         run(folder)
+    assert files_of(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -259,6 +271,23 @@ def test_a_foreign_shard_in_an_unfinished_run_is_named(tmp_path):
         lambda text: text.replace('"sizes"', '"dimensions"'),
         lambda text: text.replace('"kept"', '"held"'),
         lambda text: text.replace('"unit": 0', '"unit": "0"'),
+        lambda text: text.replace('"unit": 1', '"unit": 0'),
+        lambda text: text.replace('"complete"', '"finished"'),
+        lambda text: text.replace('"seed": 0', '"seed": 0.5'),
+        lambda text: text.replace('"sets": 300', '"sets": -300'),
+        lambda text: text.replace('"rows": 300', '"rows": 3'),
+        lambda text: text.replace('"rows": 300', '"rows": 1e999'),
+        lambda text: text.replace('"rows": 300', f'"rows": {10**30}'),
+        lambda text: text.replace('"rows": 300', f'"rows": {"9" * 5_000}'),
+        lambda text: text.replace('"kept": ', '"kept": 9'),
+        lambda text: text.replace('"bytes": ', f'"bytes": {10**9}'),
+        lambda text: text.replace('"size": 8,', '"size": 9,'),
+        lambda text: text.replace('"size": 8,', f'"size": {1 << 40},').replace(
+            "\n   8,", f"\n   {1 << 40},"
+        ),
+        lambda text: text.replace("sha256:", "md5:"),
+        lambda text: text.replace('"toy"', "7"),
+        lambda text: "[" * 100_000,
     ],
 )
 def test_a_damaged_manifest_is_named(tmp_path, damage):
@@ -295,29 +324,92 @@ def test_a_batch_that_is_no_pytree_of_rows_is_refused(tmp_path):
         run(tmp_path / "run", head, sizes=[64], sets=64)
 
 
-def test_a_lost_shard_is_collected_again(tmp_path):
+def state(folder):
+    """What changes if a file is written again, even with the same bytes."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def exchange(path):
+    """A sound shard, of a collection with another seed."""
+    other = path.parent.with_name("other")
+    run(other, seed=1)
+    path.write_bytes((other / path.name).read_bytes())
+
+
+DAMAGES = {
+    "lost": (lambda path: path.unlink(), "missing"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "damaged"),
+    "emptied": (lambda path: path.write_bytes(b""), "damaged"),
+    "zeroed": (lambda path: path.write_bytes(bytes(path.stat().st_size)), "damaged"),
+    "flipped": (lambda path: flip(path, 700), "damaged"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "damaged"),
+    "exchanged": (exchange, "damaged"),
+    "vast": (lambda path: os.truncate(path, 1 << 40), "damaged"),  # and sparse
+}
+
+
+def flip(path, at):
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_shard_that_was_damaged_is_collected_again_and_no_other(tmp_path, damage):
+    folder = tmp_path / "run"
+    run(folder)
+    before, untouched = files_of(folder), state(folder)
+    path = files.shard_path(folder, 64, 1)
+    inflict, word = DAMAGES[damage]
+    inflict(path)
+    resumed = []
+    with pytest.warns(UserWarning, match=f"{path.name} is {word}; it is collected again"):
+        run(str(folder), report=lambda p: resumed.append(p.resumed))
+    assert resumed == [False]
+    assert files_of(folder) == before
+    after = state(folder)
+    assert {name for name in after if after[name] != untouched[name]} == {path.name}
+
+
+@pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"lost", "exchanged"}))
+def test_a_damaged_shard_of_an_unfinished_run_is_collected_again(tmp_path, damage):
     folder = tmp_path / "run"
     run(folder)
     before = files_of(folder)
-    files.shard_path(folder, 64, 1).unlink()
+    reopen(folder)
+    path = files.shard_path(folder, 64, 1)
+    DAMAGES[damage][0](path)
     resumed = []
-    run(str(folder), report=lambda p: resumed.append(p.resumed))
+    with pytest.warns(UserWarning, match=f"{path.name} is damaged; it is collected again"):
+        run(folder, report=lambda p: resumed.append(p.resumed))
     assert resumed.count(False) == 1
     assert files_of(folder) == before
 
 
-def test_repair_does_not_bless_a_shard_that_was_exchanged(tmp_path):
-    folder, other = tmp_path / "run", tmp_path / "other"
+def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
+    """As on another machine; or it is the manifest that was changed."""
+    folder = tmp_path / "run"
     run(folder)
-    run(other, seed=1)
-    manifest = (folder / "manifest.json").read_bytes()
-    exchanged = files.shard_path(folder, 64, 0)
-    exchanged.write_bytes(files.shard_path(other, 64, 0).read_bytes())
-    files.shard_path(folder, 64, 1).unlink()
-    collection = run(folder)
-    assert (folder / "manifest.json").read_bytes() == manifest
-    with pytest.raises(CalibrateError, match=f"{exchanged.name} is not the shard"):
-        list(collection.shards())
+    manifest = folder / "manifest.json"
+    digest = json.loads(manifest.read_text())["shards"][3]["sha256"]
+    manifest.write_text(manifest.read_text().replace(digest, "sha256:" + "0" * 64))
+    before = state(folder)
+    with (
+        pytest.warns(UserWarning, match="n00064-unit00000.npz is damaged"),
+        pytest.raises(CalibrateError, match="cannot be repaired: what is collected now has other"),
+    ):
+        run(folder)
+    assert state(folder) == before
+
+
+def test_a_manifest_that_forgets_a_unit_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    run(folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    lost = manifest["shards"].pop()
+    manifest["sizes"][-1]["kept"] -= lost["kept"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CalibrateError, match="lists other shards than its configuration has"):
+        run(folder)
 
 
 def test_a_killed_attempt_is_swept_when_the_run_resumes(tmp_path):
@@ -325,7 +417,7 @@ def test_a_killed_attempt_is_swept_when_the_run_resumes(tmp_path):
     folder.mkdir()
     (folder / ".n00064-unit00001.npz.00000000.tmp").write_bytes(bytes(1_000))
     run(folder)
-    assert not list(folder.glob(".*"))
+    assert not list(folder.glob(".*.tmp"))
 
 
 def test_an_absent_collection_is_named(tmp_path):

@@ -1,5 +1,6 @@
 """Files appear whole or not at all; arrays are read without trust."""
 
+import copy
 import errno
 import io
 import os
@@ -58,6 +59,38 @@ def compressed() -> bytes:
     return buffer.getvalue()
 
 
+def member(name: str = "x.npy", data: bytes = b"", **changes) -> bytes:
+    """An npz of one entry, whose place in the directory says something else."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("x.npy", data or npy(np.arange(4.0)))
+        entry = archive.infolist()[0]
+        entry.filename = name
+        for key, value in changes.items():
+            setattr(entry, key, value)
+    return buffer.getvalue()
+
+
+def npy(array) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def twice(data: bytes = npy(np.arange(1000.0)), times: int = 50) -> bytes:
+    """Many entries that are all the same bytes: more together than the file has."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("x.npy", data)
+        first = archive.filelist[0]
+        for i in range(times):
+            entry = copy.copy(first)
+            entry.filename = f"x{i}.npy"
+            archive.filelist.append(entry)
+        archive._didModify = True
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -71,6 +104,24 @@ def compressed() -> bytes:
         (lambda data: objects(), "Python objects"),
         (lambda data: compressed(), "compressed"),
         (lambda data: entry_with(b"hello"), "not a readable npz"),
+        (lambda data: forged("(2,)"), "promises 16 bytes and holds 80"),
+        (lambda data: forged("(-2, -5)"), "not a readable npz"),
+        (lambda data: forged(f"({10**4000},)"), "not a readable npz"),
+        (lambda data: forged("(10,)", "'|V0'"), "not a readable npz"),
+        (lambda data: forged("(10,)", "('<f8', (1000000000,))"), "not a readable npz"),
+        (lambda data: forged("(10,)", "()"), "not a readable npz"),
+        (lambda data: forged("(" * 3000), "not a readable npz"),
+        (lambda data: forged("-" * 9000 + "1"), "not a readable npz"),
+        (lambda data: forged("(10,), {[]: 1}: 2"), "not a readable npz"),
+        (lambda data: forged("('"), "not a readable npz"),
+        (lambda data: member(file_size=100 << 30, compress_size=100 << 30), "promise 10737"),
+        (lambda data: member(file_size=100 << 30), "compressed, expected stored"),
+        (lambda data: twice(), "entries promise|Overlapped"),
+        (lambda data: member("../x.npy"), "no name of an array"),
+        (lambda data: member("/etc/x.npy"), "no name of an array"),
+        (lambda data: member("a\\..\\x.npy"), "no name of an array"),
+        (lambda data: twice(times=1).replace(b"x0.npy", b"x.npy\0"), "no name|one name"),
+        (lambda data: entry_with(b"")[:-22] * 2 + entry_with(b"")[-22:], "not a readable npz"),
     ],
 )
 def test_damaged_arrays_are_refused(npz, damage, message):
@@ -87,6 +138,28 @@ def test_every_flipped_bit_in_the_data_is_noticed(npz):
         npz.write_bytes(data[:offset] + bytes([data[offset] ^ 4]) + data[offset + 1 :])
         with pytest.raises(CalibrateError):
             read_arrays(npz)
+
+
+def test_no_bytes_crash_the_reader(npz):
+    """Whatever is changed in headers and directory, it is arrays or one clear error."""
+    data, rng = npz.read_bytes(), np.random.default_rng(0)
+    headers = [i for i in range(len(data)) if not 128 <= i < 128 + 800]
+    for at in rng.choice(headers, 300):
+        mangled = bytearray(data)
+        mangled[at] = rng.integers(256)
+        npz.write_bytes(mangled)
+        try:
+            arrays = read_arrays(npz)
+        except CalibrateError as failure:
+            assert str(npz) in str(failure)  # noqa: PT017
+        else:
+            assert sum(array.nbytes for array in arrays.values()) <= len(data)
+
+
+def test_a_file_larger_than_any_is_refused_unread(npz):
+    os.truncate(npz, 100 << 30)  # sparse
+    with pytest.raises(CalibrateError, match="has 107,374,182,400 bytes, and such a file at most"):
+        read_arrays(npz)
 
 
 @pytest.mark.parametrize("exclusive", [False, True])

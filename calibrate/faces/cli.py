@@ -152,8 +152,8 @@ def collect(
     """Run a head over sets of every size, or take logits from files, and keep a sample of the rows.
 
     How many of its inputs the head misranks is counted whatever is kept. The same command again
-    carries on where it stopped, or says that the collection is complete; so it does with other
-    --jobs, --dask and --stall, which change no byte of it.
+    carries on where it stopped, makes shards that were damaged or lost again, or says that the
+    collection is complete; so it does with other --jobs, --dask and --stall, which change no byte.
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
     """
@@ -187,7 +187,7 @@ def collect(
 
 @app.command()
 def fit(
-    run: Annotated[Path, typer.Argument(help="Folder of a complete collection.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     name: Annotated[str, typer.Option(help="Name of the fit; its next version is written.")],
     objective: Annotated[
         str,
@@ -217,6 +217,9 @@ def fit(
             help="The paper's procedure instead: least squares on misranked rows, no verdict."
         ),
     ] = False,
+    allow_partial: Annotated[
+        bool, typer.Option(help="Fit what there is of an unfinished collection; the file says so.")
+    ] = False,
     jobs: JobsOption = 1,
     dask: DaskOption = None,
     stall: StallOption = 600.0,
@@ -238,7 +241,6 @@ def fit(
     Example: calibrate fit runs/try --name try
     """
     from calibrate.faces import many_views, steps, tables
-    from calibrate.files.collection import open_collection
     from calibrate.files.publishing import check_name
     from calibrate.pipeline import candidates, fit
     from calibrate.pipeline.jobs import HERE, Jobs
@@ -254,12 +256,13 @@ def fit(
     workers = Jobs(jobs, dask, stall)
     if paper and (options, force, workers) != (candidates.Options(), None, HERE):
         raise typer.BadParameter("--paper sets all other choices; give it alone")
-    arguments = (run, name, options, force, workers)
+    collection = fit.open_for_fit(run, allow_partial)
+    arguments = (collection, name, options, force, workers)
     if paper:
         one, drawn = steps.fit(
-            run, lambda: fit.fit_collection_as_in_the_paper(run, name), store, figure
+            run, lambda: fit.fit_collection_as_in_the_paper(collection, name), store, figure
         )
-    elif not open_collection(run).heads:
+    elif not collection.heads:
         one, drawn = steps.fit(run, lambda: fit.fit_collection(*arguments), store, figure)
     else:
         many, drawn = steps.fit_heads(
@@ -277,7 +280,7 @@ def fit(
     tables.print_load_line(one.coefficients)
 
 
-for command in (judging.diagnose, judging.evaluate, judging.report):
+for command in (judging.verify, judging.diagnose, judging.evaluate, judging.report):
     app.command()(command)
 
 

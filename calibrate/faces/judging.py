@@ -1,4 +1,4 @@
-"""Commands that judge heads and fits, and publish nothing: evaluate, report, diagnose."""
+"""Commands that judge, and publish nothing: verify, diagnose, evaluate, report."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from calibrate.errors import CalibrateError
 from calibrate.faces.options import (
     DaskOption,
     JobsOption,
@@ -19,6 +20,30 @@ from calibrate.faces.options import (
     print_json,
     refuse_beside,
 )
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="Folder of a collection, finished or not.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check every shard of a collection; exit 1 if one is bad or missing, or a file is foreign.
+
+    Shards are checked against the digests in the manifest and against the format; those of an
+    unfinished collection against the format alone. Nothing is changed: the same `calibrate collect`
+    command as before makes bad and missing shards again, and leaves the others as they are.
+
+    Example: calibrate verify runs/try
+    """
+    from calibrate.faces import audit_views
+    from calibrate.files.collection_audit import audit_collection
+
+    audit = audit_collection(run)
+    if as_json:
+        print_json(audit_views.audit_record(audit))
+    else:
+        audit_views.print_audit(audit)
+    if audit.faults:
+        raise CalibrateError(audit_views.remedy(audit))
 
 
 def diagnose(

@@ -4,7 +4,6 @@ import hashlib
 import io
 import math
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -13,17 +12,22 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
-from calibrate.errors import CalibrateError
-from calibrate.files.whole import write_whole
+from calibrate.errors import CalibrateError, DamagedError
+from calibrate.files.whole import read_file, write_whole
+
+MOST_BYTES = 1 << 30  # of a file that says nothing of its size beforehand, such as weights
 
 
-def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> bytes:
-    """Writes arrays as npz, whole or not at all; the same arrays give the same bytes, returned."""
+def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
+    """Writes arrays as npz, whole or not at all."""
+    write_whole(path, pack_arrays(arrays))
+
+
+def pack_arrays(arrays: Mapping[str, ArrayLike]) -> bytes:
+    """Arrays as the bytes of an npz file; the same arrays give the same bytes."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **{k: np.asarray(v) for k, v in arrays.items()})
-    data = buffer.getvalue()
-    write_whole(path, data)
-    return data
+    return buffer.getvalue()
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -31,10 +35,25 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     return parse_arrays(read_bytes(path), path)
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's bytes; a file that is absent or cannot be read is a CalibrateError."""
+def read_bytes(
+    path: Path, most: int = MOST_BYTES, remedy: str = "delete it and make it again"
+) -> bytes:
+    """A file's bytes.
+
+    Args:
+      most: how many it may have; a larger file is refused before it is read.
+      remedy: for such a file.
+    Raises:
+      DamagedError: it is too large.
+      CalibrateError: it is absent, no regular file, or cannot be read.
+    """
     try:
-        return path.read_bytes()
+        size = path.stat().st_size
+        if size > most:
+            raise DamagedError(
+                f"{path} has {size:,} bytes, and such a file at most {most:,}; {remedy}"
+            )
+        return read_file(path, most)
     except FileNotFoundError:
         raise CalibrateError(f"{path} does not exist; check the path") from None
     except OSError as failure:
@@ -45,41 +64,54 @@ def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
     """Every array in the bytes of an npz file, which were read from `path`.
 
     Nothing is unpickled, CRCs are checked, and an array whose header promises more bytes than its
-    entry holds is refused before anything is allocated for it.
+    entry holds is refused before anything is allocated for it: all arrays together take no more
+    memory than the file has bytes.
 
     Raises:
-      CalibrateError: the bytes are corrupt, compressed, or hold objects.
+      DamagedError: the bytes are corrupt, compressed, or hold objects.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return {
-                entry.filename.removesuffix(".npy"): _read_entry(archive, entry)
-                for entry in archive.infolist()
-            }
-    except _CORRUPT as failure:
-        raise CalibrateError(
+            entries = archive.infolist()
+            _refuse_entries(entries, len(data))
+            return {_name(entry): _read_entry(archive, entry) for entry in entries}
+    except Exception as failure:  # whatever zipfile and NumPy come to on bytes that nobody wrote
+        raise DamagedError(
             f"{path} is not a readable npz file ({failure}); delete it and make it again"
         ) from failure
 
 
-# What zipfile and NumPy raise on damaged bytes.
-_CORRUPT = (
-    ValueError, EOFError, KeyError, SyntaxError, NotImplementedError, RuntimeError,
-    OverflowError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+def _name(entry: zipfile.ZipInfo) -> str:
+    return entry.filename.removesuffix(".npy")
+
+
+def _refuse_entries(entries: list[zipfile.ZipInfo], most: int) -> None:
+    """Raises ValueError for a directory of entries that no writer of ours makes."""
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise ValueError(f"{entry.filename} is compressed, expected stored")
+        # Nothing is extracted. Who asks for a path outside means harm, or wrote something else.
+        parts = entry.orig_filename.replace("\\", "/").split("/")
+        if "\0" in entry.orig_filename or not {"", ".", ".."}.isdisjoint(parts):
+            raise ValueError(f"{entry.orig_filename!r} is no name of an array")
+    names = [_name(entry) for entry in entries]
+    if len(set(names)) < len(names):
+        raise ValueError("two arrays have one name")
+    # Entries may lie over each other: a small file would be read again and again.
+    promised = sum(entry.file_size for entry in entries)
+    if promised > most:
+        raise ValueError(f"its entries promise {promised} bytes, and the file has {most}")
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-    if entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{entry.filename} is compressed, expected stored")
     with archive.open(entry) as file:
         shape, fortran_order, dtype = _read_header(file)
         if dtype.hasobject:
             raise ValueError(f"{entry.filename} holds Python objects")
-        promised = math.prod(shape) * dtype.itemsize
+        promised, held = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
+        if promised != held:
+            raise ValueError(f"{entry.filename} promises {promised} bytes and holds {held}")
         data = file.read()
-    if promised != len(data):
-        raise ValueError(f"{entry.filename} promises {promised} bytes and holds {len(data)}")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C")
 
 

@@ -7,32 +7,42 @@ COUNTS; where it is said which head's they are, `layer` and `head` (rows,) int16
 
 manifest.json is written when the collection starts ("partial": its configuration) and once more
 when it is complete (its counts per size, and each shard's digest). In between, the shards present
-are the progress: each appears whole or not at all.
+are the progress: each appears whole or not at all. The folder also has a lock, which is empty.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.arrays import digest_of, parse_arrays, read_bytes, write_arrays
-from calibrate.files.whole import remove_leftovers, write_whole
+from calibrate.errors import CalibrateError, DamagedError, QualityError
+from calibrate.files.arrays import digest_of, pack_arrays, parse_arrays, read_bytes
+from calibrate.files.manifest import (
+    BAD,
+    COUNTS,
+    FORMAT,
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    SCHEMA_VERSION,
+    parse_manifest,
+)
+from calibrate.files.whole import check_writable, locked, remove_leftovers, write_whole
 
-FORMAT = "calibrate.collection"
-SCHEMA_VERSION = "0.1"
-MANIFEST = "manifest.json"
-BAD = ("nan", "inf", "masked_target")
 MAX_BAD_SHARE = 0.01
-COUNTS = ("rows", "misranked", "ties", *BAD)
 ROW_DTYPES = {"logits": "<f4", "target": "<i4", "entropy": "<f4", "index": "<i8"}
 
 # Upper bounds of what a file takes beside its rows; tests hold real files against them.
 SHARD_OVERHEAD = 2_048
 MANIFEST_BASE, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 256, 256
+
+
+ENTROPY_ERROR = 1e-3  # nats, far more than float32 makes
+REPAIR = "the same `calibrate collect` command as before repairs it"
 
 
 @dataclass(frozen=True)
@@ -69,34 +79,98 @@ def shard_path(folder: Path, size: int, unit: int) -> Path:
     return folder / f"n{size:05d}-unit{unit:05d}.npz"
 
 
-def write_shard(folder: Path, size: int, unit: int, shard: Shard) -> Receipt:
-    """Publishes a shard, whole or not at all."""
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Holds a collection's folder while it is collected; another process that wants it waits."""
+
+    def say() -> None:
+        what = f"another process is collecting into {folder}; waiting until it is done"
+        warnings.warn(what, stacklevel=2)
+
+    check_writable(folder / MANIFEST)
+    with locked(folder, waiting=say) as certain:
+        if certain:
+            remove_leftovers(folder, "*")
+        yield
+
+
+def write_shard(
+    folder: Path, size: int, unit: int, shard: Shard, listed: str | None = None
+) -> Receipt:
+    """Publishes a shard, whole or not at all.
+
+    Args:
+      listed: the digest that a complete collection's manifest has of it, if it has.
+    Raises:
+      CalibrateError: it is not the one that is listed, or the disk does not take it.
+    """
     path = shard_path(folder, size, unit)
-    data = write_arrays(path, {name: x for name, x in vars(shard).items() if x is not None})
-    return _receipt(size, unit, shard, data)
+    data = _pack(shard)
+    if listed is not None and digest_of(data) != listed:
+        raise CalibrateError(
+            f"{path} cannot be repaired: what is collected now has other bytes than {MANIFEST} "
+            "lists, as on another machine or with another version; restore the file from a copy, "
+            "or collect into a new folder"
+        )
+    write_whole(path, data)
+    return receipt_of(size, unit, shard, data)
+
+
+def _pack(shard: Shard) -> bytes:
+    return pack_arrays({name: x for name, x in vars(shard).items() if x is not None})
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed processes left of their shards; the collecting process does, alone."""
+    """Removes what killed workers left of their shards; for who holds the folder alone."""
     remove_leftovers(folder, "n*.npz")
 
 
-def _receipt(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
+def receipt_of(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
+    """What the manifest shall say of a shard with these bytes."""
     counts = dict(zip(COUNTS, shard.counts.tolist(), strict=True))
     return Receipt(size, unit, len(shard.target), counts, len(data), digest_of(data))
 
 
-def inspect_shard(folder: Path, size: int, unit: int) -> Receipt:
-    """The receipt of a shard that is on disk already."""
+def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | None:
+    """The receipt of the shard of an unfinished collection, if it is there and sound.
+
+    Args:
+      sets: the indices of the sets that the unit consists of.
+    Warns:
+      UserWarning: it is there, and damaged.
+    Raises:
+      CalibrateError: it is there, and cannot be read.
+    """
     path = shard_path(folder, size, unit)
-    data = read_bytes(path)
-    return _receipt(size, unit, _parse_shard(data, path, size), data)
+    if not path.exists():
+        return None
+    try:
+        data = read_bytes(path, SHARD_OVERHEAD + len(sets) * (row_bytes(size, True) + 4))
+        shard = parse_unlisted(data, path, size)
+        require(shard.counts[0] == len(sets), path, f"it is not of {len(sets)} sets")
+        ends = shard.index[:1].tolist() + shard.index[-1:].tolist()
+        require(all(end in sets for end in ends), path, "its index is that of other sets")
+    except DamagedError:
+        warnings.warn(f"{path} is damaged; it is collected again", stacklevel=4)
+        return None
+    return receipt_of(size, unit, shard, data)
 
 
-def _parse_shard(data: bytes, path: Path, size: int) -> Shard:
-    """The shard of that set size in the bytes of a file; anything else is refused."""
+def parse_unlisted(data: bytes, path: Path, size: int) -> Shard:
+    """The shard in bytes that no digest vouches for; see `parse_shard`."""
+    shard = parse_shard(data, path, size)
+    require(_pack(shard) == data, path, "it holds more than its arrays")
+    return shard
+
+
+def parse_shard(data: bytes, path: Path, size: int) -> Shard:
+    """The shard of that set size in the bytes of a file.
+
+    Raises:
+      DamagedError: it is none, or holds rows that no collection keeps.
+    """
     arrays = parse_arrays(data, path)
-    n_rows = len(arrays.get("target", ()))
+    n_rows = len(np.atleast_1d(arrays.get("target", ())))
     dtypes = {**ROW_DTYPES, "counts": "<i8"}
     shapes: dict[str, tuple[int, ...]] = {
         "logits": (n_rows, size), "target": (n_rows,), "entropy": (n_rows,), "index": (n_rows,),
@@ -104,30 +178,52 @@ def _parse_shard(data: bytes, path: Path, size: int) -> Shard:
     }  # fmt: skip
     if "target" in arrays and arrays["target"].dtype == bool:
         dtypes["target"], shapes["target"] = "|b1", (n_rows, size)
-    for name in {"layer", "head"} & set(arrays):
-        dtypes[name], shapes[name] = "<i2", (n_rows,)
+    if not {"layer", "head"}.isdisjoint(arrays):
+        dtypes |= {"layer": "<i2", "head": "<i2"}
+        shapes |= {"layer": (n_rows,), "head": (n_rows,)}
     for name, shape in shapes.items():
         array, dtype = arrays.get(name), np.dtype(dtypes[name])
-        if array is None or array.shape != shape or array.dtype != dtype:
-            found = "absent" if array is None else f"{array.dtype}{array.shape}"
-            raise CalibrateError(
-                f"{path}: {name} is {found}, expected {dtype}{shape}; "
-                "delete the file and collect again"
-            )
-    target = arrays["target"]
-    if target.dtype == bool and not target.any(axis=1).all():
-        raise CalibrateError(
-            f"{path}: target marks no item in some row; delete the file and collect again"
-        )
-    if target.dtype != bool and n_rows and not 0 <= target.min() <= target.max() < size:
-        raise CalibrateError(
-            f"{path}: target is not within [0, {size}); delete the file and collect again"
-        )
-    return Shard(**{name: arrays[name] for name in shapes})
+        right = array is not None and array.shape == shape and array.dtype == dtype
+        found = "absent" if array is None else f"{array.dtype}{array.shape}"
+        require(right, path, f"{name} is {found}, expected {dtype}{shape}")
+    require(arrays.keys() == shapes.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
+    shard = Shard(**{name: arrays[name] for name in shapes})
+    _check_values(shard, path, size)
+    return shard
+
+
+def _check_values(shard: Shard, path: Path, size: int) -> None:
+    """Raises DamagedError for what no row is like that a collection keeps."""
+    rows, *some = shard.counts.tolist()
+    require(min(some) >= 0 and max(sum(some), len(shard.target)) <= rows, path,
+            f"counts are {[rows, *some]}, of {len(shard.target)} rows kept")  # fmt: skip
+    if not len(shard.target):
+        return
+    target = shard.target
+    if target.dtype == bool:
+        require(target.any(axis=1).all(), path, "target marks no item in some row")
+        at_target = shard.logits.max(axis=1, where=target, initial=-np.inf)
+    else:
+        within = 0 <= target.min() <= target.max() < size
+        require(within, path, f"target is not within [0, {size})")
+        at_target = np.take_along_axis(shard.logits, target[:, None], axis=1)[:, 0]
+    highest = shard.logits.max(axis=1)  # NaN if there is one in the row
+    require((highest < np.inf).all(), path, "logits hold NaN or inf")
+    require((at_target > -np.inf).all(), path, "a target is masked")
+    H = shard.entropy
+    bounded = -ENTROPY_ERROR <= H.min() <= H.max() <= np.log(size) + ENTROPY_ERROR
+    require(bounded, path, f"entropy is not within [0, log {size}]")
+    require(shard.index[0] >= 0 and (np.diff(shard.index) > 0).all(), path, "index does not rise")
+
+
+def require(right: bool | np.bool_, path: Path, what: str) -> None:
+    """Raises DamagedError unless what is wrong with a shard is right."""
+    if not right:
+        raise DamagedError(f"{path}: {what}; {REPAIR}")
 
 
 class Collection(NamedTuple):
-    """A complete collection."""
+    """A collection; complete, unless somebody asked for what there is of one."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -138,6 +234,11 @@ class Collection(NamedTuple):
         """(layer, head) of those that the rows are of, -1 if unknown; none if nobody says."""
         return [(layer, head) for layer, head in self.manifest["configuration"].get("heads", [])]
 
+    @property
+    def partial(self) -> bool:
+        """Whether it was not finished."""
+        return self.manifest["status"] != "complete"
+
     def shards(self) -> Iterator[tuple[int, Shard]]:
         """(set size, shard) of every shard."""
         for entry in self.manifest["shards"]:
@@ -145,15 +246,31 @@ class Collection(NamedTuple):
 
 
 def read_shard(folder: Path, entry: dict[str, Any]) -> Shard:
-    """The shard that an entry of a manifest is about, checked against its digest."""
+    """The shard that an entry of a manifest is about, checked against its digest.
+
+    Raises:
+      DamagedError: it is absent, or another one.
+      CalibrateError: it cannot be read.
+    """
     path = shard_path(folder, entry["size"], entry["unit"])
-    data = read_bytes(path)
-    if digest_of(data) != entry["sha256"]:
-        raise CalibrateError(
-            f"{path} is not the shard that {MANIFEST} lists: it was damaged or exchanged; "
-            "delete it and run the same `calibrate collect` command again"
-        )
-    return _parse_shard(data, path, entry["size"])
+    data = listed_bytes(folder, entry)
+    if data is None:
+        what = "was damaged or exchanged" if path.exists() else "is missing"
+        raise DamagedError(f"{path} is not the shard that {MANIFEST} lists: it {what}; {REPAIR}")
+    shard = parse_shard(data, path, entry["size"])
+    require(len(shard.target) == entry["kept"], path, f"it has other rows than {MANIFEST} says")
+    return shard
+
+
+def listed_bytes(folder: Path, entry: dict[str, Any]) -> bytes | None:
+    """The bytes of the shard that an entry is about; None if it is absent, or another one."""
+    path = shard_path(folder, entry["size"], entry["unit"])
+    if not path.exists():
+        return None
+    with contextlib.suppress(DamagedError):  # larger than listed
+        data = read_bytes(path, entry["bytes"])
+        return data if digest_of(data) == entry["sha256"] else None
+    return None
 
 
 def open_collection(folder: Path) -> Collection:
@@ -164,11 +281,12 @@ def open_collection(folder: Path) -> Collection:
     """
     if not (folder / MANIFEST).is_file():
         raise CalibrateError(f"{folder} holds no collection; `calibrate collect` makes one")
-    data = read_bytes(folder / MANIFEST)
-    manifest = _parse_manifest(data, folder / MANIFEST)
+    data = _read_manifest_bytes(folder)
+    manifest = parse_manifest(data, folder / MANIFEST)
     if manifest["status"] != "complete":
         raise CalibrateError(
-            f"{folder} is unfinished; run the same `calibrate collect` command again to finish it"
+            f"{folder} is unfinished; run the same `calibrate collect` command again to finish it, "
+            "or take what is there by `calibrate fit --allow-partial`"
         )
     return Collection(folder, manifest, digest_of(data))
 
@@ -176,43 +294,12 @@ def open_collection(folder: Path) -> Collection:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder; None if there is none."""
     path = folder / MANIFEST
-    return _parse_manifest(read_bytes(path), path) if path.is_file() else None
+    return parse_manifest(_read_manifest_bytes(folder), path) if path.is_file() else None
 
 
-def _parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
-    """The manifest in the bytes of a file; all that is read of it later is checked here."""
-    try:
-        manifest = json.loads(data)
-        known = manifest["format"], manifest["schema_version"]
-        configuration = manifest["configuration"]
-        _require_integers(configuration, ("sets", "seed", "max_bytes"))
-        sizes = configuration["sizes"]
-        for layer, head in configuration.get("heads", []):
-            _require_integers({"layer": layer, "head": head}, ("layer", "head"))
-        if manifest["status"] == "complete":
-            for entry in manifest["sizes"]:
-                _require_integers(entry, ("size", *COUNTS, "kept"))
-            for entry in manifest["shards"]:
-                _require_integers(entry, ("size", "unit", "kept", "bytes"))
-                str.encode(entry["sha256"])
-            if [entry["size"] for entry in manifest["sizes"]] != sizes:
-                raise ValueError("sizes differ from the configuration's")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
-        raise CalibrateError(
-            f"{path} is not a manifest ({failure!r}); restore it or collect into a new folder"
-        ) from failure
-    if known != (FORMAT, SCHEMA_VERSION):
-        raise CalibrateError(
-            f"{path} says {known[0]} {known[1]}, expected {FORMAT} {SCHEMA_VERSION}; "
-            "collect again with this version of calibrate"
-        )
-    return manifest
-
-
-def _require_integers(mapping: dict[str, Any], keys: Iterable[str]) -> None:
-    for key in keys:
-        if type(mapping[key]) is not int:
-            raise ValueError(f"{key} is {mapping[key]!r}, not an integer")
+def _read_manifest_bytes(folder: Path) -> bytes:
+    remedy = "restore it or collect into a new folder"
+    return read_bytes(folder / MANIFEST, MOST_MANIFEST_BYTES, remedy)
 
 
 def refuse_bad_rows(manifest: dict[str, Any]) -> None:
@@ -230,11 +317,24 @@ def refuse_bad_rows(manifest: dict[str, Any]) -> None:
 def write_manifest(
     folder: Path, configuration: dict[str, Any], receipts: list[Receipt] | None
 ) -> None:
-    """Writes the manifest: partial without receipts, complete with all of them."""
+    """Writes the manifest: partial without receipts, complete with all of them.
+
+    Raises:
+      FileExistsError: without receipts, and there is a manifest.
+      CalibrateError: the disk does not take it.
+    """
+    text = manifest_text(configuration, receipts, "partial" if receipts is None else "complete")
+    write_whole(folder / MANIFEST, text.encode(), exclusive=receipts is None)
+
+
+def manifest_text(
+    configuration: dict[str, Any], receipts: list[Receipt] | None, status: str
+) -> str:
+    """What the manifest says; of shards and their counts if there are receipts."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
-        "status": "partial" if receipts is None else "complete",
+        "status": status,
         "configuration": configuration,
     }
     if receipts is not None:
@@ -246,9 +346,7 @@ def write_manifest(
             {key: value for key, value in receipt._asdict().items() if key != "counts"}
             for receipt in receipts
         ]
-    text = json.dumps(manifest, indent=1, ensure_ascii=True) + "\n"
-    remove_leftovers(folder, MANIFEST)
-    write_whole(folder / MANIFEST, text.encode())
+    return json.dumps(manifest, indent=1, ensure_ascii=True) + "\n"
 
 
 def _size_counts(size: int, receipts: list[Receipt]) -> dict[str, int]:

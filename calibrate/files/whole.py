@@ -6,7 +6,7 @@ import fnmatch
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from calibrate.errors import CalibrateError
@@ -74,12 +74,18 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[bool]:
+def locked(
+    folder: Path,
+    error: type[CalibrateError] = CalibrateError,
+    waiting: Callable[[], None] = lambda: None,
+) -> Iterator[bool]:
     """Waits until no other process holds the folder, which is made if it is absent.
 
     The lock ends with the process, however it ends. Where the system has no locks (Windows, some
     network disks) nobody waits, and it yields False; exclusive names still keep writers apart.
 
+    Args:
+      waiting: called once if another process has it.
     Raises:
       error: the folder cannot be made or written.
     """
@@ -90,17 +96,23 @@ def locked(folder: Path, error: type[CalibrateError] = CalibrateError) -> Iterat
     except OSError as failure:
         raise unwritable(path, failure, error) from failure
     try:
-        yield _lock(descriptor, path, error)
+        yield _lock(descriptor, path, error, waiting)
     finally:
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path, error: type[CalibrateError]) -> bool:
+def _lock(
+    descriptor: int, path: Path, error: type[CalibrateError], waiting: Callable[[], None]
+) -> bool:
     if not fcntl:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as failure:
         if failure.errno not in _NO_LOCKS:
             raise unwritable(path, failure, error) from failure

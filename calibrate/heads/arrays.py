@@ -22,6 +22,7 @@ from calibrate.heads.protocol import check_target, refuse_probabilities
 
 KNOWN = ("logits", "target", "mask", "layer", "head")
 MOST_HEADS = 1 << 15  # layers, and heads of a layer
+MOST_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
 
 
 class LoggedRows(NamedTuple):
@@ -111,7 +112,7 @@ class Arrays:
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
 def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], str]:
     """The arrays of a file, checked, and its digest; `state` says that it is the same still."""
-    data = read_bytes(file)
+    data = read_bytes(file, MOST_FILE_BYTES, "make several files of it, in a folder")
     arrays = parse_arrays(data, file)
     _check(arrays, file)
     return arrays, digest_of(data)

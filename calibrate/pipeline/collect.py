@@ -1,6 +1,7 @@
 """Collect: run a head and keep a sample of its rows, or those whose target is misranked."""
 
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from calibrate.heads.arrays import Arrays, Part
 from calibrate.heads.protocol import call, refuse_probabilities
 from calibrate.maths.hashing import hashes
 from calibrate.maths.shannon import entropy
+from calibrate.pipeline.claiming import Listed, claim, listed_shards, unlike
 from calibrate.pipeline.jobs import HERE, Jobs, run
 from calibrate.pipeline.units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
@@ -169,14 +171,37 @@ def collect_from(
     units = source.units
     wanted = wanted_rows(units, keep, source.n_heads)
     quota = row_quotas(wanted, max_bytes, source.row_bytes)
-    complete = _start(folder, configuration)
+    listed = listed_shards(folder, configuration, units)
+    if listed is None or unlike(folder, listed):
+        with files.alone(folder):
+            _collect_units(source, folder, configuration, wanted, quota, report, keep, jobs)
+    collection = files.open_collection(folder)
+    files.refuse_bad_rows(collection.manifest)
+    return collection
+
+
+def _collect_units(
+    source: Source,
+    folder: Path,
+    configuration: dict[str, Any],
+    wanted: Mapping[Unit, int],
+    quota: Mapping[int, int],
+    report: Report,
+    keep: str,
+    jobs: Jobs,
+) -> None:
+    """Collects what is not there yet; or of a complete collection, what is no longer as listed."""
+    units = source.units
+    complete = claim(folder, configuration, units)
     if complete:
-        # Only shards that were lost since: what the manifest says of the others stands.
-        units = [u for u in units if not files.shard_path(folder, u.size, u.number).exists()]
-    files.sweep(folder)
+        units = unlike(folder, complete)
+        for unit in units:
+            path = files.shard_path(folder, unit.size, unit.number)
+            what = "damaged" if path.exists() else "missing"
+            warnings.warn(f"{path} is {what}; it is collected again", stacklevel=4)
     where = folder.absolute()  # workers may have another working folder
     tasks = [
-        partial(_collect_unit, source.rows(unit), where, unit, most, keep == "all")
+        partial(_collect_unit, source.rows(unit), where, unit, most, keep == "all", complete)
         for unit in units
         for most in [min(quota[unit.size], wanted[unit])]
     ]
@@ -190,33 +215,6 @@ def collect_from(
     files.sweep(folder)
     if not complete:
         files.write_manifest(folder, configuration, receipts)
-    collection = files.open_collection(folder)
-    files.refuse_bad_rows(collection.manifest)
-    return collection
-
-
-def _start(folder: Path, configuration: dict[str, Any]) -> bool:
-    """Claims the folder for this configuration; True if the collection is complete already."""
-    manifest = files.read_manifest(folder)
-    if manifest is None:
-        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-            raise CalibrateError(
-                f"{folder} holds other files and no collection; choose a new folder"
-            )
-        files.write_manifest(folder, configuration, None)
-        return False
-    there = manifest["configuration"]
-    differences = [
-        f"{key} is {there.get(key, absent)!r} there and {configuration.get(key, absent)!r} here"
-        for key, absent in {**dict.fromkeys(configuration), "keep": "misranked"}.items()
-        if there.get(key, absent) != configuration.get(key, absent)
-    ]
-    if differences:
-        raise CalibrateError(
-            f"{folder} holds another collection: {'; '.join(differences)}; "
-            "give the same options, or another folder (`run`: another --name)"
-        )
-    return manifest["status"] == "complete"
 
 
 def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit, int]:
@@ -287,11 +285,19 @@ def _logged(part: Part, names_heads: bool) -> Found:
 
 
 def _collect_unit(
-    rows_of_unit: Callable[[], Found], folder: Path, unit: Unit, most: int, keep_all: bool
+    rows_of_unit: Callable[[], Found],
+    folder: Path,
+    unit: Unit,
+    most: int,
+    keep_all: bool,
+    complete: Listed | None,
 ) -> tuple[files.Receipt, bool]:
     """The receipt of one unit's shard, and whether it was there already."""
-    if files.shard_path(folder, unit.size, unit.number).exists():
-        return files.inspect_shard(folder, unit.size, unit.number), True
+    if complete is None:
+        sets = range(unit.first, unit.first + unit.sets)
+        receipt = files.find_shard(folder, unit.size, unit.number, sets)
+        if receipt:
+            return receipt, True
     found = rows_of_unit()
     good, misranked, H, counts = map(np.asarray, examine(found.logits, found.target))
     rows = np.flatnonzero(good if keep_all else misranked)
@@ -305,7 +311,8 @@ def _collect_unit(
         layer=None if found.layer is None else found.layer[rows],
         head=None if found.head is None else found.head[rows],
     )
-    return files.write_shard(folder, unit.size, unit.number, shard), False
+    listed = complete[unit]["sha256"] if complete else None
+    return files.write_shard(folder, unit.size, unit.number, shard, listed), False
 
 
 @jax.jit

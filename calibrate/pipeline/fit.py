@@ -1,5 +1,6 @@
-"""Fit: from a complete collection to one calibrated rule, with its evidence and provenance."""
+"""Fit: from a collection to one calibrated rule, with its evidence and provenance."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
+from calibrate.files.collection_audit import open_unfinished
 from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import beta_of, horner
 from calibrate.pipeline.candidates import Options, usable
@@ -31,17 +33,39 @@ class Fit(NamedTuple):
     choice: Choice | None
 
 
+def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
+    """Opens a collection that is to be fitted.
+
+    Args:
+      allow_partial: take what is there of an unfinished one.
+    Raises:
+      CalibrateError: there is none, it is damaged, or it is unfinished and that is not allowed.
+    Warns:
+      UserWarning: it is unfinished.
+    """
+    if not allow_partial:
+        return open_collection(folder)
+    collection = open_unfinished(folder)
+    if collection.partial:
+        shards = collection.manifest["shards"]
+        warnings.warn(
+            f"{folder} is unfinished; the fit is of the {len(shards)} shards that are there",
+            stacklevel=2,
+        )
+    return collection
+
+
 def fit_collection(
-    folder: Path,
+    collection: Collection | Path,
     name: str,
     options: Options | None = None,
     force: str | None = None,
     jobs: Jobs = HERE,
 ) -> Fit:
-    """Solves a complete collection, and fits the rule that its head needs.
+    """Solves a collection, and fits the rule that its head needs.
 
     Args:
-      folder: of the collection.
+      collection: or its folder.
       name: of the fit.
       options: of the fits; None are the defaults.
       force: a kind of rule to publish if it beats plain softmax, whatever does better.
@@ -51,7 +75,7 @@ def fit_collection(
         rows asked for.
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
     """
-    collection = _of_one_head(folder)
+    collection = _of_one_head(collection)
     options = _options(collection, options)
     with started(jobs) as there:
         rows = solve_collection(collection, there)
@@ -62,18 +86,17 @@ def fit_collection(
 
 
 def fit_heads_of_collection(
-    folder: Path,
+    collection: Collection | Path,
     name: str,
     options: Options | None = None,
     force: str | None = None,
     jobs: Jobs = HERE,
 ) -> ManyFits:
-    """Solves a complete collection that says which heads its rows are of, and fits each of them.
+    """Solves a collection that says which heads its rows are of, and fits each of them.
 
     Args and errors are those of `fit_collection`; a task of `jobs` is a shard, and then a head.
     """
-    collection = open_collection(Path(folder))
-    refuse_bad_rows(collection.manifest)
+    collection = _opened(collection)
     options = _options(collection, options)
     with started(jobs) as there:
         rows = solve_collection(collection, there)
@@ -83,14 +106,21 @@ def fit_heads_of_collection(
     return ManyFits(coefficients, heads, unit(options))
 
 
-def _of_one_head(folder: Path) -> Collection:
-    """A complete collection whose rows are of one head, for all heads alike."""
-    collection = open_collection(Path(folder))
+def _opened(collection: Collection | Path) -> Collection:
+    """A collection without too many bad rows."""
+    if not isinstance(collection, Collection):
+        collection = open_for_fit(Path(collection))
     refuse_bad_rows(collection.manifest)
+    return collection
+
+
+def _of_one_head(collection: Collection | Path) -> Collection:
+    """A collection whose rows are of one head, for all heads alike."""
+    collection = _opened(collection)
     if collection.heads:
         raise CalibrateError(
-            f"{folder} says which heads its rows are of ({len(collection.heads)}); fit each of "
-            "them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
+            f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
+            "each of them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
         )
     return collection
 
@@ -111,15 +141,15 @@ def _options(collection: Collection, options: Options | None) -> Options:
     return options._replace(rows=options.rows or kept)
 
 
-def fit_collection_as_in_the_paper(folder: Path, name: str) -> Fit:
-    """Solves a complete collection, and fits the polynomial by the paper's procedure.
+def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> Fit:
+    """Solves a collection, and fits the polynomial by the paper's procedure.
 
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged.
       QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
         on its whole domain.
     """
-    collection = _of_one_head(folder)
+    collection = _of_one_head(collection)
     rows = solve_collection(collection)
     fit = fit_as_in_the_paper(rows)
     refuse_negative(fit.only)
@@ -140,6 +170,10 @@ def _described(
     options: dict[str, Any],
 ) -> Coefficients:
     """The rule with its name, its evidence, and where it came from."""
+    if collection.partial:
+        options = {**options, "partial": True}
+        if "verdict" in quality:
+            quality = {**quality, "verdict": f"of an unfinished collection: {quality['verdict']}"}
     source, provenance = _source(collection, options), _provenance()
     return replace(fit, name=name, quality=quality, source=source, provenance=provenance)
 

@@ -1,0 +1,64 @@
+"""Claiming: a folder is one configuration's, and what its manifest lists stays as it is."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from calibrate.errors import CalibrateError
+from calibrate.files import collection as files
+from calibrate.pipeline.units import Unit
+
+# What the manifest of a complete collection says of each unit's shard.
+Listed = dict[Unit, dict[str, Any]]
+
+
+def unlike(folder: Path, listed: Listed) -> list[Unit]:
+    """The units whose shard is not the one that is listed."""
+    return [unit for unit, entry in listed.items() if files.listed_bytes(folder, entry) is None]
+
+
+def claim(folder: Path, configuration: dict[str, Any], units: Sequence[Unit]) -> Listed | None:
+    """Claims the folder for this configuration; see `listed_shards`."""
+    if files.read_manifest(folder) is None:
+        # Without locks another process may come first: then its configuration holds.
+        with contextlib.suppress(FileExistsError):
+            files.write_manifest(folder, configuration, None)
+    return listed_shards(folder, configuration, units)
+
+
+def listed_shards(
+    folder: Path, configuration: dict[str, Any], units: Sequence[Unit]
+) -> Listed | None:
+    """What is listed in a complete collection's manifest; None if it is unfinished or absent.
+
+    Raises:
+      CalibrateError: the folder holds something else.
+    """
+    manifest = files.read_manifest(folder)
+    if manifest is None:
+        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise CalibrateError(
+                f"{folder} holds other files and no collection; choose a new folder"
+            )
+        return None
+    there = manifest["configuration"]
+    differences = [
+        f"{key} is {there.get(key, absent)!r} there and {configuration.get(key, absent)!r} here"
+        for key, absent in {**dict.fromkeys(configuration), "keep": "misranked"}.items()
+        if there.get(key, absent) != configuration.get(key, absent)
+    ]
+    if differences:
+        raise CalibrateError(
+            f"{folder} holds another collection: {'; '.join(differences)}; "
+            "give the same options, or another folder (`run`: another --name)"
+        )
+    if manifest["status"] != "complete":
+        return None
+    entries = {(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
+    if set(entries) != {(unit.size, unit.number) for unit in units}:
+        raise CalibrateError(
+            f"{folder / files.MANIFEST} lists other shards than its configuration has; restore it "
+            "or collect into a new folder"
+        )
+    return {unit: entries[unit.size, unit.number] for unit in units}

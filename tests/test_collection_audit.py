@@ -1,0 +1,194 @@
+"""Verify: every shard that is bad or missing and every file that is foreign, by name."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+from typer.testing import CliRunner
+
+from calibrate.errors import CalibrateError
+from calibrate.faces.cli import app
+from calibrate.files import collection as files
+from calibrate.files.arrays import digest_of, pack_arrays, read_arrays
+from calibrate.files.collection_audit import audit_collection, open_unfinished
+from calibrate.pipeline import units
+from calibrate.pipeline.collect import collect
+from calibrate.pipeline.fit import fit_collection, fit_collection_as_in_the_paper, open_for_fit
+
+SHARD = Path("run/n00016-unit00001.npz")
+
+
+@pytest.fixture(autouse=True)
+def run(here, monkeypatch):
+    """A collection of two sizes with three shards each."""
+    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 128))
+    collect(ToyHead(), [16, 64], 300, 0, here / "run")
+    return here / "run"
+
+
+def reopen(folder: Path, *lost: str) -> None:
+    """Makes it an unfinished one, without the shards that are lost."""
+    configuration = files.read_manifest(folder)["configuration"]
+    (folder / "manifest.json").unlink()
+    files.write_manifest(folder, configuration, None)
+    for name in lost:
+        (folder / name).unlink()
+
+
+def faults(folder: Path = Path("run")) -> list[tuple[str, str]]:
+    return [(fault.kind, fault.path.name) for fault in audit_collection(folder).faults]
+
+
+def test_a_sound_collection_is_counted(here):
+    done = CliRunner().invoke(app, ["verify", "run"])
+    assert (done.exit_code, done.stdout) == (0, "6 sound shards in run\n")
+    reopen(Path("run"), "n00064-unit00002.npz")
+    done = CliRunner().invoke(app, ["verify", "run"])
+    assert (done.exit_code, done.stdout) == (0, "5 sound shards in run, which is unfinished\n")
+
+
+def test_every_fault_has_a_line(here):
+    SHARD.write_bytes(b"")
+    Path("run/n00064-unit00000.npz").unlink()
+    Path("run/n00064-unit00009.npz").touch()
+    Path("run/notes.txt").touch()
+    Path("run/.n00016-unit00001.npz.0123abcd.tmp").touch()  # what a killed process left
+    done = CliRunner().invoke(app, ["verify", "run"])
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:-1]] == [
+        ["bad", "run/n00016-unit00001.npz"],
+        ["missing", "run/n00064-unit00000.npz"],
+        ["foreign", "run/n00064-unit00009.npz"],
+        ["foreign", "run/notes.txt"],
+    ]
+    assert lines[-1] == "4 sound shards in run"
+    assert done.stderr == (
+        "calibrate: run has 1 bad, 1 missing, 2 foreign; see above for each; the same "
+        "`calibrate collect` command as before repairs shards\n"
+    )
+    record = json.loads(CliRunner().invoke(app, ["verify", "run", "--json"]).stdout)
+    assert record["sound"] == 4
+    assert record["status"] == "complete"
+    assert record["faults"][3] == {
+        "path": "run/notes.txt", "kind": "foreign",
+        "error": "run/notes.txt is not of this collection; move it away",
+    }  # fmt: skip
+
+
+def test_no_collection_is_an_error(here):
+    done = CliRunner().invoke(app, ["verify", "elsewhere"])
+    assert done.exit_code == 1
+    assert "elsewhere holds no collection; give a folder" in done.stderr
+
+
+def test_counts_that_are_not_the_shards_are_named(here):
+    text = Path("run/manifest.json").read_text()
+    counts = json.loads(text)["sizes"][0]
+    Path("run/manifest.json").write_text(
+        text.replace(f'"misranked": {counts["misranked"]}', '"misranked": 7', 1)
+    )
+    assert faults() == [("bad", "manifest.json")]
+
+
+def forge(**changes) -> None:
+    """Arrays that look like a shard's, written as a shard is."""
+    arrays = read_arrays(SHARD) | changes
+    SHARD.write_bytes(pack_arrays({name: x for name, x in arrays.items() if x is not None}))
+
+
+def changed(name: str, at, value) -> dict:
+    array = read_arrays(SHARD)[name].copy()
+    array[at] = value
+    return {name: array}
+
+
+FORGERIES = {
+    "NaN": lambda: changed("logits", (3, 5), np.nan),
+    "inf": lambda: changed("logits", (3, 5), np.inf),
+    "masked target": lambda: changed("logits", 3, -np.inf),
+    "target": lambda: changed("target", 3, 16),
+    "entropy": lambda: changed("entropy", 3, 2.9),
+    "no entropy": lambda: changed("entropy", 3, np.nan),
+    "index": lambda: changed("index", 3, 0),
+    "no index": lambda: changed("index", 0, -1),
+    "counts": lambda: changed("counts", 1, 200),
+    "fewer than none": lambda: changed("counts", 1, -1),
+    "dtype": lambda: {"logits": read_arrays(SHARD)["logits"].astype(np.float64)},
+    "shape": lambda: {"logits": read_arrays(SHARD)["logits"][:-1]},
+    "no shape": lambda: {"target": np.int32(0)},
+    "layer alone": lambda: {"layer": np.zeros(128, np.int16)},
+    "more arrays": lambda: {"more": np.zeros(1)},
+    "less": lambda: {"entropy": None},
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("status", ["complete", "listed", "partial"])
+def test_a_forged_shard_is_bad(here, forgery, status):
+    """In any collection; even if somebody put its digest into the manifest."""
+    forge(**FORGERIES[forgery]())
+    if status == "listed":
+        manifest, data = json.loads(Path("run/manifest.json").read_text()), SHARD.read_bytes()
+        manifest["shards"][1] |= {"bytes": len(data), "sha256": digest_of(data)}
+        Path("run/manifest.json").write_text(json.dumps(manifest))
+    if status == "partial":
+        reopen(Path("run"))
+    assert faults() == [("bad", SHARD.name)]
+    with pytest.raises(CalibrateError, match=r"n00016-unit00001.npz"):
+        list(open_unfinished(Path("run")).shards())
+
+
+def test_a_shard_under_another_name_is_bad(here):
+    reopen(Path("run"))
+    Path("run/n00016-unit00002.npz").write_bytes(SHARD.read_bytes())
+    assert faults() == [("bad", "n00016-unit00002.npz")]
+    os.rename("run/n00016-unit00002.npz", "run/n00032-unit00002.npz")
+    assert faults() == [("foreign", "n00032-unit00002.npz")]
+
+
+def test_a_fit_of_an_unfinished_collection_says_so(here):
+    whole = fit_collection(Path("run"), "whole").coefficients
+    reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")
+    with pytest.raises(CalibrateError, match="is unfinished; run the same .* --allow-partial"):
+        open_for_fit(Path("run"))
+    with pytest.warns(UserWarning, match="the fit is of the 4 shards that are there"):
+        collection = open_for_fit(Path("run"), allow_partial=True)
+    fit = fit_collection(collection, "part").coefficients
+    assert fit.source["options"]["partial"] is True
+    assert "partial" not in whole.source["options"]
+    assert fit.quality["verdict"].startswith("of an unfinished collection: ")
+    assert fit.quality["rows"]["rows"] == fit.quality["rows"]["used"] == 128 + 128 + 128 + 44
+    paper = fit_collection_as_in_the_paper(collection, "paper")
+    assert paper.coefficients.source["options"]["partial"] is True
+    SHARD.unlink()
+    with pytest.warns(UserWarning, match="3 shards"):
+        other = open_for_fit(Path("run"), allow_partial=True)
+    assert len({whole.source["collection"], fit.source["collection"], other.digest}) == 3
+
+
+def test_what_is_complete_is_fitted_as_ever(here):
+    assert open_for_fit(Path("run"), allow_partial=True) == files.open_collection(Path("run"))
+
+
+def test_the_command_fits_an_unfinished_collection_if_asked(here):
+    reopen(Path("run"), "n00064-unit00000.npz")
+    fit = ["fit", "run", "--name", "part"]
+    done = CliRunner().invoke(app, fit)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("calibrate: run is unfinished; run the same")
+    done = CliRunner().invoke(app, [*fit, "--allow-partial"])
+    assert done.exit_code == 0, done.stderr
+    assert "warning: run is unfinished; the fit is of the 5 shards that are there" in done.stderr
+    shown = CliRunner().invoke(app, ["fits", "show", "part"]).stdout
+    assert "partial" in shown
+    assert "of an unfinished collection" in shown
+
+
+def test_an_unfinished_collection_without_a_shard_is_not_fitted(here):
+    reopen(Path("run"), *(path.name for path in Path("run").glob("n*.npz")))
+    with pytest.raises(CalibrateError, match="run has no shard yet"):
+        open_for_fit(Path("run"), allow_partial=True)
