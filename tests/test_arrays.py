@@ -9,9 +9,13 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.errors import CalibrateError
 from calibrate.faces.cli import app
+from calibrate.files.collection import open_collection
 from calibrate.heads.arrays import Arrays
 from calibrate.maths import reference
+from calibrate.pipeline.candidates import fit_rule
 from calibrate.pipeline.collect import collect_arrays
+from calibrate.pipeline.diagnose import diagnose
+from calibrate.pipeline.solve import solve_collection
 
 
 def scores(rows=300, n=40, seed=0):
@@ -138,6 +142,25 @@ def test_heads_stay_apart(here):
     assert (shard.head == 7).all()
 
 
+def test_rows_keep_their_weights(here):
+    """One that counts three times is as good as three of it."""
+    logits, target = scores(600, 20)
+    weight = np.where(np.arange(600) < 200, 3.0, 1.0)
+    weighed = save(here / "weighed.npz", logits=logits, target=target, weight=weight)
+    ((_, shard),) = collect_arrays(Arrays(weighed), here / "run").shards()
+    np.testing.assert_array_equal(shard.weight, weight[shard.index])
+    thrice = np.repeat(np.arange(600), weight.astype(int))
+    repeated = save(here / "repeated.npz", logits=logits[thrice], target=target[thrice])
+    collect_arrays(Arrays(repeated), here / "other")
+    one, other = (solve_collection(open_collection(here / name)) for name in ("run", "other"))
+    for kind in ("constant", "polynomial"):
+        found, expected = (fit_rule(rows, kind).only.coefficients for rows in (one, other))
+        x = np.linspace(1.5, 2.5, 9)
+        np.testing.assert_allclose(np.polyval(found, x), np.polyval(expected, x), rtol=0.05)
+    of_one, of_other = (diagnose(open_collection(here / n)).heads[0] for n in ("run", "other"))
+    assert of_one.headroom.constant == pytest.approx(of_other.headroom.constant, abs=1e-4)
+
+
 LOGITS, TARGET = scores(6, 8)
 
 
@@ -153,6 +176,10 @@ LOGITS, TARGET = scores(6, 8)
         ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\); give bool \(6, 8\) or \(8,\)"),
         ({"layer": np.zeros(6)}, r"layer is float64\(6,\); give integers \(6,\) within"),
         ({"head": np.full(6, -2)}, r"head is int64\(6,\); give integers"),
+        ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
+        ({"weight": TARGET}, r"weight is int64\(6,\); give floats"),
+        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite numbers, none below 0"),
+        ({"weight": np.full(6, np.nan)}, "weight has nan to nan; give finite numbers"),
         ({"logits": np.full((6, 8), 1 / 8)}, "rows that are >= 0 and sum to 1, as probabilities"),
     ],
 )

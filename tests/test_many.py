@@ -11,14 +11,15 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.faces.cli import app
+from calibrate.files.recording import Recorder
 from calibrate.heads.arrays import Arrays
 from calibrate.maths import reference
-from calibrate.pipeline.candidates import Options
+from calibrate.pipeline.candidates import Options, fit_rule
 from calibrate.pipeline.collect import collect_arrays
 from calibrate.pipeline.fit import fit_collection, fit_heads_of_collection, same_fit
 from calibrate.pipeline.jobs import Jobs
 from calibrate.pipeline.many import fit_heads, quality_of_heads
-from calibrate.pipeline.solve import join
+from calibrate.pipeline.solve import join, solve_collection
 
 # What beta each (layer, head) is planted to want, of entropy and size.
 WANTS = {
@@ -175,3 +176,23 @@ def test_a_refit_that_differs_in_a_head_is_new(logged, here):
     assert not same_fit(fit, replace(fit, entries=fit.entries[:1]))
     moved = replace(fit.entries[1], coefficients=(0.0, 9.0), check=())
     assert not same_fit(fit, replace(fit, entries=(fit.entries[0], moved)))
+
+
+def test_heads_that_cover_each_others_errors_are_sharpened(here):
+    """Each misranks more than half of the rows, others than the rest: together they are right."""
+    rng, recorder = np.random.default_rng(0), Recorder(here / "captured", 10**9)
+    for _ in range(400):
+        z = rng.normal(0, 0.5, (1, 4, 256)).astype(np.float32)
+        z[:, :, 0] = 4  # the target
+        z[0, rng.random(4) < 0.55, 1] = 7
+        recorder.next(query=-1, target=0)
+        recorder.add(3, z, 256)
+    recorder.finish()
+    rows = solve_collection(collect_arrays(Arrays(here / "captured"), here / "run"))
+    for head in range(4):
+        weighed = rows.take(rows.are_of(3, head))
+        alike = weighed._replace(weight=np.ones_like(weighed.weight))
+        cautious, found = (
+            fit_rule(of_head, "constant").only.coefficients[-1] for of_head in (alike, weighed)
+        )
+        assert cautious < 1.2 < 1.3 < found

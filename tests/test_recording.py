@@ -32,6 +32,20 @@ def test_a_file_for_each_pass_and_rows_for_each_head(here):
     np.testing.assert_array_equal(arrays["logits"][3:], exact[0])
 
 
+def test_a_row_counts_by_its_heads_share_of_the_layers_attention_to_the_target(here):
+    recorder = Recorder(here / "run", 10**9)
+    recorder.next(query=0, target=[1, 0])
+    z = np.zeros((2, 3, 2), np.float32)  # sequences, heads, keys
+    z[0, 0, 1] = z[0, 1, 0] = np.log(3)  # 3/4, 1/4 and 1/2 for its target
+    z[1, :, 1] = [np.log(7), np.log(3), -np.inf]  # 1/8, 1/4 and 1
+    z[1, 2, 0] = -np.inf  # which looks at nothing, and is no row
+    recorder.add(0, z, 2)
+    recorder.finish()
+    arrays = np.load(here / "run" / "pass000000.npz")
+    np.testing.assert_allclose(arrays["weight"], [1.5, 0.5, 1, 2 / 3, 4 / 3], rtol=1e-6)
+    assert recorder.left_out == 1
+
+
 def test_layers_and_heads_that_are_asked_for(here):
     record(Recorder(here / "run", 10**9, layers=[2], heads=[0, 2]), 2)
     assert Arrays(here / "run").heads == [(2, 0), (2, 2)]

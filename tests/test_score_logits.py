@@ -106,6 +106,23 @@ def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
         assert scores.names(scores.rules.index("lines"), j) != unnamed
 
 
+def test_rows_count_by_their_weights(here):
+    """One that counts three times has the mean of three of it, and not their certainty."""
+    columns = planted()
+    n_rows = len(columns["target"])
+    weight = np.where(np.arange(n_rows) % 3 == 0, 3.0, 1.0)
+    weighed = score_logits(save(here / "weighed.npz", columns | {"weight": weight}), FITS)
+    thrice = np.repeat(np.arange(n_rows), weight.astype(int))
+    repeated = {name: column[thrice] for name, column in columns.items()}
+    repeated = score_logits(save(here / "repeated.npz", repeated), FITS)
+    for head in (None, 0, 3):
+        for i, _ in enumerate(weighed.sizes):
+            found, other = (scores.estimate(i, head) for scores in (weighed, repeated))
+            np.testing.assert_allclose(found.mean, other.mean, rtol=1e-5, atol=1e-7)
+            if found.rows > 20:
+                assert (found.error[1:, 2] >= other.error[1:, 2]).all()
+
+
 def test_over_all_sizes_count_alike(here):
     columns = planted()
     arrays = save(here / "held-out.npz", columns)

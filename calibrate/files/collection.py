@@ -3,7 +3,8 @@
 A shard holds the kept rows of one unit, all of one set size: `logits` (rows, n) float32, `target`
 (rows,) int32, or (rows, n) bool where several items may win, `entropy` (rows,) float32, `index`
 (rows,) int64 (which set), and `counts`, int64, of everything that the unit saw, in the order of
-COUNTS; where it is said which head's they are, `layer` and `head` (rows,) int16, -1 if unknown.
+COUNTS; where it is said which head's they are, `layer` and `head` (rows,) int16, -1 if unknown;
+and where rows do not count alike, `weight` (rows,) float32.
 
 manifest.json is written when the collection starts ("partial": its configuration) and once more
 when it is complete (its counts per size, and each shard's digest). In between, the shards present
@@ -56,6 +57,7 @@ class Shard:
     counts: np.ndarray  # (len(COUNTS),)
     layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown: which head's, if it is said
     head: np.ndarray | None = None
+    weight: np.ndarray | None = None  # (rows,) float32, how much each counts, if not all alike
 
 
 class Receipt(NamedTuple):
@@ -145,7 +147,7 @@ def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | Non
     if not path.exists():
         return None
     try:
-        data = read_bytes(path, SHARD_OVERHEAD + len(sets) * (row_bytes(size, True) + 4))
+        data = read_bytes(path, SHARD_OVERHEAD + len(sets) * (row_bytes(size, True) + 8))
         shard = parse_unlisted(data, path, size)
         require(shard.counts[0] == len(sets), path, f"it is not of {len(sets)} sets")
         ends = shard.index[:1].tolist() + shard.index[-1:].tolist()
@@ -181,6 +183,8 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
     if not {"layer", "head"}.isdisjoint(arrays):
         dtypes |= {"layer": "<i2", "head": "<i2"}
         shapes |= {"layer": (n_rows,), "head": (n_rows,)}
+    if "weight" in arrays:
+        dtypes["weight"], shapes["weight"] = "<f4", (n_rows,)
     for name, shape in shapes.items():
         array, dtype = arrays.get(name), np.dtype(dtypes[name])
         right = array is not None and array.shape == shape and array.dtype == dtype
@@ -188,6 +192,9 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
         require(right, path, f"{name} is {found}, expected {dtype}{shape}")
     require(arrays.keys() == shapes.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
     shard = Shard(**{name: arrays[name] for name in shapes})
+    if shard.weight is not None:
+        sound = bool(np.isfinite(shard.weight).all() and (shard.weight >= 0).all())
+        require(sound, path, "a weight is negative or not finite")
     _check_values(shard, path, size)
     return shard
 

@@ -106,11 +106,13 @@ class Recorder:
         seen = targets.any(axis=2)
         self.left_out += int((~seen).sum())
         of_head = np.broadcast_to(heads, seen.shape)[seen]
+        weight = share_of_attention(logits, targets)[seen]
         self._rows[layer] = {
             "logits": logits[seen].astype(np.float32),
             "target": targets[seen],
             "layer": np.full(len(of_head), layer, np.int16),
             "head": of_head.astype(np.int16),
+            "weight": weight.astype(np.float32),
         }
 
     def _targets(self, n_sequences: int, n_keys: int, n_items: int) -> np.ndarray:
@@ -151,7 +153,7 @@ class Recorder:
         width = max(layer["logits"].shape[1] for layer in rows.values())
         columns = {
             name: np.concatenate([_widen(layer[name], name, width) for layer in rows.values()])
-            for name in ("logits", "target", "layer", "head")
+            for name in ("logits", "target", "layer", "head", "weight")
         }
         number, self._count = self._count, self._count + 1
         self._keep(number, columns)
@@ -172,6 +174,29 @@ class Recorder:
             write_arrays(self._paths[rank], columns)
         for other in dropped:
             self._paths.pop(other).unlink(missing_ok=True)
+
+
+def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """How much of a layer's attention to the target each head gives, as a multiple of the mean.
+
+    Heads of a layer that look for the same item cover each other's errors: what one of them misses
+    need not count much against it. These are the responsibilities of a mixture of the heads, the
+    likelihood of which the fit then raises (a step of expectation maximisation).
+
+    Args:
+      logits: (sequences, heads, items), -inf where masked.
+      targets: the same, bool.
+    Returns:
+      (sequences, heads), of mean 1 over the heads that see a target; 0 of those that see none.
+    """
+    with np.errstate(invalid="ignore"):  # rows that are masked throughout, or not finite
+        weights = np.exp(logits.astype(float) - logits.max(axis=2, keepdims=True))
+        p = np.where(targets, weights, 0).sum(axis=2) / weights.sum(axis=2)
+    p = np.where(np.isfinite(p), p, 0)
+    seen = targets.any(axis=2)
+    total = p.sum(axis=1, keepdims=True)
+    share = p * seen.sum(axis=1, keepdims=True) / np.where(total > 0, total, 1)
+    return np.where(total > 0, share, seen)
 
 
 def _widen(column: np.ndarray, name: str, width: int) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
 (rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
-`mask` (rows, n) or (n,), True for real items, and `layer` and `head` (rows,), which head a row is
-of. Files may differ in n, and rows in how many of their items are real.
+`mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), which head a row is of;
+and `weight` (rows,), how much a row counts in a fit, where not all count alike. Files may differ in
+n, and rows in how many of their items are real.
 
 Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
 have one size, the most that any of them has.
@@ -20,7 +21,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.arrays import digest_of, parse_arrays, read_bytes
 from calibrate.heads.protocol import check_target, refuse_probabilities
 
-KNOWN = ("logits", "target", "mask", "layer", "head")
+KNOWN = ("logits", "target", "mask", "layer", "head", "weight")
 MOST_HEADS = 1 << 15  # layers, and heads of a layer
 MOST_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
 
@@ -32,6 +33,7 @@ class LoggedRows(NamedTuple):
     target: np.ndarray  # (rows,) int32, or (rows, size) bool
     layer: np.ndarray  # (rows,) int16, -1 where none is given
     head: np.ndarray
+    weight: np.ndarray  # (rows,) float32, 1 where none is given
 
 
 class Part(NamedTuple):
@@ -73,15 +75,16 @@ class Arrays:
             arrays, digest = _parsed(file, _state(file))
             digests.append(digest)
             n_real.append(_real(arrays).sum(axis=1))
-            kinds.add(("layer" in arrays, "head" in arrays))
+            kinds.add(tuple(name in arrays for name in ("layer", "head", "weight")))
             target = arrays["target"]
             several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
             heads |= set(zip(*(x.tolist() for x in _of_heads(arrays)), strict=True))
         if len(kinds) > 1:
             raise CalibrateError(
-                f"{path}: files differ in whether they have layer and head; make them alike"
+                f"{path}: files differ in whether they have layer, head and weight; make them alike"
             )
-        self.names_heads = any(next(iter(kinds)))
+        *of_head, self.weighs = next(iter(kinds))
+        self.names_heads = any(of_head)
         self.sets_of_targets = several  # masks with one target each are as good as its position
         self.heads = sorted(heads)
         self.fingerprint = "sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -162,8 +165,21 @@ def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
                 f"{file}: {name} is {index.dtype}{index.shape}; give integers {(n_rows,)} within "
                 f"[0, {MOST_HEADS})"
             )
+    _check_weight(arrays.get("weight"), n_rows, file)
     real = _real(arrays)
     refuse_probabilities(np.where(real, logits, 0), f"{file}: logits have")
+
+
+def _check_weight(weight: np.ndarray | None, n_rows: int, file: Path) -> None:
+    if weight is None:
+        return
+    if weight.shape != (n_rows,) or not np.issubdtype(weight.dtype, np.floating):
+        raise CalibrateError(f"{file}: weight is {weight.dtype}{weight.shape}; give floats (rows,)")
+    if not (np.isfinite(weight).all() and (weight >= 0).all()):
+        raise CalibrateError(
+            f"{file}: weight has {weight.min():g} to {weight.max():g}; give finite numbers, none "
+            "below 0"
+        )
 
 
 def _real(arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -202,10 +218,11 @@ def _compact(
         target = np.arange(n) == target[:, None]
     elif not masks and target.dtype == bool:
         target = target.argmax(axis=1)
-    layer, head = (x[chosen] for x in _of_heads(arrays))
+    weight = arrays.get("weight", np.ones(len(arrays["target"])))
+    of_row = [x[chosen] for x in (*_of_heads(arrays), weight.astype(np.float32))]
     if n == size and real.all():
         target = target if target.dtype == bool else target.astype(np.int32)
-        return LoggedRows(logits.astype(np.float32), target, layer, head)
+        return LoggedRows(logits.astype(np.float32), target, *of_row)
     order = np.argsort(~real, axis=1, kind="stable")[:, :size]
     kept = np.take_along_axis(real, order, axis=1)
     compact = np.full((len(chosen), size), -np.inf, np.float32)
@@ -214,9 +231,9 @@ def _compact(
     if target.dtype == bool:
         moved = np.zeros((len(chosen), size), bool)
         moved[:, : order.shape[1]] = np.take_along_axis(target, order, axis=1) & kept
-        return LoggedRows(compact, moved, layer, head)
+        return LoggedRows(compact, moved, *of_row)
     found = (order == target[:, None]) & kept
     position = found.argmax(axis=1).astype(np.int32)
     masked = ~found.any(axis=1)
     compact[masked, 0] = -np.inf  # the target is masked: a row that is counted, and left out
-    return LoggedRows(compact, position, layer, head)
+    return LoggedRows(compact, position, *of_row)

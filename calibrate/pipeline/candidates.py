@@ -188,12 +188,16 @@ def _cells(x: np.ndarray, kind: str, domain: tuple[float, float]) -> tuple[np.nd
 
 
 def row_weights(rows: Rows, options: Options) -> np.ndarray:
-    """(rows,) adding up to 1: sizes alike, but for those with few rows; or rows alike."""
+    """(rows,) adding up to 1: sizes alike, but for those with few rows; or rows alike.
+
+    Either times the weights that the rows came with.
+    """
+    own = rows.weight if rows.weight.any() else np.ones(len(rows.size))
     if options.weigh == "rows":
-        return np.full(len(rows.size), 1 / len(rows.size))
+        return own / own.sum(dtype=float)
     _, place, count = np.unique(rows.size, return_inverse=True, return_counts=True)
-    of_size = np.minimum(count, ENOUGH_ROWS)
-    return (of_size / count)[place] / of_size.sum()
+    weight = (np.minimum(count, ENOUGH_ROWS) / count)[place] * own
+    return weight / weight.sum()
 
 
 def _table(

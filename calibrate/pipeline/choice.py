@@ -125,7 +125,7 @@ def choose(
         raise QualityError(_not_worth_it(candidates, options, force))
     beside = {c.kind: judge(best.score - c.score).mean for c in candidates if c is not best}
     verdict = _verdict(best, free, beside, left_out, float(weight @ plain_log_p), options)
-    held_out = _held_out(rows.size, plain_log_p, best.log_p)
+    held_out = _held_out(rows, plain_log_p, best.log_p)
     return Choice(best, candidates, left_out, rows, block, unit(options), held_out, verdict)
 
 
@@ -193,14 +193,17 @@ def _gain(block: np.ndarray, weight: np.ndarray, difference: np.ndarray) -> Gain
     return Gain(float(total.sum()), float(low), float(high))
 
 
-def _held_out(size: np.ndarray, plain: np.ndarray, log_p: np.ndarray) -> list[HeldOut]:
+def _held_out(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> list[HeldOut]:
     """By set size, of (rows,) log p_t under plain softmax and under the rule."""
     found = []
-    for n in np.unique(size):
-        before, after = plain[size == n], log_p[size == n]
-        error = (after - before).std() / np.sqrt(max(len(before) - 1, 1))
-        means = (float(x) for x in (before.mean(), after.mean(), error))
-        found.append(HeldOut(int(n), len(before), *means))
+    for n in np.unique(rows.size):
+        mine = rows.size == n
+        before, after, own = plain[mine], log_p[mine], rows.weight[mine].astype(float)
+        count, own = len(own), own if own.any() else np.ones(len(own))
+        before, after = (float(np.average(x, weights=own)) for x in (before, after))
+        spread = own / own.sum() * (log_p[mine] - plain[mine] - (after - before))
+        error = float(np.linalg.norm(spread) * np.sqrt(count / max(count - 1, 1)))
+        found.append(HeldOut(int(n), count, before, after, error))
     return found
 
 

@@ -45,6 +45,7 @@ class Found(NamedTuple):
     target: np.ndarray  # (sets,) int32, or (sets, size) bool
     layer: np.ndarray | None = None  # (sets,) int16, if the source says which head's they are
     head: np.ndarray | None = None
+    weight: np.ndarray | None = None  # (sets,) float32, if they do not count alike
 
 
 class Source(NamedTuple):
@@ -148,14 +149,14 @@ def source_of_arrays(arrays: Arrays) -> Source:
     }
     if arrays.names_heads:
         configuration["heads"] = [list(head) for head in arrays.heads]
-    per_row = 4 if arrays.names_heads else 0
+    per_row = 4 * (arrays.names_heads + arrays.weighs)
     row_bytes = {
         size: files.row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes
     }
 
     def rows(unit: Unit) -> Callable[[], Found]:
         part = arrays.part(unit.size, unit.first, unit.sets)
-        return partial(_logged, part, arrays.names_heads)
+        return partial(_logged, part, arrays.names_heads, arrays.weighs)
 
     return Source(arrays.name, configuration, units, rows, row_bytes, len(arrays.heads))
 
@@ -278,10 +279,11 @@ def _attended(sent_head: Callable[[], Head], seed: int, unit: Unit) -> Found:
     return Found(logits, target.astype(np.int32) if target.ndim == 1 else target)
 
 
-def _logged(part: Part, names_heads: bool) -> Found:
+def _logged(part: Part, names_heads: bool, weighs: bool) -> Found:
     """A unit of rows on disk."""
     found = Found(*part.read())
-    return found if names_heads else found._replace(layer=None, head=None)
+    found = found if names_heads else found._replace(layer=None, head=None)
+    return found if weighs else found._replace(weight=None)
 
 
 def _collect_unit(
@@ -310,6 +312,7 @@ def _collect_unit(
         counts=counts.astype(np.int64),
         layer=None if found.layer is None else found.layer[rows],
         head=None if found.head is None else found.head[rows],
+        weight=None if found.weight is None else found.weight[rows],
     )
     listed = complete[unit]["sha256"] if complete else None
     return files.write_shard(folder, unit.size, unit.number, shard, listed), False

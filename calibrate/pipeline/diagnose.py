@@ -14,7 +14,7 @@ from calibrate.maths.blocks import in_blocks
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.shannon import susceptibility
 from calibrate.pipeline.candidates import MIN_ROWS, Options, row_weights
-from calibrate.pipeline.solve import Rows, head_in_words, join, known, solve
+from calibrate.pipeline.solve import Rows, head_in_words, join, known, solve_shard
 
 # What verdicts go by. They sort heads; `calibrate fit` decides, on rows that a rule has not seen.
 LEAST_HEADROOM = 0.01  # nats: the target gets a hundredth more; less is hardly worth a file
@@ -166,7 +166,7 @@ def diagnose(
 
 
 def _measure(eps: float, size: int, shard: Shard) -> Measured:
-    rows = solve(shard.logits, shard.target, shard.entropy, size, shard.layer, shard.head)
+    rows = solve_shard(shard, size)
     variance, n_star = np.empty(len(rows.size)), np.empty(len(rows.size))
     for part, (logits,) in in_blocks(shard.logits):
         n_rows = part.stop - part.start

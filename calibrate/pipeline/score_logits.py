@@ -24,34 +24,51 @@ MEASURES = ("log_p", "p", "log_p_gain", "p_gain")
 
 
 class Moments(NamedTuple):
-    """Rows in cells, of which only their number, mean and spread is kept."""
+    """Rows in cells, of which only their number, weight, mean and spread is kept."""
 
     rows: np.ndarray  # (cells,)
+    weight: np.ndarray  # (cells,): its sum
+    squared: np.ndarray  # (cells,): the sum of its squares
     mean: np.ndarray  # (cells, ...)
-    squares: np.ndarray  # (cells, ...): sum of squared deviations from the mean
+    squares: np.ndarray  # (cells, ...): weighted sum of squared deviations from the mean
 
     @classmethod
-    def of(cls, values: np.ndarray, cell: np.ndarray, n_cells: int) -> "Moments":
-        """Of values (rows, ...), each row in its cell."""
-        rows = np.bincount(cell, minlength=n_cells)
+    def of(
+        cls, values: np.ndarray, cell: np.ndarray, n_cells: int, weight: np.ndarray | None = None
+    ) -> "Moments":
+        """Of values (rows, ...), each row in its cell, and all alike if there is no weight."""
+        own = np.ones(len(cell)) if weight is None else weight.astype(float)
+        in_cell = np.bincount(cell, own, n_cells)
 
         def total(flat: np.ndarray) -> np.ndarray:
-            columns = [np.bincount(cell, column, n_cells) for column in flat.T]
+            columns = [np.bincount(cell, own * column, n_cells) for column in flat.T]
             return np.stack(columns, axis=1)
 
         flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
-        mean = total(flat) / np.maximum(rows, 1)[:, None]
+        mean = total(flat) / _or_one(in_cell)[:, None]
         shape = (n_cells, *values.shape[1:])
-        return cls(rows, mean.reshape(shape), total((flat - mean[cell]) ** 2).reshape(shape))
+        squares = total((flat - mean[cell]) ** 2).reshape(shape)
+        return cls(
+            np.bincount(cell, minlength=n_cells), in_cell, np.bincount(cell, own**2, n_cells),
+            mean.reshape(shape), squares,
+        )  # fmt: skip
 
     def merge(self, other: "Moments") -> "Moments":
         """Of the rows of both, cell by cell; no large sums cancel (Chan, Golub and LeVeque)."""
-        rows = self.rows + other.rows
+        weight = self.weight + other.weight
         across = (slice(None),) + (None,) * (self.mean.ndim - 1)
-        share = (other.rows / np.maximum(rows, 1))[across]
+        share = (other.weight / _or_one(weight))[across]
         apart = other.mean - self.mean
-        between = apart**2 * self.rows[across] * share
-        return Moments(rows, self.mean + apart * share, self.squares + other.squares + between)
+        between = apart**2 * self.weight[across] * share
+        return Moments(
+            self.rows + other.rows, weight, self.squared + other.squared,
+            self.mean + apart * share, self.squares + other.squares + between,
+        )  # fmt: skip
+
+
+def _or_one(weight: np.ndarray) -> np.ndarray:
+    """What to divide by: of no weight, anything."""
+    return np.where(weight > 0, weight, 1.0)
 
 
 class Estimate(NamedTuple):
@@ -82,8 +99,8 @@ class LogitScores(NamedTuple):
     def estimate(self, size: int | None = None, head: int | None = None) -> Estimate:
         """Of one set size, one head (their places in the lists), both, or all there is.
 
-        Rows of one size count alike, whatever their head. Sizes count alike too, but for those of
-        fewer than 100 rows: as in a fit. Errors take all rows to be independent.
+        Rows of one size count by their weight, whatever their head. Sizes count alike, but for
+        those of fewer than 100 rows: as in a fit. Errors take all rows to be independent.
         """
         cells = self.by_size if size is None else [self.by_size[size]]
         picked = slice(None) if head is None else slice(head, head + 1)
@@ -115,28 +132,33 @@ def _pooled(cells: Moments) -> Moments:
     """All cells as one, in a list of one."""
     if len(cells.rows) == 1:
         return cells
-    rows = cells.rows.sum(keepdims=True)
-    share = (cells.rows / max(rows[0], 1)).reshape(-1, 1, 1)
-    mean = np.sum(share * cells.mean, axis=0, keepdims=True)
-    between = cells.rows.reshape(-1, 1, 1) * (cells.mean - mean) ** 2
-    return Moments(rows, mean, np.sum(cells.squares + between, axis=0, keepdims=True))
+    rows, weight, squared = (x.sum(keepdims=True) for x in cells[:3])
+    mine = cells.weight.reshape(-1, 1, 1)
+    mean = np.sum(mine / _or_one(weight) * cells.mean, axis=0, keepdims=True)
+    between = mine * (cells.mean - mean) ** 2
+    squares = np.sum(cells.squares + between, axis=0, keepdims=True)
+    return Moments(rows, weight, squared, mean, squares)
 
 
 def _sizes_alike(sizes: list[Moments]) -> Estimate:
     """The mean over set sizes, those of few rows counting less."""
-    rows, means, squares = (np.concatenate(part) for part in zip(*sizes, strict=True))
-    some = rows > 0
+    rows, weight, squared, means, squares = (
+        np.concatenate(part) for part in zip(*sizes, strict=True)
+    )
+    some = weight > 0
     if not some.any():
         nothing = np.full(means.shape[1:], np.nan)
-        return Estimate(0, nothing, nothing)
-    rows, means, squares = rows[some, None, None], means[some], squares[some]
-    weight = np.minimum(rows, ENOUGH_ROWS)
-    weight = weight / weight.sum()
-    mean = np.sum(weight * means, axis=0)
-    # A row that is alone in its size does not say how far others would be from it.
-    variance = np.where(rows > 1, squares / np.maximum(rows - 1, 1), (means - mean) ** 2)
-    error = np.sqrt(np.sum(weight**2 * variance / rows, axis=0))
+        return Estimate(int(rows.sum()), nothing, nothing)
     n_rows = int(rows.sum())
+    rows, weight, squared = (x[some, None, None] for x in (rows, weight, squared))
+    means, squares = means[some], squares[some]
+    share = np.minimum(rows, ENOUGH_ROWS)
+    share = share / share.sum()
+    mean = np.sum(share * means, axis=0)
+    # A row that is alone in its size does not say how far others would be from it.
+    spread = squares / weight * rows / np.maximum(rows - 1, 1)
+    variance = np.where(rows > 1, spread, (means - mean) ** 2)
+    error = np.sqrt(np.sum(share**2 * variance * squared / weight**2, axis=0))
     return Estimate(n_rows, mean, error if n_rows > 1 else np.full_like(error, np.nan))
 
 
@@ -236,8 +258,9 @@ def _score_size(
     for unit in plan_units(size, arrays.count(size)):
         rows = arrays.rows(unit.size, unit.first, unit.sets)
         good, _, H, seen = map(np.asarray, examine(rows.logits, rows.target))
-        values = _measure(LoggedRows(*(x[good] for x in rows)), H[good], arrays, by_head)
-        piece = Moments.of(*values, len(arrays.heads))
+        rows = LoggedRows(*(x[good] for x in rows))
+        values, of_head = _measure(rows, H[good], arrays, by_head)
+        piece = Moments.of(values, of_head, len(arrays.heads), rows.weight)
         found = piece if found is None else found.merge(piece)
         count += seen
         report(unit)
@@ -249,7 +272,9 @@ def _measure(
     rows: LoggedRows, H: np.ndarray, arrays: Arrays, by_head: list[_ByHead]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows, rules, MEASURES), and which of the heads each row is of."""
-    of_head = np.searchsorted(_code(np.array(arrays.heads)), _code(np.stack(rows[2:], axis=1)))
+    of_head = np.searchsorted(
+        _code(np.array(arrays.heads)), _code(np.stack([rows.layer, rows.head], axis=1))
+    )
     log_n = np.log((rows.logits > -np.inf).sum(axis=1))
     betas = np.stack([rule.beta(of_head, H.astype(float), log_n) for rule in by_head], axis=1)
     found = log_p(rows.logits, rows.target, betas).astype(float)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files.collection import Collection, read_shard
+from calibrate.files.collection import Collection, Shard, read_shard
 from calibrate.maths import solver
 from calibrate.maths.profile import Profile, profile
 from calibrate.maths.rule import Rule
@@ -24,6 +24,7 @@ class Rows(NamedTuple):
     misranked: np.ndarray  # bool
     layer: np.ndarray  # which head's; -1 where nobody says
     head: np.ndarray
+    weight: np.ndarray  # how much a row counts, beside others of its head
     profile: Profile  # of log p_t, over the bounds of a rule
 
     def take(self, chosen: np.ndarray) -> "Rows":
@@ -74,17 +75,17 @@ def solve_collection(collection: Collection, jobs: Jobs = HERE) -> Rows:
 
 def _solve_shard(folder: Path, entry: dict[str, Any]) -> Rows:
     shard = read_shard(folder, entry)  # where it is solved: logits do not travel
-    return solve(shard.logits, shard.target, shard.entropy, entry["size"], shard.layer, shard.head)
+    return solve_shard(shard, entry["size"])
 
 
-def solve(
-    logits: np.ndarray,
-    target: np.ndarray,
-    entropy: np.ndarray,
-    size: int,
-    layer: np.ndarray | None = None,
-    head: np.ndarray | None = None,
-) -> Rows:
+def solve_shard(shard: Shard, size: int) -> Rows:
+    """Rows of one set size, with all that a shard says of them."""
+    rows = solve(shard.logits, shard.target, shard.entropy, size)
+    said = {name: getattr(shard, name) for name in ("layer", "head", "weight")}
+    return rows._replace(**{name: column for name, column in said.items() if column is not None})
+
+
+def solve(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
     solved = solver.optimal_beta(logits, target)
     if target.ndim == 1:
@@ -99,8 +100,9 @@ def solve(
         size=np.full(len(logits), size, np.int32),
         items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
         misranked=logits.max(axis=1) > at_target,
-        layer=nobody if layer is None else layer,
-        head=nobody if head is None else head,
+        layer=nobody,
+        head=nobody,
+        weight=np.ones(len(logits), np.float32),
         profile=profile(logits, target, guards.min_beta, guards.max_beta),
     )
 
