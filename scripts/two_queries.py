@@ -10,7 +10,10 @@ The model has no positional encoding, as none may fail before attention does: ro
 all 0, which turns nothing. Order means nothing to the task, and causality is kept.
 """
 
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +29,7 @@ ANSWER = ONE + 1 + LEVELS  # the first of the tokens that answer
 KINDS = ("one", "many")
 TRAINED_SIZES = (4, 32)  # items of a prompt in training, least and most
 WARM_UP = 200  # steps
+TOKENS_AT_ONCE = 1 << 14
 
 
 class Prompts(NamedTuple):
@@ -61,6 +65,15 @@ def draw(rng: np.random.Generator, size: int, count: int, kind: str) -> Prompts:
     tokens = np.concatenate([levels * CLASSES + classes, query[:, None]], axis=1)
     unique = first > second
     return Prompts(torch.from_numpy(tokens[unique]), votes.argmax(axis=1)[unique], asked[unique])
+
+
+def prompts_of(stream: str, seed: int, size: int, kind: str, count: int) -> list[Prompts]:
+    """At least `count` prompts, in pieces; another stream has others."""
+    numbers = [("calibrate", "measure").index(stream), seed, size, KINDS.index(kind)]
+    rng, pieces = np.random.default_rng([1, *numbers]), []
+    while sum(len(piece.answer) for piece in pieces) < count:
+        pieces.append(draw(rng, size, min(count, TOKENS_AT_ONCE // size), kind))
+    return pieces
 
 
 def new_model(heads: int, seed: int) -> LlamaForCausalLM:
@@ -110,3 +123,29 @@ def train(
         schedule.step()
         yield step, loss.item()
     model.eval()
+
+
+def train_into(folder: Path, model: LlamaForCausalLM, seed: int, steps: int, rate: float) -> None:
+    """Trains, with a line every 500 steps, and saves the model."""
+    start, losses = time.monotonic(), []
+    for step, loss in train(model, seed, steps, rate):
+        losses.append(loss)
+        if step % 500 == 0:
+            spent = time.monotonic() - start
+            print(f"{folder.name}: step {step:,}, loss {np.mean(losses[-100:]):.4f}, {spent:.0f} s",
+                  file=sys.stderr)  # fmt: skip
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(folder)
+
+
+@torch.no_grad()
+def accuracy(
+    model: LlamaForCausalLM,
+    pieces: list[Prompts],
+    before: Callable[[Prompts], None] = lambda prompts: None,
+) -> float:
+    right = []
+    for prompts in pieces:
+        before(prompts)
+        right.append(answers(model, prompts.tokens).argmax(dim=-1).numpy() == prompts.answer)
+    return float(np.concatenate(right).mean())

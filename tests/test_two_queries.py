@@ -1,0 +1,108 @@
+"""The study of a Transformer with two kinds of query: its task, its shipped weights, its tables."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+pytest.importorskip("transformers", reason="needs the extra transformers")
+
+ROOT = Path(__file__).parents[1]
+RECORD = json.loads((ROOT / "scripts/results/two-queries.json").read_text())
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The script's names, and those of the module beside it."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        found = runpy.run_path(str(ROOT / "scripts/calibrate_two_queries"))
+        return found | vars(sys.modules["two_queries"])
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+
+
+@pytest.fixture(scope="module")
+def model(study):
+    return study["load_model"](study["Chosen"](2, 0).weights)
+
+
+@pytest.mark.parametrize("kind", ["one", "many"])
+def test_the_answer_is_in_the_items(study, kind):
+    """Read off the tokens alone, item by item."""
+    prompts = study["draw"](np.random.default_rng(0), 24, 64, kind)
+    assert len(prompts.answer) > 40
+    for tokens, answer, asked in zip(prompts.tokens.numpy(), prompts.answer, prompts.asked,
+                                     strict=True):  # fmt: skip
+        levels, classes = tokens[:-1] // study["CLASSES"], tokens[:-1] % study["CLASSES"]
+        query = tokens[-1] - study["ONE"]
+        assert (query == 0) == (kind == "one")
+        if kind == "one":
+            np.testing.assert_array_equal(asked, levels == levels.max())
+            assert asked.sum() == 1
+        else:
+            np.testing.assert_array_equal(asked, abs(levels - (query - 1)) <= study["NEAR"])
+        votes = np.bincount(classes[asked], minlength=study["CLASSES"])
+        assert votes[answer] == votes.max() > np.sort(votes)[-2]
+
+
+def test_streams_and_seeds_have_prompts_of_their_own(study):
+    def tokens(*which):
+        pieces = study["prompts_of"](*which, 16, "one", 8)
+        return torch.cat([piece.tokens for piece in pieces])
+
+    first = tokens("measure", 0)
+    assert torch.equal(first, tokens("measure", 0))
+    assert not torch.equal(first, tokens("calibrate", 0))
+    assert not torch.equal(first, tokens("measure", 1))
+
+
+def test_order_of_the_items_says_nothing(study):
+    """One layer sees no position: the query's attention is over a set."""
+    model = study["new_model"](2, 0)
+    model.model.layers = model.model.layers[:1]
+    tokens = study["draw"](np.random.default_rng(0), 12, 4, "one").tokens
+    turned = torch.cat([tokens[:, :-1].flip(1), tokens[:, -1:]], dim=1)
+    with torch.no_grad():
+        one, other = study["answers"](model, tokens), study["answers"](model, turned)
+        without = study["answers"](model, tokens[:, -5:])
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(one, without, atol=1e-3)  # and the items are seen
+
+
+def test_training_begins_to_learn(study):
+    model = study["new_model"](2, 3)
+    losses = [loss for _, loss in study["train"](model, 3, 60, 2e-3, prompts=64)]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+    again = [loss for _, loss in study["train"](study["new_model"](2, 3), 3, 3, 2e-3, prompts=64)]
+    assert again[0] == losses[0]
+
+
+def test_shipped_weights_are_small(study):
+    chosen = [study["Chosen"](heads, seed) for heads in study["HEADS"] for seed in study["SEEDS"]]
+    assert sum(f.stat().st_size for c in chosen for f in c.weights.iterdir()) < 10e6
+    for one in chosen:
+        assert 1e5 < study["load_model"](one.weights).num_parameters() < 5e5
+
+
+def test_shipped_weights_know_the_task_and_disperse(study, model):
+    def accuracy(size, before=lambda prompts: None):
+        pieces = study["prompts_of"]("measure", 0, size, "one", 64)
+        return study["accuracy"](model, pieces, before)
+
+    assert accuracy(32) > 0.95
+    plain = accuracy(512)
+    assert plain < 0.85
+    study["apply"](model, study["by_log_n"](0.0, 2.0))
+    assert accuracy(512) > plain + 0.1
+    assert accuracy(512, study["with_oracle"](model)) > 0.95
+
+
+def test_readme_tables_are_the_file(study):
+    for line in study["markdown"](RECORD):
+        assert line in README, line
