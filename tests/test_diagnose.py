@@ -359,7 +359,7 @@ def test_odd_folders_get_one_clear_line(collection, here):
     shard.write_bytes(data[:-100] + bytes(100))
     assert "was damaged or exchanged" in refusal("bad")
     shard.unlink()
-    assert "does not exist" in refusal("bad")
+    assert "is missing; the same `calibrate collect` command" in refusal("bad")
     manifest = Path("bad/manifest.json")
     manifest.write_text(manifest.read_text().replace('"complete"', '"partial"'))
     assert "is unfinished" in refusal("bad")
@@ -375,6 +375,7 @@ def test_no_rows_at_all_is_exit_3(collection, here):
     shutil.copytree(collection.folder, "run")
     manifest = json.loads(Path("run/manifest.json").read_text())
     manifest["shards"] = []
+    manifest["sizes"] = [size | {"kept": 0} for size in manifest["sizes"]]
     Path("run/manifest.json").write_text(json.dumps(manifest))
     assert "run has no rows; collect more sets" in refusal("run", code=3)
 

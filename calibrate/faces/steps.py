@@ -256,11 +256,13 @@ def _fit_of(collection: Collection, store: Path | None) -> Coefficients:
     """The newest published fit of a collection that is not yanked."""
     found = []
     for held in (hold(place, name) for place in stores(store) for name in names(place)):
-        for version in set(held.versions) - held.history.yanked:
+        # Of one name the highest version is the newest, whatever the clock said.
+        for version in sorted(set(held.versions) - held.history.yanked, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged one is not the one
                 coefficients = held.read(version)
                 if coefficients.source.get("collection") == collection.digest:
                     found.append(coefficients)
+                    break
     if not found:
         raise CalibrateError(
             f"no published fit is of the collection {collection.folder}; "

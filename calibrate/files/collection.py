@@ -84,16 +84,14 @@ def shard_path(folder: Path, size: int, unit: int) -> Path:
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Holds a collection's folder while it is collected; another process that wants it waits."""
-
-    def say() -> None:
-        what = f"another process is collecting into {folder}; waiting until it is done"
-        warnings.warn(what, stacklevel=2)
-
+    what = f"another process is collecting into {folder}; waiting until it is done"
     check_writable(folder / MANIFEST)
-    with locked(folder, waiting=say) as certain:
+    with locked(folder, waiting=lambda: warnings.warn(what, stacklevel=2)) as certain:
         if certain:
             remove_leftovers(folder, "*")
         yield
+        if certain:  # of workers that died on the way
+            remove_leftovers(folder, "*")
 
 
 def write_shard(
@@ -120,11 +118,6 @@ def write_shard(
 
 def _pack(shard: Shard) -> bytes:
     return pack_arrays({name: x for name, x in vars(shard).items() if x is not None})
-
-
-def sweep(folder: Path) -> None:
-    """Removes what killed workers left of their shards; for who holds the folder alone."""
-    remove_leftovers(folder, "n*.npz")
 
 
 def receipt_of(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
@@ -261,9 +254,12 @@ def read_shard(folder: Path, entry: dict[str, Any]) -> Shard:
     """
     path = shard_path(folder, entry["size"], entry["unit"])
     data = listed_bytes(folder, entry)
+    if not path.exists():
+        raise DamagedError(f"{path} is missing; {REPAIR}")
     if data is None:
-        what = "was damaged or exchanged" if path.exists() else "is missing"
-        raise DamagedError(f"{path} is not the shard that {MANIFEST} lists: it {what}; {REPAIR}")
+        raise DamagedError(
+            f"{path} is not the shard that {MANIFEST} lists: it was damaged or exchanged; {REPAIR}"
+        )
     shard = parse_shard(data, path, entry["size"])
     require(len(shard.target) == entry["kept"], path, f"it has other rows than {MANIFEST} says")
     return shard

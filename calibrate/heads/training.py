@@ -165,7 +165,7 @@ def _continue(
         elapsed = time.monotonic() - reported_at
         if elapsed > SECONDS_PER_REPORT or done == steps:
             loss, accuracy = _mean(pending) if pending else log[-1][1:3]
-            rate = (done - reported_step) / elapsed
+            rate = (done - reported_step) / max(elapsed, 1e-6)  # a clock may stand still
             report(Progress(seed, done, steps, loss, accuracy, rate))
             reported_at, reported_step = time.monotonic(), done
     return _State(steps, params, optimiser, log)

@@ -213,7 +213,6 @@ def _collect_units(
         report(Progress(receipt, next(finished), len(units), resumed))
 
     receipts = [receipt for receipt, _ in run(tasks, jobs, tell)]
-    files.sweep(folder)
     if not complete:
         files.write_manifest(folder, configuration, receipts)
 

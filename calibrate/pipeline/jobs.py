@@ -124,15 +124,19 @@ def started(jobs: Jobs) -> Iterator[Jobs]:
     from joblib import cpu_count
 
     threads = os.environ.get("NPROC", str(max(1, cpu_count() // jobs.processes)))
-    with _distributed().LocalCluster(
-        n_workers=jobs.processes,
-        threads_per_worker=1,
-        memory_limit=None,  # a model may need most of it
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-        env={"NPROC": threads},
-        preload=[_IGNORE_INTERRUPTS],
-    ) as cluster:
+    try:
+        cluster = _distributed().LocalCluster(
+            n_workers=jobs.processes,
+            threads_per_worker=1,
+            memory_limit=None,  # a model may need most of it
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+            env={"NPROC": threads},
+            preload=[_IGNORE_INTERRUPTS],
+        )
+    except RuntimeError as failure:
+        raise CalibrateError(f"no Dask cluster could be started here: {failure}") from failure
+    with cluster:
         yield replace(jobs, dask=cluster.scheduler_address)
 
 

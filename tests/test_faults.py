@@ -1,0 +1,276 @@
+"""Faults of the system: a collection is not lost, repeated or silently wrong."""
+
+import errno
+import fcntl
+import importlib.util
+import os
+import shutil
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ToyHead
+from syscalls import Crash, Syscalls
+
+import calibrate
+from calibrate.errors import CalibrateError
+from calibrate.faces.progress import Steps
+from calibrate.faces.steps import find_fit
+from calibrate.files import collection as files
+from calibrate.files import whole
+from calibrate.files.collection_audit import audit_collection
+from calibrate.files.publishing import publish
+from calibrate.heads import training
+from calibrate.pipeline import claiming, units
+from calibrate.pipeline.collect import collect
+from calibrate.pipeline.fit import fit_collection
+
+ROOT = Path(__file__).parents[1]
+FAULTS = [errno.ENOSPC, errno.EIO, errno.EACCES, None]  # None: the process dies there
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 64))
+
+
+def run(folder, head=None, report=lambda progress: None, seed=0):
+    """Four shards."""
+    head = head or ToyHead()
+    return collect(head, [8, 32], 128, seed, Path(folder), report=report)
+
+
+def visible(folder: Path) -> dict[str, bytes]:
+    """All files but hidden ones: the lock, and attempts under way."""
+    if not folder.exists():
+        return {}
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name[0] != "."}
+
+
+def interrupted(folder):
+    """An unfinished collection with two of its four shards."""
+
+    def interrupt(progress):
+        if progress.finished == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, report=interrupt)
+
+
+def damaged(folder):
+    """A complete collection one of whose shards is not whole."""
+    run(folder)
+    os.truncate(files.shard_path(folder, 8, 1), 500)
+
+
+@pytest.mark.filterwarnings("ignore:.*it is collected again")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda code: errno.errorcode.get(code, "death"))
+@pytest.mark.parametrize("begin", [lambda folder: None, interrupted, damaged],
+                         ids=["fresh", "interrupted", "damaged"])  # fmt: skip
+def test_whatever_call_fails_nothing_is_half_written_and_the_same_command_finishes(
+    here, begin, fault
+):
+    run("whole")
+    begin(here / "start")
+    wanted, start = visible(Path("whole")), visible(here / "start")
+    sound = {name for name, data in start.items() if wanted.get(name) == data}
+    at = 0
+    while True:
+        folder = here / f"at-{at}"
+        if start:
+            shutil.copytree(here / "start", folder)
+        with Syscalls(at, fault) as syscalls:
+            try:
+                run(folder)
+            except CalibrateError as failure:
+                assert str(folder) in str(failure)  # noqa: PT017
+            except (OSError, Crash) as failure:
+                assert isinstance(failure, Crash) or syscalls.calls[at] == "os.listdir"  # noqa: PT017
+        if not syscalls.reached:
+            break
+        found = visible(folder)
+        assert all(found[name] == wanted[name] for name in sound)
+        assert all(data in (wanted[name], start.get(name)) for name, data in found.items()
+                   if name.startswith("n"))  # fmt: skip
+        if "manifest.json" in found and not start:
+            assert audit_collection(folder).faults == []
+        run(folder)
+        assert visible(folder) == wanted
+        # A temporary name stays if its removal is what failed.
+        assert syscalls.calls[at] == "os.unlink" or not list(folder.glob(".*.tmp"))
+        shutil.rmtree(folder)
+        at += 1
+    assert at > 20
+    assert visible(folder) == wanted
+
+
+def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch):
+    started, waits, flock = threading.Event(), threading.Event(), fcntl.flock
+
+    def watched(descriptor, operation):
+        if operation == fcntl.LOCK_EX:  # the second attempt, which waits
+            waits.set()
+        return flock(descriptor, operation)
+
+    def go_on_once_the_other_waits(progress):
+        started.set()
+        assert waits.wait(60)
+
+    monkeypatch.setattr(fcntl, "flock", watched)
+    heads = ToyHead(), ToyHead()
+    first = threading.Thread(target=run, args=("run", heads[0], go_on_once_the_other_waits))
+    first.start()
+    assert started.wait(60)
+    with pytest.warns(UserWarning, match="another process is collecting into run; waiting until"):
+        run("run", heads[1])
+    first.join(60)
+    assert (heads[0].attended, heads[1].attended) == (2 * 128, 0)
+    assert audit_collection(Path("run")) == (Path("run"), "complete", 4, [])
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(whole.fcntl, "flock", refuse)
+
+
+def test_without_locks_both_finish_with_the_same_bytes(here, no_locks):
+    run("whole")
+
+    def let_the_other_run(progress):
+        if progress.finished == 1:
+            (here / "run/.n00008-unit00001.npz.0123abcd.tmp").touch()  # it may be the other's
+            run("run")
+
+    run("run", report=let_the_other_run)
+    assert visible(Path("run")) == visible(Path("whole"))
+    assert (here / "run/.n00008-unit00001.npz.0123abcd.tmp").exists()
+
+
+def test_without_locks_the_first_configuration_holds(here, no_locks, monkeypatch):
+    """Both find no manifest, and then both write theirs."""
+    write, pending = files.write_manifest, [True]
+
+    def write_after_another(folder, configuration, receipts):
+        if pending:
+            pending.clear()
+            run(folder, seed=1)
+        write(folder, configuration, receipts)
+
+    monkeypatch.setattr(claiming.files, "write_manifest", write_after_another)
+    with pytest.raises(CalibrateError, match="seed is 1 there and 0 here; give the same options"):
+        run("run")
+    run("other", seed=1)
+    assert visible(Path("run")) == visible(Path("other"))
+
+
+def test_a_folder_that_was_moved_is_the_same_collection(here):
+    run("here")
+    before = fit_collection(Path("here"), "x").coefficients
+    Path("there").mkdir()
+    os.rename("here", "there/run")
+    head = ToyHead()
+    run("there/run", head)
+    assert head.attended == 0
+    assert audit_collection(Path("there/run")).sound == 4
+    after = fit_collection(Path("there/run"), "x").coefficients
+    assert (after.source, after.entries) == (before.source, before.entries)
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """A disk that takes nothing, for root too."""
+
+    def make():
+        def refuse(*arguments, **options):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        opened, allowed = os.open, os.access
+
+        def open_to_read(path, flags, *mode, **options):
+            changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            return refuse() if changes else opened(path, flags, *mode, **options)
+
+        monkeypatch.setattr(os, "open", open_to_read)
+        monkeypatch.setattr(os, "access", lambda p, mode: mode != os.W_OK and allowed(p, mode))
+        for name in ("mkdir", "replace", "link", "unlink"):
+            monkeypatch.setattr(os, name, refuse)
+
+    return make
+
+
+def test_a_complete_collection_on_a_read_only_disk_is_as_good(here, read_only):
+    run("run")
+    read_only()
+    head = ToyHead()
+    assert run("run", head).manifest["status"] == "complete"
+    assert head.attended == 0
+    assert audit_collection(Path("run")).faults == []
+    assert fit_collection(Path("run"), "x").coefficients.entries
+
+
+@pytest.mark.parametrize("begin", [interrupted, damaged])
+def test_one_that_has_to_be_written_to_is_named(here, read_only, begin):
+    begin(Path("run"))
+    before = visible(Path("run"))
+    read_only()
+    with pytest.raises(CalibrateError, match=r"cannot write run/manifest\.json: .*; free some"):
+        run("run")
+    assert visible(Path("run")) == before
+
+
+@pytest.mark.parametrize("step", [0.0, -3600.0])
+def test_clocks_that_stand_still_or_run_backwards(here, monkeypatch, step):
+    monkeypatch.setattr(training, "SIZES", (5, 5))
+    training.train(0, 12, here / "quiet", print)
+    run("quiet-run")
+    now = [1e6]
+
+    def clock():
+        now[0] += step
+        return now[0]
+
+    told: list = []
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", clock)
+        patch.setattr(time, "monotonic", clock)
+        training.train(0, 12, here / "odd", told.append)
+        with Steps("collecting", 4) as steps:
+            run("odd-run", report=lambda progress: steps.advance())
+    assert told
+    assert all(progress.seconds_left >= 0 for progress in told)
+    assert visible(here / "odd") == visible(here / "quiet") != {}
+    assert visible(Path("odd-run")) == visible(Path("quiet-run")) != {}
+
+
+def test_the_newest_fit_of_a_collection_is_not_the_one_with_the_latest_clock(here):
+    collection = run("run")
+    fit = fit_collection(Path("run"), "x").coefficients
+    for hour in (12, 11):  # the clock was set back in between
+        made = {**fit.provenance, "created": f"2026-01-01T{hour}:00:00+00:00"}
+        publish(replace(fit, provenance=made), Path("fits"))
+    found, _ = find_fit("./run", None)
+    assert (found.reference, found.source["collection"]) == ("x@2", collection.digest)
+    assert calibrate.load("x").version == 2
+
+
+def load_soak():
+    spec = importlib.util.spec_from_file_location("soak", ROOT / "scripts" / "soak.py")
+    assert spec
+    assert spec.loader
+    soak = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(soak)
+    return soak
+
+
+def test_kills_at_random_moments_lose_nothing(here):
+    """Five of each of collect, train, fit and evaluate; scripts/soak.py does it by the hundred."""
+    found = load_soak().soak(kills=20, seed=0, place=here)
+    assert (found["kills"], found["bytes_lost"], found["problems"]) == (20, 0, 0)
+    assert found["faults"] > 0
+    assert found["finished"] >= 4
