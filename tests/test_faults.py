@@ -268,9 +268,10 @@ def load_soak():
     return soak
 
 
-def test_kills_at_random_moments_lose_nothing(here):
-    """Five of each of collect, train, fit and evaluate; scripts/soak.py does it by the hundred."""
-    found = load_soak().soak(kills=20, seed=0, place=here)
-    assert (found["kills"], found["bytes_lost"], found["problems"]) == (20, 0, 0)
+@pytest.mark.parametrize("kills", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_lose_nothing(kills, here):
+    """Of collect, train, fit and evaluate alike; scripts/soak.py does it by the hundred."""
+    found = load_soak().soak(kills=kills, seed=0, place=here)
+    assert (found["kills"], found["bytes_lost"], found["problems"]) == (kills, 0, 0)
     assert found["faults"] > 0
-    assert found["finished"] >= 4
+    assert found["finished"] >= 2
