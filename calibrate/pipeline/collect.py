@@ -19,7 +19,7 @@ from calibrate.heads.arrays import Arrays, Part
 from calibrate.heads.protocol import call, refuse_probabilities
 from calibrate.maths.hashing import hashes
 from calibrate.maths.shannon import entropy
-from calibrate.pipeline.claiming import Listed, claim, listed_shards, unlike
+from calibrate.pipeline.claiming import claim, listed_shards, unlike
 from calibrate.pipeline.jobs import HERE, Jobs, run
 from calibrate.pipeline.units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
@@ -202,9 +202,10 @@ def _collect_units(
             warnings.warn(f"{path} is {what}; it is collected again", stacklevel=4)
     where = folder.absolute()  # workers may have another working folder
     tasks = [
-        partial(_collect_unit, source.rows(unit), where, unit, most, keep == "all", complete)
+        partial(_collect_unit, source.rows(unit), where, unit, most, keep == "all", listed)
         for unit in units
         for most in [min(quota[unit.size], wanted[unit])]
+        for listed in [complete[unit]["sha256"] if complete else None]
     ]
     finished = itertools.count(1)
 
@@ -291,10 +292,13 @@ def _collect_unit(
     unit: Unit,
     most: int,
     keep_all: bool,
-    complete: Listed | None,
+    listed: str | None,
 ) -> tuple[files.Receipt, bool]:
-    """The receipt of one unit's shard, and whether it was there already."""
-    if complete is None:
+    """The receipt of one unit's shard, and whether it was there already.
+
+    `listed` is the digest that a complete collection's manifest has of it.
+    """
+    if listed is None:
         sets = range(unit.first, unit.first + unit.sets)
         receipt = files.find_shard(folder, unit.size, unit.number, sets)
         if receipt:
@@ -313,7 +317,6 @@ def _collect_unit(
         head=None if found.head is None else found.head[rows],
         weight=None if found.weight is None else found.weight[rows],
     )
-    listed = complete[unit]["sha256"] if complete else None
     return files.write_shard(folder, unit.size, unit.number, shard, listed), False
 
 
