@@ -259,8 +259,8 @@ def test_verdicts(slope, on_top, constant, error, word, said):
 def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):
     shards, alive = Collection.shards, []
 
-    def watched(self):
-        for size, shard in shards(self):
+    def watched(self, heads):
+        for size, shard in shards(self, heads):
             assert all(seen() is None for seen in alive)
             alive.append(weakref.ref(shard))
             yield size, shard

@@ -14,11 +14,12 @@ from calibrate.faces.cli import app
 from calibrate.files.recording import Recorder
 from calibrate.heads.arrays import Arrays
 from calibrate.maths import reference
+from calibrate.pipeline import solve
 from calibrate.pipeline.candidates import Options, fit_rule
 from calibrate.pipeline.collect import collect_arrays
 from calibrate.pipeline.fit import fit_collection, fit_heads_of_collection, same_fit
 from calibrate.pipeline.jobs import Jobs
-from calibrate.pipeline.many import fit_heads, quality_of_heads
+from calibrate.pipeline.many import fit_each, in_one_file, quality_of_heads
 from calibrate.pipeline.solve import join, solve_collection
 
 # What beta each (layer, head) is planted to want, of entropy and size.
@@ -39,6 +40,10 @@ def rows_of(wants=WANTS, **options):
     return join(parts)
 
 
+def fit_heads(rows, options, force=None):
+    return in_one_file(fit_each(rows, options, force), options)
+
+
 @pytest.fixture(scope="module")
 def rows():
     return rows_of()
@@ -52,7 +57,7 @@ def found(rows):
 def test_heads_that_gain_have_a_rule_and_no_others(found):
     fit, heads = found
     assert [(h.layer, h.head) for h in heads] == list(WANTS)
-    assert [h.choice is not None for h in heads] == [False, True, True, False]
+    assert [h.rule is not None for h in heads] == [False, True, True, False]
     assert [(e.layer, e.head) for e in fit.entries] == [(0, 1), (2, 0)]
     assert fit.rule.kind == "log-size"  # the family in which the line has its gain
     kappa, b = fit.entries[0].coefficients
@@ -73,17 +78,12 @@ def test_each_head_is_fitted_as_by_itself(rows, found):
     assert alone.entries[0].layer == 2
 
 
-def test_the_number_of_jobs_changes_nothing(rows, found):
-    fit, _ = fit_heads(rows, Options(rows="all"), jobs=Jobs(2))
-    assert fit == found[0]
-
-
 def test_a_family_of_polynomials_is_taken_where_it_gains_more():
     """A wish that grows and falls with entropy, at one size."""
     wants = {(1, 3): lambda H, n: 1 + 2 * np.sin(np.clip(H, 0, np.pi)) ** 2}
     fit, (head,) = fit_heads(rows_of(wants, sizes=(64,), count=6_000), Options(rows="all"))
     assert fit.rule.kind == "entropy-polynomial"
-    assert head.choice.chosen.kind == "polynomial"
+    assert head.rule.kind == "polynomial"
     forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all"), force="polynomial")
     assert forced.rule.kind == "entropy-polynomial"
 
@@ -106,7 +106,7 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
     quality = quality_of_heads(heads, Options())
     assert "2 of 4 heads gain, by" in quality["verdict"]
     for size in quality["held_out"]:
-        own = [s for h in heads if h.choice for s in h.choice.held_out if s.size == size["size"]]
+        own = [s for h in heads if h.rule for s in h.rule.held_out if s.size == size["size"]]
         assert size["rows"] == sum(s.rows for s in own) == 2_000
         assert size["before"] == pytest.approx(np.mean([s.before for s in own]))
         assert size["after"] > size["before"]
@@ -176,6 +176,18 @@ def test_a_refit_that_differs_in_a_head_is_new(logged, here):
     assert not same_fit(fit, replace(fit, entries=fit.entries[:1]))
     moved = replace(fit.entries[1], coefficients=(0.0, 9.0), check=())
     assert not same_fit(fit, replace(fit, entries=(fit.entries[0], moved)))
+
+
+def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
+    collect_arrays(Arrays(logged), here / "run")
+    fit = fit_heads_of_collection(here / "run", "model")
+    monkeypatch.setattr(solve, "ROWS_AT_ONCE", 1)  # one head at a time
+    groups = []
+    other = fit_heads_of_collection(here / "run", "model", jobs=Jobs(2), report=groups.append)
+    assert other.heads == fit.heads
+    assert other.coefficients.quality == fit.coefficients.quality
+    assert other.coefficients.entries == fit.coefficients.entries
+    assert groups == [1, 1, 1, 1]
 
 
 def test_heads_that_cover_each_others_errors_are_sharpened(here):

@@ -266,7 +266,11 @@ def fit(
         one, drawn = steps.fit(run, lambda: fit.fit_collection(*arguments), store, figure)
     else:
         many, drawn = steps.fit_heads(
-            run, lambda: fit.fit_heads_of_collection(*arguments), store, figure
+            collection,
+            lambda report: fit.fit_heads_of_collection(*arguments, report),
+            workers,
+            store,
+            figure,
         )
         if as_json:
             print_json(many_views.heads_record(many, drawn))

@@ -32,14 +32,12 @@ def print_heads(fits: ManyFits, figure: Path | None) -> None:
     for heading in ("layer", "head", "rows", "misranked", "gain", "95 % interval"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("beta(n)" if by_size else "beta(H)")
-    entries = {(entry.layer, entry.head): entry for entry in coefficients.entries}
     for head in calibrated[:SHOWN]:
-        assert head.choice
-        mean, low, high = head.choice.chosen.gain
-        entry = entries[head.layer, head.head]
+        assert head.rule
+        mean, low, high = head.rule.gain
         table.add_row(
             _index(head.layer), _index(head.head), f"{head.rows:,}", f"{head.misranked:.1%}",
-            f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}", polynomial(entry.coefficients),
+            f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}", polynomial(head.rule.entry.coefficients),
         )  # fmt: skip
     stdout.print(table)
     if len(calibrated) > SHOWN:
@@ -68,10 +66,10 @@ def heads_record(fits: ManyFits, figure: Path | None) -> dict[str, Any]:
 
 
 def _head_record(head: HeadFit) -> dict[str, Any]:
-    chosen = head.choice and head.choice.chosen
+    rule = head.rule
     return {
         "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
-        "kind": chosen and chosen.kind, "gain": chosen and chosen.gain._asdict(), "why": head.why,
+        "kind": rule and rule.kind, "gain": rule and rule.gain._asdict(), "why": head.why,
     }  # fmt: skip
 
 
@@ -86,9 +84,7 @@ def save_gains_figure(path: Path, fits: ManyFits) -> None:
 
 def plot_gains(ax: "Axes", fits: ManyFits) -> "Axes":
     """A map of layers and heads: the gain of those with a rule, others marked as left alone."""
-    gains = {
-        (head.layer, head.head): head.choice and head.choice.chosen.gain.mean for head in fits.heads
-    }
+    gains = {(head.layer, head.head): head.gain if head.rule else None for head in fits.heads}
     image = plot_head_map(ax, gains, "all", cmap="viridis_r", vmin=0)
     ax.figure.colorbar(image, ax=ax, label=f"gain in {fits.unit}, held out")
     n = len(fits.calibrated)

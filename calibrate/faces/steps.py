@@ -31,7 +31,7 @@ from calibrate.pipeline.fit import Fit, same_fit
 from calibrate.pipeline.jobs import HERE, Jobs
 from calibrate.pipeline.many import ManyFits
 from calibrate.pipeline.rules import ScoredRule, fitted_rules, paper
-from calibrate.pipeline.solve import solve_collection
+from calibrate.pipeline.solve import heads_apart, solve_collection
 from calibrate.pipeline.study import Calibration, study
 from calibrate.pipeline.units import Unit, plan_units
 
@@ -111,11 +111,17 @@ def fit(folder: Path, make: Callable[[], Fit], store: Path | None, figure: Path 
 
 
 def fit_heads(
-    folder: Path, make: Callable[[], ManyFits], store: Path | None, figure: Path | None
-) -> tuple[ManyFits, Path | None]:
-    """Fits many heads and publishes them as one file; the path is that of the figure, if any."""
-    stderr.print(f"solving and fitting the heads of {folder}")
-    fitted = make()
+    collection: Collection, make: Callable[[Callable[[int], None]], ManyFits], jobs: Jobs,
+    store: Path | None, figure: Path | None,
+) -> tuple[ManyFits, Path | None]:  # fmt: skip
+    """Fits many heads and publishes them as one file; the path is that of the figure, if any.
+
+    `make` is given what it shall call with the number of heads that are done.
+    """
+    groups, n_heads = heads_apart(collection), len(collection.heads)
+    stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
+    with Steps("fitting heads", len(groups), n_heads, at_once=jobs.elsewhere) as steps:
+        fitted = make(lambda heads: steps.advance(work=heads))
     coefficients, written = _publish(fitted.coefficients, store)
     fitted = fitted._replace(coefficients=coefficients)
     drawn = _draw(coefficients, written, figure, lambda path: save_gains_figure(path, fitted))
@@ -226,7 +232,8 @@ def diagnose(run: Path, out: Path | None, eps: float) -> tuple[Diagnosis, dict[s
     if folder.resolve().is_relative_to(run.resolve()) or (folder / MANIFEST).exists():
         raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
     check_writable(folder / RECORD)
-    with Steps(f"measuring the rows of {run}", len(collection.manifest["shards"])) as steps:
+    n_steps = len(heads_apart(collection)) * len(collection.manifest["shards"])
+    with Steps(f"measuring the rows of {run}", n_steps) as steps:
         diagnosis = diagnose_collection(collection, eps, steps.advance)
     stderr.print(f"drawing into {folder}")
     return diagnosis, save_diagnosis(folder, diagnosis)

@@ -15,7 +15,7 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,8 @@ SHARD_OVERHEAD = 2_048
 MANIFEST_BASE, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 256, 256
 
 
+Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where nobody says
+
 ENTROPY_ERROR = 1e-3  # nats, far more than float32 makes
 REPAIR = "the same `calibrate collect` command as before repairs it"
 
@@ -58,6 +60,16 @@ class Shard:
     layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown: which head's, if it is said
     head: np.ndarray | None = None
     weight: np.ndarray | None = None  # (rows,) float32, how much each counts, if not all alike
+
+    def of_heads(self, heads: Heads) -> "Shard":
+        """Its rows of some heads; the counts stay those of the unit."""
+        assert self.layer is not None
+        assert self.head is not None
+        wanted = np.zeros(len(self.index), bool)
+        for layer, head in heads:
+            wanted |= (self.layer == layer) & (self.head == head)
+        columns = {name: x for name, x in vars(self).items() if name != "counts" and x is not None}
+        return replace(self, **{name: column[wanted] for name, column in columns.items()})
 
 
 class Receipt(NamedTuple):
@@ -230,8 +242,8 @@ class Collection(NamedTuple):
     digest: str  # of the manifest, and so of every shard
 
     @property
-    def heads(self) -> list[tuple[int, int]]:
-        """(layer, head) of those that the rows are of, -1 if unknown; none if nobody says."""
+    def heads(self) -> Heads:
+        """Those that the rows are of; none if nobody says."""
         return [(layer, head) for layer, head in self.manifest["configuration"].get("heads", [])]
 
     @property
@@ -239,15 +251,17 @@ class Collection(NamedTuple):
         """Whether it was not finished."""
         return self.manifest["status"] != "complete"
 
-    def shards(self) -> Iterator[tuple[int, Shard]]:
-        """(set size, shard) of every shard."""
+    def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, Shard]]:
+        """(set size, shard) of every shard; of some heads only, if they are given."""
         for entry in self.manifest["shards"]:
-            yield entry["size"], read_shard(self.folder, entry)
+            yield entry["size"], read_shard(self.folder, entry, heads)
 
 
-def read_shard(folder: Path, entry: dict[str, Any]) -> Shard:
+def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) -> Shard:
     """The shard that an entry of a manifest is about, checked against its digest.
 
+    Args:
+      heads: whose rows alone are wanted; None are all.
     Raises:
       DamagedError: it is absent, or another one.
       CalibrateError: it cannot be read.
@@ -262,7 +276,7 @@ def read_shard(folder: Path, entry: dict[str, Any]) -> Shard:
         )
     shard = parse_shard(data, path, entry["size"])
     require(len(shard.target) == entry["kept"], path, f"it has other rows than {MANIFEST} says")
-    return shard
+    return shard if heads is None else shard.of_heads(heads)
 
 
 def listed_bytes(folder: Path, entry: dict[str, Any]) -> bytes | None:

@@ -74,7 +74,7 @@ class Arrays:
         for file in self._files:
             arrays, digest = _parsed(file, _state(file))
             digests.append(digest)
-            n_real.append(_real(arrays).sum(axis=1))
+            n_real.append(_real(arrays).sum(axis=1, dtype=np.int32))
             kinds.add(tuple(name in arrays for name in ("layer", "head", "weight")))
             target = arrays["target"]
             several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
@@ -108,7 +108,7 @@ class Arrays:
         place = self._place[size][first : first + count]
         used, which = np.unique(place[:, 0], return_inverse=True)
         files = [self._files[i] for i in used]
-        place = np.stack([which, place[:, 1]], axis=1)
+        place = np.stack([which.astype(np.int32), place[:, 1]], axis=1)
         return Part(files, place, size, self.sets_of_targets)
 
 
@@ -195,12 +195,12 @@ def _of_heads(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_size(n_real: list[np.ndarray]) -> dict[int, np.ndarray]:
-    """Set size -> (rows, 2): which file, and which row of it."""
+    """Set size -> (rows, 2): which file, and which row of it; int32, as rows may be millions."""
     count = np.concatenate(n_real)
-    file = np.repeat(np.arange(len(n_real)), [len(x) for x in n_real])
-    row = np.concatenate([np.arange(len(x)) for x in n_real])
-    place = np.stack([file, row], axis=1)
-    octave = np.ceil(np.log2(np.maximum(count, 2))).astype(int)
+    place = np.empty((len(count), 2), np.int32)
+    place[:, 0] = np.repeat(np.arange(len(n_real), dtype=np.int32), [len(x) for x in n_real])
+    np.concatenate([np.arange(len(x), dtype=np.int32) for x in n_real], out=place[:, 1])
+    octave = np.concatenate([np.frexp(np.maximum(x, 2) - 1)[1].astype(np.int8) for x in n_real])
     return {int(max(2, count[octave == o].max())): place[octave == o] for o in np.unique(octave)}
 
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.collection import Collection, Shard, refuse_bad_rows
+from calibrate.files.collection import Collection, Heads, Shard, refuse_bad_rows
 from calibrate.maths import solver
 from calibrate.maths.blocks import in_blocks
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.shannon import susceptibility
 from calibrate.pipeline.candidates import MIN_ROWS, Options, row_weights
-from calibrate.pipeline.solve import Rows, head_in_words, join, known, solve_shard
+from calibrate.pipeline.solve import Rows, head_in_words, heads_apart, join, known, solve_shard
 
 # What verdicts go by. They sort heads; `calibrate fit` decides, on rows that a rule has not seen.
 LEAST_HEADROOM = 0.01  # nats: the target gets a hundredth more; less is hardly worth a file
@@ -134,35 +134,47 @@ def require_all_rows(collection: Collection) -> None:
 def diagnose(
     collection: Collection, eps: float = 0.5, report: Callable[[], None] = lambda: None
 ) -> Diagnosis:
-    """Measures every head of a collection; one shard's logits are in memory at a time.
+    """Measures every head of a collection; a few heads' rows are in memory at a time.
 
     Args:
       collection: complete, of a sample of all rows.
       eps: the coefficient below which a target is said to be lost, between 0 and 1.
-      report: called after each shard.
+      report: called after each shard of each group of `heads_apart`.
     Raises:
       CalibrateError: the collection keeps misranked rows only, or is damaged.
       QualityError: it has no rows, or too many bad ones.
     """
     require_all_rows(collection)
+    heads: list[HeadDiagnosis] = []
+    for group in heads_apart(collection):
+        heads += _diagnose_group(collection, group, eps, report)
+    if not heads:
+        raise QualityError(f"{collection.folder} has no rows; collect more sets")
+    found = {(head.layer, head.head) for head in heads}
+    without_rows = [name for name in collection.heads if tuple(map(known, name)) not in found]
+    heads.sort(key=lambda head: (head.verdict.word == FEW, -head.headroom.constant))
+    return Diagnosis(collection, eps, heads, sorted(without_rows))
+
+
+def _diagnose_group(
+    collection: Collection, heads: Heads | None, eps: float, report: Callable[[], None]
+) -> list[HeadDiagnosis]:
     parts = []
-    for part in starmap(partial(_measure, eps), collection.shards()):  # lets go of each shard
+    for part in starmap(partial(_measure, eps), collection.shards(heads)):  # lets go of each shard
         parts.append(part)
         report()
-    if not any(len(part.rows.size) for part in parts):
-        raise QualityError(f"{collection.folder} has no rows; collect more sets")
+    if not parts:
+        return []
     rows, *columns = zip(*parts, strict=True)
     every = Measured(join(list(rows)), *map(np.concatenate, columns))
-    names, unnamed = every.rows.heads(), collection.manifest["configuration"].get("head", "head")
-    heads = [
+    unnamed = collection.manifest["configuration"].get("head", "head")
+    return [
         _diagnose_head(
             every.take(every.rows.are_of(layer, head)),
             head_in_words(known(layer), known(head)) or str(unnamed),
         )
-        for layer, head in names
+        for layer, head in every.rows.heads()
     ]
-    heads.sort(key=lambda head: (head.verdict.word == FEW, -head.headroom.constant))
-    return Diagnosis(collection, eps, heads, sorted(set(collection.heads) - set(names)))
 
 
 def _measure(eps: float, size: int, shard: Shard) -> Measured:

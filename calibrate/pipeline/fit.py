@@ -1,6 +1,7 @@
 """Fit: from a collection to one calibrated rule, with its evidence and provenance."""
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,17 +92,17 @@ def fit_heads_of_collection(
     options: Options | None = None,
     force: str | None = None,
     jobs: Jobs = HERE,
+    report: Callable[[int], None] = lambda heads: None,
 ) -> ManyFits:
     """Solves a collection that says which heads its rows are of, and fits each of them.
 
-    Args and errors are those of `fit_collection`; a task of `jobs` is a shard, and then a head.
+    Args and errors are those of `fit_collection`; a task of `jobs` is a few heads, and `report` is
+    called after each with how many they are.
     """
     collection = _opened(collection)
     options = _options(collection, options)
-    with started(jobs) as there:
-        rows = solve_collection(collection, there)
-        fits, heads = fit_heads(rows, options, force, there)
-    quality = {"rows": _row_counts(collection, rows)} | quality_of_heads(heads, options)
+    fits, heads, statuses = fit_heads(collection, options, force, jobs, report)
+    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = _described(fits, name, collection, quality, _said(options, force))
     return ManyFits(coefficients, heads, unit(options))
 
@@ -153,7 +154,7 @@ def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> 
     rows = solve_collection(collection)
     fit = fit_as_in_the_paper(rows)
     refuse_negative(fit.only)
-    counts = _row_counts(collection, rows)
+    counts = _row_counts(collection, rows.count_by_status())
     quality = {
         "rows": counts | {"used": counts["interior"]},
         "residuals": _residuals(rows, fit),
@@ -206,7 +207,7 @@ def _quality(
         "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),
     }
     return {
-        "rows": _row_counts(collection, rows) | counts,
+        "rows": _row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [list(uncertainty.standard_errors)],
         "condition": chosen.sample.condition,
         "held_out": [size._asdict() for size in choice.held_out],
@@ -221,10 +222,10 @@ def _quality(
     }
 
 
-def _row_counts(collection: Collection, rows: Rows) -> dict[str, int]:
+def _row_counts(collection: Collection, statuses: Mapping[str, int]) -> dict[str, int]:
     sizes = collection.manifest["sizes"]
     totals = {key: sum(size[key] for size in sizes) for key in sizes[0] if key != "size"}
-    return {**totals, **rows.count_by_status()}
+    return {**totals, **statuses}
 
 
 def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:

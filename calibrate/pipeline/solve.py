@@ -1,16 +1,20 @@
 """Solve: what every collected row says of the beta that would serve its target."""
 
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files.collection import Collection, Shard, read_shard
+from calibrate.files.collection import Collection, Heads, Shard, read_shard
 from calibrate.maths import solver
 from calibrate.maths.profile import Profile, profile
 from calibrate.maths.rule import Rule
 from calibrate.pipeline.jobs import HERE, Jobs, run
+
+# Of a group of heads that are solved together; every row takes some 250 bytes then.
+ROWS_AT_ONCE = 1 << 15
 
 
 class Rows(NamedTuple):
@@ -34,7 +38,7 @@ class Rows(NamedTuple):
         columns = {name: getattr(self, name)[chosen] for name in self._fields[:-1]}
         return self._replace(**columns, profile=self.profile.take(chosen))
 
-    def heads(self) -> list[tuple[int, int]]:
+    def heads(self) -> Heads:
         """The (layer, head) that there are, in order."""
         return sorted(set(zip(self.layer.tolist(), self.head.tolist(), strict=True)))
 
@@ -59,6 +63,27 @@ def head_in_words(layer: int | None, head: int | None) -> str:
     """A head, as far as anybody says which it is; "" if nobody does."""
     said = (("layer", layer), ("head", head))
     return ", ".join(f"{word} {i}" for word, i in said if i is not None)
+
+
+def heads_apart(collection: Collection) -> list[Heads | None]:
+    """The heads of a collection in groups, each of about ROWS_AT_ONCE rows, if all have as many.
+
+    Rows of all heads together may be more than fit in memory, and those of one lie in many shards:
+    whoever works head by head reads the shards once for each group. None stands for all rows, where
+    nobody says which heads they are of.
+    """
+    heads = collection.heads
+    if not heads:
+        return [None]
+    kept = sum(entry["kept"] for entry in collection.manifest["shards"])
+    n_groups = max(1, min(-(-kept // ROWS_AT_ONCE), len(heads)))
+    ends = [len(heads) * i // n_groups for i in range(n_groups + 1)]
+    return [heads[first:end] for first, end in pairwise(ends)]
+
+
+def solve_heads(collection: Collection, heads: Heads | None) -> Rows:
+    """The rows of some heads, solved; one shard is in memory at a time."""
+    return join([solve_shard(shard, size) for size, shard in collection.shards(heads)])
 
 
 def solve_collection(collection: Collection, jobs: Jobs = HERE) -> Rows:
