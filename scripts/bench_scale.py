@@ -1,67 +1,156 @@
-"""Is the cost of collecting linear in the rows, and memory flat?
+"""Is the cost of a million rows linear, and memory flat?
 
-Collects 10^4, 10^5 and 10^6 sets of 64 items from the head max-retrieval, by one process, by two,
-and by a local Dask cluster of two workers, and fits what the first collected. The peer is the same
-command with 10^5 sets: seconds a row, and memory of its largest process, beside that one's. What
-it costs to start (a command with 64 sets) is taken off the seconds.
+Sets: collects 10^4, 10^5 and 10^6 sets of 64 items from the head max-retrieval, by one process, by
+two, and by a local Dask cluster of two workers. Seconds are those of the command in a process that
+has run it before: what is compiled is compiled. The peer is the same command with 10^5 sets:
+seconds a set, and memory of the largest process, beside that one's.
 
-    python scripts/bench_scale.py [SETS ...]
+Rows: collects, fits, diagnoses and scores the logits of 25 heads and of 500, 2,000 rows of 64 items
+each, all of which are kept. The peer is the same command with 25 heads. Linux only.
+
+    python scripts/bench_scale.py [--sets N,N,...] [--heads N,N,...]
 """
 
+import argparse
+import contextlib
+import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-SETS = [10_000, 100_000, 1_000_000]
+import numpy as np
+import psutil
+
+from calibrate.pipeline.jobs import Jobs, started
+
 WAYS = {
-    "1 process": ["--jobs", "1"],
-    "2 processes": ["--jobs", "2"],
-    "Dask, 2 workers": ["--jobs", "2", "--dask", "local"],
+    "1 process": Jobs(),
+    "2 processes": Jobs(2),
+    "Dask, 2 workers": Jobs(2, dask="local"),
 }
-# Runs in a process of its own, as the largest child of all that a process had is told.
-MEASURE = """
-import resource, subprocess, sys, time
-start = time.perf_counter()
-subprocess.run(sys.argv[1:], check=True, capture_output=True)
-peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-print(time.perf_counter() - start, peak / 1024)
+ROWS_PER_HEAD, HEADS_PER_LAYER, N_ITEMS = 2_000, 25, 64
+SECONDS_BETWEEN_LOOKS = 0.05
+# Warms up with other sets, then runs once, or up to five times if it does not take long.
+TIMED = """
+import json, sys, time
+from calibrate.faces.cli import app
+
+def seconds(seed, name):
+    began = time.perf_counter()
+    app([*json.loads(sys.argv[1]), "--seed", seed, "--out", name], standalone_mode=False)
+    return time.perf_counter() - began
+
+seconds("1", "warm")
+found = [seconds("0", "0")]
+while sum(found) < 10 and len(found) < 5:
+    found.append(seconds("0", str(len(found))))
+print(min(found))
 """
 
 
-def measured(*command: object) -> tuple[float, float]:
-    """Seconds of a command of ours, and MiB of its largest process."""
-    words = [sys.executable, "-c", MEASURE, "calibrate", *map(str, command)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True)
-    seconds, peak = map(float, done.stdout.split())
-    return seconds, peak
+def measured(*words: object, folder: Path) -> tuple[str, float]:
+    """The last line that a command prints, and MiB of the largest of its processes."""
+    command = [sys.executable, *map(str, words)]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.DEVNULL, cwd=folder)
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, largest())
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if process.returncode:
+            raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
+        said.seek(0)
+        return (said.read().splitlines() or [""])[-1], peak
 
 
-def collect(folder: Path, sets: int, options: list[str]) -> tuple[float, float]:
-    command = ("collect", "--head", "max-retrieval", "--sizes", 64, "--sets", sets)
-    return measured(*command, "--out", folder, *options)
+def largest() -> float:
+    """MiB that any process that this one started, or one of theirs, has had at most."""
+    peak = 0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peak = max([peak, *(int(line.split()[1]) for line in status if "VmHWM" in line)])
+    return peak / 1024
+
+
+def collected(sets: int, jobs: Jobs, parent: Path) -> tuple[float, float]:
+    """Seconds to collect, and MiB."""
+    words = ["collect", "--head", "max-retrieval", "--sizes", N_ITEMS, "--sets", sets]
+    with started(jobs) as there:  # workers of a cluster that is there stay warm
+        words += ["--dask", there.dask] if there.dask else ["--jobs", there.processes]
+        with tempfile.TemporaryDirectory(dir=parent) as folder:
+            words = json.dumps(list(map(str, words)))
+            seconds, peak = measured("-c", TIMED, words, folder=Path(folder))
+    return float(seconds), peak
+
+
+def sets_table(counts: list[int], parent: Path) -> None:
+    middle = counts[len(counts) // 2]
+    print(f"{'':>16} {'sets':>10} {'seconds':>8} {'sets/s':>9} {'a set':>6} {'MiB':>6} {'':>6}")
+    for way, jobs in WAYS.items():
+        found = {n: collected(n, jobs, parent) for n in counts}
+        peer, peer_peak = found[middle]
+        for n, (seconds, peak) in found.items():
+            ratio = seconds / n / (peer / middle)
+            print(f"{way:>16} {n:>10,} {seconds:>8.2f} {n / seconds:>9,.0f} {ratio:>6.2f} "
+                  f"{peak:>6.0f} {peak / peer_peak:>6.2f}", flush=True)  # fmt: skip
+
+
+def write_logits(folder: Path, n_heads: int) -> None:
+    """A file of logits for each layer; every head is better for some sharpening."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for layer in range(n_heads // HEADS_PER_LAYER):
+        rows = HEADS_PER_LAYER * ROWS_PER_HEAD
+        spread = np.exp(rng.normal(0, 0.5, rows))
+        logits = rng.standard_normal((rows, N_ITEMS)) * spread[:, None]
+        target = rng.integers(0, N_ITEMS, rows)
+        logits[np.arange(rows), target] += rng.normal(1.5, 1, rows) * spread
+        np.savez(
+            folder / f"layer{layer:03d}.npz",
+            logits=logits.astype(np.float32),
+            target=target.astype(np.int32),
+            layer=np.full(rows, layer, np.int16),
+            head=np.tile(np.arange(HEADS_PER_LAYER, dtype=np.int16), ROWS_PER_HEAD),
+        )
+
+
+def rows_table(counts: list[int], parent: Path) -> None:
+    commands: dict[str, Callable[[int], list[object]]] = {
+        "collect": lambda n: ["--logits", n, "--out", f"run{n}", "--max-bytes", 10**10],
+        "fit": lambda n: [f"run{n}", "--name", f"of{n}"],
+        "diagnose": lambda n: [f"run{n}"],
+        "evaluate": lambda n: ["--logits", n, "--fits", f"of{n}"],
+    }
+    for n in counts:
+        write_logits(parent / str(n), n)
+    print(f"\n{'':>16} {'heads':>6} {'rows kept':>10} {'seconds':>8} {'MiB':>6} {'':>6}")
+    for name, options in commands.items():
+        peer = 0.0
+        for n in counts:
+            began = time.perf_counter()
+            _, peak = measured("-m", "calibrate", name, *options(n), folder=parent)
+            peer = peer or peak
+            print(f"{name:>16} {n:>6} {n * ROWS_PER_HEAD:>10,} {time.perf_counter() - began:>8.1f} "
+                  f"{peak:>6.0f} {peak / peer:>6.2f}", flush=True)  # fmt: skip
 
 
 def main() -> None:
-    counts = [int(word) for word in sys.argv[1:]] or SETS
-    middle = counts[len(counts) // 2]
-    print(f"{'':>16} {'sets':>10} {'seconds':>8} {'sets/s':>9} {'a set':>6} {'MiB':>6} {'':>6}")
-    with tempfile.TemporaryDirectory() as parent:
-        for way, options in WAYS.items():
-            start, _ = collect(Path(parent) / f"{way}-start", 64, options)
-            found = {n: collect(Path(parent) / f"{way}-{n}", n, options) for n in counts}
-            of_peer, peer_peak = found[middle]
-            peer = (of_peer - start) / middle
-            for n, (seconds, peak) in found.items():
-                each = (seconds - start) / n
-                print(f"{way:>16} {n:>10,} {seconds:>8.1f} {1 / each:>9,.0f} {each / peer:>6.2f} "
-                      f"{peak:>6.0f} {peak / peer_peak:>6.2f}", flush=True)  # fmt: skip
-        folders = [Path(parent) / f"1 process-{n}" for n in counts]
-        fits = [measured("fit", f, "--name", "n", "--store", f"{f}-fits") for f in folders]
-        peer_peak = fits[len(counts) // 2][1]
-        for n, (seconds, peak) in zip(counts, fits, strict=True):
-            print(f"{'fit':>16} {n:>10,} {seconds:>8.1f} {'':>9} {'':>6} {peak:>6.0f} "
-                  f"{peak / peer_peak:>6.2f}", flush=True)  # fmt: skip
+    def numbers(text: str) -> list[int]:
+        return list(map(int, text.split(",")))
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sets", type=numbers, default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--heads", type=numbers, default=[HEADS_PER_LAYER, 20 * HEADS_PER_LAYER])
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        sets_table(asked.sets, Path(folder))
+        rows_table(asked.heads, Path(folder))
 
 
 if __name__ == "__main__":
