@@ -142,9 +142,7 @@ def main() -> None:
     def numbers(text: str) -> list[int]:
         return list(map(int, text.split(",")))
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=numbers, default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--heads", type=numbers, default=[HEADS_PER_LAYER, 20 * HEADS_PER_LAYER])
     asked = parser.parse_args()

@@ -250,3 +250,17 @@ def test_a_header_that_promises_100_gib_is_refused(here):
     (here / "mine.npz").write_bytes(data.replace(b"(10, 40), }    ", b"(335544320, 40)}"[:15]))
     with pytest.raises(CalibrateError, match="not a readable npz"):
         Arrays(here / "mine.npz")
+
+
+def test_the_budget_holds_for_the_names_of_many_heads(here):
+    """The manifest names each."""
+    n_heads, rng = 2_000, np.random.default_rng(0)
+    z = rng.standard_normal((n_heads, 4)).astype(np.float32)
+    layer, head = np.divmod(np.arange(n_heads) * 16, 32_000)
+    np.savez("many.npz", logits=z, target=z.argmax(1), layer=layer, head=head)
+    with pytest.raises(CalibrateError, match=r"too few for one row .* give at least \d+$") as few:
+        collect_arrays(Arrays(here / "many.npz"), here / "run", max_bytes=20_000)
+    for max_bytes in (int(str(few.value).split()[-1]), 90_000):
+        folder = here / str(max_bytes)
+        collect_arrays(Arrays(here / "many.npz"), folder, max_bytes)
+        assert sum(file.stat().st_size for file in folder.iterdir()) <= max_bytes

@@ -39,7 +39,7 @@ ROW_DTYPES = {"logits": "<f4", "target": "<i4", "entropy": "<f4", "index": "<i8"
 
 # Upper bounds of what a file takes beside its rows; tests hold real files against them.
 SHARD_OVERHEAD = 2_048
-MANIFEST_BASE, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 256, 256
+MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 32, 256, 256
 
 
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where nobody says

@@ -171,7 +171,7 @@ def collect_from(
         configuration["keep"] = keep
     units = source.units
     wanted = wanted_rows(units, keep, source.n_heads)
-    quota = row_quotas(wanted, max_bytes, source.row_bytes)
+    quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
     listed = listed_shards(folder, configuration, units)
     if listed is None or unlike(folder, listed):
         with files.alone(folder):
@@ -234,13 +234,14 @@ def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit
 
 
 def row_quotas(
-    wanted_rows: Mapping[Unit, int], max_bytes: int, row_bytes: Mapping[int, int]
+    wanted_rows: Mapping[Unit, int], max_bytes: int, row_bytes: Mapping[int, int], n_heads: int = 1
 ) -> dict[int, int]:
     """How many rows a unit of each size may keep, so that all files together fit in max_bytes.
 
     Every unit gets the same bytes, save that what one cannot use goes to the others.
     """
-    overhead = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * len(row_bytes)
+    overhead = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD * n_heads
+    overhead += files.MANIFEST_PER_SIZE * len(row_bytes)
     overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(wanted_rows)
     left = max_bytes - overhead
     wanted = sorted(rows * row_bytes[unit.size] for unit, rows in wanted_rows.items())

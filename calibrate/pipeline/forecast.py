@@ -56,7 +56,7 @@ def forecast(
       CalibrateError: a head that fails, or max_bytes that are too few.
     """
     wanted = wanted_rows(source.units, keep, source.n_heads)
-    quota = row_quotas(wanted, max_bytes, source.row_bytes)
+    quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
     sets = Counter[int]()
     room = Counter[int]()
     for unit in source.units:
@@ -72,7 +72,9 @@ def forecast(
         found.append(SizeForecast(size, count, rows, in_bytes, seconds / jobs.processes))
     return Forecast(
         found,
-        files.MANIFEST_BASE + sum(size.bytes for size in found),
+        files.MANIFEST_BASE
+        + files.MANIFEST_PER_HEAD * source.n_heads
+        + sum(size.bytes for size in found),
         sum(size.seconds for size in found),
     )
 
