@@ -99,7 +99,7 @@ def test_the_verdict_counts_heads(gains, said):
     plain, own = [-2.0, 0.2, 0.0, 0.0], [[-2.0 + gain, 0.3, gain, 0.1] for gain in gains]
     mean = np.array([[plain, plain, of_head] for of_head in own])
     rows = np.array([1_000, 1_000])
-    cells = Moments(rows, rows, rows, mean, np.full(mean.shape, 10.0))
+    cells = Moments(rows, rows, rows, mean, mean, np.full(mean.shape, 10.0))
     identity = calibrate.identity()
     scores = LogitScores(
         "toy", "sha256:toy", ["plain", "paper", "own"], [identity] * 3, [(0, 0), (0, 1)], [64],

@@ -1,6 +1,7 @@
 """Scores of fits on logits on disk: those of a plain loop in float64, head by head."""
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from calibrate.heads.arrays import Arrays
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.pipeline import units
-from calibrate.pipeline.score_logits import Moments, score_logits
+from calibrate.pipeline.score_logits import LogitScores, Moments, score_logits
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
@@ -175,18 +176,72 @@ def test_bad_rows_are_counted_and_left_out(here):
         score_logits(save(here / "spoilt.npz", spoilt), FITS)
 
 
-def test_far_from_zero_nothing_is_lost(here):
+def moments(x, weight=None, pieces=1):
+    """Of one cell, one measure of one rule; of several pieces, merged."""
+    found = [
+        Moments.of(
+            x[i::pieces, None, None], np.zeros(len(x[i::pieces]), int), 1,
+            None if weight is None else weight[i::pieces],
+        )
+        for i in range(pieces)
+    ]  # fmt: skip
+    return reduce(Moments.merge, found)
+
+
+def error_of(*sizes):
+    """The standard error over sizes, each a Moments of one cell."""
+    cells = [Moments(*(np.tile(part, (1, 3, 4)[: part.ndim]) for part in size)) for size in sizes]
+    counts = [{}] * len(sizes)
+    scores = LogitScores("toy", "", ["plain"] * 3, [], [(0, 0)], [16] * len(sizes), cells, counts)
+    return scores.estimate().of(2, "log_p_gain")[1]
+
+
+def test_far_from_zero_nothing_is_lost():
     """Means that are large beside their spread, merged of pieces."""
     rng = np.random.default_rng(0)
     values, cell = 1e6 + rng.standard_normal((1_000, 2)), rng.integers(0, 3, 1_000)
     pieces = [Moments.of(values[i::7], cell[i::7], 3) for i in range(7)]
-    found = pieces[0]
-    for piece in pieces[1:]:
-        found = found.merge(piece)
+    found = reduce(Moments.merge, pieces)
     for j in range(3):
         mine = values[cell == j]
         np.testing.assert_allclose(found.squares[j] / len(mine), mine.var(axis=0), rtol=1e-8)
         assert found.rows[j] == len(mine)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_weighted_errors_are_those_of_a_mean_of_such_weights(offset):
+    """sum w^2 (x - mean)^2 / (sum w)^2, however the rows come in pieces."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(400)
+    weight = np.exp(x + rng.standard_normal(400))
+    weight[::5] = 0
+    mean = np.average(x, weights=weight)
+    alike = weight.sum() ** 2 / (weight**2).sum()
+    expected = np.linalg.norm(weight * (x - mean)) / weight.sum() * np.sqrt(alike / (alike - 1))
+    for pieces in (1, 3, 40):
+        found = moments(offset + x, weight, pieces)
+        np.testing.assert_allclose(found.mean[0, 0, 0], offset + mean, rtol=1e-12)
+        np.testing.assert_allclose(error_of(found), expected, rtol=1e-9 if offset == 0 else 1e-6)
+
+
+def test_weighted_errors_are_how_far_means_of_other_rows_are():
+    """Where rows weigh by what they score, as those of a recorded model do."""
+    rng = np.random.default_rng(2)
+    means, errors = [], []
+    for _ in range(400):
+        p = 1 / (1 + np.exp(-2 * rng.standard_normal((100, 4))))
+        found = moments(np.log(p[:, 0]), 4 * p[:, 0] / p.sum(axis=1))
+        means.append(found.mean[0, 0, 0])
+        errors.append(error_of(found))
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
+
+
+def test_a_row_with_all_of_the_weight_has_no_standard_error():
+    x = np.random.default_rng(3).standard_normal(50)
+    for others in (0.0, 1e-6):
+        weight = np.where(np.arange(50) == 7, 1.0, others)
+        assert np.isnan(error_of(moments(x, weight)))
+    assert error_of(moments(x[:2])) == pytest.approx(abs(x[0] - x[1]) / 2)
 
 
 def test_a_single_row_has_no_standard_error(here):

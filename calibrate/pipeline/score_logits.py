@@ -1,5 +1,6 @@
 """Score logits on disk: how probable fits make the targets, head by head and size by size."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -21,16 +22,18 @@ from calibrate.pipeline.units import Unit, plan_units
 # Of every row under every rule: log p of the target, or of the total mass of several; p itself;
 # and both less those of plain softmax on the same row.
 MEASURES = ("log_p", "p", "log_p_gain", "p_gain")
+LEAST_ALIKE = 1.5  # rows that count alike: where weights leave fewer, nothing says their spread
 
 
 class Moments(NamedTuple):
-    """Rows in cells, of which only their number, weight, mean and spread is kept."""
+    """Rows in cells: of each cell what its weighted mean and the error of that mean are made of."""
 
     rows: np.ndarray  # (cells,)
     weight: np.ndarray  # (cells,): its sum
     squared: np.ndarray  # (cells,): the sum of its squares
     mean: np.ndarray  # (cells, ...)
-    squares: np.ndarray  # (cells, ...): weighted sum of squared deviations from the mean
+    centre: np.ndarray  # (cells, ...): the mean by the squares of the weights
+    squares: np.ndarray  # (cells, ...): squared deviations from that, by the same
 
     @classmethod
     def of(
@@ -38,32 +41,46 @@ class Moments(NamedTuple):
     ) -> "Moments":
         """Of values (rows, ...), each row in its cell, and all alike if there is no weight."""
         own = np.ones(len(cell)) if weight is None else weight.astype(float)
-        in_cell = np.bincount(cell, own, n_cells)
+        square = own**2
+        flat = values.reshape(len(values), math.prod(values.shape[1:]))
 
-        def total(flat: np.ndarray) -> np.ndarray:
-            columns = [np.bincount(cell, own * column, n_cells) for column in flat.T]
+        def total(by: np.ndarray, flat: np.ndarray) -> np.ndarray:
+            columns = [np.bincount(cell, by * column, n_cells) for column in flat.T]
             return np.stack(columns, axis=1)
 
-        flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
-        mean = total(flat) / _or_one(in_cell)[:, None]
-        shape = (n_cells, *values.shape[1:])
-        squares = total((flat - mean[cell]) ** 2).reshape(shape)
-        return cls(
-            np.bincount(cell, minlength=n_cells), in_cell, np.bincount(cell, own**2, n_cells),
-            mean.reshape(shape), squares,
-        )  # fmt: skip
+        in_cell, squared = (np.bincount(cell, by, n_cells) for by in (own, square))
+        mean = total(own, flat) / _or_one(in_cell)[:, None]
+        centre = total(square, flat) / _or_one(squared)[:, None]
+        squares = total(square, (flat - centre[cell]) ** 2)
+        shaped = (x.reshape(n_cells, *values.shape[1:]) for x in (mean, centre, squares))
+        return cls(np.bincount(cell, minlength=n_cells), in_cell, squared, *shaped)
 
     def merge(self, other: "Moments") -> "Moments":
-        """Of the rows of both, cell by cell; no large sums cancel (Chan, Golub and LeVeque)."""
-        weight = self.weight + other.weight
-        across = (slice(None),) + (None,) * (self.mean.ndim - 1)
-        share = (other.weight / _or_one(weight))[across]
-        apart = other.mean - self.mean
-        between = apart**2 * self.weight[across] * share
-        return Moments(
-            self.rows + other.rows, weight, self.squared + other.squared,
-            self.mean + apart * share, self.squares + other.squares + between,
-        )  # fmt: skip
+        """Of the rows of both, cell by cell."""
+        return Moments(*map(np.stack, zip(self, other, strict=True))).pool()
+
+    def pool(self) -> "Moments":
+        """Of the rows of all cells; no large sums cancel (Chan, Golub and LeVeque)."""
+        if len(self.rows) == 1:
+            return Moments(*(x[0] for x in self))
+        mean, _ = _joined(self.weight, self.mean)
+        centre, between = _joined(self.squared, self.centre)
+        rows, weight, squared, squares = (
+            x.sum(axis=0) for x in (self.rows, self.weight, self.squared, self.squares)
+        )
+        return Moments(rows, weight, squared, mean, centre, squares + between)
+
+
+def _joined(weight: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of all along the first axis, and the squares of what is between them."""
+    own = _across(weight, mean.ndim)
+    joint = np.sum(own / _or_one(own.sum(axis=0)) * mean, axis=0)
+    return joint, np.sum(own * (mean - joint) ** 2, axis=0)
+
+
+def _across(of_cells: np.ndarray, ndim: int) -> np.ndarray:
+    """With as many axes as the values of the cells have."""
+    return of_cells.reshape(of_cells.shape + (1,) * (ndim - of_cells.ndim))
 
 
 def _or_one(weight: np.ndarray) -> np.ndarray:
@@ -72,7 +89,10 @@ def _or_one(weight: np.ndarray) -> np.ndarray:
 
 
 class Estimate(NamedTuple):
-    """Means over rows, and their standard errors; NaN of no row, errors of a single one too."""
+    """Means over rows, and their standard errors.
+
+    NaN where no row has any weight; errors also where a single one has all of it, or nearly.
+    """
 
     rows: int
     mean: np.ndarray  # (rules, MEASURES)
@@ -104,7 +124,8 @@ class LogitScores(NamedTuple):
         """
         cells = self.by_size if size is None else [self.by_size[size]]
         picked = slice(None) if head is None else slice(head, head + 1)
-        return _sizes_alike([_pooled(Moments(*(x[picked] for x in cell))) for cell in cells])
+        pooled = [Moments(*(x[picked] for x in cell)).pool() for cell in cells]
+        return _sizes_alike(Moments(*map(np.stack, zip(*pooled, strict=True))))
 
     def names(self, rule: int, head: int) -> bool:
         """Whether a rule has something to say of a head; else it stays as it is."""
@@ -128,38 +149,29 @@ class LogitScores(NamedTuple):
         return head_in_words(*self.heads[head]) or self.name
 
 
-def _pooled(cells: Moments) -> Moments:
-    """All cells as one, in a list of one."""
-    if len(cells.rows) == 1:
-        return cells
-    rows, weight, squared = (x.sum(keepdims=True) for x in cells[:3])
-    mine = cells.weight.reshape(-1, 1, 1)
-    mean = np.sum(mine / _or_one(weight) * cells.mean, axis=0, keepdims=True)
-    between = mine * (cells.mean - mean) ** 2
-    squares = np.sum(cells.squares + between, axis=0, keepdims=True)
-    return Moments(rows, weight, squared, mean, squares)
-
-
-def _sizes_alike(sizes: list[Moments]) -> Estimate:
-    """The mean over set sizes, those of few rows counting less."""
-    rows, weight, squared, means, squares = (
-        np.concatenate(part) for part in zip(*sizes, strict=True)
-    )
-    some = weight > 0
+def _sizes_alike(sizes: Moments) -> Estimate:
+    """The mean over set sizes, those of few rows counting less; see `LogitScores.estimate`."""
+    n_rows, some = int(sizes.rows.sum()), sizes.weight > 0
     if not some.any():
-        nothing = np.full(means.shape[1:], np.nan)
-        return Estimate(int(rows.sum()), nothing, nothing)
-    n_rows = int(rows.sum())
-    rows, weight, squared = (x[some, None, None] for x in (rows, weight, squared))
-    means, squares = means[some], squares[some]
+        nothing = np.full(sizes.mean.shape[1:], np.nan)
+        return Estimate(n_rows, nothing, nothing)
+    rows, weight, squared = (_across(x[some], sizes.mean.ndim) for x in sizes[:3])
+    means, centre, squares = (x[some] for x in sizes[3:])
     share = np.minimum(rows, ENOUGH_ROWS)
     share = share / share.sum()
     mean = np.sum(share * means, axis=0)
+    # So many rows that count alike would say as much.
+    alike = weight**2 / squared
+    alone = alike < LEAST_ALIKE
+    # sum w^2 (x - mean)^2 / (sum w)^2: how far a row lies from the mean may go with its weight.
+    variance = (squares + squared * (centre - means) ** 2) / weight**2
+    variance = variance * alike / np.where(alone, 1, alike - 1)
     # A row that is alone in its size does not say how far others would be from it.
-    spread = squares / weight * rows / np.maximum(rows - 1, 1)
-    variance = np.where(rows > 1, spread, (means - mean) ** 2)
-    error = np.sqrt(np.sum(share**2 * variance * squared / weight**2, axis=0))
-    return Estimate(n_rows, mean, error if n_rows > 1 else np.full_like(error, np.nan))
+    variance = np.where(alone, (means - mean) ** 2, variance)
+    error = np.sqrt(np.sum(share**2 * variance, axis=0))
+    if alone.all() and len(alone) == 1:
+        error = np.full_like(error, np.nan)
+    return Estimate(n_rows, mean, error)
 
 
 class _ByHead(NamedTuple):
