@@ -280,5 +280,12 @@ def test_fits_of_other_heads_are_refused(here):
         CalibrateError, match=r"names none of the 2 heads .* \(the first is layer 7"
     ):
         score_logits(other, {"lines": FITS["lines"]})
-    with pytest.raises(QualityError, match="has no rows to score"):
-        score_logits(save(here / "none.npz", {k: x[:0] for k, x in columns.items()}), {})
+
+
+def test_no_rows_or_none_of_any_weight_are_refused(here):
+    columns = planted()
+    nothing = save(here / "none.npz", {k: x[:0] for k, x in columns.items()})
+    weightless = save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
+    for arrays in (nothing, weightless):
+        with pytest.raises(QualityError, match="has no rows to score, or none of any weight"):
+            score_logits(arrays, {})

@@ -205,7 +205,7 @@ def score_logits(
       report: called after each piece.
     Raises:
       CalibrateError: a fit is for heads that are not these, or the rows do not say whose they are.
-      QualityError: there are no rows to score, or more than 1 % of them are bad.
+      QualityError: there are no rows of any weight, or more than 1 % of all are bad.
     Warns:
       UserWarning: a fit was made of these very rows.
     """
@@ -224,8 +224,8 @@ def score_logits(
         by_size.append(found)
         counts.append({"size": size} | dict(zip(COUNTS, count.tolist(), strict=True)))
     refuse_bad_rows({"sizes": counts})
-    if not any(found.rows.any() for found in by_size):
-        raise QualityError(f"{arrays.name} has no rows to score; give some")
+    if not any(found.weight.any() for found in by_size):
+        raise QualityError(f"{arrays.name} has no rows to score, or none of any weight; give some")
     return LogitScores(
         arrays.name, arrays.fingerprint, list(rules), list(rules.values()),
         _heads(arrays), arrays.sizes, by_size, counts,
