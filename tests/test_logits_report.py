@@ -1,6 +1,7 @@
 """evaluate and report with --logits: what they print, what they refuse, and the page."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from test_cli import call, refusal
 from test_report import Text, browser, check_in_a_browser
-from test_score_logits import FITS, planted
+from test_score_logits import FITS, LINES, planted
 
 import calibrate
 from calibrate.faces import logits_plots
@@ -202,6 +203,34 @@ def test_the_page_of_one_head(logged):
     assert "By head" not in words
     assert ".layer(i)" not in words
     assert text.tags.count("img") == 3  # no map
+
+
+def test_what_says_nothing_is_no_number(logged):
+    """A row alone, and heads and sizes none of whose rows has any weight."""
+    columns = planted()
+    np.savez("row.npz", **{name: x[:1] for name, x in columns.items()})
+    weight = (columns["head"] != 0).astype(float)
+    np.savez("head.npz", **columns, weight=weight)
+    sizes = {name: x for name, x in columns.items() if name not in ("layer", "head")}
+    np.savez("size.npz", **sizes, weight=(columns["mask"].sum(axis=1) > 16).astype(float))
+    first = Coefficients(Rule.log_size(), LINES[:1], name="first")
+    publish(first, logged / "fits")
+    for fit, logits in (("alike", "row"), ("lines", "head"), ("first", "head"), ("alike", "size")):
+        said = call("report", fit, "--logits", f"{logits}.npz", "--out", "r.html").stdout
+        words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
+        assert not re.search(r"[-+±( ]nan\b", said + words)
+    assert "at n = 48, the largest gain" in words
+
+
+def test_colours_reach_as_far_as_the_gains(logged):
+    """Also beside a head that has none."""
+    columns = planted()
+    np.savez("head.npz", **columns, weight=(columns["head"] != 0).astype(float))
+    scores = score_logits(Arrays(Path("head.npz")), {"lines": FITS["lines"]})
+    gains = [scores.estimate(head=i).of(2, "log_p_gain")[0] for i in range(3)]
+    assert np.isnan(gains[0])
+    ax = logits_plots.plot_gain_map(Figure().add_subplot(), scores, 2)
+    assert ax.images[0].get_clim() == (-abs(gains[2]), abs(gains[2]))
 
 
 @browser

@@ -89,6 +89,13 @@ def p_value(p: float) -> str:
     return f"{p:.1g}" if math.isfinite(p) else NOTHING
 
 
+def with_error(mean: float, error: float, shape: str) -> str:
+    """A mean in that shape, and its standard error in as many digits, as far as there are such."""
+    if not math.isfinite(mean):
+        return NOTHING
+    return f"{mean:{shape}}" + f" ± {error:{shape.removeprefix('+')}}" * math.isfinite(error)
+
+
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
     """All of it for a machine; shares, not per cent; null where nothing is defined."""
 

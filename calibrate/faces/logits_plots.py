@@ -49,7 +49,8 @@ def plot_gain_map(ax: "Axes", scores: LogitScores, rule: int) -> "Axes":
         name: scores.estimate(head=i).of(rule, "log_p_gain")[0] if scores.names(rule, i) else None
         for i, name in enumerate(scores.heads)
     }
-    most = max((abs(gain) for gain in gains.values() if gain is not None), default=0.0) or 1.0
+    found = [abs(gain) for gain in gains.values() if gain is not None]
+    most = float(np.nanmax([0.0, *found])) or 1.0  # NaN: of a head none of whose rows counts
     image = plot_head_map(ax, gains, "-", cmap="PuOr_r", vmin=-most, vmax=most)
     ax.figure.colorbar(image, ax=ax, label="gain in log p of the target (nats)")
     return ax

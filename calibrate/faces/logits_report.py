@@ -1,7 +1,10 @@
 """The page on a fit of one head or many, scored on logits on disk."""
 
+import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from calibrate.faces import logits_plots
 from calibrate.faces.fit_views import facts, load_line
@@ -80,7 +83,10 @@ def _highlights(scores: LogitScores) -> list[tuple[str, str]]:
     gain, error = found.of(FIRST_FIT, "log_p_gain")
     before, after = (100 * found.of(rule, "p")[0] for rule in (0, FIRST_FIT))
     return [
-        (f"{gain:+.4f} nats", f"of log p of the target over plain softmax, ± {error:.4f}"),
+        (
+            f"{gain:+.4f} nats",
+            "of log p of the target over plain softmax" + f", ± {error:.4f}" * math.isfinite(error),
+        ),
         (
             f"{before:.1f} % to {after:.1f} %",
             "the mean probability of the target, under plain softmax and with this fit",
@@ -95,16 +101,13 @@ def _most(scores: LogitScores) -> tuple[str, str]:
         _, up, down = heads_moved(scores, FIRST_FIT)
         best = scores.ranked(FIRST_FIT)[0]
         gain, _ = scores.estimate(head=best).of(FIRST_FIT, "log_p_gain")
-        return (
-            f"{up:,} of {len(scores.heads):,} heads",
-            f"gain measurably, {down:,} lose; the most {scores.head_in_words(best)}, {gain:+.4f} "
-            "nats",
-        )
+        most = f"; the most {scores.head_in_words(best)}, {gain:+.4f} nats" * math.isfinite(gain)
+        return f"{up:,} of {len(scores.heads):,} heads", f"gain measurably, {down:,} lose{most}"
     gains = [
         scores.estimate(size=i).of(FIRST_FIT, "log_p_gain")[0] for i in range(len(scores.sizes))
     ]
-    most = max(gains)
-    return f"{most:+.4f} nats", f"at n = {scores.sizes[gains.index(most)]:,}, the largest gain"
+    best = int(np.nanargmax(gains))  # NaN of a size none of whose rows counts
+    return f"{gains[best]:+.4f} nats", f"at n = {scores.sizes[best]:,}, the largest gain"
 
 
 def _head_table(scores: LogitScores, fit: Coefficients) -> tuple[list[str], list[list[str]], int]:

@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from calibrate.faces.comparison_views import NOTHING
+from calibrate.faces.comparison_views import NOTHING, with_error
 from calibrate.faces.console import print_whole, stdout
 from calibrate.faces.many_views import SHOWN
 from calibrate.faces.verdict import verdict_on_logits
@@ -109,19 +109,13 @@ def head_cells(scores: LogitScores) -> tuple[list[str], list[list[str]], int]:
 def _cell(found: Estimate, rule: int, measure: str) -> str:
     _, factor, digits, _ = TOLD[measure]
     mean, error = found.of(rule, measure)
-    return _with_error(factor * mean, factor * error, f".{digits}f", digits)
+    return with_error(factor * mean, factor * error, f".{digits}f")
 
 
 def _gain(found: Estimate, rule: int, measure: str) -> str:
     _, factor, _, digits = TOLD[measure]
     mean, error = found.of(rule, f"{measure}_gain")
-    return _with_error(factor * mean, factor * error, f"+.{digits}f", digits)
-
-
-def _with_error(mean: float, error: float, shape: str, digits: int) -> str:
-    if not math.isfinite(mean):
-        return NOTHING
-    return f"{mean:{shape}} ± {error:.{digits}f}" if math.isfinite(error) else f"{mean:{shape}}"
+    return with_error(factor * mean, factor * error, f"+.{digits}f")
 
 
 def scores_record(scores: LogitScores) -> dict[str, Any]:

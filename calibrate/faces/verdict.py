@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calibrate.faces.comparison_views import with_error
 from calibrate.pipeline.compare import Comparison
 from calibrate.pipeline.rules import label
 from calibrate.pipeline.score_logits import LogitScores
@@ -75,11 +76,11 @@ def verdict_on_logits(scores: LogitScores, rule: int) -> str:
     way = _way(gain, error)
     does = ("no measurable difference", "the target more probable", "the target less probable")[way]
     changes = ("changes", "rises", "falls")[way]
-    by = f"{gain:+.4f}" if way == 0 else f"{abs(gain):.4f}"
+    by = with_error(abs(gain), error, ".4f") if way else with_error(gain, error, "+.4f")
     seen = "which it was not made of" if scores.held_out(rule) else "the very rows it was made of"
     return (
         f"{name} makes {does}: on the {found.rows:,} rows of {scores.name}, {seen}, its "
-        f"log-probability {changes} by {by} ± {error:.4f} nats (mean probability {before:.1f} % to "
+        f"log-probability {changes} by {by} nats (mean probability {before:.1f} % to "
         f"{after:.1f} %)"
         f"{_heads_in_words(scores, rule)}."
     )
