@@ -109,6 +109,20 @@ def test_the_verdict_counts_heads(gains, said):
     assert verdict_on_logits(scores, 2) == f"own makes the target {said}"
 
 
+def test_it_is_said_how_rows_count(logged):
+    columns = {name: x for name, x in planted().items() if name not in ("layer", "head", "mask")}
+    np.savez("alike.npz", **columns)
+    np.savez("weighed.npz", **columns, weight=np.arange(360.0))
+    for name, how in (("alike", "count alike."), ("weighed", "count by their weights.")):
+        call("report", "alike", "--logits", f"{name}.npz", "--out", "r.html")
+        words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
+        assert f"Rows of a size {how} Log" in words  # one size: no line of all
+    assert "360 rows of 1 head, which count by their weights; left out" in words
+    call("report", "alike", "--logits", "held-out.npz", "--out", "r.html")
+    words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
+    assert "count alike, and in the last line sizes count alike, but for those of fewer" in words
+
+
 def test_without_fits_the_paper_is_scored(logged):
     out = call("evaluate", "--logits", "held-out.npz").stdout
     assert "By head, the largest gain of the paper's numbers first" in out

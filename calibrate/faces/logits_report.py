@@ -16,6 +16,7 @@ from calibrate.faces.verdict import heads_moved, verdict_on_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.whole import write_whole
 from calibrate.maths.rule import LOG_SIZE
+from calibrate.pipeline.candidates import ENOUGH_ROWS
 from calibrate.pipeline.score_logits import LogitScores
 
 
@@ -39,6 +40,8 @@ def write_logits_report(path: Path, fit: Coefficients, scores: LogitScores) -> N
         per_head=fit.has_heads or layered,
         layered=layered,
         sizes=scores.sizes,
+        weighed=scores.weighed,
+        enough=ENOUGH_ROWS,
         tables=[
             (told[0].upper() + told[1:], *size_cells(scores, measure))
             for measure, (told, *_) in TOLD.items()

@@ -56,7 +56,8 @@ def rows_in_words(scores: LogitScores) -> str:
     bad = {reason: sum(size[reason] for size in scores.counts) for reason in BAD}
     left_out = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in bad.items() if n)
     heads = f"{len(scores.heads):,} head{'s' * (len(scores.heads) > 1)}"
-    return f"{scores.estimate().rows:,} rows of {heads}; left out: {left_out or 'none'}"
+    by = ", which count by their weights" * scores.weighed
+    return f"{scores.estimate().rows:,} rows of {heads}{by}; left out: {left_out or 'none'}"
 
 
 def lead(scores: LogitScores) -> int:

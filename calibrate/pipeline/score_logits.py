@@ -116,11 +116,16 @@ class LogitScores(NamedTuple):
     by_size: list[Moments]  # of each size: cells are heads, values (rules, MEASURES)
     counts: list[dict[str, int]]  # of each size: its rows, and the bad ones by reason
 
+    @property
+    def weighed(self) -> bool:
+        """Whether rows count by weights, and not alike."""
+        return any((found.weight != found.rows).any() for found in self.by_size)
+
     def estimate(self, size: int | None = None, head: int | None = None) -> Estimate:
         """Of one set size, one head (their places in the lists), both, or all there is.
 
         Rows of one size count by their weight, whatever their head. Sizes count alike, but for
-        those of fewer than 100 rows: as in a fit. Errors take all rows to be independent.
+        those of fewer than 100 rows, whatever they weigh. Errors take all rows to be independent.
         """
         cells = self.by_size if size is None else [self.by_size[size]]
         picked = slice(None) if head is None else slice(head, head + 1)
