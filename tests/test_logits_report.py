@@ -247,6 +247,25 @@ def test_colours_reach_as_far_as_the_gains(logged):
     assert ax.images[0].get_clim() == (-abs(gains[2]), abs(gains[2]))
 
 
+@pytest.mark.parametrize(
+    ("whose", "said"),
+    [
+        ([(None, None)], "all heads alike"),
+        ([(2, None)], "layer 2"),
+        ([(2, 1)], "layer 2, head 1"),
+        ([(0, None), (2, None)], "2 layers"),
+        ([(0, 0), (0, 3), (2, 1)], "3 heads"),
+        ([(0, None), (2, 1)], "2 heads and layers"),
+    ],
+)
+def test_whom_a_fit_is_for(whose, said, logged):
+    entries = tuple(Entry((0.0, 2.0), (2.0, 5.0), *of) for of in whose)
+    publish(Coefficients(Rule.log_size(), entries, name="some"), logged / "fits")
+    call("report", "some", "--logits", "held-out.npz", "--out", "r.html")
+    words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
+    assert f"softmax for {said}, scored on" in words
+
+
 @browser
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_in_a_browser(page, width, scheme):

@@ -18,6 +18,7 @@ from calibrate.files.whole import write_whole
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.pipeline.candidates import ENOUGH_ROWS
 from calibrate.pipeline.score_logits import LogitScores
+from calibrate.pipeline.solve import head_in_words
 
 
 def write_logits_report(path: Path, fit: Coefficients, scores: LogitScores) -> None:
@@ -61,9 +62,13 @@ def write_logits_report(path: Path, fit: Coefficients, scores: LogitScores) -> N
 
 
 def _whose(fit: Coefficients) -> str:
-    if len(fit.entries) == 1 and fit.entries[0].layer is None and fit.entries[0].head is None:
-        return "all heads alike"
-    return f"{len(fit.entries):,} head{'s' * (len(fit.entries) > 1)}"
+    """Whom the entries are for."""
+    first, *others = fit.entries
+    if not others:
+        return head_in_words(first.layer, first.head) or "all heads alike"
+    of_layers = [entry.head is None for entry in fit.entries]
+    words = "heads" if not any(of_layers) else "layers" if all(of_layers) else "heads and layers"
+    return f"{len(fit.entries):,} {words}"
 
 
 def _rule_in_words(fit: Coefficients) -> str:
