@@ -1,15 +1,19 @@
 """Figures are drawn for every kind of fit, also where there is little to show."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from planted import planted_rows
 
-from calibrate.faces import evidence_plots, plots
+from calibrate.faces import evidence_plots, logits_plots, plots, score_plots
+from calibrate.faces.page import NARROW
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule
 from calibrate.pipeline.candidates import KINDS, fit_rule
-from calibrate.pipeline.rules import paper
+from calibrate.pipeline.rules import LABELS, paper
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,43 @@ def test_a_head_that_is_never_wrong(rows, kind):
     plots.plot_fit(ax, won, fit_rule(won, kind), paper())
     assert "0 misranked rows" in ax.get_title()
     assert plots.png(ax.figure).startswith(b"\x89PNG")
+
+
+LONGEST = Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
+MANY = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 100, 100 + i) for i in range(10))
+
+
+def accuracies(ax):
+    comparison = SimpleNamespace(rules=list(LABELS), sizes=[16, 64])
+    for name in ("accuracy", "error", "gain", "gain_error"):
+        setattr(comparison, name, np.zeros((len(LABELS), 2)))
+    return score_plots.plot_accuracy(ax, comparison, LONGEST.reference)
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        accuracies,
+        lambda ax: logits_plots.plot_betas(ax, LONGEST, LONGEST.entries),
+        lambda ax: logits_plots.plot_betas(ax, replace(LONGEST, entries=MANY), MANY),
+        lambda ax: plots.plot_fit(ax, planted_rows(lambda H, n: 2.0, count=300), LONGEST, paper()),
+    ],
+)
+def test_the_longest_names_fit_into_a_narrow_figure(plot):
+    figure = Figure(figsize=NARROW, layout="constrained")
+    ax = plot(figure.add_subplot())
+    figure.draw_without_rendering()
+    (legend,) = figure.legends or [ax.get_legend()]
+    for text in legend.get_texts():
+        box = text.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+
+
+def test_a_name_keeps_its_version():
+    assert plots.short("max-retrieval@12") == "max-retrieval@12"
+    assert plots.short(LONGEST.reference) == "n" * 13 + "…nnn@99"
+    assert plots.short("$x$") == r"\$x\$"
 
 
 def test_the_evidence(make_fit):

@@ -13,6 +13,7 @@ from calibrate.faces.plots import (
     SHADE,
     plot_head_map,
     save_figure,
+    short,
     sizes_axis,
 )
 from calibrate.pipeline.diagnose import Diagnosis, HeadDiagnosis
@@ -26,7 +27,6 @@ STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#
 N_PLANES = 4
 N_QUANTILES = 16
 MOST_POINTS = 4_000  # in a plane: more only hide each other
-MOST_LABEL = 32  # letters of a head's name
 
 
 def save_figures(folder: Path, diagnosis: Diagnosis) -> list[Path]:
@@ -71,12 +71,6 @@ def _planes(heads: Sequence[HeadDiagnosis]) -> "Figure":
     return figure
 
 
-def label(head: HeadDiagnosis) -> str:
-    """A head's name, as a figure has room for; a dollar sign is no mathematics here."""
-    short = head.name if len(head.name) <= MOST_LABEL else head.name[: MOST_LABEL - 1] + "…"
-    return short.replace("$", r"\$")
-
-
 def plot_entropy(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":
     """Mean entropy against set size, the paper's Figure 3; the five of most headroom are coloured.
 
@@ -87,7 +81,7 @@ def plot_entropy(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":
         ax.plot(n, H, "-", color=GATED, lw=0.8, alpha=0.7, zorder=1)
     for head, (colour, marker) in zip(heads, STYLES, strict=False):
         n, H, spread = _by_size(head)
-        ax.plot(n, H, "-", color=colour, marker=marker, ms=5, label=label(head), zorder=3)
+        ax.plot(n, H, "-", color=colour, marker=marker, ms=5, label=short(head.name), zorder=3)
         if len(heads) <= 2:
             ax.fill_between(n, H - spread, H + spread, color=colour, alpha=0.15, lw=0)
     if len(heads) > len(STYLES):
@@ -127,7 +121,7 @@ def plot_plane(ax: "Axes", head: HeadDiagnosis) -> "Axes":
     ax.set(
         xlabel="commitment log n - H (nats)",
         ylabel="susceptibility Var_p(z) (logits squared)",
-        title=label(head),
+        title=short(head.name),
     )
     return ax
 
@@ -152,7 +146,7 @@ def plot_beta_quantiles(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":
     ax.axvline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
     names = []
     for place, head in enumerate(heads):
-        names.append(f"{label(head)}\n{head.shares['interior']:.0%} interior")
+        names.append(f"{short(head.name)}\n{head.shares['interior']:.0%} interior")
         if head.beta:
             low, middle, high = head.beta
             ax.plot([low, high], [place, place], color=SHADE, lw=5, solid_capstyle="butt")

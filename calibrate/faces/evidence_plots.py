@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.plots import OURS, PAPER, SHADE, powers_of_two, sizes_axis
+from calibrate.faces.plots import OURS, PAPER, SHADE, powers_of_two, short, sizes_axis
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import LOG_SIZE, beta_of
 
@@ -22,7 +22,7 @@ def plot_band(ax: "Axes", fit: Coefficients) -> "Axes":
     by_size = fit.rule.kind == LOG_SIZE
     across = np.exp(x) if by_size else x
     ax.fill_between(across, low, high, color=SHADE, alpha=0.4, lw=0, label="95 % bootstrap band")
-    ax.plot(across, beta, color=OURS, lw=2, label=fit.reference)
+    ax.plot(across, beta, color=OURS, lw=2, label=short(fit.reference))
     if by_size:
         sizes_axis(ax, [n for n in powers_of_two(across[-1]) if n >= across[0] * 0.99])
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.plots import ENTROPY_LABEL, GATED, OURS, PAPER, SHADE, sizes_axis
+from calibrate.faces.plots import ENTROPY_LABEL, GATED, OURS, PAPER, SHADE, short, sizes_axis
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import LOG_SIZE, beta_of
@@ -34,7 +34,8 @@ def heatmap_figure(closeups: Sequence[Closeup], fits: Sequence[Coefficients | No
     for row, fit in zip(axes, fits, strict=True):
         for ax, closeup in zip(row, shown, strict=True):
             image = plot_coefficients(ax, closeup, fit)
-        row[0].set_ylabel("plain softmax" if fit is None else f"with {fit.reference}", fontsize=9)
+        name = "plain softmax" if fit is None else f"with {short(fit.reference)}"
+        row[0].set_ylabel(name, fontsize=9)
     for ax, closeup in zip(axes[0], shown, strict=True):
         ax.set_title(f"n = {closeup.size:,}", fontsize=9)
     figure.supxlabel("the 16 items with the largest keys, the target rightmost", fontsize=9)
@@ -63,7 +64,7 @@ def plot_entropy_by_size(
     for (name, fit), (style, colour, marker) in zip(fits.items(), styles, strict=False):
         H = [entropy(c.logits * c.beta(fit)[:, None]) for c in closeups]
         low, middle, high = np.array([np.percentile(h, MIDDLE) for h in H]).T
-        ax.plot(sizes, middle, style, color=colour, marker=marker, ms=4, label=name)
+        ax.plot(sizes, middle, style, color=colour, marker=marker, ms=4, label=short(name))
         ax.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0)
     ax.plot(sizes, np.log(sizes), ":", color="#777777", label="log n: all items alike")
     sizes_axis(ax, sizes)

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.diagnose_plots import MOST_LABEL
 from calibrate.faces.diagnose_plots import STYLES as HEAD_STYLES
-from calibrate.faces.plots import ENTROPY_LABEL, GATED, PAPER, plot_head_map, sizes_axis
+from calibrate.faces.plots import ENTROPY_LABEL, GATED, PAPER, plot_head_map, short, sizes_axis
 from calibrate.faces.score_plots import STYLES
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, beta_of
@@ -33,7 +32,7 @@ def plot_by_size(ax: "Axes", scores: LogitScores, rule: int, measure: str) -> "A
         mean, error = np.array([one.of(i, measure) for one in found]).T
         ax.errorbar(
             scores.sizes, mean, 2 * error, ls=dash, color=colour, marker=marker, ms=5, lw=1.4,
-            capsize=3, label=label(scores.rules[i]),
+            capsize=3, label=short(label(scores.rules[i])),
         )  # fmt: skip
     sizes_axis(ax, scores.sizes)
     gain = measure.endswith("_gain")
@@ -66,7 +65,7 @@ def plot_betas(ax: "Axes", fit: Coefficients, order: Sequence[Entry]) -> "Axes":
         ax.plot(
             *curve(fit, entry), "--" if i >= len(HEAD_STYLES) else "-", color=colour,
             marker=marker, markevery=(i * 5, 50), ms=5, lw=1.5, zorder=3,
-            label=head_in_words(entry.layer, entry.head)[:MOST_LABEL] or fit.reference,
+            label=head_in_words(entry.layer, entry.head) or short(fit.reference),
         )  # fmt: skip
     if len(order) > told:
         ax.plot([], [], color=GATED, lw=0.8, label=f"{len(order) - told:,} other heads")

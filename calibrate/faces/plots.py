@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by the colour-blind.
 OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
+MOST_LETTERS = 20  # of a name: more have no room in the legends of narrow figures
 ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
 
 
@@ -55,6 +56,13 @@ def png(figure: "Figure") -> bytes:
     return buffer.getvalue()
 
 
+def short(name: str) -> str:
+    """A name as a figure has room for, its end kept; a dollar sign is no mathematics here."""
+    if len(name) > MOST_LETTERS:
+        name = f"{name[: MOST_LETTERS - 7]}…{name[-6:]}"
+    return name.replace("$", r"\$")
+
+
 def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coefficients) -> "Axes":
     """Optimal theta of every interior row against entropy, with the fitted curves.
 
@@ -79,7 +87,7 @@ def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coeffi
         bar.solids.set_alpha(1)
     H = np.linspace(1e-6, right, 600)  # at 0 any beta gives the same, and a gate there does nothing
     for fit, colour, style, label in (
-        (coefficients, OURS, "-", f"this fit ({coefficients.reference})"),
+        (coefficients, OURS, "-", f"this fit ({short(coefficients.reference)})"),
         (paper, PAPER, "--", "the paper's fit"),
     ):
         beta = beta_of(H, H, fit.only.coefficients, fit.only.domain, fit.rule, np)
@@ -99,7 +107,7 @@ def _plot_fit_by_size(ax: "Axes", rows: "Rows", coefficients: Coefficients) -> "
         label="rows, spread a little",
     )  # fmt: skip
     beta = beta_of(None, np.log(n), entry.coefficients, entry.domain, coefficients.rule, np)
-    label = f"this fit ({coefficients.reference})"
+    label = f"this fit ({short(coefficients.reference)})"
     ax.plot(n, 1 / beta, color=OURS, lw=2, label=label)
     sizes_axis(ax, np.unique(rows.size).tolist())
     return _theta_axis(ax, used, coefficients)
@@ -144,7 +152,7 @@ def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
     ax.set(
         xlim=(shown[0], shown[-1]),
         ylabel=r"inverse temperature $\beta = 1/\theta$",
-        title=coefficients.reference,
+        title=short(coefficients.reference),
     )
     ax.legend(framealpha=0.9)
     return ax

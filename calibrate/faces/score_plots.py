@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.faces.plots import OURS, PAPER, sizes_axis
+from calibrate.faces.plots import OURS, PAPER, short, sizes_axis
 from calibrate.pipeline.compare import Comparison
 from calibrate.pipeline.rules import LABELS, label
 
@@ -54,7 +54,7 @@ def _plot_rules(
         middle, error = 100 * values[i], 200 * errors[i]
         ax.plot(
             comparison.sizes, middle, dash, color=colour, marker=marker, ms=5, lw=1.4,
-            label=label(rule, own), zorder=3 if rule == "own" else 2,
+            label=label(rule, short(own)), zorder=3 if rule == "own" else 2,
         )  # fmt: skip
         if rule in BANDS:
             ax.fill_between(
@@ -65,4 +65,7 @@ def _plot_rules(
     handles = ax.get_legend_handles_labels()
     figure = ax.get_figure(root=True)
     if figure is not None:
-        figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+        figure.legend(
+            *handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False,
+            columnspacing=1.2, handlelength=1.8,
+        )  # fmt: skip
