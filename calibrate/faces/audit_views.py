@@ -1,9 +1,10 @@
-"""The audit of a collection in words, and as a record for --json."""
+"""Audits of a collection, and of stores of fits, in words, and as a record for --json."""
 
 from collections import Counter
 from typing import Any
 
 from calibrate.faces.console import stdout
+from calibrate.files.audit import Verdict
 from calibrate.files.collection_audit import FOREIGN, Audit
 
 
@@ -33,3 +34,29 @@ def remedy(audit: Audit) -> str:
     if set(kinds) == {FOREIGN}:
         return what
     return f"{what}; the same `calibrate collect` command as before repairs shards"
+
+
+def verdict_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    """What `print_verdicts` says, for a machine."""
+    return [
+        {
+            "path": str(verdict.path),
+            "subject": verdict.subject,
+            "ok": verdict.error is None,
+            "error": verdict.error,
+            "note": verdict.note,
+        }
+        for verdict in verdicts
+    ]
+
+
+def print_verdicts(verdicts: list[Verdict]) -> None:
+    """A line per file, log and alias."""
+    for verdict in verdicts:
+        what = f"{verdict.subject}  " if verdict.subject else ""
+        if verdict.error:
+            stdout.print(f"FAILED  {what}{verdict.error}")
+        elif verdict.note:
+            stdout.print(f"note    {verdict.note}")
+        else:
+            stdout.print(f"ok      {what}{verdict.path}")

@@ -1,4 +1,4 @@
-"""Published fits in words: what there is, one fit, two compared, and what an audit came to."""
+"""Published fits in words: what there is, one fit, and two compared."""
 
 import json
 import os
@@ -12,7 +12,6 @@ from calibrate.errors import CoefficientsError
 from calibrate.faces.console import stdout
 from calibrate.faces.rule_words import guards, items, looked_at, outside, polynomial, span
 from calibrate.faces.text_plot import draw_curve
-from calibrate.files.audit import Verdict
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import BAD
@@ -325,29 +324,3 @@ def _in_words(value: Any) -> str:
         return f"{value:.6g}"
     printable = isinstance(value, str) and value.isprintable()
     return value if printable else json.dumps(value)
-
-
-def verdict_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    """What `print_verdicts` says, for a machine."""
-    return [
-        {
-            "path": str(verdict.path),
-            "subject": verdict.subject,
-            "ok": verdict.error is None,
-            "error": verdict.error,
-            "note": verdict.note,
-        }
-        for verdict in verdicts
-    ]
-
-
-def print_verdicts(verdicts: list[Verdict]) -> None:
-    """A line per file, log and alias."""
-    for verdict in verdicts:
-        what = f"{verdict.subject}  " if verdict.subject else ""
-        if verdict.error:
-            stdout.print(f"FAILED  {what}{verdict.error}")
-        elif verdict.note:
-            stdout.print(f"note    {verdict.note}")
-        else:
-            stdout.print(f"ok      {what}{verdict.path}")

@@ -105,7 +105,7 @@ def verify(
 
     Example: calibrate fits verify
     """
-    from calibrate.faces import fit_views
+    from calibrate.faces import audit_views, fit_views
     from calibrate.files.audit import audit_reference, audit_store
     from calibrate.files.store import stores
 
@@ -117,9 +117,9 @@ def verify(
         if not verdicts:
             raise CoefficientsError(f"{folders[0]} holds no fits; give a store, STORE/NAME/1.json")
     if as_json:
-        print_json(fit_views.verdict_records(verdicts))
+        print_json(audit_views.verdict_records(verdicts))
     else:
-        fit_views.print_verdicts(verdicts)
+        audit_views.print_verdicts(verdicts)
     failed = [verdict for verdict in verdicts if verdict.error]
     if failed:
         raise CoefficientsError(f"{len(failed)} of {len(verdicts)} failed; see above for each")
