@@ -299,7 +299,7 @@ def fitted_rivals(collection: Collection | None) -> dict[str, ScoredRule]:
 
 
 def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
-    """Fits by "REF,...", named NAME@VERSION: no built-in rule is called so.
+    """Fits by "REF,...", each file once, named NAME@VERSION: no built-in rule is called so.
 
     Raises:
       CoefficientsError: there is no such fit.
@@ -307,6 +307,8 @@ def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
     found: dict[str, Coefficients] = {}
     for reference in filter(None, map(str.strip, references.split(","))):
         fit = load_fit(reference, store)
+        if any(fit.path == other.path for other in found.values()):
+            continue
         found[fit.reference if fit.reference not in found else f"{reference}@"] = fit
     return found
 
