@@ -1,7 +1,9 @@
 """evaluate and report with --logits: what they print, what they refuse, and the page."""
 
 import json
+import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from test_score_logits import FITS, LINES, planted
 
 import calibrate
 from calibrate.faces import logits_plots
+from calibrate.faces.logits_report import write_logits_report
 from calibrate.faces.logits_views import print_scores, scores_record
 from calibrate.faces.verdict import verdict_on_logits
 from calibrate.files.coefficients import Coefficients, Entry
@@ -121,6 +124,12 @@ def test_it_is_said_how_rows_count(logged):
     call("report", "alike", "--logits", "held-out.npz", "--out", "r.html")
     words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
     assert "count alike, and in the last line sizes count alike, but for those of fewer" in words
+
+
+def test_a_fit_that_is_named_twice_is_scored_once(logged):
+    twice = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,lines@1,alike", "--json")
+    rules = [rule["rule"] for rule in json.loads(twice.stdout)["rules"]]
+    assert rules == ["plain", "paper", "lines@1", "alike@1"]
 
 
 def test_without_fits_the_paper_is_scored(logged):
@@ -245,6 +254,15 @@ def test_colours_reach_as_far_as_the_gains(logged):
     assert np.isnan(gains[0])
     ax = logits_plots.plot_gain_map(Figure().add_subplot(), scores, 2)
     assert ax.images[0].get_clim() == (-abs(gains[2]), abs(gains[2]))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its names of files are UTF-8")
+def test_the_name_of_a_file_need_not_be_utf8(logged):
+    name = os.fsdecode(b"\xff<b>&.npz")
+    os.rename("held-out.npz", name)
+    fit = calibrate.load("alike")
+    write_logits_report(Path("r.html"), fit, score_logits(Arrays(Path(name)), {"alike@1": fit}))
+    assert "logits of ?<b>&" in " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from calibrate.faces import logits_plots
 from calibrate.faces.fit_views import facts, load_line
 from calibrate.faces.logits_views import FIRST_FIT, TOLD, head_cells, rows_in_words, size_cells
 from calibrate.faces.many_views import SHOWN
-from calibrate.faces.page import Picture, draw, render
+from calibrate.faces.page import Picture, draw, write_page
 from calibrate.faces.rule_words import guards, looked_at, outside, polynomial, span
 from calibrate.faces.verdict import heads_moved, verdict_on_logits
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.whole import write_whole
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.pipeline.candidates import ENOUGH_ROWS
 from calibrate.pipeline.score_logits import LogitScores
@@ -30,7 +29,8 @@ def write_logits_report(path: Path, fit: Coefficients, scores: LogitScores) -> N
       scores: of rows that it was, if possible, not made of.
     """
     layered = any(entry.layer is not None for entry in fit.entries)
-    html = render(
+    write_page(
+        path,
         "logits_report.html.j2",
         fit=fit,
         whose=_whose(fit),
@@ -58,7 +58,6 @@ def write_logits_report(path: Path, fit: Coefficients, scores: LogitScores) -> N
         facts=list(facts(fit)),
         scored_on=f"{scores.name} ({scores.fingerprint}): {rows_in_words(scores)}",
     )
-    write_whole(path, html.encode())
 
 
 def _whose(fit: Coefficients) -> str:

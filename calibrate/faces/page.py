@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from calibrate.faces import plots
 from calibrate.faces.comparison_views import NOTHING
+from calibrate.files.whole import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,15 +27,20 @@ class Picture(NamedTuple):
     wide: bool
 
 
-def render(template: str, **values: Any) -> str:
-    """The page that a template of this folder makes of some values, which are text and no HTML."""
+def write_page(path: Path, template: str, **values: Any) -> None:
+    """Writes what a template of this folder makes of values, whole or not at all.
+
+    Values are text, and no HTML; letters that UTF-8 has not, as a file may have in its name, are
+    written as question marks.
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["thousands"] = lambda value: f"{value:,.0f}"
     environment.filters["number"] = lambda value: NOTHING if value is None else f"{value:.3g}"
-    return environment.get_template(template).render(values)
+    html = environment.get_template(template).render(values)
+    write_whole(path, html.encode(errors="replace"))
 
 
 def draw(plot: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:

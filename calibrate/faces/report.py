@@ -9,11 +9,10 @@ import numpy as np
 from calibrate.faces import evidence_plots, head_plots, plots, score_plots
 from calibrate.faces.comparison_views import p_value
 from calibrate.faces.fit_views import facts, left_out, load_line
-from calibrate.faces.page import Picture, draw, encode, render
+from calibrate.faces.page import Picture, draw, encode, write_page
 from calibrate.faces.rule_words import guards, looked_at, outside, polynomial, span
 from calibrate.faces.verdict import beside_rivals, verdict
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.whole import write_whole
 from calibrate.heads import Head
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.pipeline.choice import in_words
@@ -51,7 +50,8 @@ def write_report(
       seed: of the sets shown item by item.
     """
     closeups = look_closely(head, comparison.sizes, CLOSEUP_SETS, seed)
-    html = render(
+    write_page(
+        path,
         "report.html.j2",
         fit=fit,
         head=head.name,
@@ -89,7 +89,6 @@ def write_report(
         facts=list(facts(fit)),
         seed=seed,
     )
-    write_whole(path, html.encode())
 
 
 def _highlights(
