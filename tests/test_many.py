@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.faces.cli import app
+from calibrate.faces.console import stdout
 from calibrate.files.recording import Recorder
 from calibrate.heads.arrays import Arrays
 from calibrate.maths import reference
@@ -156,6 +157,20 @@ def test_from_arrays_to_the_runtime(logged, here):
     for command in (["fits", "show", "model"], ["fits", "verify"], ["fits", "list"]):
         shown = run(app, command)
         assert shown.exit_code == 0, shown.output
+
+
+def test_a_narrow_terminal_cuts_no_number(here, monkeypatch):
+    rng = np.random.default_rng(0)
+    z = 2 * rng.standard_normal((2_000, 32))
+    target = np.where(rng.random(2_000) < 0.8, z.argmax(axis=1), rng.integers(0, 32, 2_000))
+    np.savez("heads.npz", logits=z, target=target, head=np.arange(2_000) % 2)
+    monkeypatch.setattr(stdout, "width", 40)
+    for command in (["collect", "--logits", "heads.npz"], ["fit", "runs/heads", "--name", "heads"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert "…" not in done.stdout
+    assert "beta(" in done.stdout
+    assert "queries, items):" in done.stdout  # of every layer
 
 
 def test_what_is_for_one_head_is_refused(logged, here):

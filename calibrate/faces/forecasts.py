@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from calibrate.faces.console import stderr, stdout
+from calibrate.faces.console import print_whole, stderr, stdout
 from calibrate.faces.progress import in_words
 from calibrate.faces.steps import load
 from calibrate.heads.arrays import Arrays
@@ -49,7 +49,7 @@ def print_forecast(expected: Forecast) -> None:
             f"{size.size:,}", f"{size.sets:,}", f"{size.rows:,}", f"{size.bytes / 1e6:,.1f}",
             in_words(size.seconds),
         )  # fmt: skip
-    stdout.print(table)
+    print_whole(table)
     stdout.print(
         f"{expected.rows:,} rows, {expected.bytes / 1e6:,.1f} MB, about "
         f"{in_words(expected.seconds)}; nothing was written"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from calibrate.faces.console import stdout
+from calibrate.faces.console import print_whole, stdout
 from calibrate.faces.fit_views import load_line
 from calibrate.faces.plots import plot_head_map, save_figure
 from calibrate.faces.rule_words import polynomial
@@ -39,12 +39,13 @@ def print_heads(fits: ManyFits, figure: Path | None) -> None:
             _index(head.layer), _index(head.head), f"{head.rows:,}", f"{head.misranked:.1%}",
             f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}", polynomial(head.rule.entry.coefficients),
         )  # fmt: skip
-    stdout.print(table)
+    print_whole(table)
     if len(calibrated) > SHOWN:
         stdout.print(f"  and {len(calibrated) - SHOWN} more (--json lists them all)")
     stdout.print(f"  verdict    {coefficients.quality['verdict']}")
-    stdout.print("\nUse it, in JAX or PyTorch, on logits (..., heads, queries, items) of layer i:")
     layered = any(entry.layer is not None for entry in coefficients.entries)
+    where = "(..., heads, queries, items)" + " of layer i" * layered
+    stdout.print(f"\nUse it, in JAX or PyTorch, on logits {where}:")
     stdout.print(f"  fit = {load_line(coefficients)}{'.layer(i)' if layered else ''}")
     stdout.print("  probs = calibrate.adaptive_softmax(logits, fit)")
 

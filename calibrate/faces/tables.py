@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from calibrate.faces.console import stdout
+from calibrate.faces.console import print_whole, stdout
 from calibrate.faces.fit_views import left_out, load_line
 from calibrate.faces.rule_words import polynomial, span
 from calibrate.files.coefficients import Coefficients
@@ -33,7 +33,7 @@ def print_collection(collection: Collection) -> None:
             f"{size['misranked'] / size['rows']:.1%}", f"{size['ties']:,}",
             f"{sum(size[reason] for reason in BAD):,}", f"{size['kept']:,}",
         )  # fmt: skip
-    stdout.print(table)
+    print_whole(table)
     total = sum(shard["bytes"] for shard in collection.manifest["shards"])
     stdout.print(f"{len(collection.manifest['shards'])} shards, {total / 1e6:,.1f} MB")
 
@@ -79,7 +79,7 @@ def _print_choice(choice: Choice) -> None:
             f"{size.size:,}", f"{size.rows:,}", f"{size.before:.3f}", f"{size.after:.3f}",
             f"{gain:+.4f} ± {size.error:.4f}",
         )  # fmt: skip
-    stdout.print(table)
+    print_whole(table)
     for candidate in choice.candidates:
         mean, low, high = candidate.gain
         chosen = "  <- taken" if candidate is choice.chosen else ""
@@ -131,7 +131,7 @@ def print_scores(scores: list[Score], head: str, own: str) -> None:
         shown = ("plain", "paper", "own")
         cells = (_percent(score.accuracy(r), score.standard_error(r)) for r in shown)
         table.add_row(f"{score.size:,}", *cells, f"{100 * gain:+.1f} ± {100 * error:.1f}")
-    stdout.print(table)
+    print_whole(table)
 
 
 def _percent(share: float, error: float) -> str:
