@@ -74,6 +74,16 @@ def test_evaluate_says_it_by_size_and_by_head(logged):
     assert "left as they are: 1." in out
 
 
+def test_progress_counts_bad_rows_and_the_tables_do_not(logged):
+    columns = planted()
+    columns["logits"][0] = np.nan
+    np.savez("spoilt.npz", **columns)
+    done = call("evaluate", "--logits", "spoilt.npz")
+    said = [line.split("  ")[-1] for line in done.stderr.splitlines() if "n = " in line]
+    assert sum(int(words.removesuffix(" rows")) for words in said) == 360
+    assert "scored     359 rows of 3 heads; left out: 1 nan" in done.stdout
+
+
 def test_json_has_every_head_at_every_size(logged):
     record = json.loads(
         call("evaluate", "--logits", "held-out.npz", "--fits", "lines", "--json").stdout

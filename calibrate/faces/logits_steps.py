@@ -25,7 +25,7 @@ def score(path: Path, fits: Mapping[str, Coefficients]) -> LogitScores:
         def report(unit: Unit) -> None:
             count = arrays.count(unit.size)
             done = unit.first + unit.sets == count
-            line = f"  n = {unit.size:>6,}  scored on {count:,} rows"
+            line = f"  n = {unit.size:>6,}  {count:,} rows"
             steps.advance(line if done else None)
 
         return score_logits(arrays, fits, report)
