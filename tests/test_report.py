@@ -128,6 +128,20 @@ def test_a_fit_that_says_little_of_its_rows_has_a_page_too(here, toy_head, make_
     assert "does not say which sets were left out" in (here / "r.html").read_text(encoding="utf-8")
 
 
+def test_a_head_that_never_lets_go_has_a_page_too(here, make_fit):
+    def sharpen(logits):
+        logits *= 1e5
+
+    fit = replace(make_fit(), path=here / "f.json")
+    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
+    comparison = compare(["toy"], [[make_score(16, rules), make_score(64, rules)]])
+    write_report(here / "r.html", fit, ToyHead(noise=0.0, spoil=sharpen), comparison, 0)
+    words = " ".join(Text((here / "r.html").read_text(encoding="utf-8")).words)
+    assert "at no size plain softmax gives the target less than half of its attention" in words
+    assert "estimated from sets of 64 items: nowhere." in words
+    assert "inf" not in words.split()
+
+
 def test_a_masked_head_has_a_page_too(here, make_fit):
     def mask(logits):
         logits[:, logits.shape[1] // 2 :] = -np.inf

@@ -128,20 +128,24 @@ def _share_in_domain(closeups: Sequence[Closeup], fit: Coefficients) -> tuple[st
 def _letting_go(closeups: Sequence[Closeup]) -> tuple[str, str]:
     """Where the target loses half of the attention: as measured, or else as estimated."""
     measured = measured_dispersal(closeups)
-    where = "from there on plain softmax gives the target less than half of its attention"
+    less = "plain softmax gives the target less than half of its attention"
+    where = f"from there on {less}"
     if measured is not None:
         return f"{measured:,.0f} items", f"{where}, in half of the sets"
     longest = max(closeup.size for closeup in closeups)
     estimate = estimated_dispersal(closeups)
-    return f"{estimate:,.0f} items", f"{where}: an estimate from sets of {longest:,}"
+    said = f"an estimate from sets of {longest:,}"
+    if not np.isfinite(estimate):
+        return "at no size", f"{less}: {said}"
+    return f"{estimate:,.0f} items", f"{where}: {said}"
 
 
 def _dispersal_in_words(closeups: Sequence[Closeup]) -> str:
     measured, longest = measured_dispersal(closeups), max(c.size for c in closeups)
     seen = "not within these sizes" if measured is None else f"about {measured:,.0f} items"
-    return f"measured: {seen}; estimated from sets of {longest:,} items: n* = " + (
-        f"{estimated_dispersal(closeups):,.0f}"
-    )
+    estimate = estimated_dispersal(closeups)
+    where = f"n* = {estimate:,.0f}" if np.isfinite(estimate) else "nowhere"
+    return f"measured: {seen}; estimated from sets of {longest:,} items: {where}"
 
 
 def _rule_rows(comparison: Comparison, own: str) -> list[dict[str, Any]]:
