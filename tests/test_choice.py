@@ -6,7 +6,7 @@ from planted import planted_rows
 
 from calibrate.errors import QualityError
 from calibrate.pipeline.candidates import Options, deal, row_weights
-from calibrate.pipeline.choice import _gain, applied_beta, choose, mean_by_size, scores
+from calibrate.pipeline.choice import _gain, _held_out, applied_beta, choose, mean_by_size, scores
 from calibrate.pipeline.solve import join, solve
 
 OPTIONS = Options()
@@ -147,3 +147,15 @@ def test_the_interval_covers_where_what_is_misranked_is_chance():
     gains = [gain(seed) for seed in range(60)]
     truth = np.mean([g.mean for g in gains])
     assert 50 <= sum(g.low <= truth <= g.high for g in gains) <= 60
+
+
+def test_the_held_out_error_counts_rows_by_their_weight():
+    """Two rows with all the weight say as little as two rows."""
+    rows = planted_rows(lambda H, n: 2 + 0 * H, sizes=(64,), count=1_000)
+    own = np.zeros(1_000, np.float32)
+    own[[3, 7]] = 5
+    one = np.ones(1_000)
+    plain, sharp = (scores(rows, beta, "likelihood") for beta in (one, 2 * one))
+    (of_all,) = _held_out(rows._replace(weight=own), plain, sharp)
+    (of_two,) = _held_out(rows.take(own > 0), plain[own > 0], sharp[own > 0])
+    assert of_all.error == pytest.approx(of_two.error)

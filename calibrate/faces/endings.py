@@ -36,7 +36,10 @@ class Commands(TyperGroup):
                 raise  # what has an exit code is Typer's own, a usage error for instance
             _stop(f"{type(error).__name__}: {error}; this is a bug: see it with --debug", 1)
         except KeyboardInterrupt:
-            _stop("interrupted; the same command carries on where it stopped", INTERRUPTED)
+            _stop(
+                "interrupted; the same command carries on with what is collected, or trained",
+                INTERRUPTED,
+            )
 
 
 def _show_warning(message: Any, *where: Any, **also: Any) -> None:

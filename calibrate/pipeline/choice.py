@@ -202,7 +202,8 @@ def _held_out(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> list[HeldOut]
         count, own = len(own), own if own.any() else np.ones(len(own))
         before, after = (float(np.average(x, weights=own)) for x in (before, after))
         spread = own / own.sum() * (log_p[mine] - plain[mine] - (after - before))
-        error = float(np.linalg.norm(spread) * np.sqrt(count / max(count - 1, 1)))
+        alike = own.sum() ** 2 / (own @ own)  # so many rows of one weight would say as much
+        error = float(np.linalg.norm(spread) * np.sqrt(alike / max(alike - 1, 1)))
         found.append(HeldOut(int(n), count, before, after, error))
     return found
 
