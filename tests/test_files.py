@@ -13,7 +13,7 @@ from syscalls import Syscalls
 
 from calibrate.errors import CalibrateError
 from calibrate.files.arrays import read_arrays, write_arrays
-from calibrate.files.whole import remove_leftovers, write_whole
+from calibrate.files.whole import read_file, remove_leftovers, write_whole
 
 
 @pytest.fixture
@@ -203,6 +203,15 @@ def test_exclusive_never_overwrites(tmp_path):
         write_whole(tmp_path / "a", b"second", exclusive=True)
     assert (tmp_path / "a").read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_leaves_no_descriptor_open(tmp_path, make):
+    make(tmp_path / "a")
+    before = os.listdir("/dev/fd")
+    with pytest.raises(OSError, match="Is a directory|it is no regular file"):
+        read_file(tmp_path / "a", 100)
+    assert os.listdir("/dev/fd") == before
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):

@@ -63,14 +63,16 @@ def read_file(path: Path, most: int) -> bytes:
     Raises:
       OSError: it cannot be read, or is something else than a file: a pipe would never end.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         return bytes(most + 1) if status.st_size > most else file.read(most + 1)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A descriptor, which `open` closes again if it is a folder's; of a pipe without a wait."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextlib.contextmanager
