@@ -345,6 +345,8 @@ DAMAGES = {
     "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "damaged"),
     "exchanged": (exchange, "damaged"),
     "vast": (lambda path: os.truncate(path, 1 << 40), "damaged"),  # and sparse
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "damaged"),
+    "endless": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "damaged"),
 }
 
 
@@ -383,6 +385,21 @@ def test_a_damaged_shard_of_an_unfinished_run_is_collected_again(tmp_path, damag
         run(folder, report=lambda p: resumed.append(p.resumed))
     assert resumed.count(False) == 1
     assert files_of(folder) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*it is collected again")
+@pytest.mark.parametrize("begin", [lambda folder: None, lambda folder: reopen(folder)])
+def test_a_folder_in_the_place_of_a_shard_is_named_and_stays(tmp_path, begin):
+    folder = tmp_path / "run"
+    run(folder)
+    begin(folder)
+    path = files.shard_path(folder, 64, 1)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CalibrateError, match=r"cannot write .*n00064-unit00001\.npz: Is a direc"):
+        run(folder)
+    path.rmdir()
+    run(folder)
 
 
 def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):

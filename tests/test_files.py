@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from syscalls import Syscalls
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, DamagedError
+from calibrate.files import arrays
 from calibrate.files.arrays import read_arrays, write_arrays
 from calibrate.files.whole import read_file, remove_leftovers, write_whole
 
@@ -24,9 +25,9 @@ def npz(tmp_path):
 
 
 def test_arrays_round_trip(npz):
-    arrays = read_arrays(npz)
-    np.testing.assert_array_equal(arrays["x"], np.arange(100.0))
-    assert arrays["layer/y"] == 7
+    found = read_arrays(npz)
+    np.testing.assert_array_equal(found["x"], np.arange(100.0))
+    assert found["layer/y"] == 7
 
 
 def test_same_arrays_same_bytes(tmp_path, npz):
@@ -149,16 +150,37 @@ def test_no_bytes_crash_the_reader(npz):
         mangled[at] = rng.integers(256)
         npz.write_bytes(mangled)
         try:
-            arrays = read_arrays(npz)
+            found = read_arrays(npz)
         except CalibrateError as failure:
             assert str(npz) in str(failure)  # noqa: PT017
         else:
-            assert sum(array.nbytes for array in arrays.values()) <= len(data)
+            assert sum(array.nbytes for array in found.values()) <= len(data)
 
 
 def test_a_file_larger_than_any_is_refused_unread(npz):
     os.truncate(npz, 100 << 30)  # sparse
     with pytest.raises(CalibrateError, match="has 107,374,182,400 bytes, and such a file at most"):
+        read_arrays(npz)
+
+
+def test_a_file_that_grows_before_it_is_read_is_refused(npz, monkeypatch):
+    size = npz.stat().st_size
+
+    def read_later(path, most):
+        path.write_bytes(bytes(size + 100))
+        return read_file(path, most)
+
+    monkeypatch.setattr(arrays, "read_file", read_later)
+    with pytest.raises(DamagedError, match="a.npz has .* bytes, and such a file at most"):
+        arrays.read_bytes(npz, size)
+
+
+def test_a_file_that_no_memory_takes_is_named(npz, monkeypatch):
+    def fail(path, most):
+        raise MemoryError
+
+    monkeypatch.setattr(arrays, "read_file", fail)
+    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than the memory takes; del"):
         read_arrays(npz)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import math
+import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,20 +45,28 @@ def read_bytes(
       most: how many it may have; a larger file is refused before it is read.
       remedy: for such a file.
     Raises:
-      DamagedError: it is too large.
-      CalibrateError: it is absent, no regular file, or cannot be read.
+      DamagedError: it is too large, or no regular file.
+      CalibrateError: it is absent, or cannot be read.
     """
     try:
-        size = path.stat().st_size
-        if size > most:
-            raise DamagedError(
-                f"{path} has {size:,} bytes, and such a file at most {most:,}; {remedy}"
-            )
-        return read_file(path, most)
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{path} is no regular file; put one in its place")
+        data = read_file(path, most) if status.st_size <= most else b""
     except FileNotFoundError:
         raise CalibrateError(f"{path} does not exist; check the path") from None
     except OSError as failure:
-        raise CalibrateError(f"cannot read {path}: {failure.strerror}") from failure
+        raise CalibrateError(
+            f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
+        ) from failure
+    except MemoryError:
+        raise DamagedError(
+            f"{path} has {status.st_size:,} bytes, more than the memory takes; {remedy}"
+        ) from None
+    size = max(status.st_size, len(data))  # it may have grown meanwhile
+    if size > most:
+        raise DamagedError(f"{path} has {size:,} bytes, and such a file at most {most:,}; {remedy}")
+    return data
 
 
 def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
