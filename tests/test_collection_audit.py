@@ -79,6 +79,17 @@ def test_every_fault_has_a_line(here):
     }  # fmt: skip
 
 
+def test_a_name_that_plays_tricks_on_the_terminal_is_escaped(here):
+    for name in (b"a\x1b[2J\n9 sound shards in run", b"\xff"):
+        Path("run", os.fsdecode(name)).touch()
+    done = CliRunner().invoke(app, ["verify", "run"])
+    assert done.stdout.splitlines() == [
+        r"foreign  run/a\x1b[2J 9 sound shards in run is not of this collection; move it away",
+        r"foreign  run/\udcff is not of this collection; move it away",
+        "6 sound shards in run",
+    ]
+
+
 def test_no_collection_is_an_error(here):
     done = CliRunner().invoke(app, ["verify", "elsewhere"])
     assert done.exit_code == 1

@@ -37,7 +37,7 @@ class Fault(NamedTuple):
 
     path: Path
     kind: str  # BAD, MISSING or FOREIGN
-    error: str  # in words
+    error: str  # in words, one printable line
 
 
 class Audit(NamedTuple):
@@ -69,7 +69,8 @@ def audit_collection(folder: Path) -> Audit:
     # Hidden files are the lock, and what a killed process left of an attempt.
     names = {name for name in os.listdir(folder) if not name.startswith(".")} - known - {MANIFEST}
     for path in (folder / name for name in sorted(names)):
-        faults.append(Fault(path, FOREIGN, f"{path} is not of this collection; move it away"))
+        what = CalibrateError(f"{path} is not of this collection; move it away")
+        faults.append(Fault(path, FOREIGN, str(what)))
     return Audit(folder, manifest["status"], sound, faults)
 
 
