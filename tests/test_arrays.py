@@ -93,6 +93,17 @@ def test_a_folder_of_files_of_several_lengths(here):
     assert Arrays(folder).fingerprint != moved
 
 
+@pytest.mark.parametrize("rows", [20, 2])
+def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
+    """Else the fingerprint would be of other rows than those which are used."""
+    logits, target = scores(20, 16)
+    arrays = Arrays(save(here / "mine.npz", logits=logits, target=target))
+    part = arrays.part(16, 0, 20)
+    save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
+    with pytest.raises(CalibrateError, match="mine.npz was changed while it was used; let it be"):
+        part.read()
+
+
 def test_positions_and_masks_of_targets_go_together(here):
     folder = here / "mixed"
     folder.mkdir()

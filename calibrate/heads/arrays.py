@@ -40,15 +40,24 @@ class Part(NamedTuple):
     """Some rows of one set size, which another process can read too."""
 
     files: list[Path]  # absolute
+    digests: list[str]  # of the files, when they were checked
     place: np.ndarray  # (rows, 2): which file, and which row of it
     size: int
     sets_of_targets: bool
 
     def read(self) -> LoggedRows:
-        """Reads the files."""
+        """Reads the files.
+
+        Raises:
+          CalibrateError: one was changed since they were checked.
+        """
         parts = []
         for i in np.unique(self.place[:, 0]):
-            arrays, _ = _parsed(self.files[i], _state(self.files[i]))
+            arrays, digest = _parsed(self.files[i], _state(self.files[i]))
+            if digest != self.digests[i]:
+                raise CalibrateError(
+                    f"{self.files[i]} was changed while it was used; let it be, and start again"
+                )
             rows = self.place[self.place[:, 0] == i, 1]
             parts.append(_compact(arrays, rows, self.size, self.sets_of_targets))
         return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
@@ -68,12 +77,12 @@ class Arrays:
         self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not self._files:
             raise CalibrateError(f"{path} holds no .npz file; give arrays logits and target")
-        digests, n_real = [], []
+        self._digests, n_real = [], []
         kinds, several = set(), False
         heads: set[tuple[int, int]] = set()
         for file in self._files:
             arrays, digest = _parsed(file, _state(file))
-            digests.append(digest)
+            self._digests.append(digest)
             n_real.append(_real(arrays).sum(axis=1, dtype=np.int32))
             kinds.add(tuple(name in arrays for name in ("layer", "head", "weight")))
             target = arrays["target"]
@@ -87,7 +96,7 @@ class Arrays:
         self.names_heads = any(of_head)
         self.sets_of_targets = several  # masks with one target each are as good as its position
         self.heads = sorted(heads)
-        self.fingerprint = "sha256:" + hashlib.sha256("".join(digests).encode()).hexdigest()
+        self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         self._place = _by_size(n_real)
 
     @property
@@ -107,9 +116,9 @@ class Arrays:
         """The same rows, not read yet."""
         place = self._place[size][first : first + count]
         used, which = np.unique(place[:, 0], return_inverse=True)
-        files = [self._files[i] for i in used]
+        files, digests = ([of_file[i] for i in used] for of_file in (self._files, self._digests))
         place = np.stack([which.astype(np.int32), place[:, 1]], axis=1)
-        return Part(files, place, size, self.sets_of_targets)
+        return Part(files, digests, place, size, self.sets_of_targets)
 
 
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
