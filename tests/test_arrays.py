@@ -1,6 +1,7 @@
 """Logits on disk: sorted into set sizes, checked by name, and fitted like a head's own."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,6 +92,15 @@ def test_a_folder_of_files_of_several_lengths(here):
     moved = Arrays(folder).fingerprint
     save(folder / "1.npz", **dict(zip(("logits", "target"), scores(20, 16, seed=9), strict=True)))
     assert Arrays(folder).fingerprint != moved
+
+
+@pytest.mark.parametrize(("path", "name"), [(".", "logged"), ("../logged", "logged"), ("..", "up")])
+def test_a_folder_has_its_own_name_however_it_is_given(here, monkeypatch, path, name):
+    (here / "up" / "logged").mkdir(parents=True)
+    monkeypatch.chdir(here / "up" / "logged")
+    for folder in (here / "up", here / "up" / "logged"):
+        save(folder / "a.npz", logits=LOGITS, target=TARGET)
+    assert Arrays(Path(path)).name == name
 
 
 @pytest.mark.parametrize("rows", [20, 2])
@@ -244,6 +254,14 @@ def test_the_commands(here):
         refused = run(app, ["collect", "--logits", "example.npz", *option])
         assert refused.exit_code == 2
         assert "says nothing beside --logits" in refused.stderr
+
+
+def test_collections_of_files_whose_names_have_dots_stay_apart(here):
+    for name in ("model.v1", "model.v2"):
+        save(here / f"{name}.npz", logits=LOGITS, target=TARGET)
+        done = CliRunner().invoke(app, ["collect", "--logits", f"{name}.npz"])
+        assert done.exit_code == 0, done.output
+    assert sorted(os.listdir("runs")) == ["model.v1", "model.v2"]
 
 
 def test_a_file_too_large_for_memory_is_refused_unread(here):

@@ -65,7 +65,7 @@ def collect_arrays(
     """Collects from arrays on disk, with a line per set size."""
     stderr.print(f"reading {path}")
     arrays = Arrays(path)
-    folder = folder or runs(arrays.name)
+    folder = folder or Path("runs") / arrays.name
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     with _collecting(units, folder, jobs) as report:
         return collecting.collect_arrays(arrays, folder, max_bytes, report, keep, jobs)

@@ -72,7 +72,7 @@ class Arrays:
         Raises:
           CalibrateError: there is none, or one whose arrays are not as they should be.
         """
-        self.name = path.stem
+        self.name = (path if path.name not in ("", "..") else path.resolve()).stem
         path = path.absolute()  # as other processes know it
         self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not self._files:
