@@ -190,6 +190,7 @@ LOGITS, TARGET = scores(6, 8)
     [
         ({"target": None}, r"mine.npz has no array 'target' .it has logits.; give logits"),
         ({"targets": TARGET}, "has an array 'targets', which means nothing here; give logits, tar"),
+        ({"logits": LOGITS[:0], "target": TARGET[:0]}, "mine.npz has no rows; give some"),
         ({"logits": LOGITS[0]}, r"logits are float64\(8,\); give floats \(rows, n\)"),
         ({"logits": LOGITS.astype(int)}, r"logits are int64\(6, 8\); give floats"),
         ({"target": TARGET[:3]}, r"target is int64\(3,\); give integers \(6,\), or bool \(6, 8\)"),
@@ -199,7 +200,8 @@ LOGITS, TARGET = scores(6, 8)
         ({"head": np.full(6, -2)}, r"head is int64\(6,\); give integers"),
         ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
         ({"weight": TARGET}, r"weight is int64\(6,\); give floats"),
-        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite numbers, none below 0"),
+        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite numbers of float32"),
+        ({"weight": np.full(6, 1e39)}, "weight has 1e.39 to 1e.39; give finite numbers of float32"),
         ({"weight": np.full(6, np.nan)}, "weight has nan to nan; give finite numbers"),
         ({"logits": np.full((6, 8), 1 / 8)}, "rows that are >= 0 and sum to 1, as probabilities"),
     ],

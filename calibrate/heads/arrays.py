@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.arrays import digest_of, parse_arrays, read_bytes
 from calibrate.heads.protocol import check_target, refuse_probabilities
 
@@ -71,6 +71,7 @@ class Arrays:
 
         Raises:
           CalibrateError: there is none, or one whose arrays are not as they should be.
+          QualityError: they have no rows.
         """
         self.name = (path if path.name not in ("", "..") else path.resolve()).stem
         path = path.absolute()  # as other processes know it
@@ -98,6 +99,8 @@ class Arrays:
         self.heads = sorted(heads)
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         self._place = _by_size(n_real)
+        if not self._place:
+            raise QualityError(f"{path} has no rows; give some")
 
     @property
     def sizes(self) -> list[int]:
@@ -184,10 +187,10 @@ def _check_weight(weight: np.ndarray | None, n_rows: int, file: Path) -> None:
         return
     if weight.shape != (n_rows,) or not np.issubdtype(weight.dtype, np.floating):
         raise CalibrateError(f"{file}: weight is {weight.dtype}{weight.shape}; give floats (rows,)")
-    if not (np.isfinite(weight).all() and (weight >= 0).all()):
+    if not ((weight >= 0) & (weight <= np.finfo(np.float32).max)).all():
         raise CalibrateError(
-            f"{file}: weight has {weight.min():g} to {weight.max():g}; give finite numbers, none "
-            "below 0"
+            f"{file}: weight has {weight.min():g} to {weight.max():g}; give finite numbers of "
+            "float32, none below 0"
         )
 
 

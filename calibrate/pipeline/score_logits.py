@@ -230,7 +230,7 @@ def score_logits(
         counts.append({"size": size} | dict(zip(COUNTS, count.tolist(), strict=True)))
     refuse_bad_rows({"sizes": counts})
     if not any(found.weight.any() for found in by_size):
-        raise QualityError(f"{arrays.name} has no rows to score, or none of any weight; give some")
+        raise QualityError(f"{arrays.name} has no row of any weight to score; give some")
     return LogitScores(
         arrays.name, arrays.fingerprint, list(rules), list(rules.values()),
         _heads(arrays), arrays.sizes, by_size, counts,
