@@ -43,7 +43,7 @@ def test_rows_of_one_length_are_as_they_are(here):
     np.testing.assert_array_equal(found.target, target[100:150])
 
 
-@pytest.mark.parametrize("masked_by", ["mask", "-inf", "one mask for all"])
+@pytest.mark.parametrize("masked_by", ["mask", "-inf", "finfo.min", "one mask for all"])
 @pytest.mark.parametrize("several", [False, True])
 def test_masked_items_are_left_out_and_targets_move_along(masked_by, several, here):
     rng = np.random.default_rng(1)
@@ -55,7 +55,8 @@ def test_masked_items_are_left_out_and_targets_move_along(masked_by, several, he
         real[np.arange(300), target] = True
     targets = logits > 4 if several else target
     by_mask = {"mask": real[0] if masked_by == "one mask for all" else real}
-    given = {"logits": np.where(real, logits, -np.inf)} if masked_by == "-inf" else by_mask
+    fill = {"-inf": -np.inf, "finfo.min": np.finfo(float).min}.get(masked_by)
+    given = by_mask if fill is None else {"logits": np.where(real, logits, fill)}
     path = save(here / "mine.npz", **({"logits": logits, "target": targets} | given))
     found = all_rows(Arrays(path))
     assert sum(len(rows.logits) for rows in found.values()) == 300
@@ -221,6 +222,12 @@ def test_probabilities_under_a_mask_are_refused(here):
     path = save(here / "mine.npz", logits=weights, target=target, mask=mask)
     with pytest.raises(CalibrateError, match="or the logarithms of these"):
         Arrays(path)
+
+
+@pytest.mark.parametrize("logits", [LOGITS * 1e300, np.full((6, 8), 3e38, np.float32)])
+def test_what_is_beyond_float32_is_infinite_without_a_word(logits, here):
+    found = Arrays(save(here / "mine.npz", logits=np.abs(logits), target=TARGET)).rows(8, 0, 6)
+    assert (found.logits >= 3e38).all()
 
 
 def test_what_is_no_array_file(here):

@@ -126,10 +126,16 @@ class Arrays:
 
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
 def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays of a file, checked, and its digest; `state` says that it is the same still."""
+    """The arrays of a file, checked, logits in float32; and its digest.
+
+    `state` says that it is the same still.
+    """
     data = read_bytes(file, MOST_FILE_BYTES, "make several files of it, in a folder")
     arrays = parse_arrays(data, file)
     _check(arrays, file)
+    with np.errstate(over="ignore"):  # beyond float32 it is masked, or makes a row a bad one
+        logits = arrays["logits"] = arrays["logits"].astype(np.float32, copy=False)
+    refuse_probabilities(np.where(_real(arrays), logits, 0), f"{file}: logits have")
     return arrays, digest_of(data)
 
 
@@ -178,8 +184,6 @@ def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
                 f"[0, {MOST_HEADS})"
             )
     _check_weight(arrays.get("weight"), n_rows, file)
-    real = _real(arrays)
-    refuse_probabilities(np.where(real, logits, 0), f"{file}: logits have")
 
 
 def _check_weight(weight: np.ndarray | None, n_rows: int, file: Path) -> None:
@@ -234,11 +238,11 @@ def _compact(
     of_row = [x[chosen] for x in (*_of_heads(arrays), weight.astype(np.float32))]
     if n == size and real.all():
         target = target if target.dtype == bool else target.astype(np.int32)
-        return LoggedRows(logits.astype(np.float32), target, *of_row)
+        return LoggedRows(logits, target, *of_row)
     order = np.argsort(~real, axis=1, kind="stable")[:, :size]
     kept = np.take_along_axis(real, order, axis=1)
     compact = np.full((len(chosen), size), -np.inf, np.float32)
-    values = np.take_along_axis(logits, order, axis=1).astype(np.float32)
+    values = np.take_along_axis(logits, order, axis=1)
     compact[:, : order.shape[1]] = np.where(kept, values, -np.inf)
     if target.dtype == bool:
         moved = np.zeros((len(chosen), size), bool)
