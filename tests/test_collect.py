@@ -273,6 +273,8 @@ def test_a_foreign_shard_in_an_unfinished_run_is_collected_again(tmp_path, other
         lambda text: text.replace('"unit": 0', '"unit": "0"'),
         lambda text: text.replace('"unit": 1', '"unit": 0'),
         lambda text: text.replace('"complete"', '"finished"'),
+        lambda text: text.replace('"status"', '"status": "partial", "status"'),
+        lambda text: text.replace('"status"', '"x-more": NaN, "status"'),
         lambda text: text.replace('"seed": 0', '"seed": 0.5'),
         lambda text: text.replace('"sets": 300', '"sets": -300'),
         lambda text: text.replace('"rows": 300', '"rows": 3'),

@@ -29,24 +29,34 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
         of another version.
     """
     try:
-        manifest = json.loads(data)
+        manifest = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
         known = manifest["format"], manifest["schema_version"]
-        if known == (FORMAT, SCHEMA_VERSION):
-            _require_one_of(manifest["status"], STATUS, "status")
-            _check_configuration(manifest["configuration"])
-            if manifest["status"] == "complete":
-                _check_counts(manifest)
-                _check_shards(manifest)
+        if known != (FORMAT, SCHEMA_VERSION):
+            raise CalibrateError(
+                f"{path} says {known[0]} {known[1]}, expected {FORMAT} {SCHEMA_VERSION}; "
+                "collect again with this version of calibrate"
+            )
+        _require_one_of(manifest["status"], STATUS, "status")
+        _check_configuration(manifest["configuration"])
+        if manifest["status"] == "complete":
+            _check_counts(manifest)
+            _check_shards(manifest)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
         raise CalibrateError(
             f"{path} is not a manifest ({failure!r}); restore it or collect into a new folder"
         ) from failure
-    if known != (FORMAT, SCHEMA_VERSION):
-        raise CalibrateError(
-            f"{path} says {known[0]} {known[1]}, expected {FORMAT} {SCHEMA_VERSION}; "
-            "collect again with this version of calibrate"
-        )
     return manifest
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError(f"two of the keys {[key for key, _ in pairs]} are the same")
+    return mapping
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _check_configuration(configuration: dict[str, Any]) -> None:
