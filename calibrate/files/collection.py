@@ -1,11 +1,5 @@
 """A collection on disk: a folder with one npz shard per unit of work, and a manifest.
 
-A shard holds the kept rows of one unit, all of one set size: `logits` (rows, n) float32, `target`
-(rows,) int32, or (rows, n) bool where several items may win, `entropy` (rows,) float32, `index`
-(rows,) int64 (which set), and `counts`, int64, of everything that the unit saw, in the order of
-COUNTS; where it is said which head's they are, `layer` and `head` (rows,) int16, -1 if unknown;
-and where rows do not count alike, `weight` (rows,) float32.
-
 manifest.json is written when the collection starts ("partial": its configuration) and once more
 when it is complete (its counts per size, and each shard's digest). In between, the shards present
 are the progress: each appears whole or not at all. The folder also has a lock, which is empty.
@@ -15,14 +9,11 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from calibrate.errors import CalibrateError, DamagedError, QualityError
-from calibrate.files.arrays import digest_of, pack_arrays, parse_arrays, read_bytes
+from calibrate.files.arrays import digest_of, read_bytes
 from calibrate.files.manifest import (
     BAD,
     COUNTS,
@@ -32,44 +23,24 @@ from calibrate.files.manifest import (
     SCHEMA_VERSION,
     parse_manifest,
 )
+from calibrate.files.shard import (
+    REPAIR,
+    SHARD_OVERHEAD,
+    Heads,
+    Shard,
+    pack_shard,
+    parse_shard,
+    parse_unlisted,
+    require,
+    row_bytes,
+    shard_path,
+)
 from calibrate.files.whole import check_writable, locked, remove_leftovers, write_whole
 
 MAX_BAD_SHARE = 0.01
-ROW_DTYPES = {"logits": "<f4", "target": "<i4", "entropy": "<f4", "index": "<i8"}
 
-# Upper bounds of what a file takes beside its rows; tests hold real files against them.
-SHARD_OVERHEAD = 2_048
+# Upper bounds of what the manifest takes; tests hold real files against them.
 MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 32, 256, 256
-
-
-Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where nobody says
-
-ENTROPY_ERROR = 1e-3  # nats, far more than float32 makes
-REPAIR = "the same `calibrate collect` command as before repairs it"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The kept rows of one unit."""
-
-    logits: np.ndarray  # (rows, n)
-    target: np.ndarray  # (rows,) int32, or (rows, n) bool
-    entropy: np.ndarray  # nats
-    index: np.ndarray
-    counts: np.ndarray  # (len(COUNTS),)
-    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown: which head's, if it is said
-    head: np.ndarray | None = None
-    weight: np.ndarray | None = None  # (rows,) float32, how much each counts, if not all alike
-
-    def of_heads(self, heads: Heads) -> "Shard":
-        """Its rows of some heads; the counts stay those of the unit."""
-        assert self.layer is not None
-        assert self.head is not None
-        wanted = np.zeros(len(self.index), bool)
-        for layer, head in heads:
-            wanted |= (self.layer == layer) & (self.head == head)
-        columns = {name: x for name, x in vars(self).items() if name != "counts" and x is not None}
-        return replace(self, **{name: column[wanted] for name, column in columns.items()})
 
 
 class Receipt(NamedTuple):
@@ -81,16 +52,6 @@ class Receipt(NamedTuple):
     counts: dict[str, int]
     bytes: int
     sha256: str
-
-
-def row_bytes(size: int, sets_of_targets: bool = False) -> int:
-    """Bytes of one kept row of `size` items."""
-    return 4 * size + (size if sets_of_targets else 4) + 4 + 8
-
-
-def shard_path(folder: Path, size: int, unit: int) -> Path:
-    """Where the shard of a unit is."""
-    return folder / f"n{size:05d}-unit{unit:05d}.npz"
 
 
 @contextlib.contextmanager
@@ -117,7 +78,7 @@ def write_shard(
       CalibrateError: it is not the one that is listed, or the disk does not take it.
     """
     path = shard_path(folder, size, unit)
-    data = _pack(shard)
+    data = pack_shard(shard)
     if listed is not None and digest_of(data) != listed:
         raise CalibrateError(
             f"{path} cannot be repaired: what is collected now has other bytes than {MANIFEST} "
@@ -126,10 +87,6 @@ def write_shard(
         )
     write_whole(path, data)
     return receipt_of(size, unit, shard, data)
-
-
-def _pack(shard: Shard) -> bytes:
-    return pack_arrays({name: x for name, x in vars(shard).items() if x is not None})
 
 
 def receipt_of(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
@@ -161,77 +118,6 @@ def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | Non
         warnings.warn(f"{path} is damaged; it is collected again", stacklevel=4)
         return None
     return receipt_of(size, unit, shard, data)
-
-
-def parse_unlisted(data: bytes, path: Path, size: int) -> Shard:
-    """The shard in bytes that no digest vouches for; see `parse_shard`."""
-    shard = parse_shard(data, path, size)
-    require(_pack(shard) == data, path, "it holds more than its arrays")
-    return shard
-
-
-def parse_shard(data: bytes, path: Path, size: int) -> Shard:
-    """The shard of that set size in the bytes of a file.
-
-    Raises:
-      DamagedError: it is none, or holds rows that no collection keeps.
-    """
-    arrays = parse_arrays(data, path)
-    n_rows = len(np.atleast_1d(arrays.get("target", ())))
-    dtypes = {**ROW_DTYPES, "counts": "<i8"}
-    shapes: dict[str, tuple[int, ...]] = {
-        "logits": (n_rows, size), "target": (n_rows,), "entropy": (n_rows,), "index": (n_rows,),
-        "counts": (len(COUNTS),),
-    }  # fmt: skip
-    if "target" in arrays and arrays["target"].dtype == bool:
-        dtypes["target"], shapes["target"] = "|b1", (n_rows, size)
-    if not {"layer", "head"}.isdisjoint(arrays):
-        dtypes |= {"layer": "<i2", "head": "<i2"}
-        shapes |= {"layer": (n_rows,), "head": (n_rows,)}
-    if "weight" in arrays:
-        dtypes["weight"], shapes["weight"] = "<f4", (n_rows,)
-    for name, shape in shapes.items():
-        array, dtype = arrays.get(name), np.dtype(dtypes[name])
-        right = array is not None and array.shape == shape and array.dtype == dtype
-        found = "absent" if array is None else f"{array.dtype}{array.shape}"
-        require(right, path, f"{name} is {found}, expected {dtype}{shape}")
-    require(arrays.keys() == shapes.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
-    shard = Shard(**{name: arrays[name] for name in shapes})
-    if shard.weight is not None:
-        sound = bool(np.isfinite(shard.weight).all() and (shard.weight >= 0).all())
-        require(sound, path, "a weight is negative or not finite")
-    _check_values(shard, path, size)
-    return shard
-
-
-def _check_values(shard: Shard, path: Path, size: int) -> None:
-    """Raises DamagedError for what no row is like that a collection keeps."""
-    rows, *some = shard.counts.tolist()
-    require(min(some) >= 0 and max(sum(some), len(shard.target)) <= rows, path,
-            f"counts are {[rows, *some]}, of {len(shard.target)} rows kept")  # fmt: skip
-    if not len(shard.target):
-        return
-    target = shard.target
-    if target.dtype == bool:
-        require(target.any(axis=1).all(), path, "target marks no item in some row")
-        at_target = shard.logits.max(axis=1, where=target, initial=-np.inf)
-    else:
-        within = 0 <= target.min() <= target.max() < size
-        require(within, path, f"target is not within [0, {size})")
-        at_target = np.take_along_axis(shard.logits, target[:, None], axis=1)[:, 0]
-    highest = shard.logits.max(axis=1)  # NaN if there is one in the row
-    require((highest < np.inf).all(), path, "logits hold NaN or inf")
-    require((at_target > -np.inf).all(), path, "a target is masked")
-    H = shard.entropy
-    bounded = -ENTROPY_ERROR <= H.min() <= H.max() <= np.log(size) + ENTROPY_ERROR
-    require(bounded, path, f"entropy is not within [0, log {size}]")
-    require(shard.index[0] >= 0 and (np.diff(shard.index) > 0).all(), path, "index does not rise")
-
-
-def require(right: bool | np.bool_, path: Path, what: str) -> None:
-    """Raises DamagedError unless what is wrong with a shard is right."""
-    if not right:
-        raise DamagedError(f"{path}: {what}; {REPAIR}")
 
 
 class Collection(NamedTuple):
@@ -276,7 +162,10 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
         )
     shard = parse_shard(data, path, entry["size"])
     require(len(shard.target) == entry["kept"], path, f"it has other rows than {MANIFEST} says")
-    return shard if heads is None else shard.of_heads(heads)
+    if heads is None:
+        return shard
+    require(shard.layer is not None, path, f"its rows are of other heads than {MANIFEST} says")
+    return shard.of_heads(heads)
 
 
 def listed_bytes(folder: Path, entry: dict[str, Any]) -> bytes | None:

@@ -18,14 +18,12 @@ from calibrate.files.collection import (
     Receipt,
     manifest_text,
     open_collection,
-    parse_unlisted,
     read_manifest,
     read_shard,
     receipt_of,
-    require,
-    shard_path,
 )
 from calibrate.files.manifest import COUNTS, MANIFEST
+from calibrate.files.shard import parse_unlisted, require, shard_path
 
 BAD, MISSING, FOREIGN = "bad", "missing", "foreign"
 

@@ -1,0 +1,133 @@
+"""A shard: the kept rows of one unit of work, all of one set size, in an npz file.
+
+It holds `logits` (rows, n) float32, `target` (rows,) int32, or (rows, n) bool where several items
+may win, `entropy` (rows,) float32, `index` (rows,) int64 (which set), and `counts`, int64, of
+everything that the unit saw, in the order of COUNTS; where it is said which head's they are,
+`layer` and `head` (rows,) int16, -1 if unknown; and where rows do not count alike, `weight` (rows,)
+float32.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.errors import DamagedError
+from calibrate.files.arrays import pack_arrays, parse_arrays
+from calibrate.files.manifest import COUNTS
+
+# Upper bound of what a file takes beside its rows; a test holds real files against it.
+SHARD_OVERHEAD = 2_048
+ENTROPY_ERROR = 1e-3  # nats, far more than float32 makes
+REPAIR = "the same `calibrate collect` command as before repairs it"
+
+Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where nobody says
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The kept rows of one unit."""
+
+    logits: np.ndarray  # (rows, n)
+    target: np.ndarray  # (rows,) int32, or (rows, n) bool
+    entropy: np.ndarray  # nats
+    index: np.ndarray
+    counts: np.ndarray  # (len(COUNTS),)
+    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown: which head's, if it is said
+    head: np.ndarray | None = None
+    weight: np.ndarray | None = None  # (rows,) float32, how much each counts, if not all alike
+
+    def of_heads(self, heads: Heads) -> "Shard":
+        """Its rows of some heads, where it is said whose they are; the counts stay the unit's."""
+        wanted = np.zeros(len(self.index), bool)
+        for layer, head in heads:
+            wanted |= (self.layer == layer) & (self.head == head)
+        columns = {name: x for name, x in vars(self).items() if name != "counts" and x is not None}
+        return replace(self, **{name: column[wanted] for name, column in columns.items()})
+
+
+def row_bytes(size: int, sets_of_targets: bool = False) -> int:
+    """Bytes of one kept row of `size` items."""
+    return 4 * size + (size if sets_of_targets else 4) + 4 + 8
+
+
+def shard_path(folder: Path, size: int, unit: int) -> Path:
+    """Where the shard of a unit is."""
+    return folder / f"n{size:05d}-unit{unit:05d}.npz"
+
+
+def pack_shard(shard: Shard) -> bytes:
+    """A shard as the bytes of a file."""
+    return pack_arrays({name: x for name, x in vars(shard).items() if x is not None})
+
+
+def parse_unlisted(data: bytes, path: Path, size: int) -> Shard:
+    """The shard in bytes that no digest vouches for; see `parse_shard`."""
+    shard = parse_shard(data, path, size)
+    require(pack_shard(shard) == data, path, "it holds more than its arrays")
+    return shard
+
+
+def parse_shard(data: bytes, path: Path, size: int) -> Shard:
+    """The shard of that set size in the bytes of a file.
+
+    Raises:
+      DamagedError: it is none, or holds rows that no collection keeps.
+    """
+    arrays = parse_arrays(data, path)
+    n_rows = len(np.atleast_1d(arrays.get("target", ())))
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {
+        "logits": ("<f4", (n_rows, size)),
+        "target": ("<i4", (n_rows,)),
+        "entropy": ("<f4", (n_rows,)),
+        "index": ("<i8", (n_rows,)),
+        "counts": ("<i8", (len(COUNTS),)),
+    }
+    if "target" in arrays and arrays["target"].dtype == bool:
+        expected["target"] = ("|b1", (n_rows, size))
+    if not {"layer", "head"}.isdisjoint(arrays):
+        expected |= dict.fromkeys(("layer", "head"), ("<i2", (n_rows,)))
+    if "weight" in arrays:
+        expected["weight"] = ("<f4", (n_rows,))
+    for name, (dtype, shape) in expected.items():
+        array = arrays.get(name)
+        right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), shape)
+        found = "absent" if array is None else f"{array.dtype}{array.shape}"
+        require(right, path, f"{name} is {found}, expected {np.dtype(dtype)}{shape}")
+    require(arrays.keys() == expected.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
+    shard = Shard(**{name: arrays[name] for name in expected})
+    _check_values(shard, path, size)
+    return shard
+
+
+def _check_values(shard: Shard, path: Path, size: int) -> None:
+    """Raises DamagedError for what no row is like that a collection keeps."""
+    rows, *some = shard.counts.tolist()
+    require(min(some) >= 0 and max(sum(some), len(shard.target)) <= rows, path,
+            f"counts are {[rows, *some]}, of {len(shard.target)} rows kept")  # fmt: skip
+    if not len(shard.target):
+        return
+    target = shard.target
+    if target.dtype == bool:
+        require(target.any(axis=1).all(), path, "target marks no item in some row")
+        at_target = shard.logits.max(axis=1, where=target, initial=-np.inf)
+    else:
+        within = 0 <= target.min() <= target.max() < size
+        require(within, path, f"target is not within [0, {size})")
+        at_target = np.take_along_axis(shard.logits, target[:, None], axis=1)[:, 0]
+    highest = shard.logits.max(axis=1)  # NaN if there is one in the row
+    require((highest < np.inf).all(), path, "logits hold NaN or inf")
+    require((at_target > -np.inf).all(), path, "a target is masked")
+    H = shard.entropy
+    bounded = -ENTROPY_ERROR <= H.min() <= H.max() <= np.log(size) + ENTROPY_ERROR
+    require(bounded, path, f"entropy is not within [0, log {size}]")
+    require(shard.index[0] >= 0 and (np.diff(shard.index) > 0).all(), path, "index does not rise")
+    if shard.weight is not None:
+        sound = ((shard.weight >= 0) & (shard.weight < np.inf)).all()
+        require(sound, path, "a weight is negative or not finite")
+
+
+def require(right: bool | np.bool_, path: Path, what: str) -> None:
+    """Raises DamagedError unless what is wrong with a shard is right."""
+    if not right:
+        raise DamagedError(f"{path}: {what}; {REPAIR}")
