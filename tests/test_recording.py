@@ -6,6 +6,7 @@ import pytest
 from calibrate.errors import CalibrateError
 from calibrate.files.recording import Recorder
 from calibrate.heads.arrays import Arrays
+from calibrate.maths.hashing import hashes
 
 
 def record(recorder, n_passes, n_keys=20, first=0):
@@ -62,6 +63,17 @@ def test_the_budget_is_kept_by_a_sample_that_depends_on_no_order(here):
     assert files < more  # the lowest hashes stay, whatever else there is
     numbers = sorted(int(name[4:10]) for name in files)
     assert numbers[-1] > 30 > numbers[0]  # neither the first ones nor the last
+
+
+def test_short_passes_do_not_take_the_place_of_long_ones(here):
+    recorder = Recorder(here / "run", 100_000)
+    n_keys = [4_000 if number % 2 else 20 for number in range(100)]
+    for number, n in enumerate(n_keys):
+        record(recorder, 1, n_keys=n, first=number)
+    kept = {int(path.name[4:10]) for path in (here / "run").iterdir()}
+    by_hash = np.argsort(hashes(np.arange(100))).tolist()
+    assert kept == set(by_hash[: len(kept)])
+    assert len(kept) > 1
 
 
 def test_a_file_takes_no_more_than_is_reckoned(here):

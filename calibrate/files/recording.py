@@ -49,6 +49,7 @@ class Recorder:
         self._count = 0
         self._kept: list[tuple[int, int]] = []  # (-hash, bytes) of the files there are, a heap
         self._bytes = 0  # of them all
+        self._limit = 1 << 64  # the lowest hash that did not fit
         self._paths: dict[int, Path] = {}
         self.left_out = 0  # rows whose target their query does not see
         try:
@@ -161,6 +162,8 @@ class Recorder:
     def _keep(self, number: int, columns: dict[str, np.ndarray]) -> None:
         """Writes a file unless it would not stay, and removes what does not fit beside it."""
         rank = int(hashes(np.array([number]))[0])
+        if rank > self._limit:  # in a gap that a long pass leaves, short ones would gather
+            return
         size = sum(column.nbytes for column in columns.values()) + FILE_OVERHEAD
         heapq.heappush(self._kept, (-rank, size))
         self._bytes += size
@@ -169,6 +172,7 @@ class Recorder:
         while len(self._kept) > 1 and self._bytes > self._max_bytes:
             last, size = heapq.heappop(self._kept)
             self._bytes -= size
+            self._limit = -last
             dropped.add(-last)
         if rank not in dropped:
             write_arrays(self._paths[rank], columns)
