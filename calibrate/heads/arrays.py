@@ -177,7 +177,7 @@ def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
         index = arrays.get(name)
         if index is None:
             continue
-        right = index.shape == (n_rows,) and np.issubdtype(index.dtype, np.integer)
+        right = index.shape == (n_rows,) and index.dtype.kind in "iu"
         if not right or (n_rows and not 0 <= index.min() <= index.max() < MOST_HEADS):
             raise CalibrateError(
                 f"{file}: {name} is {index.dtype}{index.shape}; give integers {(n_rows,)} within "

@@ -108,7 +108,7 @@ def check_target(target: Any, size: int, count: int, said: str) -> None:
     target = np.asarray(target)
     if target.dtype == bool and target.shape == (count, size):
         return  # rows that mark no item are counted as bad
-    if target.shape != (count,) or not np.issubdtype(target.dtype, np.integer):
+    if target.shape != (count,) or target.dtype.kind not in "iu":  # NumPy's integers have times
         raise CalibrateError(
             f"{said} {target.dtype}{target.shape}; "
             f"give integers ({count},), or bool {(count, size)}"
