@@ -14,8 +14,9 @@ from calibrate.faces.cli import app
 from calibrate.files import collection as files
 from calibrate.files.arrays import digest_of, pack_arrays, read_arrays
 from calibrate.files.collection_audit import audit_collection, open_unfinished
+from calibrate.heads.arrays import Arrays
 from calibrate.pipeline import units
-from calibrate.pipeline.collect import collect
+from calibrate.pipeline.collect import collect, collect_arrays
 from calibrate.pipeline.fit import fit_collection, fit_collection_as_in_the_paper, open_for_fit
 
 SHARD = Path("run/n00016-unit00001.npz")
@@ -156,6 +157,25 @@ def test_a_forged_shard_is_bad(here, forgery, status):
     assert faults() == [("bad", SHARD.name)]
     with pytest.raises(CalibrateError, match=r"n00016-unit00001.npz"):
         list(open_unfinished(Path("run")).shards())
+
+
+@pytest.mark.parametrize("status", ["complete", "partial"])
+def test_rows_are_of_the_heads_that_the_manifest_says(here, status):
+    logits, layer = np.random.default_rng(0).standard_normal((128, 16)), np.arange(128) % 2
+    np.savez("of-two.npz", logits=logits, target=np.zeros(128, int), layer=layer)
+    collect_arrays(Arrays(Path("of-two.npz")), here / "of-two")
+    for folder, heads in ((Path("run"), [[0, 0]]), (Path("of-two"), [[0, -1]])):
+        if status == "partial":
+            reopen(folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert not faults(folder)
+        manifest["configuration"]["heads"] = heads
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        found = audit_collection(folder)
+        assert found.sound == 0
+        assert all(
+            "its rows are of other heads than manifest.json" in f.error for f in found.faults
+        )
 
 
 def test_a_shard_under_another_name_is_bad(here):

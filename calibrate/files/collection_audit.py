@@ -23,7 +23,7 @@ from calibrate.files.collection import (
     receipt_of,
 )
 from calibrate.files.manifest import COUNTS, MANIFEST
-from calibrate.files.shard import parse_unlisted, require, shard_path
+from calibrate.files.shard import Shard, parse_unlisted, require, shard_path
 
 BAD, MISSING, FOREIGN = "bad", "missing", "foreign"
 
@@ -79,12 +79,14 @@ def _listed(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, Cali
     for entry in manifest["shards"]:
         path = shard_path(folder, entry["size"], entry["unit"])
         try:
-            counts = read_shard(folder, entry).counts.tolist()
+            shard = read_shard(folder, entry)
+            _check_heads(shard, path, manifest["configuration"])
         except CalibrateError as failure:
             faults += 1
             yield path, failure
             continue
-        seen.update({(entry["size"], name): n for name, n in zip(COUNTS, counts, strict=True)})
+        counts = zip(COUNTS, shard.counts.tolist(), strict=True)
+        seen.update({(entry["size"], name): count for name, count in counts})
         yield path, None
     said = {(size["size"], name): size[name] for size in manifest["sizes"] for name in COUNTS}
     if not faults and any(seen[key] != count for key, count in said.items()):
@@ -113,11 +115,22 @@ def _unlisted(
             index = shard.index.tolist()
             apart = not index or last.get(size, -1) < index[0] <= index[-1] < configuration["sets"]
             require(apart, path, "its rows are of other sets than its name says")
+            _check_heads(shard, path, configuration)
         except CalibrateError as failure:
             yield path, failure
             continue
         last[size] = index[-1] if index else last.get(size, -1)
         yield path, receipt_of(size, unit, shard, data)
+
+
+def _check_heads(shard: Shard, path: Path, configuration: dict[str, Any]) -> None:
+    """Raises DamagedError unless the rows are of the heads that are said, if any are."""
+    said = {(layer, head) for layer, head in configuration.get("heads", [])}
+    if shard.layer is None or shard.head is None:
+        right = not said
+    else:
+        right = said.issuperset(zip(shard.layer.tolist(), shard.head.tolist(), strict=True))
+    require(right, path, f"its rows are of other heads than {MANIFEST} says")
 
 
 def _size_and_unit(name: str) -> tuple[int, int] | None:
