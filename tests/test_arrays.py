@@ -307,3 +307,30 @@ def test_the_budget_holds_for_the_names_of_many_heads(here):
         folder = here / str(max_bytes)
         collect_arrays(Arrays(here / "many.npz"), folder, max_bytes)
         assert sum(file.stat().st_size for file in folder.iterdir()) <= max_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_least_number_masks_as_infinity_does(here, dtype):
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((300, 32)).astype(dtype)
+    masked = np.arange(32) >= rng.choice([12, 32], (300, 1))
+    for name, mask in (("inf", -np.inf), ("least", np.finfo(dtype).min)):
+        logits = np.where(masked, np.array(mask, dtype), z)
+        np.savez(f"{name}.npz", logits=logits, target=np.zeros(300, int))
+        collect_arrays(Arrays(here / f"{name}.npz"), here / name)
+    one, other = (open_collection(here / name).manifest for name in ("inf", "least"))
+    assert one["sizes"] == other["sizes"]
+    assert [size["size"] for size in one["sizes"]] == [12, 32]
+    assert one["shards"] == other["shards"]
+
+
+def test_targets_beyond_what_float32_holds_are_masked_ones(here):
+    """Their log-probability is -inf at a large beta, and what is made of it is NaN."""
+    z = np.random.default_rng(0).standard_normal((1_000, 8)).astype(np.float32)
+    target = z.argmax(axis=1)
+    z[0, target[0]] = np.finfo(np.float32).min
+    z[1, target[1] - 1] = 3e38
+    np.savez("wild.npz", logits=z, target=target)
+    collection = collect_arrays(Arrays(here / "wild.npz"), here / "run")
+    assert collection.manifest["sizes"][0]["masked_target"] == 2
+    assert np.isfinite(solve_collection(collection).profile.series).all()

@@ -58,7 +58,9 @@ def write_whole(
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """A regular file's bytes, or `most` and one of them: whoever asks then refuses the rest.
+    """A regular file's bytes, or one more than `most`: whoever asks then refuses it.
+
+    Of one that grows meanwhile, what it had; no more memory is asked for than that.
 
     Raises:
       OSError: it cannot be read, or is something else than a file: a pipe would never end.
@@ -67,7 +69,7 @@ def read_file(path: Path, most: int) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        return bytes(most + 1) if status.st_size > most else file.read(most + 1)
+        return bytes(most + 1) if status.st_size > most else file.read(status.st_size)
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -191,6 +193,8 @@ def _link(temporary: Path, path: Path) -> None:
 
 def _sync(folder: Path) -> None:
     """Makes new names in a folder survive a power cut."""
+    if os.name == "nt":
+        return  # it opens no folders
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.arrays import digest_of, parse_arrays, read_bytes
-from calibrate.heads.protocol import check_target, refuse_probabilities
+from calibrate.heads.protocol import as_masks, check_target, refuse_probabilities
 
 KNOWN = ("logits", "target", "mask", "layer", "head", "weight")
 MOST_HEADS = 1 << 15  # layers, and heads of a layer
@@ -134,7 +134,7 @@ def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], 
     arrays = parse_arrays(data, file)
     _check(arrays, file)
     with np.errstate(over="ignore"):  # beyond float32 it is masked, or makes a row a bad one
-        logits = arrays["logits"] = arrays["logits"].astype(np.float32, copy=False)
+        logits = arrays["logits"] = as_masks(arrays["logits"].astype(np.float32, copy=False))
     refuse_probabilities(np.where(_real(arrays), logits, 0), f"{file}: logits have")
     return arrays, digest_of(data)
 

@@ -16,8 +16,9 @@ from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.heads import Head, sent
 from calibrate.heads.arrays import Arrays, Part
-from calibrate.heads.protocol import call, refuse_probabilities
+from calibrate.heads.protocol import as_masks, call, refuse_probabilities
 from calibrate.maths.hashing import hashes
+from calibrate.maths.rule import Rule
 from calibrate.maths.shannon import entropy
 from calibrate.pipeline.claiming import claim, listed_shards, unlike
 from calibrate.pipeline.jobs import HERE, Jobs, run
@@ -273,7 +274,7 @@ def _attended(sent_head: Callable[[], Head], seed: int, unit: Unit) -> Found:
     logits = np.empty((unit.sets, unit.size), np.float32)
     targets = []
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
-        logits[part] = attended.logits
+        logits[part] = as_masks(np.asarray(attended.logits, np.float32))
         targets.append(np.asarray(batch.target))
     refuse_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
@@ -342,7 +343,9 @@ def examine(
     highest = jnp.max(logits, axis=1, keepdims=True)
     nan = jnp.any(jnp.isnan(logits), axis=1)  # the maximum may pass over a NaN on the CPU
     inf = (highest == jnp.inf)[:, 0] & ~nan
-    masked_target = (at_target == -jnp.inf)[:, 0] & ~nan & ~inf
+    # Or so far below the highest that the largest beta makes of it what -inf is.
+    lost = ~jnp.isfinite((highest - at_target) * Rule().max_beta)
+    masked_target = lost[:, 0] & ~nan & ~inf
     good = ~(nan | inf | masked_target)
     misranked = good & (highest > at_target)[:, 0]
     ties = good & ~misranked & (jnp.sum(logits == at_target, axis=1) > n_targets)
