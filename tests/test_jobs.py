@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -200,6 +201,32 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
         done = CliRunner().invoke(app, [*common, "--out", f"runs/{n}", "--jobs", str(n)])
         assert done.exit_code == 0, done.output
     assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
+
+
+def is_deaf():
+    """Whether this process was deaf to Ctrl-C from its start."""
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.parametrize("jobs", [TWO, Jobs(1, "local")])
+def test_workers_are_deaf_to_interrupts_before_they_can_say_so(here, jobs):
+    if jobs.dask:
+        pytest.importorskip("distributed", reason="needs the extra dask")
+    assert run([is_deaf, is_deaf], jobs) == [True, True]
+    assert not is_deaf()
+
+
+LEAVES = """
+import os, time
+from functools import partial
+from calibrate.pipeline.jobs import Jobs, run
+run([partial(time.sleep, i) for i in (0, 0, 60, 60)], Jobs(2), lambda result: os._exit(130))
+"""
+
+
+def test_nothing_is_said_of_what_an_interrupted_process_leaves(here):
+    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_dask_that_is_absent_is_one_line(here, monkeypatch):

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -23,6 +24,7 @@ Finished = Generator[tuple[int, T], None, None]
 LOCAL = "local"  # a Dask cluster of this machine's own
 SECONDS_TO_CONNECT = 10.0
 _IGNORE_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+_NO_COMMENT = "ignore:resource_tracker:UserWarning"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def _elsewhere(tasks: Iterable[Callable[[], T]], jobs: Jobs, processes: int) -> 
     # Bytes: what is sent is found out here, and Dask keeps no part of it on a single worker.
     sent = (delayed(_call)(place, _pickled(task)) for place, task in enumerate(tasks))
     with _remedies(jobs), _backend(jobs, processes) as backend:
-        finished = Parallel(**options, **backend)(sent)
+        with _quiet_start():
+            finished = Parallel(**options, **backend)(sent)
         try:
             # Not `yield from`: that would close it before its warning can be kept quiet.
             for result in finished:  # noqa: UP028
@@ -125,19 +128,44 @@ def started(jobs: Jobs) -> Iterator[Jobs]:
 
     threads = os.environ.get("NPROC", str(max(1, cpu_count() // jobs.processes)))
     try:
-        cluster = _distributed().LocalCluster(
-            n_workers=jobs.processes,
-            threads_per_worker=1,
-            memory_limit=None,  # a model may need most of it
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-            env={"NPROC": threads},
-            preload=[_IGNORE_INTERRUPTS],
-        )
+        with _quiet_start():
+            cluster = _distributed().LocalCluster(
+                n_workers=jobs.processes,
+                threads_per_worker=1,
+                memory_limit=None,  # a model may need most of it
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.CRITICAL,
+                env={"NPROC": threads},
+                preload=[_IGNORE_INTERRUPTS],
+            )
     except RuntimeError as failure:
         raise CalibrateError(f"no Dask cluster could be started here: {failure}") from failure
     with cluster:
         yield replace(jobs, dask=cluster.scheduler_address)
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """What this thread starts meanwhile is deaf to Ctrl-C, and does not comment on our end.
+
+    A worker that is still importing would answer Ctrl-C with a traceback. The helpers that remove
+    the semaphores of a process that was interrupted or killed would warn of having done so.
+    """
+    if os.name != "posix":
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    sys.warnoptions.append(_NO_COMMENT)  # helpers are started with the same options
+    try:
+        resource_tracker.ensure_running()  # here, as its start would unblock the signal
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    finally:
+        sys.warnoptions.remove(_NO_COMMENT)
 
 
 @contextlib.contextmanager
