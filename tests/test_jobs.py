@@ -229,6 +229,35 @@ def test_nothing_is_said_of_what_an_interrupted_process_leaves(here):
     assert (done.returncode, done.stderr) == (130, "")
 
 
+ORPHANS = """
+import os, time
+from calibrate.pipeline import jobs
+
+def write(i):
+    time.sleep(2)
+    open(f"by-an-orphan-{i}", "w").close()
+
+begin = jobs._begin_worker
+
+def begin_late(*arguments):
+    time.sleep(1)
+    begin(*arguments)
+
+if __name__ == "__main__":
+    from functools import partial
+    jobs._begin_worker = begin_late
+    jobs.threading.Timer(0.5, os._exit, [130]).start()
+    jobs.run([partial(write, i) for i in range(2)], jobs.Jobs(2))
+"""
+
+
+def test_a_worker_whose_parent_is_killed_before_it_begins_does_not_work(here):
+    command = [sys.executable, "-c", ORPHANS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130  # once nobody holds the pipe: no worker is left
+    assert list(here.iterdir()) == []
+
+
 def test_dask_that_is_absent_is_one_line(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     done = CliRunner().invoke(app, ["collect", "--sizes", "8", "--dask", "local", "--out", "r"])

@@ -114,7 +114,7 @@ def _backend(jobs: Jobs, processes: int) -> Iterator[dict[str, Any]]:
     from joblib import cpu_count
 
     threads = max(1, cpu_count() // processes)
-    start = {"initializer": _begin_worker, "initargs": (threads,)}
+    start = {"initializer": _begin_worker, "initargs": (threads, os.getpid())}
     yield {"backend": "loky", "n_jobs": processes, **start}
 
 
@@ -239,12 +239,12 @@ def _call(place: int, sent: bytes) -> tuple[int, Any]:
     return place, task()
 
 
-def _begin_worker(threads: int) -> None:
+def _begin_worker(threads: int, parent: int) -> None:
     # XLA reads the size of its thread pool from here when the process first uses it; joblib does
     # the same for other libraries. What the user has set stays.
     os.environ.setdefault("NPROC", str(threads))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
 def _end_with_parent(parent: int) -> None:
