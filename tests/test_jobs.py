@@ -149,6 +149,11 @@ def test_a_worker_that_hangs_is_one_line_and_the_same_call_carries_on(tmp_path):
     carries_on(tmp_path, "no worker finished anything for 3 s", head, Jobs(2, stall=SHORT))
 
 
+def test_a_single_task_that_hangs_is_one_line_too():
+    with pytest.raises(CalibrateError, match="no worker finished anything for 1 s"):
+        run([partial(time.sleep, 10)], Jobs(2, stall=1))
+
+
 def test_what_a_head_does_wrong_is_said_as_in_one_process(tmp_path):
     class Broken(ToyHead):
         def attend(self, batch):

@@ -60,11 +60,9 @@ def run(
       CalibrateError: a task cannot be sent, a process died, or none finished for `jobs.stall`
         seconds; what has been reported by then is done.
     """
-    processes = min(jobs.processes, length_hint(tasks, jobs.processes))
-    here = jobs.dask is None and processes < 2
     found: dict[int, T] = {}
     with contextlib.closing(
-        _here(tasks) if here else _elsewhere(tasks, jobs, processes)
+        _elsewhere(tasks, jobs) if jobs.elsewhere else _here(tasks)
     ) as finished:
         for place, result in finished:
             found[place] = result
@@ -77,10 +75,12 @@ def _here(tasks: Iterable[Callable[[], T]]) -> Finished[T]:
         yield place, task()
 
 
-def _elsewhere(tasks: Iterable[Callable[[], T]], jobs: Jobs, processes: int) -> Finished[T]:
+def _elsewhere(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Finished[T]:
     """(place of the task, what it gave), as they finish."""
     from joblib import Parallel, delayed
 
+    # With a single process joblib would stay here, and nothing would end a task that hangs.
+    processes = max(2, min(jobs.processes, length_hint(tasks, jobs.processes)))
     options = {"return_as": "generator_unordered", "batch_size": 1, "timeout": jobs.stall}
     # Bytes: what is sent is found out here, and Dask keeps no part of it on a single worker.
     sent = (delayed(_call)(place, _pickled(task)) for place, task in enumerate(tasks))
