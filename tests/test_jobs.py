@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -90,6 +91,13 @@ def test_results_are_in_the_order_of_the_tasks_and_each_is_reported(jobs):
     assert run(tasks, jobs, seen.append) == [2 * i for i in range(20)]
     assert sorted(seen) == [2 * i for i in range(20)]
     assert run([], jobs) == []
+
+
+@pytest.mark.parametrize("jobs", [Jobs(), TWO])
+def test_what_a_task_warns_of_is_warned_of_here(jobs, capfd):
+    with pytest.warns(UserWarning, match="a shard is damaged"):
+        run([partial(warnings.warn, "a shard is damaged"), os.getpid], jobs)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_collection_is_the_same_bytes_for_any_number_of_jobs(tmp_path):

@@ -88,9 +88,10 @@ def _elsewhere(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Finished[T]:
         with _quiet_start():
             finished = Parallel(**options, **backend)(sent)
         try:
-            # Not `yield from`: that would close it before its warning can be kept quiet.
-            for result in finished:  # noqa: UP028
-                yield result
+            for place, result, said in finished:
+                for line in said:
+                    warnings.warn(line, stacklevel=2)
+                yield place, result
         finally:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of tasks that are given up: they are meant to be
@@ -228,7 +229,8 @@ def _pickled(task: Callable[[], Any]) -> bytes:
         ) from failure
 
 
-def _call(place: int, sent: bytes) -> tuple[int, Any]:
+def _call(place: int, sent: bytes) -> tuple[int, Any, list[str]]:
+    """(place of the task, what it gives, what it warned of), in the process that does it."""
     try:
         task = pickle.loads(sent)
     except Exception as failure:
@@ -236,7 +238,8 @@ def _call(place: int, sent: bytes) -> tuple[int, Any]:
             f"a worker cannot load its task ({type(failure).__name__}: {failure}); it needs this "
             "version of calibrate, and the head's modules and files at the same place"
         ) from failure
-    return place, task()
+    with warnings.catch_warnings(record=True) as said:
+        return place, task(), [str(warning.message) for warning in said]
 
 
 def _begin_worker(threads: int, parent: int) -> None:
