@@ -230,6 +230,28 @@ def test_an_interrupt_ends_all_processes_at_once_and_the_same_command_carries_on
     assert one == other
 
 
+FORGETFUL = """
+import os, signal, time
+
+class Callback:
+    def __del__(self):  # as in JAX's callbacks, Python prints and forgets what is raised here
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+Callback()
+"""
+
+
+def test_an_interrupt_while_modules_are_loaded_is_not_lost(here):
+    Path("forgetful.py").write_text(FORGETFUL)
+    command = [sys.executable, "-m", "calibrate", "collect", "--head", "forgetful:x"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[1:] == [
+        "calibrate: interrupted; the same command carries on where it stopped"
+    ]
+
+
 @pytest.fixture
 def interruptible():
     """A process that was started in the background may ignore interrupts."""
@@ -245,6 +267,16 @@ def test_the_first_interrupt_waits_for_the_step_and_the_second_does_not(interrup
             steps.advance()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+        steps._interrupted = False
+    assert signal.getsignal(signal.SIGINT) is interruptible
+
+
+def test_an_interrupt_that_is_forgotten_takes_effect_after_the_step(interruptible):
+    with Steps("working", 2, at_once=True) as steps:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            steps.advance()
         steps._interrupted = False
     assert signal.getsignal(signal.SIGINT) is interruptible
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from calibrate.faces import fits, judging
-from calibrate.faces.endings import INTERRUPTED, Commands
+from calibrate.faces.endings import INTERRUPTED, Commands, end_interrupted
 from calibrate.faces.options import (
     BytesOption,
     DaskOption,
@@ -51,6 +52,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 is no error
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
+        signal.signal(signal.SIGINT, end_interrupted)
     try:
         app()
     except SystemExit as end:

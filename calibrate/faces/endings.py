@@ -1,7 +1,9 @@
 """How a command ends: a failure is one line, and the exit code says which kind."""
 
+import os
 import sys
 import warnings
+from types import FrameType
 from typing import Any, NoReturn
 
 from typer import Abort
@@ -10,6 +12,7 @@ from typer.core import TyperGroup
 from calibrate.errors import CalibrateError
 
 INTERRUPTED = 130  # exit code
+_INTERRUPTED = "interrupted; the same command carries on with what is collected, or trained"
 
 
 class Commands(TyperGroup):
@@ -36,10 +39,17 @@ class Commands(TyperGroup):
                 raise  # what has an exit code is Typer's own, a usage error for instance
             _stop(f"{type(error).__name__}: {error}; this is a bug: see it with --debug", 1)
         except KeyboardInterrupt:
-            _stop(
-                "interrupted; the same command carries on with what is collected, or trained",
-                INTERRUPTED,
-            )
+            _stop(_INTERRUPTED, INTERRUPTED)
+
+
+def end_interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    """What an interrupt does where no step is under way, in which it would wait or clean up.
+
+    An exception might hit a callback that JAX sets while it is loaded, where Python prints and
+    forgets it, or C++ aborts. Whatever is written appears whole or not at all.
+    """
+    os.write(2, f"calibrate: {_INTERRUPTED}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 def _show_warning(message: Any, *where: Any, **also: Any) -> None:

@@ -23,7 +23,7 @@ class Steps:
 
     An interrupt takes effect once the step is done. Raised at any point it might hit one of JAX's
     callbacks, where Python prints and forgets it. A second one is raised at once; so is the first
-    where other processes do the work (`at_once`).
+    where other processes do the work (`at_once`), and if it is forgotten, once the step is done.
 
     Steps may differ in how much `work` they are; the time left is estimated by it.
     """
@@ -53,7 +53,7 @@ class Steps:
         self._handler: Any = None
 
     def __enter__(self) -> "Steps":
-        if threading.current_thread() is threading.main_thread() and not self._at_once:
+        if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
         if stderr.is_terminal:
             self._bar.start()
@@ -71,7 +71,9 @@ class Steps:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
-        self._restore_handler()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._at_once:
+            raise KeyboardInterrupt
         stderr.print("stopping after this step; interrupt again to stop at once")
 
     def _restore_handler(self) -> None:
