@@ -109,6 +109,15 @@ def _backend(jobs: Jobs, processes: int) -> Iterator[dict[str, Any]]:
                 def effective_n_jobs(self, n_jobs: int) -> int:
                     return max(2, super().effective_n_jobs(n_jobs))  # with 1 joblib stays here
 
+                def submit(self, func: Any, callback: Any = None) -> Any:
+                    def fail(future: Any) -> None:
+                        if future.exception():  # joblib would wait for ever
+                            callback(_given_up(future.exception()))
+
+                    future = super().submit(func, callback)
+                    future.add_done_callback(fail)
+                    return future
+
             # All at once: more workers may come later.
             yield {"backend": Cluster(client=client), "n_jobs": -1, "pre_dispatch": "all"}
         return
@@ -215,6 +224,14 @@ def _remedies(jobs: Jobs) -> Iterator[None]:
             f"no worker finished anything for {jobs.stall:g} s: did one die, or does a task take "
             "longer (--stall)? What is finished is kept, and the same command carries on"
         ) from failure
+
+
+def _given_up(failure: BaseException) -> CalibrateError:
+    what = f"{type(failure).__name__}: {failure}"
+    return CalibrateError(
+        f"the Dask cluster gave a task up ({what}); its workers need this version of calibrate and "
+        "memory enough. What is finished is kept, and the same command carries on"
+    )
 
 
 def _pickled(task: Callable[[], Any]) -> bytes:
