@@ -13,7 +13,7 @@ from calibrate.files import collection as files
 from calibrate.files.collection import open_collection
 from calibrate.maths import reference
 from calibrate.pipeline import collect as pipeline
-from calibrate.pipeline import units
+from calibrate.pipeline import quotas, units
 from calibrate.pipeline.collect import collect
 
 SIZES, SETS = [8, 64, 100], 300
@@ -456,7 +456,7 @@ def test_file_overheads_are_upper_bounds(tmp_path):
 
 
 def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "MOST_KEPT_OF_ALL", 100)
+    monkeypatch.setattr(quotas, "MOST_KEPT_OF_ALL", 100)
     monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 256))
     some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
     every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")

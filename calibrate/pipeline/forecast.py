@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.files import collection as files
-from calibrate.pipeline.collect import Source, examine, row_quotas, wanted_rows
+from calibrate.pipeline.collect import Source, examine
 from calibrate.pipeline.jobs import HERE, Jobs
+from calibrate.pipeline.quotas import row_quotas, wanted_rows
 from calibrate.pipeline.units import ITEMS_PER_PIECE, Unit
 
 PROBED_SHARE = 0.01
