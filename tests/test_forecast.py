@@ -42,10 +42,24 @@ def test_rows_and_bytes_are_those_of_the_collection(tmp_path, keep, max_bytes):
 
 
 def test_the_time_is_that_of_a_hundredth_times_a_hundred():
-    source = source_of_head(ToyHead(), [2_048], 1_000, 0)
+    source = source_of_head(ToyHead(), [2_048], 10_000, 0)
     one, two = (forecast(source, 10**9, jobs=Jobs(n), clock=ticking(0.5)) for n in (1, 2))
-    assert one.seconds == pytest.approx(0.5 * 1_000 / 10)
+    assert one.seconds == pytest.approx(0.5 * 10_000 / 100)
     assert two.seconds == one.seconds / 2
+
+
+def test_the_time_is_shared_by_no_more_processes_than_there_are_units():
+    source = source_of_head(ToyHead(), [16], 500, 0)
+    assert len(source.units) == 1
+    one, many = (forecast(source, 10**9, jobs=Jobs(n), clock=ticking(0.5)) for n in (1, 8))
+    assert many.seconds == one.seconds
+
+
+def test_what_each_process_does_once_is_not_shared():
+    ticks = iter([0.0, 5.0, 5.5])  # begun, compiled, and run again
+    source = source_of_head(ToyHead(), [2_048], 10_000, 0)
+    found = forecast(source, 10**9, jobs=Jobs(2), clock=lambda: next(ticks))
+    assert found.seconds == pytest.approx(4.5 + 0.5 * 100 / 2)
 
 
 def test_dry_run_says_rows_bytes_and_time_and_writes_nothing(here):
@@ -54,6 +68,8 @@ def test_dry_run_says_rows_bytes_and_time_and_writes_nothing(here):
     assert done.exit_code == 0, done.output
     assert "400 rows" in done.stdout
     assert "nothing was written" in done.stdout
+    narrow = CliRunner().invoke(app, common, env={"COLUMNS": "20"})
+    assert "…" not in narrow.stdout
     record = json.loads(CliRunner().invoke(app, [*common, "--json"]).stdout)
     assert record["rows"] == sum(size["rows"] for size in record["sizes"]) == 400
     assert record["bytes"] > 400 * 4 * 16

@@ -46,12 +46,12 @@ def forecast(
     jobs: Jobs = HERE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Forecast:
-    """Runs a hundredth of the sets of each size, at least one piece, and writes nothing.
+    """Runs a hundredth of the sets of each size, from a piece to a unit, and writes nothing.
 
     Args:
       source: what would be collected.
       max_bytes, keep: as in `collect`.
-      jobs: the time is divided by its processes; a probe runs in this one.
+      jobs: as many units as its processes are worked on at once; a probe runs in this one.
       clock: seconds that never go back.
     Raises:
       CalibrateError: a head that fails, or max_bytes that are too few.
@@ -64,13 +64,14 @@ def forecast(
         sets[unit.size] += unit.sets
         room[unit.size] += min(quota[unit.size], wanted[unit])
     found = []
+    at_once = min(jobs.processes, len(source.units))
     for size, count in sets.items():
-        seconds, share = _probe(source, size, count, keep, clock)
+        once, seconds, share = _probe(source, size, count, keep, clock)
         rows = min(room[size], round(share * count))
         n_shards = sum(unit.size == size for unit in source.units)
         per_shard = files.SHARD_OVERHEAD + files.MANIFEST_PER_SHARD
         in_bytes = rows * source.row_bytes[size] + n_shards * per_shard + files.MANIFEST_PER_SIZE
-        found.append(SizeForecast(size, count, rows, in_bytes, seconds / jobs.processes))
+        found.append(SizeForecast(size, count, rows, in_bytes, once + seconds / at_once))
     return Forecast(
         found,
         files.MANIFEST_BASE
@@ -82,8 +83,8 @@ def forecast(
 
 def _probe(
     source: Source, size: int, sets: int, keep: str, clock: Callable[[], float]
-) -> tuple[float, float]:
-    """(seconds for all sets of one size, share of them that is kept if there is room)."""
+) -> tuple[float, float, float]:
+    """(seconds that each process takes to begin, seconds for all sets of one size, share kept)."""
     first = next(unit for unit in source.units if unit.size == size)
     most = max(math.ceil(PROBED_SHARE * sets), ITEMS_PER_PIECE // size, 1)
     probed = Unit(size, first.number, first.first, min(most, first.sets))
@@ -96,4 +97,4 @@ def _probe(
     seconds = clock() - compiled
     once = max(compiled - begun - seconds, 0)  # what is compiled, loaded or read the first time
     share = float((good if keep == "all" else misranked).mean())
-    return once + seconds * sets / probed.sets, share
+    return once, seconds * sets / probed.sets, share
