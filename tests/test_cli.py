@@ -248,7 +248,7 @@ def test_an_interrupt_while_modules_are_loaded_is_not_lost(here):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 130
     assert done.stderr.splitlines()[1:] == [
-        "calibrate: interrupted; the same command carries on where it stopped"
+        "calibrate: interrupted; the same command carries on with what is collected, or trained"
     ]
 
 

@@ -318,6 +318,8 @@ def test_a_cluster_that_gives_a_task_up_is_one_line_and_the_same_call_carries_on
 
 
 def test_no_scheduler_and_no_worker_are_one_line(tmp_path, distributed):
+    with pytest.raises(CalibrateError, match="names no certificates"):
+        run([partial(abs, -1)], Jobs(dask="tls://127.0.0.1:9"))
     with pytest.raises(CalibrateError, match="no Dask scheduler answers at 'nonsense'"):
         run([partial(double, 1)], Jobs(dask="nonsense"))
     with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:

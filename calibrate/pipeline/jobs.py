@@ -123,6 +123,8 @@ def _backend(jobs: Jobs, processes: int) -> Iterator[dict[str, Any]]:
         return
     from joblib import cpu_count
 
+    # Of a worker that has grown by 300 MB and is exchanged for another: nothing is lost.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
     threads = max(1, cpu_count() // processes)
     start = {"initializer": _begin_worker, "initargs": (threads, os.getpid())}
     yield {"backend": "loky", "n_jobs": processes, **start}
@@ -182,7 +184,11 @@ def _quiet_start() -> Iterator[None]:
 def _client(jobs: Jobs) -> Iterator[Any]:
     distributed = _distributed()
     try:
-        distributed.comm.get_address_host_port(jobs.dask)  # a client that fails later lingers
+        # A client that fails later lingers.
+        distributed.comm.get_address_host_port(jobs.dask)
+        ours = distributed.Security().get_connection_args("client")
+        if str(jobs.dask).startswith("tls:") and not ours.get("ssl_context"):
+            raise ValueError("Dask's configuration names no certificates, distributed.comm.tls")
         client = distributed.Client(jobs.dask, timeout=SECONDS_TO_CONNECT, set_as_default=False)
     except (OSError, ValueError) as failure:
         raise CalibrateError(
