@@ -17,7 +17,12 @@ from calibrate.files.collection_audit import audit_collection, open_unfinished
 from calibrate.heads.arrays import Arrays
 from calibrate.pipeline import units
 from calibrate.pipeline.collect import collect, collect_arrays
-from calibrate.pipeline.fit import fit_collection, fit_collection_as_in_the_paper, open_for_fit
+from calibrate.pipeline.fit import (
+    fit_collection,
+    fit_collection_as_in_the_paper,
+    fit_heads_of_collection,
+    open_for_fit,
+)
 
 SHARD = Path("run/n00016-unit00001.npz")
 
@@ -228,3 +233,14 @@ def test_an_unfinished_collection_without_a_shard_is_not_fitted(here):
     reopen(Path("run"), *(path.name for path in Path("run").glob("n*.npz")))
     with pytest.raises(CalibrateError, match="run has no shard yet"):
         open_for_fit(Path("run"), allow_partial=True)
+
+
+def test_a_manifest_that_says_more_than_the_command_is_another_collection(run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["configuration"]["heads"] = [[0, head] for head in range(1_000)]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CalibrateError, match=r"heads is \[\[0, 0\], .*… there and None here") as no:
+        collect(ToyHead(), [16, 64], 300, 0, run)
+    assert len(str(no.value)) < 400
+    with pytest.raises(CalibrateError, match="its rows are of other heads than manifest.json says"):
+        fit_heads_of_collection(run, "model")

@@ -9,6 +9,8 @@ from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.pipeline.units import Unit
 
+MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
+
 # What the manifest of a complete collection says of each unit's shard.
 Listed = dict[Unit, dict[str, Any]]
 
@@ -43,10 +45,12 @@ def listed_shards(
             )
         return None
     there = manifest["configuration"]
+    absent = {**dict.fromkeys([*configuration, *there]), "keep": "misranked"}
+    ours, theirs = absent | configuration, absent | there
     differences = [
-        f"{key} is {there.get(key, absent)!r} there and {configuration.get(key, absent)!r} here"
-        for key, absent in {**dict.fromkeys(configuration), "keep": "misranked"}.items()
-        if there.get(key, absent) != configuration.get(key, absent)
+        f"{key} is {_in_short(theirs[key])} there and {_in_short(ours[key])} here"
+        for key in absent
+        if theirs[key] != ours[key]
     ]
     if differences:
         raise CalibrateError(
@@ -62,3 +66,8 @@ def listed_shards(
             "or collect into a new folder"
         )
     return {unit: entries[unit.size, unit.number] for unit in units}
+
+
+def _in_short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
