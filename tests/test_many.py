@@ -15,6 +15,7 @@ from calibrate.faces.console import stdout
 from calibrate.files.recording import Recorder
 from calibrate.heads.arrays import Arrays
 from calibrate.maths import reference
+from calibrate.maths.solver import STATUS_NAMES
 from calibrate.pipeline import solve
 from calibrate.pipeline.candidates import Options, fit_rule
 from calibrate.pipeline.collect import collect_arrays
@@ -203,6 +204,20 @@ def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
     assert other.coefficients.quality == fit.coefficients.quality
     assert other.coefficients.entries == fit.coefficients.entries
     assert groups == [1, 1, 1, 1]
+    counts = fit.coefficients.quality["rows"]
+    assert set(counts) >= set(STATUS_NAMES.values())  # those that no row has, too
+    assert sum(counts[status] for status in STATUS_NAMES.values()) == counts["kept"] == 6_000
+
+
+def test_a_collection_without_a_row_is_exit_3(here):
+    z = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    head = np.arange(200) % 2
+    np.savez("right.npz", logits=z, target=z.argmax(axis=1), layer=head, head=head)
+    run = CliRunner().invoke
+    assert run(app, ["collect", "--logits", "right.npz", "--keep", "misranked"]).exit_code == 0
+    done = run(app, ["fit", "runs/right", "--name", "right"])
+    assert done.exit_code == 3
+    assert "runs/right has no rows; collect more sets" in done.stderr
 
 
 def test_heads_that_cover_each_others_errors_are_sharpened(here):

@@ -13,7 +13,7 @@ from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import Collection, Heads
 from calibrate.maths.rule import Rule
-from calibrate.pipeline.candidates import Options
+from calibrate.pipeline.candidates import ADVICE, Options
 from calibrate.pipeline.choice import LEAST_GAIN, Choice, Gain, HeldOut, choose, unit
 from calibrate.pipeline.jobs import HERE, Jobs, run
 from calibrate.pipeline.solve import Rows, head_in_words, heads_apart, known, solve_heads
@@ -86,14 +86,19 @@ def fit_heads(
       The rule with its entries, every head, and how many rows have each status of the solver.
     Raises:
       CalibrateError: the collection is damaged.
-      QualityError: no head has a rule that beats plain softmax.
+      QualityError: there are no rows, or no head has a rule that beats plain softmax.
     """
     # Workers may have another working folder.
     there = collection._replace(folder=collection.folder.absolute())
     tasks = [partial(_fit_group, there, group, options, force) for group in heads_apart(collection)]
     groups = run(tasks, jobs, lambda group: report(len(group[0])))
-    coefficients, heads = in_one_file([each for found, _ in groups for each in found], options)
-    return coefficients, heads, sum((counts for _, counts in groups), Counter())
+    found, statuses = [], Counter[str]()
+    for of_group, counts in groups:
+        found += of_group
+        statuses.update(counts)
+    if not found:
+        raise QualityError(f"{collection.folder} has no rows; {ADVICE}")
+    return *in_one_file(found, options), statuses
 
 
 def _fit_group(
@@ -106,12 +111,12 @@ def _fit_group(
 
 def fit_each(rows: Rows, options: Options, force: str | None = None) -> list[Found]:
     """What each family of rules has for each head that there are rows of, in order."""
-    families = {name: kinds for name, kinds in FAMILIES.items() if force in (None, *kinds)}
+    families = [family for family, kinds in FAMILIES.items() if force in (None, *kinds)]
     found = []
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         for name in rows.heads():
             own = rows.take(rows.are_of(*name))
-            found.append({f: _fit_head(own, options, force, f) for f in families})
+            found.append({family: _fit_head(own, options, force, family) for family in families})
     return found
 
 
