@@ -177,7 +177,9 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     means = [head.gain for head in calibrated]
     verdict = (
         f"{len(calibrated)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} "
-        f"{unit(options)} (mean {np.mean(means):.4f}); the others stay as they are"
+        f"{unit(options)} (mean {np.mean(means):.4f})"
+        + "; the others stay as they are"
+        * (len(calibrated) < len(heads))
     )
     return {"held_out": [size._asdict() for size in held_out(calibrated)], "verdict": verdict}
 
