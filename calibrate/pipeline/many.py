@@ -175,11 +175,10 @@ def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
     calibrated = [head for head in heads if head.rule]
     means = [head.gain for head in calibrated]
+    others = "; the others stay as they are" if len(calibrated) < len(heads) else ""
     verdict = (
         f"{len(calibrated)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} "
-        f"{unit(options)} (mean {np.mean(means):.4f})"
-        + "; the others stay as they are"
-        * (len(calibrated) < len(heads))
+        f"{unit(options)} (mean {np.mean(means):.4f}){others}"
     )
     return {"held_out": [size._asdict() for size in held_out(calibrated)], "verdict": verdict}
 
