@@ -1,5 +1,5 @@
 """python -m calibrate is the command line."""
 
-from calibrate.faces.cli import main
+from calibrate.cli.main import main
 
 main()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError
-from calibrate.files.recording import Recorder
+from calibrate.files.logits_recorder import Recorder
 
 
 def capture(model: Any, folder: Path, **options: Any) -> AbstractContextManager[Recorder]:

@@ -16,8 +16,8 @@ import numpy as np
 from calibrate.attention import dot_product_attention
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.files.recording import Recorder
-from calibrate.maths.shannon import wide
+from calibrate.files.logits_recorder import Recorder
+from calibrate.maths.entropy import wide
 from calibrate.softmax import adaptive_softmax
 
 try:

@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from calibrate.collecting import work_units
+from calibrate.collecting.collect import STREAM, collect
 from calibrate.heads import load_head
-from calibrate.pipeline import units
-from calibrate.pipeline.collect import STREAM, collect
 
 SIZES = [16 << k for k in range(11)]
 REPEATS = 7
@@ -25,14 +25,14 @@ REPEATS = 7
 def bare_pass(head, sizes: list[int], sets: int) -> float:
     """Seconds spent in attend alone."""
     total = 0.0
-    for unit in (u for size in sizes for u in units.plan_units(size, sets)):
-        seed = units.unit_seed(STREAM, 0, unit)
+    for unit in (u for size in sizes for u in work_units.plan_units(size, sets)):
+        seed = work_units.unit_seed(STREAM, 0, unit)
         batch = head.sample(seed, unit.size, unit.sets)
-        per_piece = max(1, units.ITEMS_PER_PIECE // unit.size)
+        per_piece = max(1, work_units.ITEMS_PER_PIECE // unit.size)
         cuts = [slice(i, i + per_piece) for i in range(0, unit.sets, per_piece)]
         start = time.perf_counter()
         pieces = (jax.tree.map(lambda leaf, cut=cut: leaf[cut], batch) for cut in cuts)
-        for attended in units.one_ahead(map(head.attend, pieces)):
+        for attended in work_units.one_ahead(map(head.attend, pieces)):
             attended.logits.block_until_ready()
         total += time.perf_counter() - start
     return total

@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 
+from calibrate.collecting.collect import collect
+from calibrate.collecting.work_units import attended_pieces, one_ahead, plan_units
+from calibrate.evaluation.baselines import ScoredRule, fitted_rules, fixed_rules, in_order
+from calibrate.evaluation.score_head import STREAM, evaluate, held_out_sets
+from calibrate.fitting.fit_collection import solve_collection
 from calibrate.heads import load_head
-from calibrate.pipeline.collect import collect
-from calibrate.pipeline.evaluate import STREAM, evaluate, held_out_sets
-from calibrate.pipeline.fit import solve_collection
-from calibrate.pipeline.rules import ScoredRule, fitted_rules, fixed_rules, in_order
-from calibrate.pipeline.units import attended_pieces, one_ahead, plan_units
 
 SIZES = [16 << i for i in range(11)]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import curve_fit
 
+from calibrate.collecting.collect import collect
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.fitting.model_selection import applied_beta, choose, mean_by_size, scores
+from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
+from calibrate.fitting.solved_rows import Rows, solve_collection
 from calibrate.heads import load_head
 from calibrate.maths.rule import Rule
-from calibrate.pipeline.candidates import KINDS, Options, fit_rule
-from calibrate.pipeline.choice import applied_beta, choose, mean_by_size, scores
-from calibrate.pipeline.collect import collect
-from calibrate.pipeline.solve import Rows, solve_collection
 
 HEAD = "max-retrieval"
 SIZES = [16 << i for i in range(9)]

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from calibrate.pipeline.jobs import Jobs, started
+from calibrate.parallel.jobs import Jobs, started
 
 WAYS = {
     "1 process": Jobs(),
@@ -36,7 +36,7 @@ SECONDS_BETWEEN_LOOKS = 0.05
 # Warms up with other sets, then runs once, or up to five times if it does not take long.
 TIMED = """
 import json, sys, time
-from calibrate.faces.cli import app
+from calibrate.cli.main import app
 
 def seconds(seed, name):
     began = time.perf_counter()

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from calibrate.fitting.model_selection import mean_by_size, scores
+from calibrate.fitting.solved_rows import Rows
 from calibrate.maths.likelihood import Form, likelihood, maximise
-from calibrate.maths.profile import from_nodes, nodes
+from calibrate.maths.likelihood_profile import from_nodes, nodes
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import Rule
-from calibrate.pipeline.choice import mean_by_size, scores
-from calibrate.pipeline.solve import Rows
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta
 N_CONSTRAINTS = 150

@@ -44,7 +44,7 @@ EVALUATE = [
 
 
 class Disk:
-    """The module os as `calibrate.files.whole` sees it: its calls are counted, and one is chosen.
+    """The module os as `calibrate.files.atomic_io` sees it: it counts calls, and picks one.
 
     Args:
       at: number of the call, from 0, that does not happen.
@@ -72,15 +72,15 @@ class Disk:
 
 def work(job: str, folder: Path, disk: Disk) -> None:
     """Does one job in this process, in small steps."""
-    import calibrate.pipeline.study  # noqa: F401  what takes long to load
-    from calibrate.faces import cli, steps  # noqa: F401
-    from calibrate.files import whole
+    import calibrate.evaluation.study  # noqa: F401  what takes long to load
+    from calibrate.cli import main, steps  # noqa: F401
+    from calibrate.collecting import work_units
+    from calibrate.files import atomic_io
     from calibrate.heads import training
-    from calibrate.pipeline import units
 
-    units.SETS_PER_UNIT = (1, 64)
+    work_units.SETS_PER_UNIT = (1, 64)
     training.SIZES, training.STEPS_PER_LOG_ROW, training.STEPS_PER_CHECKPOINT = (5, 5), 10, 20
-    whole.os = disk
+    atomic_io.os = disk
     print("ready", flush=True)
     if job == "train":
         training.train(0, 400, folder, print)
@@ -90,7 +90,7 @@ def work(job: str, folder: Path, disk: Disk) -> None:
         "fit": ["fit", str(folder.parent / "collection"), "--name", "x", "--store", str(folder)],
         "evaluate": [*EVALUATE, "--out", str(folder)],
     }[job]
-    cli.app(arguments, standalone_mode=False)
+    main.app(arguments, standalone_mode=False)
 
 
 def products(job: str, folder: Path) -> dict[str, bytes]:
@@ -111,9 +111,9 @@ def products(job: str, folder: Path) -> dict[str, bytes]:
 
 def unsound(job: str, folder: Path) -> list[str]:
     """What is published and cannot be read."""
-    from calibrate.files.arrays import read_arrays
-    from calibrate.files.audit import audit_store
     from calibrate.files.collection_audit import audit_collection
+    from calibrate.files.npz import read_arrays
+    from calibrate.files.store_audit import audit_store
 
     if job == "fit":
         return [v.error for v in audit_store(folder) if v.error] if folder.exists() else []

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from calibrate.fitting.solved_rows import Rows, join, solve
 from calibrate.maths.reference import entropy, softmax
-from calibrate.pipeline.solve import Rows, join, solve
 
 
 def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 2.0)) -> Rows:

@@ -14,10 +14,10 @@ from conftest import ToyHead
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.faces import options
-from calibrate.faces.cli import app
-from calibrate.faces.progress import Steps
-from calibrate.pipeline.collect import collect
+from calibrate.cli import options
+from calibrate.cli.main import app
+from calibrate.cli.progress import Steps
+from calibrate.collecting.collect import collect
 
 SMALL = ["--sizes", "64..512", "--sets", "512"]
 

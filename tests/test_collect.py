@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from conftest import ToyHead
 
+from calibrate.collecting import collect as pipeline
+from calibrate.collecting import sampling, work_units
+from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import collection as files
 from calibrate.files.collection import open_collection
 from calibrate.maths import reference
-from calibrate.pipeline import collect as pipeline
-from calibrate.pipeline import quotas, units
-from calibrate.pipeline.collect import collect
 
 SIZES, SETS = [8, 64, 100], 300
 
@@ -22,8 +22,8 @@ SIZES, SETS = [8, 64, 100], 300
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch):
     """Several units and pieces per size, as in large runs."""
-    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 128))
-    monkeypatch.setattr(units, "ITEMS_PER_PIECE", 2_500)
+    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
+    monkeypatch.setattr(work_units, "ITEMS_PER_PIECE", 2_500)
 
 
 def run(folder, head=None, **changes):
@@ -54,8 +54,8 @@ def test_every_row_is_the_set_that_its_index_says(tmp_path):
     head = ToyHead()
     for size, shard in run(tmp_path / "run", head).shards():
         drawn = [
-            head.sample(units.unit_seed("collect", 0, unit), size, unit.sets).logits
-            for unit in units.plan_units(size, SETS)
+            head.sample(work_units.unit_seed("collect", 0, unit), size, unit.sets).logits
+            for unit in work_units.plan_units(size, SETS)
         ]
         np.testing.assert_array_equal(np.concatenate(drawn)[shard.index], shard.logits)
 
@@ -80,14 +80,14 @@ def test_manifest_says_what_not_where_or_when(tmp_path):
 
 
 def test_collect_and_evaluate_never_share_a_set():
-    unit = units.plan_units(64, SETS)[0]
-    assert units.unit_seed("collect", 0, unit) != units.unit_seed("evaluate", 0, unit)
+    unit = work_units.plan_units(64, SETS)[0]
+    assert work_units.unit_seed("collect", 0, unit) != work_units.unit_seed("evaluate", 0, unit)
     seeds = {
-        units.unit_seed(stream, seed, unit)
+        work_units.unit_seed(stream, seed, unit)
         for stream in ("collect", "evaluate")
         for seed in range(5)
         for size in SIZES
-        for unit in units.plan_units(size, SETS)
+        for unit in work_units.plan_units(size, SETS)
     }
     assert len(seeds) == 2 * 5 * len(SIZES) * 3
 
@@ -184,7 +184,7 @@ def test_hashes_choose_fairly():
 
 
 def test_bad_rows_are_counted_by_reason_and_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 512))
+    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 512))
 
     def spoil(logits):
         if logits.shape[1] == 64:
@@ -195,7 +195,7 @@ def test_bad_rows_are_counted_by_reason_and_left_out(tmp_path, monkeypatch):
     head = ToyHead(spoil=spoil)
     collection = run(tmp_path / "run", head, sizes=[64], sets=1_024)
     (counts,) = collection.manifest["sizes"]
-    n_units = len(units.plan_units(64, 1_024))
+    n_units = len(work_units.plan_units(64, 1_024))
     assert (counts["nan"], counts["inf"], counts["masked_target"]) == (n_units,) * 3
     assert all(np.isfinite(shard.logits).all() for _, shard in collection.shards())
 
@@ -456,8 +456,8 @@ def test_file_overheads_are_upper_bounds(tmp_path):
 
 
 def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(quotas, "MOST_KEPT_OF_ALL", 100)
-    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 256))
+    monkeypatch.setattr(sampling, "MOST_KEPT_OF_ALL", 100)
+    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 256))
     some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
     every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")
     for all_of, few in zip(every.manifest["sizes"], some.manifest["sizes"], strict=True):

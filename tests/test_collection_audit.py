@@ -9,20 +9,20 @@ import pytest
 from conftest import ToyHead
 from typer.testing import CliRunner
 
+from calibrate.cli.main import app
+from calibrate.collecting import work_units
+from calibrate.collecting.collect import collect, collect_arrays
 from calibrate.errors import CalibrateError
-from calibrate.faces.cli import app
 from calibrate.files import collection as files
-from calibrate.files.arrays import digest_of, pack_arrays, read_arrays
 from calibrate.files.collection_audit import audit_collection, open_unfinished
-from calibrate.heads.arrays import Arrays
-from calibrate.pipeline import units
-from calibrate.pipeline.collect import collect, collect_arrays
-from calibrate.pipeline.fit import (
+from calibrate.files.npz import digest_of, pack_arrays, read_arrays
+from calibrate.fitting.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,
     fit_heads_of_collection,
     open_for_fit,
 )
+from calibrate.heads.logits_files import Arrays
 
 SHARD = Path("run/n00016-unit00001.npz")
 
@@ -30,7 +30,7 @@ SHARD = Path("run/n00016-unit00001.npz")
 @pytest.fixture(autouse=True)
 def run(here, monkeypatch):
     """A collection of two sizes with three shards each."""
-    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 128))
+    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
     collect(ToyHead(), [16, 64], 300, 0, here / "run")
     return here / "run"
 

@@ -15,17 +15,17 @@ from conftest import ToyHead
 from syscalls import Crash, Syscalls
 
 import calibrate
+from calibrate.cli.progress import Steps
+from calibrate.cli.steps import find_fit
+from calibrate.collecting import resume, work_units
+from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError
-from calibrate.faces.progress import Steps
-from calibrate.faces.steps import find_fit
+from calibrate.files import atomic_io
 from calibrate.files import collection as files
-from calibrate.files import whole
 from calibrate.files.collection_audit import audit_collection
 from calibrate.files.publishing import publish
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.heads import training
-from calibrate.pipeline import claiming, units
-from calibrate.pipeline.collect import collect
-from calibrate.pipeline.fit import fit_collection
 
 ROOT = Path(__file__).parents[1]
 FAULTS = [errno.ENOSPC, errno.EIO, errno.EACCES, None]  # None: the process dies there
@@ -33,7 +33,7 @@ FAULTS = [errno.ENOSPC, errno.EIO, errno.EACCES, None]  # None: the process dies
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch):
-    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 64))
+    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 64))
 
 
 def run(folder, head=None, report=lambda progress: None, seed=0):
@@ -136,7 +136,7 @@ def no_locks(monkeypatch):
     def refuse(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(whole.fcntl, "flock", refuse)
+    monkeypatch.setattr(atomic_io.fcntl, "flock", refuse)
 
 
 def test_without_locks_both_finish_with_the_same_bytes(here, no_locks):
@@ -162,7 +162,7 @@ def test_without_locks_the_first_configuration_holds(here, no_locks, monkeypatch
             run(folder, seed=1)
         write(folder, configuration, receipts)
 
-    monkeypatch.setattr(claiming.files, "write_manifest", write_after_another)
+    monkeypatch.setattr(resume.files, "write_manifest", write_after_another)
     with pytest.raises(CalibrateError, match="seed is 1 there and 0 here; give the same options"):
         run("run")
     run("other", seed=1)

@@ -13,9 +13,9 @@ import pytest
 from syscalls import Syscalls
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.files import arrays
-from calibrate.files.arrays import read_arrays, write_arrays
-from calibrate.files.whole import read_file, remove_leftovers, write_whole
+from calibrate.files import npz as npz_format
+from calibrate.files.atomic_io import read_file, remove_leftovers, write_whole
+from calibrate.files.npz import read_arrays, write_arrays
 
 
 @pytest.fixture
@@ -171,16 +171,16 @@ def test_a_file_that_grows_before_it_is_read_is_refused(npz, monkeypatch):
         path.write_bytes(bytes(size + 100))
         return read_file(path, most)
 
-    monkeypatch.setattr(arrays, "read_file", read_later)
+    monkeypatch.setattr(npz_format, "read_file", read_later)
     with pytest.raises(DamagedError, match="a.npz has .* bytes, and such a file at most"):
-        arrays.read_bytes(npz, size)
+        npz_format.read_bytes(npz, size)
 
 
 def test_a_file_that_no_memory_takes_is_named(npz, monkeypatch):
     def fail(path, most):
         raise MemoryError
 
-    monkeypatch.setattr(arrays, "read_file", fail)
+    monkeypatch.setattr(npz_format, "read_file", fail)
     with pytest.raises(DamagedError, match="a.npz has .* bytes, more than the memory takes; del"):
         read_arrays(npz)
 

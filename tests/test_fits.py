@@ -12,16 +12,16 @@ from matplotlib.figure import Figure
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.faces.fit_views import load_line
-from calibrate.faces.plots import plot_beta
-from calibrate.faces.rule_words import polynomial
-from calibrate.faces.text_plot import draw_curve
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.difference import compare
+from calibrate.files.fit_difference import compare
 from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
 from calibrate.maths.rule import Rule
+from calibrate.report.fit_views import load_line
+from calibrate.report.plots import plot_beta
+from calibrate.report.rule_text import polynomial
+from calibrate.report.text_plot import draw_curve
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,10 +9,10 @@ import pytest
 from conftest import ToyHead
 from typer.testing import CliRunner
 
-from calibrate.faces.cli import app
-from calibrate.pipeline.collect import collect, source_of_head
-from calibrate.pipeline.forecast import forecast
-from calibrate.pipeline.jobs import Jobs
+from calibrate.cli.main import app
+from calibrate.collecting.collect import collect, source_of_head
+from calibrate.collecting.forecast import forecast
+from calibrate.parallel.jobs import Jobs
 
 
 def ticking(step):

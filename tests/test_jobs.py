@@ -16,16 +16,16 @@ from conftest import ToyHead
 from typer.testing import CliRunner
 
 from calibrate import heads
+from calibrate.cli.main import app
+from calibrate.collecting import work_units
+from calibrate.collecting.collect import collect, collect_arrays
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.faces.cli import app
+from calibrate.evaluation.baselines import fixed_rules
+from calibrate.evaluation.score_head import evaluate
+from calibrate.fitting.fit_collection import fit_collection
 from calibrate.heads import load_head
-from calibrate.heads.arrays import Arrays
-from calibrate.pipeline import units
-from calibrate.pipeline.collect import collect, collect_arrays
-from calibrate.pipeline.evaluate import evaluate
-from calibrate.pipeline.fit import fit_collection
-from calibrate.pipeline.jobs import HERE, Jobs, run, started
-from calibrate.pipeline.rules import fixed_rules
+from calibrate.heads.logits_files import Arrays
+from calibrate.parallel.jobs import HERE, Jobs, run, started
 
 SIZES, SETS = [8, 64, 100], 300
 TWO = Jobs(2)
@@ -34,7 +34,7 @@ SHORT = 3.0  # seconds; the error is the same if a worker takes longer to start
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch):
-    monkeypatch.setattr(units, "SETS_PER_UNIT", (1, 128))
+    monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
 
 
 class Once(ToyHead):
@@ -232,7 +232,7 @@ def test_workers_are_deaf_to_interrupts_before_they_can_say_so(here, jobs):
 LEAVES = """
 import os, time
 from functools import partial
-from calibrate.pipeline.jobs import Jobs, run
+from calibrate.parallel.jobs import Jobs, run
 run([partial(time.sleep, i) for i in (0, 0, 60, 60)], Jobs(2), lambda result: os._exit(130))
 """
 
@@ -244,7 +244,7 @@ def test_nothing_is_said_of_what_an_interrupted_process_leaves(here):
 
 ORPHANS = """
 import os, time
-from calibrate.pipeline import jobs
+from calibrate.parallel import jobs
 
 def write(i):
     time.sleep(2)

@@ -16,7 +16,7 @@ from calibrate.maths.likelihood import (
     maximise,
     polynomial_form,
 )
-from calibrate.maths.profile import Profile, profile
+from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.reference import entropy, softmax
 
 LOW, HIGH = 1.0, 64.0

@@ -15,15 +15,15 @@ from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, LINES, planted
 
 import calibrate
-from calibrate.faces import logits_plots
-from calibrate.faces.logits_report import write_logits_report
-from calibrate.faces.logits_views import print_scores, scores_record
-from calibrate.faces.verdict import verdict_on_logits
+from calibrate.evaluation.score_logits import LogitScores, Moments, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
-from calibrate.heads.arrays import Arrays
+from calibrate.heads.logits_files import Arrays
 from calibrate.maths.rule import Rule
-from calibrate.pipeline.score_logits import LogitScores, Moments, score_logits
+from calibrate.report import logits_plots
+from calibrate.report.logits_report import write_logits_report
+from calibrate.report.logits_views import print_scores, scores_record
+from calibrate.report.verdict import verdict_on_logits
 
 
 def publish_fits(folder, **source):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calibrate.errors import CalibrateError
-from calibrate.files.arrays import read_arrays, write_arrays
+from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.heads import WEIGHTS, built_in_heads, load_head, max_retrieval
 
 

@@ -81,8 +81,8 @@ def test_published_fit_is_of_the_shipped_head():
     [
         "import calibrate",
         "import calibrate; calibrate.load('paper'); calibrate.identity()",
-        "from calibrate.faces.cli import app; app(['fits', 'verify'], standalone_mode=False)",
-        "import calibrate.faces.cli",
+        "from calibrate.cli.main import app; app(['fits', 'verify'], standalone_mode=False)",
+        "import calibrate.cli.main",
     ],
 )
 def test_light_import(code, tmp_path):
@@ -172,7 +172,7 @@ def test_readme_commands_on_heads_of_ones_own_run(here, monkeypatch):
     """Arrays and module are those of its Python blocks."""
     from typer.testing import CliRunner
 
-    from calibrate.faces.cli import app
+    from calibrate.cli.main import app
 
     (arrays,) = (block for block in PYTHON if "np.savez" in block)
     (module,) = (block for block in PYTHON if "class NoisyScorer" in block)
@@ -193,7 +193,7 @@ def test_readme_commands_exist():
     """Each `calibrate ...` line of the README parses, with the options that it names."""
     from typer.testing import CliRunner
 
-    from calibrate.faces.cli import app
+    from calibrate.cli.main import app
 
     line = r"^(?:\.venv/bin/)?calibrate ((?:fits )?\w+)(.*)$"
     lines = re.findall(line, README, re.MULTILINE)

@@ -8,12 +8,12 @@ import pytest
 from matplotlib.figure import Figure
 from planted import planted_rows
 
-from calibrate.faces import evidence_plots, logits_plots, plots, score_plots
-from calibrate.faces.page import NARROW
+from calibrate.evaluation.baselines import LABELS, paper
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.fitting.rule_fitting import KINDS, fit_rule
 from calibrate.maths.rule import Rule
-from calibrate.pipeline.candidates import KINDS, fit_rule
-from calibrate.pipeline.rules import LABELS, paper
+from calibrate.report import evidence_plots, logits_plots, plots, score_plots
+from calibrate.report.page import NARROW
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibrate.faces.progress import SECONDS_BETWEEN_LINES, Steps, in_words
+from calibrate.cli.progress import SECONDS_BETWEEN_LINES, Steps, in_words
 
 
 class Clock:

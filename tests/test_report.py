@@ -11,13 +11,13 @@ import pytest
 from browser import CHROMIUM, Browser
 from conftest import ToyHead
 from test_cli import call, refusal
-from test_compare import make_score
+from test_comparison import make_score
 
 import calibrate
-from calibrate.faces.report import write_report
-from calibrate.faces.verdict import beside_rivals, verdict
+from calibrate.evaluation.comparison import compare
 from calibrate.files.coefficient_file import dumps
-from calibrate.pipeline.compare import compare
+from calibrate.report.head_report import write_report
+from calibrate.report.verdict import beside_rivals, verdict
 
 SIZES = ["--sizes", "16,256,1024", "--sets", "128"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.faces.comparison_views import comparison_of, comparison_record
 from calibrate.heads import load_head
+from calibrate.report.comparison_views import comparison_of, comparison_record
 
 ROOT = Path(__file__).parents[1]
 RECORD = json.loads((ROOT / "scripts/results/table1.json").read_text())
@@ -81,8 +81,8 @@ def test_the_record_agrees_with_itself():
 
 def test_a_part_of_the_record_is_reproduced():
     """512 of the sets of one head and size: within five standard errors of the whole."""
-    from calibrate.pipeline.evaluate import evaluate
-    from calibrate.pipeline.rules import fixed_rules
+    from calibrate.evaluation.baselines import fixed_rules
+    from calibrate.evaluation.score_head import evaluate
 
     k = RECORD["sizes"].index(512)
     (score,) = evaluate(load_head("max-retrieval-4"), [512], 512, 0, fixed_rules())

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import calibrate
+from calibrate.collecting import work_units
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evaluation.score_logits import LogitScores, Moments, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.heads.arrays import Arrays
+from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
-from calibrate.pipeline import units
-from calibrate.pipeline.score_logits import LogitScores, Moments, score_logits
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
@@ -75,7 +75,9 @@ def mean_and_error(x):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
-    monkeypatch.setattr(units, "ITEMS_PER_UNIT", 1)  # pieces of 64 rows, so that some are merged
+    monkeypatch.setattr(
+        work_units, "ITEMS_PER_UNIT", 1
+    )  # pieces of 64 rows, so that some are merged
     columns = planted(several=several)
     arrays = save(here / "held-out.npz", columns)
     scores = score_logits(arrays, FITS)

@@ -22,12 +22,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from syscalls import Crash, Syscalls
 
 import calibrate
-from calibrate.files.audit import audit_reference, audit_store
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.history import LOG, append_event, read_history
+from calibrate.files.event_log import LOG, append_event, read_history
 from calibrate.files.publishing import alias, publish, yank
 from calibrate.files.store import hold, names, published_store, stores, versions
+from calibrate.files.store_audit import audit_reference, audit_store
 from calibrate.maths.rule import Rule
 
 

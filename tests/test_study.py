@@ -7,10 +7,10 @@ import pytest
 from conftest import ToyHead
 
 from calibrate.errors import CalibrateError
-from calibrate.files.arrays import read_arrays, write_arrays
-from calibrate.files.scores import Outcome, add_scores, read_scores
-from calibrate.pipeline.rules import LABELS, LogSize
-from calibrate.pipeline.study import Calibration, study
+from calibrate.evaluation.baselines import LABELS, LogSize
+from calibrate.evaluation.study import Calibration, study
+from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.files.score_files import Outcome, add_scores, read_scores
 
 SIZES = [16, 64, 256]
 CALIBRATION = Calibration([64, 256, 1024], 600)
@@ -56,13 +56,13 @@ def test_again_nothing_is_attended(heads, here):
 
 
 def test_another_rule_is_scored_alone(heads, here, monkeypatch):
-    from calibrate.pipeline import evaluate
+    from calibrate.evaluation import score_head
 
     run(heads[:1], here / "s")
     seen = []
-    kernel = evaluate.attention_weights
+    kernel = score_head.attention_weights
     monkeypatch.setattr(
-        evaluate, "attention_weights",
+        score_head, "attention_weights",
         lambda *a, **k: seen.append(kernel(*a, **k)) or seen[-1],
     )  # fmt: skip
     found = run(heads[:1], here / "s", more={"twice": LogSize(0.0, 2.0)})

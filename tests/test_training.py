@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from calibrate.errors import CalibrateError
-from calibrate.files.arrays import read_arrays
+from calibrate.files.npz import read_arrays
 from calibrate.heads import load_head, training
 
 quiet = print  # a module-level function, as worker processes need

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra trans
 
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
 
-from calibrate.heads.arrays import Arrays  # noqa: E402
+from calibrate.heads.logits_files import Arrays  # noqa: E402
 from calibrate.maths import reference  # noqa: E402
 from calibrate.transformers import capture, register, verify  # noqa: E402
 
@@ -455,7 +455,7 @@ def test_from_a_model_to_its_fit(llama, here):
     """Capture, collect, fit, register: with heads that seek the token of the target, sharply."""
     from typer.testing import CliRunner
 
-    from calibrate.faces.cli import app
+    from calibrate.cli.main import app
 
     rng = np.random.default_rng(0)
     with capture(llama, here / "captured", layers=[1], heads=[0, 3]) as recorder:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.about import PROVENANCE, SOURCE, quality_shape
+from calibrate.files.atomic_io import read_file
 from calibrate.files.check_pairs import verify
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.metadata import PROVENANCE, SOURCE, quality_shape
 from calibrate.files.strict_json import (
     Where,
     check_float,
@@ -33,7 +34,6 @@ from calibrate.files.strict_json import (
     refuse_state,
     spell,
 )
-from calibrate.files.whole import read_file
 from calibrate.maths.rule import ENTROPY_POLYNOMIAL, LOG_SIZE, N_COEFFICIENTS, Rule
 
 FORMAT = "calibrate.fit"

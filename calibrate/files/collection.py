@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, DamagedError, QualityError
-from calibrate.files.arrays import digest_of, read_bytes
+from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_whole
 from calibrate.files.manifest import (
     BAD,
     COUNTS,
@@ -23,6 +23,7 @@ from calibrate.files.manifest import (
     SCHEMA_VERSION,
     parse_manifest,
 )
+from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.shard import (
     REPAIR,
     SHARD_OVERHEAD,
@@ -35,7 +36,6 @@ from calibrate.files.shard import (
     row_bytes,
     shard_path,
 )
-from calibrate.files.whole import check_writable, locked, remove_leftovers, write_whole
 
 MAX_BAD_SHARE = 0.01
 

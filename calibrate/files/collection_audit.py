@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.files.arrays import digest_of, read_bytes
 from calibrate.files.collection import (
     Collection,
     Receipt,
@@ -23,6 +22,7 @@ from calibrate.files.collection import (
     receipt_of,
 )
 from calibrate.files.manifest import COUNTS, MANIFEST
+from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.shard import Shard, parse_unlisted, require, shard_path
 
 BAD, MISSING, FOREIGN = "bad", "missing", "foreign"

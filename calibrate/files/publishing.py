@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.errors import CoefficientsError
+from calibrate.files.atomic_io import locked, remove_leftovers, write_whole
 from calibrate.files.coefficient_file import NAME_PATTERN, NAME_REMEDY, digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.history import ALIAS_PATTERN, append_event
+from calibrate.files.event_log import ALIAS_PATTERN, append_event
 from calibrate.files.store import VERSION_PATTERN, Held, find, hold, stores
-from calibrate.files.whole import locked, remove_leftovers, write_whole
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.errors import DamagedError
-from calibrate.files.arrays import pack_arrays, parse_arrays
 from calibrate.files.manifest import COUNTS
+from calibrate.files.npz import pack_arrays, parse_arrays
 
 # Upper bound of what a file takes beside its rows; a test holds real files against it.
 SHARD_OVERHEAD = 2_048

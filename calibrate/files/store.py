@@ -16,7 +16,7 @@ from typing import NamedTuple
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficient_file import NAME_PATTERN, digest, read
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.history import ALIAS_PATTERN, LOG, History, read_history
+from calibrate.files.event_log import ALIAS_PATTERN, LOG, History, read_history
 
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")

@@ -86,10 +86,10 @@ def _itself(head: Head) -> Head:
 
 
 def _load(reference: str, folder: Path) -> Head:
-    from calibrate.heads import max_retrieval, outside
+    from calibrate.heads import max_retrieval, plugin
 
-    if outside.REFERENCE.fullmatch(reference):
-        return outside.load_outside(reference, folder)
+    if plugin.REFERENCE.fullmatch(reference):
+        return plugin.load_outside(reference, folder)
     match = _BUILT_IN.fullmatch(reference)
     path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):

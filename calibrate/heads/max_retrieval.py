@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.files.arrays import read_arrays
+from calibrate.files.npz import read_arrays
 from calibrate.maths.bounds import spread_bound
 
 N_CLASSES = 10

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.files.arrays import read_arrays, write_arrays
-from calibrate.files.whole import remove_leftovers
+from calibrate.files.atomic_io import remove_leftovers
+from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.heads import max_retrieval as head
 
 BATCH = 128

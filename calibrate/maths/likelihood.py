@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.maths.bernstein import basis, elevation
-from calibrate.maths.profile import Profile
+from calibrate.maths.likelihood_profile import Profile
 
 DEGREE = 4
 ELEVATED_TO = 24

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calibrate.maths import set_targets
-from calibrate.maths.blocks import in_blocks
-from calibrate.maths.roots import MAX_PASSES, Passes, advance, moments
+from calibrate.maths import target_sets
+from calibrate.maths.root_finding import MAX_PASSES, Passes, advance, moments
+from calibrate.maths.row_blocks import in_blocks
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
 SHARP, FLAT, INTERIOR, UNSOLVED = 1, 2, 0, 3
@@ -120,7 +120,7 @@ def _first(rows: np.ndarray) -> tuple[int, ...]:
 
 def _solve_in_blocks(logits, target) -> tuple[np.ndarray, np.ndarray]:
     """beta and number of passes for (rows, n) logits, in blocks of one traced shape."""
-    kernel = _solve if target.ndim == 1 else set_targets.solve
+    kernel = _solve if target.ndim == 1 else target_sets.solve
     beta = np.empty(len(logits), logits.dtype)
     n_passes = np.empty(len(logits), np.int8)
     with jax.enable_x64(logits.dtype == np.float64):

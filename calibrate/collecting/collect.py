@@ -1,0 +1,315 @@
+"""Collect: run a head and keep a sample of its rows, or those whose target is misranked."""
+
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calibrate.collecting.resume import claim, listed_shards, unlike
+from calibrate.collecting.sampling import row_quotas, wanted_rows
+from calibrate.collecting.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
+from calibrate.files import collection as files
+from calibrate.heads import Head, sent
+from calibrate.heads.logits_files import Arrays, Part
+from calibrate.heads.protocol import as_masks, call, refuse_probabilities
+from calibrate.maths.entropy import entropy
+from calibrate.maths.hashing import hashes
+from calibrate.maths.rule import Rule
+from calibrate.parallel.jobs import HERE, Jobs, run
+
+STREAM = "collect"
+KEEP = ("misranked", "all")
+
+
+class Progress(NamedTuple):
+    """What one finished unit adds."""
+
+    receipt: files.Receipt
+    finished: int  # units
+    units: int
+    resumed: bool  # it was on disk already
+
+
+class Found(NamedTuple):
+    """The rows of one unit."""
+
+    logits: np.ndarray  # (sets, size) float32
+    target: np.ndarray  # (sets,) int32, or (sets, size) bool
+    layer: np.ndarray | None = None  # (sets,) int16, if the source says which head's they are
+    head: np.ndarray | None = None
+    weight: np.ndarray | None = None  # (sets,) float32, if they do not count alike
+
+
+class Source(NamedTuple):
+    """Where rows come from, unit by unit, and what determines them."""
+
+    name: str
+    configuration: dict[str, Any]
+    units: list[Unit]
+    rows: Callable[[Unit], Callable[[], Found]]  # what finds them, here or in another process
+    row_bytes: dict[int, int]  # of each size
+    n_heads: int = 1
+
+
+Report = Callable[[Progress], None]
+
+
+def no_report(progress: Progress) -> None:
+    """Says nothing."""
+
+
+def collect(
+    head: Head,
+    sizes: Sequence[int],
+    sets: int,
+    seed: int,
+    folder: Path,
+    max_bytes: int = 10**9,
+    report: Report = no_report,
+    keep: str = "all",
+    jobs: Jobs = HERE,
+) -> files.Collection:
+    """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
+
+    An interrupted collection is carried on by the same call; a finished one is returned as it is.
+    The same configuration gives the same bytes on one machine, whatever the jobs, as long as the
+    head's logits do not depend on how many threads compute them (those of the package do not).
+
+    Args:
+      head: what is calibrated. Other processes load it by the reference that `load_head` loaded it
+        by, and are sent any other head itself.
+      sizes: set sizes n.
+      sets: how many sets of each size.
+      seed: of the data.
+      folder: where the collection is, or shall be.
+      max_bytes: of the whole folder. Each unit of work has its share of it and keeps the rows
+        whose index has the lowest hash: a fair sample, whatever the order of the units.
+      report: called after each unit.
+      keep: "all", of each size 2,048 good rows at most, whatever their rank; or "misranked".
+      jobs: where units are worked on, each of which writes its own shard.
+    Raises:
+      CalibrateError: another configuration is in `folder`, or it cannot be written, or a worker
+        died or stalled.
+      QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
+    """
+    source = source_of_head(head, sizes, sets, seed)
+    return collect_from(source, folder, max_bytes, report, keep, jobs)
+
+
+def collect_arrays(
+    arrays: Arrays,
+    folder: Path,
+    max_bytes: int = 10**9,
+    report: Report = no_report,
+    keep: str = "all",
+    jobs: Jobs = HERE,
+) -> files.Collection:
+    """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
+    return collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
+
+
+def source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> Source:
+    """The sets that are drawn for a head."""
+    n = sorted(set(sizes))
+    configuration = {
+        "head": head.name,
+        "fingerprint": head.fingerprint,
+        "sizes": n,
+        "sets": sets,
+        "seed": seed,
+    }
+    units = [unit for size in n for unit in plan_units(size, sets)]
+    masks = _has_sets_of_targets(head, seed, units[0])
+    row_bytes = {unit.size: files.row_bytes(unit.size, masks) for unit in units}
+    there = sent(head)
+
+    def rows(unit: Unit) -> Callable[[], Found]:
+        return partial(_attended, there, seed, unit)
+
+    return Source(head.name, configuration, units, rows, row_bytes)
+
+
+def source_of_arrays(arrays: Arrays) -> Source:
+    """The rows on disk."""
+    units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
+    configuration: dict[str, Any] = {
+        "head": arrays.name,
+        "fingerprint": arrays.fingerprint,
+        "sizes": arrays.sizes,
+        "sets": sum(map(arrays.count, arrays.sizes)),
+        "seed": 0,
+    }
+    if arrays.names_heads:
+        configuration["heads"] = [list(head) for head in arrays.heads]
+    per_row = 4 * (arrays.names_heads + arrays.weighs)
+    row_bytes = {
+        size: files.row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes
+    }
+
+    def rows(unit: Unit) -> Callable[[], Found]:
+        part = arrays.part(unit.size, unit.first, unit.sets)
+        return partial(_logged, part, arrays.names_heads, arrays.weighs)
+
+    return Source(arrays.name, configuration, units, rows, row_bytes, len(arrays.heads))
+
+
+def collect_from(
+    source: Source, folder: Path, max_bytes: int, report: Report, keep: str, jobs: Jobs
+) -> files.Collection:
+    """Collects from any source; see `collect`."""
+    folder = Path(folder)
+    configuration = {**source.configuration, "max_bytes": max_bytes}
+    if keep != "misranked":  # what was collected before there was a choice says nothing of it
+        configuration["keep"] = keep
+    units = source.units
+    wanted = wanted_rows(units, keep, source.n_heads)
+    quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
+    listed = listed_shards(folder, configuration, units)
+    if listed is None or unlike(folder, listed):
+        with files.alone(folder):
+            _collect_units(source, folder, configuration, wanted, quota, report, keep, jobs)
+    collection = files.open_collection(folder)
+    files.refuse_bad_rows(collection.manifest)
+    return collection
+
+
+def _collect_units(
+    source: Source,
+    folder: Path,
+    configuration: dict[str, Any],
+    wanted: Mapping[Unit, int],
+    quota: Mapping[int, int],
+    report: Report,
+    keep: str,
+    jobs: Jobs,
+) -> None:
+    """Collects what is not there yet; or of a complete collection, what is no longer as listed."""
+    units = source.units
+    complete = claim(folder, configuration, units)
+    if complete:
+        units = unlike(folder, complete)
+        for unit in units:
+            path = files.shard_path(folder, unit.size, unit.number)
+            what = "damaged" if path.exists() else "missing"
+            warnings.warn(f"{path} is {what}; it is collected again", stacklevel=4)
+    where = folder.absolute()  # workers may have another working folder
+    tasks = [
+        partial(_collect_unit, source.rows(unit), where, unit, most, keep == "all", listed)
+        for unit in units
+        for most in [min(quota[unit.size], wanted[unit])]
+        for listed in [complete[unit]["sha256"] if complete else None]
+    ]
+    finished = itertools.count(1)
+
+    def tell(done: tuple[files.Receipt, bool]) -> None:
+        receipt, resumed = done
+        report(Progress(receipt, next(finished), len(units), resumed))
+
+    receipts = [receipt for receipt, _ in run(tasks, jobs, tell)]
+    if not complete:
+        files.write_manifest(folder, configuration, receipts)
+
+
+def _has_sets_of_targets(head: Head, seed: int, unit: Unit) -> bool:
+    """Whether the targets of this head are masks, as its first unit shows."""
+    batch = call(head, "sample", unit_seed(STREAM, seed, unit), unit.size, unit.sets)
+    return np.asarray(getattr(batch, "target", None)).ndim > 1
+
+
+def _attended(sent_head: Callable[[], Head], seed: int, unit: Unit) -> Found:
+    """What a head makes of a unit of sets."""
+    head = sent_head()
+    logits = np.empty((unit.sets, unit.size), np.float32)
+    targets = []
+    for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
+        logits[part] = as_masks(np.asarray(attended.logits, np.float32))
+        targets.append(np.asarray(batch.target))
+    refuse_probabilities(logits, f"head {head.name!r}: attend gave")
+    target = np.concatenate(targets)
+    return Found(logits, target.astype(np.int32) if target.ndim == 1 else target)
+
+
+def _logged(part: Part, names_heads: bool, weighs: bool) -> Found:
+    """A unit of rows on disk."""
+    found = Found(*part.read())
+    found = found if names_heads else found._replace(layer=None, head=None)
+    return found if weighs else found._replace(weight=None)
+
+
+def _collect_unit(
+    rows_of_unit: Callable[[], Found],
+    folder: Path,
+    unit: Unit,
+    most: int,
+    keep_all: bool,
+    listed: str | None,
+) -> tuple[files.Receipt, bool]:
+    """The receipt of one unit's shard, and whether it was there already.
+
+    `listed` is the digest that a complete collection's manifest has of it.
+    """
+    if listed is None:
+        sets = range(unit.first, unit.first + unit.sets)
+        receipt = files.find_shard(folder, unit.size, unit.number, sets)
+        if receipt:
+            return receipt, True
+    found = rows_of_unit()
+    good, misranked, H, counts = map(np.asarray, examine(found.logits, found.target))
+    rows = np.flatnonzero(good if keep_all else misranked)
+    rows = rows[_lowest_hashes(rows + unit.first, most)]
+    shard = files.Shard(
+        logits=found.logits[rows],
+        target=found.target[rows],
+        entropy=H[rows],
+        index=rows + unit.first,
+        counts=counts.astype(np.int64),
+        layer=None if found.layer is None else found.layer[rows],
+        head=None if found.head is None else found.head[rows],
+        weight=None if found.weight is None else found.weight[rows],
+    )
+    return files.write_shard(folder, unit.size, unit.number, shard, listed), False
+
+
+@jax.jit
+def examine(
+    logits: jax.Array, target: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """What rows are like, and which of them are bad: NaN, +inf, or a target that is masked.
+
+    Args:
+      logits: (count, n) float32, -inf where masked.
+      target: (count,) int, or (count, n) bool where any of several may win.
+    Returns:
+      (count,) bool, which are good; which misranked; their entropy, nats; the counts of COUNTS.
+    """
+    if target.ndim == 1:
+        at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
+        n_targets = jnp.ones(len(logits), jnp.int32)
+    else:
+        at_target = jnp.max(logits, axis=1, keepdims=True, where=target, initial=-jnp.inf)
+        n_targets = jnp.sum(target & (logits == at_target), axis=1)
+    highest = jnp.max(logits, axis=1, keepdims=True)
+    nan = jnp.any(jnp.isnan(logits), axis=1)  # the maximum may pass over a NaN on the CPU
+    inf = (highest == jnp.inf)[:, 0] & ~nan
+    # Or so far below the highest that the largest beta makes of it what -inf is.
+    lost = ~jnp.isfinite((highest - at_target) * Rule().max_beta)
+    masked_target = lost[:, 0] & ~nan & ~inf
+    good = ~(nan | inf | masked_target)
+    misranked = good & (highest > at_target)[:, 0]
+    ties = good & ~misranked & (jnp.sum(logits == at_target, axis=1) > n_targets)
+    counts = [jnp.ones_like(good), misranked, ties, nan, inf, masked_target]
+    totals = jnp.stack([jnp.sum(c, dtype=jnp.int32) for c in counts])
+    return good, misranked, entropy(logits), totals
+
+
+def _lowest_hashes(index: np.ndarray, quota: int) -> np.ndarray:
+    """Positions, in order, of the `quota` rows whose index has the lowest hash."""
+    if len(index) <= quota:
+        return np.arange(len(index))
+    return np.sort(np.argsort(hashes(index), kind="stable")[:quota])

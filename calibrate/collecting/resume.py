@@ -1,0 +1,73 @@
+"""Claiming: a folder is one configuration's, and what its manifest lists stays as it is."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from calibrate.collecting.work_units import Unit
+from calibrate.errors import CalibrateError
+from calibrate.files import collection as files
+
+MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
+
+# What the manifest of a complete collection says of each unit's shard.
+Listed = dict[Unit, dict[str, Any]]
+
+
+def unlike(folder: Path, listed: Listed) -> list[Unit]:
+    """The units whose shard is not the one that is listed."""
+    return [unit for unit, entry in listed.items() if files.listed_bytes(folder, entry) is None]
+
+
+def claim(folder: Path, configuration: dict[str, Any], units: Sequence[Unit]) -> Listed | None:
+    """Claims the folder for this configuration; see `listed_shards`."""
+    if files.read_manifest(folder) is None:
+        # Without locks another process may come first: then its configuration holds.
+        with contextlib.suppress(FileExistsError):
+            files.write_manifest(folder, configuration, None)
+    return listed_shards(folder, configuration, units)
+
+
+def listed_shards(
+    folder: Path, configuration: dict[str, Any], units: Sequence[Unit]
+) -> Listed | None:
+    """What is listed in a complete collection's manifest; None if it is unfinished or absent.
+
+    Raises:
+      CalibrateError: the folder holds something else.
+    """
+    manifest = files.read_manifest(folder)
+    if manifest is None:
+        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise CalibrateError(
+                f"{folder} holds other files and no collection; choose a new folder"
+            )
+        return None
+    there = manifest["configuration"]
+    absent = {**dict.fromkeys([*configuration, *there]), "keep": "misranked"}
+    ours, theirs = absent | configuration, absent | there
+    differences = [
+        f"{key} is {_in_short(theirs[key])} there and {_in_short(ours[key])} here"
+        for key in absent
+        if theirs[key] != ours[key]
+    ]
+    if differences:
+        raise CalibrateError(
+            f"{folder} holds another collection: {'; '.join(differences)}; "
+            "give the same options, or another folder (`run`: another --name)"
+        )
+    if manifest["status"] != "complete":
+        return None
+    entries = {(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
+    if set(entries) != {(unit.size, unit.number) for unit in units}:
+        raise CalibrateError(
+            f"{folder / files.MANIFEST} lists other shards than its configuration has; restore it "
+            "or collect into a new folder"
+        )
+    return {unit: entries[unit.size, unit.number] for unit in units}
+
+
+def _in_short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"

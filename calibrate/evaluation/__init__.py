@@ -1,0 +1,1 @@
+"""Evaluation: how good fits are, and which heads are worth one."""

@@ -1,0 +1,174 @@
+"""Close-up: a few held-out sets of every size, item by item, for figures and estimates."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.collecting.work_units import Unit, attended_pieces
+from calibrate.files.coefficients import Coefficients
+from calibrate.fitting.solved_rows import Rows, join, solve
+from calibrate.heads import Head
+from calibrate.maths.bounds import coefficient_bounds, dispersal_size
+from calibrate.maths.reference import entropy, softmax
+from calibrate.maths.rule import LOG_SIZE, beta_of
+
+STREAM = "closeup"
+N_LARGEST = 16
+ROUNDING = 1e-9
+
+
+class Closeup(NamedTuple):
+    """Some sets of one size, good rows only."""
+
+    size: int
+    logits: np.ndarray  # (rows, n) float64
+    target: np.ndarray  # (rows,)
+    entropy: np.ndarray  # (rows,) nats
+    largest: np.ndarray  # (rows, up to 16) items with the largest keys, the target last
+    spread_bound: np.ndarray | None  # (rows,) of the logits, by the head's weights
+
+    @property
+    def log_size(self) -> np.ndarray:
+        """(rows,) log n of the unmasked items."""
+        return np.log((self.logits > -np.inf).sum(axis=1))
+
+    def looked_at(self, fit: Coefficients) -> np.ndarray:
+        """(rows,) what a fit's beta is a function of: H, or log n."""
+        return self.log_size if fit.rule.kind == LOG_SIZE else self.entropy
+
+    def beta(self, fit: Coefficients | None) -> np.ndarray:
+        """(rows,) inverse temperature under a fit, or under plain softmax."""
+        if fit is None:
+            return np.ones_like(self.entropy)
+        entry = fit.only
+        return beta_of(self.entropy, self.log_size, entry.coefficients, entry.domain, fit.rule, np)
+
+    def coefficients(self, fit: Coefficients | None) -> np.ndarray:
+        """(rows, n) attention coefficients under a fit."""
+        return softmax(self.logits, beta=self.beta(fit)[:, None])
+
+    def target_coefficient(self, fit: Coefficients | None) -> np.ndarray:
+        """(rows,) what the target gets."""
+        return np.take_along_axis(self.coefficients(fit), self.target[:, None], axis=1)[:, 0]
+
+
+def look_closely(head: Head, sizes: Sequence[int], sets: int, seed: int) -> list[Closeup]:
+    """Runs the head over a few sets of each size, drawn from a stream that no fit has seen."""
+    return [_look(head, size, sets, seed) for size in sorted(set(sizes))]
+
+
+def _look(head: Head, size: int, sets: int, seed: int) -> Closeup:
+    pieces = list(_rows_of(head, Unit(size, 0, 0, sets), seed))
+    logits, target, keys, *bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+    good = np.isfinite(at_target) & (logits.max(axis=1) < np.inf) & ~np.isnan(logits).any(axis=1)
+    logits, target = logits[good], target[good]
+    largest = _largest(keys[good], target)
+    return Closeup(
+        size, logits, target, entropy(logits), largest, bound[0][good] if bound else None
+    )
+
+
+def _rows_of(head: Head, unit: Unit, seed: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """(logits, target, keys, and where the head can tell the bound of the spread), by pieces."""
+    bound = getattr(head, "spread_bound", None)
+    for _, batch, attended in attended_pieces(head, STREAM, seed, unit):
+        logits = np.asarray(attended.logits, float)
+        keys = np.asarray(getattr(batch, "priority", logits), float)
+        row = (logits, np.asarray(batch.target), keys)
+        yield (*row, np.asarray(bound(batch))) if bound else row
+
+
+def _largest(keys: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The items with the largest keys, largest last; the target is the very last."""
+    keys = keys.copy()
+    np.put_along_axis(keys, target[:, None], np.inf, axis=1)
+    return np.argsort(keys, axis=1)[:, -N_LARGEST:]
+
+
+def misranked_rows(closeups: Sequence[Closeup]) -> Rows:
+    """The misranked sets, solved: what a fit of theirs would be made of."""
+    parts = []
+    for closeup in closeups:
+        logits = closeup.logits.astype(np.float32)
+        solved = solve(logits, closeup.target, closeup.entropy, closeup.size)
+        parts.append(solved.take(solved.misranked))
+    return join(parts)
+
+
+class Reach(NamedTuple):
+    """How sharp a head can be and is, at one set size."""
+
+    size: int
+    spread: float  # largest of the rows: largest logit less smallest
+    spread_bound: float | None  # the same by Proposition 3.1
+    highest: float  # largest coefficient of any row
+    highest_bound: float  # the same by Lemma 2.1, from the rows' spread and unmasked items
+    target: float  # median coefficient of the target
+
+
+def reach(closeups: Sequence[Closeup]) -> list[Reach]:
+    """Bounds and what is observed, by set size, under plain softmax."""
+    found = []
+    for closeup in closeups:
+        finite = np.where(np.isfinite(closeup.logits), closeup.logits, np.nan)
+        spread = np.nanmax(finite, axis=1) - np.nanmin(finite, axis=1)
+        n_items = np.isfinite(closeup.logits).sum(axis=1)
+        bound = closeup.spread_bound
+        found.append(
+            Reach(
+                size=closeup.size,
+                spread=float(spread.max()),
+                spread_bound=None if bound is None else float(bound.max()),
+                highest=float(closeup.coefficients(None).max()),
+                highest_bound=float(coefficient_bounds(spread, n_items)[1].max()),
+                target=float(np.median(closeup.target_coefficient(None))),
+            )
+        )
+    return found
+
+
+def estimated_dispersal(closeups: Sequence[Closeup], eps: float = 0.5) -> float:
+    """The size from which on the target gets less than eps in half of the sets.
+
+    Estimated from the longest sets: the longer they are, the better.
+    """
+    largest = max(closeups, key=lambda closeup: closeup.size)
+    return float(np.median(dispersal_size(largest.logits, largest.target, eps)))
+
+
+def measured_dispersal(closeups: Sequence[Closeup], eps: float = 0.5) -> float | None:
+    """The same as it is seen, between two sizes that bracket it; None if none do."""
+    medians = [float(np.median(closeup.target_coefficient(None))) for closeup in closeups]
+    for i in range(len(closeups) - 1):
+        before, after = medians[i], medians[i + 1]
+        if before >= eps > after:
+            share = (before - eps) / (before - after)
+            low, high = np.log([closeups[i].size, closeups[i + 1].size])
+            return float(np.exp(low + share * (high - low)))
+    return None
+
+
+class Share(NamedTuple):
+    """Where the rows of one size lie in the domain of a fit; shares add up to 1."""
+
+    size: int
+    gated: float  # H at or below min_entropy: beta is 1
+    below: float  # H, or log n, below the domain
+    inside: float
+    above: float  # H, or log n, above the domain
+
+
+def shares(closeups: Sequence[Closeup], fit: Coefficients) -> list[Share]:
+    """How many rows a fit's gate and domain touch, by set size."""
+    lo, hi = fit.only.domain
+    result = []
+    for closeup in closeups:
+        x = closeup.looked_at(fit)
+        gated = (fit.rule.min_entropy >= x) & (fit.rule.kind != LOG_SIZE)
+        # The ends of a domain of sizes are sizes of rows, up to the rounding of their logarithm.
+        below, above = lo - x > ROUNDING, x - hi > ROUNDING
+        parts = (gated, ~gated & below, ~gated & ~below & ~above, ~gated & above)
+        result.append(Share(closeup.size, *(float(part.mean()) for part in parts)))
+    return result

@@ -1,1 +1,0 @@
-"""Floor 5, faces: what people see. Nothing imports them."""

@@ -1,0 +1,119 @@
+"""The log of a fit's name: versions given out, where its aliases lead, what was yanked.
+
+`NAME/log.jsonl` holds one event a line, oldest first. It is replaced whole, by one writer at a
+time, and read with the same suspicion as the files themselves. A name without a log is a name
+whose files say everything.
+"""
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calibrate.errors import CoefficientsError
+from calibrate.files.atomic_io import read_file, write_whole
+from calibrate.files.coefficient_file import MAX_VERSION
+from calibrate.files.metadata import check_digest, check_time
+from calibrate.files.strict_json import (
+    check_integer,
+    check_keys,
+    check_pattern,
+    check_word,
+    parse,
+)
+
+LOG = "log.jsonl"
+MAX_BYTES = 1 << 20
+ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
+
+_FIELDS = {
+    "publish": ("at", "event", "version", "id"),
+    "alias": ("at", "event", "version", "alias"),
+    "yank": ("at", "event", "version"),
+    "unyank": ("at", "event", "version"),
+}
+
+
+class History(NamedTuple):
+    """What the log of one name says."""
+
+    # Version -> ids that it was given out with: one, unless writers without locks met.
+    ids: dict[int, set[str]]
+    aliases: dict[str, int]
+    yanked: set[int]
+    mentioned: set[int]  # every version that any event names: none of them is given out again
+
+
+def read_history(folder: Path) -> History:
+    """The history of the name that has this folder; an empty one if it has no log.
+
+    Raises:
+      CoefficientsError: the log cannot be read or is damaged.
+    """
+    history = History({}, {}, set(), set())
+    path = folder / LOG
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            event = _check_event(parse(line))
+        except CoefficientsError as refusal:
+            raise CoefficientsError(
+                f"{path}, line {number}: {refusal}; "
+                "or remove the log, and with it aliases and yanks"
+            ) from None
+        _apply(history, event)
+    return history
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        data = read_file(path, MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or failure
+        raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
+    if len(data) > MAX_BYTES:
+        raise CoefficientsError(f"{path} is longer than 1 MiB, which no log is; restore it")
+    return data.splitlines()
+
+
+def _check_event(event: Any) -> dict[str, Any]:
+    check_keys(event, (), ("event",), optional=event)
+    check_word(event["event"], ("event",), tuple(_FIELDS))
+    check_keys(event, (), _FIELDS[event["event"]])
+    check_time(event["at"], ("at",))
+    check_integer(event["version"], ("version",), 1, MAX_VERSION)
+    if "id" in event:
+        check_digest(event["id"], ("id",))
+    if "alias" in event:
+        check_pattern(event["alias"], ("alias",), ALIAS_PATTERN, "give an alias")
+    return event
+
+
+def _apply(history: History, event: dict[str, Any]) -> None:
+    version = event["version"]
+    history.mentioned.add(version)
+    if event["event"] == "publish":
+        history.ids.setdefault(version, set()).add(event["id"])
+    elif event["event"] == "alias":
+        history.aliases[event["alias"]] = version
+    elif event["event"] == "yank":
+        history.yanked.add(version)
+    else:
+        history.yanked.discard(version)
+
+
+def append_event(folder: Path, event: str, version: int, **fields: str) -> None:
+    """Adds an event to the log; the caller has the store locked.
+
+    Raises:
+      CoefficientsError: the disk does not take it, or the log is full; it is as it was.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    line = json.dumps({"at": at, "event": event, "version": version, **fields})
+    path = folder / LOG
+    data = b"\n".join([*_lines(path), line.encode()]) + b"\n"
+    if len(data) > MAX_BYTES:
+        raise CoefficientsError(f"{path} is full, at 1 MiB; publish under another name")
+    write_whole(path, data, CoefficientsError)

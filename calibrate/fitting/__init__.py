@@ -1,0 +1,1 @@
+"""Fitting: from collected rows to a calibrated rule and its evidence."""

@@ -1,0 +1,263 @@
+"""Fit: from a collection to one calibrated rule, with its evidence and provenance."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
+from calibrate.files.collection_audit import open_unfinished
+from calibrate.fitting.bootstrap import bootstrap, learning_curve
+from calibrate.fitting.model_selection import Choice, choose, unit
+from calibrate.fitting.paper_procedure import fit_as_in_the_paper, refuse_negative
+from calibrate.fitting.per_head import ManyFits, fit_heads, quality_of_heads
+from calibrate.fitting.rule_fitting import Options, usable
+from calibrate.fitting.solved_rows import Rows, solve_collection
+from calibrate.maths.likelihood import DEGREE
+from calibrate.maths.rule import beta_of, horner
+from calibrate.parallel.jobs import HERE, Jobs, started
+
+# Two fits say the same when their beta differs by less than this over the domain.
+SAME_BETA = 1e-6
+
+
+class Fit(NamedTuple):
+    """A fit, the rows behind it, and why it is of this kind (None: by the paper's procedure)."""
+
+    coefficients: Coefficients
+    rows: Rows
+    choice: Choice | None
+
+
+def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
+    """Opens a collection that is to be fitted.
+
+    Args:
+      allow_partial: take what is there of an unfinished one.
+    Raises:
+      CalibrateError: there is none, it is damaged, or it is unfinished and that is not allowed.
+    Warns:
+      UserWarning: it is unfinished.
+    """
+    if not allow_partial:
+        return open_collection(folder)
+    collection = open_unfinished(folder)
+    if collection.partial:
+        shards = collection.manifest["shards"]
+        warnings.warn(
+            f"{folder} is unfinished; the fit is of the {len(shards)} shards that are there",
+            stacklevel=2,
+        )
+    return collection
+
+
+def fit_collection(
+    collection: Collection | Path,
+    name: str,
+    options: Options | None = None,
+    force: str | None = None,
+    jobs: Jobs = HERE,
+) -> Fit:
+    """Solves a collection, and fits the rule that its head needs.
+
+    Args:
+      collection: or its folder.
+      name: of the fit.
+      options: of the fits; None are the defaults.
+      force: a kind of rule to publish if it beats plain softmax, whatever does better.
+      jobs: where solver and bootstrap run; the result does not depend on it.
+    Raises:
+      CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
+        rows asked for.
+      QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
+    """
+    collection = _of_one_head(collection)
+    options = _options(collection, options)
+    with started(jobs) as there:
+        rows = solve_collection(collection, there)
+        choice = choose(rows, options, force)
+        quality = _quality(collection, rows, choice, options, there)
+    said = _said(options, force)
+    return Fit(_described(choice.chosen.fit, name, collection, quality, said), rows, choice)
+
+
+def fit_heads_of_collection(
+    collection: Collection | Path,
+    name: str,
+    options: Options | None = None,
+    force: str | None = None,
+    jobs: Jobs = HERE,
+    report: Callable[[int], None] = lambda heads: None,
+) -> ManyFits:
+    """Solves a collection that says which heads its rows are of, and fits each of them.
+
+    Args and errors are those of `fit_collection`; a task of `jobs` is a few heads, and `report` is
+    called after each with how many they are.
+    """
+    collection = _opened(collection)
+    options = _options(collection, options)
+    fits, heads, statuses = fit_heads(collection, options, force, jobs, report)
+    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
+    coefficients = _described(fits, name, collection, quality, _said(options, force))
+    return ManyFits(coefficients, heads, unit(options))
+
+
+def _opened(collection: Collection | Path) -> Collection:
+    """A collection without too many bad rows."""
+    if not isinstance(collection, Collection):
+        collection = open_for_fit(Path(collection))
+    refuse_bad_rows(collection.manifest)
+    return collection
+
+
+def _of_one_head(collection: Collection | Path) -> Collection:
+    """A collection whose rows are of one head, for all heads alike."""
+    collection = _opened(collection)
+    if collection.heads:
+        raise CalibrateError(
+            f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
+            "each of them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
+        )
+    return collection
+
+
+def _said(options: Options, force: str | None) -> dict[str, Any]:
+    return {**options._asdict(), "degree": DEGREE} | ({"force": force} if force else {})
+
+
+def _options(collection: Collection, options: Options | None) -> Options:
+    """The options, with the rows that the collection has if none are named."""
+    options = options or Options()
+    kept = collection.manifest["configuration"].get("keep", "misranked")
+    if options.rows == "all" and kept != "all":
+        raise CalibrateError(
+            f"{collection.folder} keeps misranked rows only, and all are asked for; collect with "
+            "--keep all into another folder, or fit with --rows misranked"
+        )
+    return options._replace(rows=options.rows or kept)
+
+
+def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> Fit:
+    """Solves a collection, and fits the polynomial by the paper's procedure.
+
+    Raises:
+      CalibrateError: the collection is absent, unfinished or damaged.
+      QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
+        on its whole domain.
+    """
+    collection = _of_one_head(collection)
+    rows = solve_collection(collection)
+    fit = fit_as_in_the_paper(rows)
+    refuse_negative(fit.only)
+    counts = _row_counts(collection, rows.count_by_status())
+    quality = {
+        "rows": counts | {"used": counts["interior"]},
+        "residuals": _residuals(rows, fit),
+    }
+    said = {"degree": DEGREE, "objective": "beta"}
+    return Fit(_described(fit, name, collection, quality, said), rows, None)
+
+
+def _described(
+    fit: Coefficients,
+    name: str,
+    collection: Collection,
+    quality: dict[str, Any],
+    options: dict[str, Any],
+) -> Coefficients:
+    """The rule with its name, its evidence, and where it came from."""
+    if collection.partial:
+        options = {**options, "partial": True}
+        if "verdict" in quality:
+            quality = {**quality, "verdict": f"of an unfinished collection: {quality['verdict']}"}
+    source, provenance = _source(collection, options), _provenance()
+    return replace(fit, name=name, quality=quality, source=source, provenance=provenance)
+
+
+def same_fit(newest: Coefficients, new: Coefficients) -> bool:
+    """Whether a refit says nothing new: the same source, and the same beta over the domain."""
+    if newest.source != new.source or newest.rule != new.rule:
+        return False
+    if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
+        return False
+    for old_entry, new_entry in zip(newest.entries, new.entries, strict=True):
+        x = np.linspace(*new_entry.domain, 257)  # entropies, or logarithms of sizes
+        old_beta, new_beta = (
+            beta_of(x, x, entry.coefficients, entry.domain, new.rule, np)
+            for entry in (old_entry, new_entry)
+        )
+        if not np.abs(old_beta - new_beta).max() < SAME_BETA:
+            return False
+    return True
+
+
+def _quality(
+    collection: Collection, rows: Rows, choice: Choice, options: Options, jobs: Jobs
+) -> dict[str, Any]:
+    chosen = choice.chosen
+    uncertainty = bootstrap(chosen, jobs)
+    used = usable(rows, chosen.kind, options)
+    counts = {
+        "used": int(used.sum()),
+        "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),
+    }
+    return {
+        "rows": _row_counts(collection, rows.count_by_status()) | counts,
+        "standard_errors": [list(uncertainty.standard_errors)],
+        "condition": chosen.sample.condition,
+        "held_out": [size._asdict() for size in choice.held_out],
+        "candidates": [
+            {"kind": c.kind, "log_p": c.mean_log_p}
+            | dict(zip(("gain", "low", "high"), c.gain, strict=True))
+            for c in choice.candidates
+        ],
+        "learning_curve": [p._asdict() for p in learning_curve(choice, options)],
+        "band": uncertainty.band.tolist(),
+        "verdict": choice.verdict,
+    }
+
+
+def _row_counts(collection: Collection, statuses: Mapping[str, int]) -> dict[str, int]:
+    sizes = collection.manifest["sizes"]
+    totals = {key: sum(size[key] for size in sizes) for key in sizes[0] if key != "size"}
+    return {**totals, **statuses}
+
+
+def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
+    """How far the fit is from the rows used; theta as it is applied, so at most 1."""
+    used, entry = rows.interior(), fit.only
+    p = horner(used.entropy, entry.coefficients)
+    applied = beta_of(used.entropy, None, entry.coefficients, entry.domain, fit.rule, np)
+    deviation = used.beta - used.beta.mean()
+    return {
+        "beta_rms": float(np.sqrt(np.mean((p - used.beta) ** 2))),
+        "beta_r_squared": float(1 - np.mean((p - used.beta) ** 2) / np.mean(deviation**2)),
+        "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
+    }
+
+
+def _source(collection: Collection, options: dict[str, Any]) -> dict[str, Any]:
+    configuration = collection.manifest["configuration"]
+    return {
+        "head": configuration["head"],
+        "fingerprint": configuration["fingerprint"],
+        "collection": collection.digest,
+        "seed": configuration["seed"],
+        "options": options,
+    }
+
+
+def _provenance() -> dict[str, Any]:
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    tools = ("calibrate", "numpy", "scipy", "scikit-learn", "jax")
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {tool: version(tool) for tool in tools},
+    }

@@ -1,0 +1,255 @@
+"""Logits of the user's own, as arrays on disk: whatever made them is done with them.
+
+An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
+(rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
+`mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), which head a row is of;
+and `weight` (rows,), how much a row counts in a fit, where not all count alike. Files may differ in
+n, and rows in how many of their items are real.
+
+Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
+have one size, the most that any of them has.
+"""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.npz import digest_of, parse_arrays, read_bytes
+from calibrate.heads.protocol import as_masks, check_target, refuse_probabilities
+
+KNOWN = ("logits", "target", "mask", "layer", "head", "weight")
+MOST_HEADS = 1 << 15  # layers, and heads of a layer
+MOST_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
+
+
+class LoggedRows(NamedTuple):
+    """Rows of one set size."""
+
+    logits: np.ndarray  # (rows, size) float32, -inf where masked, real items first
+    target: np.ndarray  # (rows,) int32, or (rows, size) bool
+    layer: np.ndarray  # (rows,) int16, -1 where none is given
+    head: np.ndarray
+    weight: np.ndarray  # (rows,) float32, 1 where none is given
+
+
+class Part(NamedTuple):
+    """Some rows of one set size, which another process can read too."""
+
+    files: list[Path]  # absolute
+    digests: list[str]  # of the files, when they were checked
+    place: np.ndarray  # (rows, 2): which file, and which row of it
+    size: int
+    sets_of_targets: bool
+
+    def read(self) -> LoggedRows:
+        """Reads the files.
+
+        Raises:
+          CalibrateError: one was changed since they were checked.
+        """
+        parts = []
+        for i in np.unique(self.place[:, 0]):
+            arrays, digest = _parsed(self.files[i], _state(self.files[i]))
+            if digest != self.digests[i]:
+                raise CalibrateError(
+                    f"{self.files[i]} was changed while it was used; let it be, and start again"
+                )
+            rows = self.place[self.place[:, 0] == i, 1]
+            parts.append(_compact(arrays, rows, self.size, self.sets_of_targets))
+        return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class Arrays:
+    """The rows in a file or folder, by set size."""
+
+    def __init__(self, path: Path):
+        """Reads and checks every file once.
+
+        Raises:
+          CalibrateError: there is none, or one whose arrays are not as they should be.
+          QualityError: they have no rows.
+        """
+        self.name = (path if path.name not in ("", "..") else path.resolve()).stem
+        path = path.absolute()  # as other processes know it
+        self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not self._files:
+            raise CalibrateError(f"{path} holds no .npz file; give arrays logits and target")
+        self._digests, n_real = [], []
+        kinds, several = set(), False
+        heads: set[tuple[int, int]] = set()
+        for file in self._files:
+            arrays, digest = _parsed(file, _state(file))
+            self._digests.append(digest)
+            n_real.append(_real(arrays).sum(axis=1, dtype=np.int32))
+            kinds.add(tuple(name in arrays for name in ("layer", "head", "weight")))
+            target = arrays["target"]
+            several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
+            heads |= set(zip(*(x.tolist() for x in _of_heads(arrays)), strict=True))
+        if len(kinds) > 1:
+            raise CalibrateError(
+                f"{path}: files differ in whether they have layer, head and weight; make them alike"
+            )
+        *of_head, self.weighs = next(iter(kinds))
+        self.names_heads = any(of_head)
+        self.sets_of_targets = several  # masks with one target each are as good as its position
+        self.heads = sorted(heads)
+        self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
+        self._place = _by_size(n_real)
+        if not self._place:
+            raise QualityError(f"{path} has no rows; give some")
+
+    @property
+    def sizes(self) -> list[int]:
+        """Set sizes, lowest first."""
+        return list(self._place)
+
+    def count(self, size: int) -> int:
+        """How many rows have that size."""
+        return len(self._place[size])
+
+    def rows(self, size: int, first: int, count: int) -> LoggedRows:
+        """Rows first .. first + count - 1 of a size, in the order of the files."""
+        return self.part(size, first, count).read()
+
+    def part(self, size: int, first: int, count: int) -> Part:
+        """The same rows, not read yet."""
+        place = self._place[size][first : first + count]
+        used, which = np.unique(place[:, 0], return_inverse=True)
+        files, digests = ([of_file[i] for i in used] for of_file in (self._files, self._digests))
+        place = np.stack([which.astype(np.int32), place[:, 1]], axis=1)
+        return Part(files, digests, place, size, self.sets_of_targets)
+
+
+@lru_cache(maxsize=1)  # units of work that follow each other are of the same file
+def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], str]:
+    """The arrays of a file, checked, logits in float32; and its digest.
+
+    `state` says that it is the same still.
+    """
+    data = read_bytes(file, MOST_FILE_BYTES, "make several files of it, in a folder")
+    arrays = parse_arrays(data, file)
+    _check(arrays, file)
+    with np.errstate(over="ignore"):  # beyond float32 it is masked, or makes a row a bad one
+        logits = arrays["logits"] = as_masks(arrays["logits"].astype(np.float32, copy=False))
+    refuse_probabilities(np.where(_real(arrays), logits, 0), f"{file}: logits have")
+    return arrays, digest_of(data)
+
+
+def _state(file: Path) -> tuple[int, int]:
+    """Size of a file, and when it was last written; of one that cannot be read, anything."""
+    try:
+        found = file.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
+
+
+def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
+    for name in ("logits", "target"):
+        if name not in arrays:
+            raise CalibrateError(
+                f"{file} has no array {name!r} (it has {', '.join(arrays) or 'none'}); give "
+                "logits (rows, n) and target (rows,)"
+            )
+    unknown = sorted(set(arrays) - set(KNOWN))
+    if unknown:
+        raise CalibrateError(
+            f"{file} has an array {unknown[0]!r}, which means nothing here; give {', '.join(KNOWN)}"
+        )
+    logits = arrays["logits"]
+    if logits.ndim != 2 or not np.issubdtype(logits.dtype, np.floating) or logits.shape[1] < 2:
+        raise CalibrateError(
+            f"{file}: logits are {logits.dtype}{logits.shape}; give floats (rows, n), n at least 2"
+        )
+    n_rows, n = logits.shape
+    check_target(arrays["target"], n, n_rows, f"{file}: target is")
+    mask = arrays.get("mask")
+    if mask is not None and (mask.dtype != bool or mask.shape not in (logits.shape, (n,))):
+        raise CalibrateError(
+            f"{file}: mask is {mask.dtype}{mask.shape}; give bool {logits.shape} or {(n,)}, True "
+            "for real items"
+        )
+    for name in ("layer", "head"):
+        index = arrays.get(name)
+        if index is None:
+            continue
+        right = index.shape == (n_rows,) and index.dtype.kind in "iu"
+        if not right or (n_rows and not 0 <= index.min() <= index.max() < MOST_HEADS):
+            raise CalibrateError(
+                f"{file}: {name} is {index.dtype}{index.shape}; give integers {(n_rows,)} within "
+                f"[0, {MOST_HEADS})"
+            )
+    _check_weight(arrays.get("weight"), n_rows, file)
+
+
+def _check_weight(weight: np.ndarray | None, n_rows: int, file: Path) -> None:
+    if weight is None:
+        return
+    if weight.shape != (n_rows,) or not np.issubdtype(weight.dtype, np.floating):
+        raise CalibrateError(f"{file}: weight is {weight.dtype}{weight.shape}; give floats (rows,)")
+    if not ((weight >= 0) & (weight <= np.finfo(np.float32).max)).all():
+        raise CalibrateError(
+            f"{file}: weight has {weight.min():g} to {weight.max():g}; give finite numbers of "
+            "float32, none below 0"
+        )
+
+
+def _real(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """(rows, n) bool: the items that are not masked."""
+    return (arrays["logits"] != -np.inf) & arrays.get("mask", True)
+
+
+def _of_heads(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(layer, head) of each row, int16; -1 where none is given."""
+    none = np.full(len(arrays["target"]), -1)
+    layer, head = (arrays.get(name, none).astype(np.int16) for name in ("layer", "head"))
+    return layer, head
+
+
+def _by_size(n_real: list[np.ndarray]) -> dict[int, np.ndarray]:
+    """Set size -> (rows, 2): which file, and which row of it; int32, as rows may be millions."""
+    count = np.concatenate(n_real)
+    place = np.empty((len(count), 2), np.int32)
+    place[:, 0] = np.repeat(np.arange(len(n_real), dtype=np.int32), [len(x) for x in n_real])
+    np.concatenate([np.arange(len(x), dtype=np.int32) for x in n_real], out=place[:, 1])
+    octave = np.concatenate([np.frexp(np.maximum(x, 2) - 1)[1].astype(np.int8) for x in n_real])
+    return {int(max(2, count[octave == o].max())): place[octave == o] for o in np.unique(octave)}
+
+
+def _compact(
+    arrays: dict[str, np.ndarray], chosen: np.ndarray, size: int, masks: bool
+) -> LoggedRows:
+    """Some rows of a file, their real items moved to the front, in `size` columns.
+
+    Targets are masks if `masks`, else positions.
+    """
+    logits, target = arrays["logits"][chosen], arrays["target"][chosen]
+    real = _real(arrays)[chosen]
+    n = logits.shape[1]
+    if masks and target.dtype != bool:
+        target = np.arange(n) == target[:, None]
+    elif not masks and target.dtype == bool:
+        target = target.argmax(axis=1)
+    weight = arrays.get("weight", np.ones(len(arrays["target"])))
+    of_row = [x[chosen] for x in (*_of_heads(arrays), weight.astype(np.float32))]
+    if n == size and real.all():
+        target = target if target.dtype == bool else target.astype(np.int32)
+        return LoggedRows(logits, target, *of_row)
+    order = np.argsort(~real, axis=1, kind="stable")[:, :size]
+    kept = np.take_along_axis(real, order, axis=1)
+    compact = np.full((len(chosen), size), -np.inf, np.float32)
+    values = np.take_along_axis(logits, order, axis=1)
+    compact[:, : order.shape[1]] = np.where(kept, values, -np.inf)
+    if target.dtype == bool:
+        moved = np.zeros((len(chosen), size), bool)
+        moved[:, : order.shape[1]] = np.take_along_axis(target, order, axis=1) & kept
+        return LoggedRows(compact, moved, *of_row)
+    found = (order == target[:, None]) & kept
+    position = found.argmax(axis=1).astype(np.int32)
+    masked = ~found.any(axis=1)
+    compact[masked, 0] = -np.inf  # the target is masked: a row that is counted, and left out
+    return LoggedRows(compact, position, *of_row)

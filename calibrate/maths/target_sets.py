@@ -1,0 +1,144 @@
+"""The optimal beta of a set of targets: the highest of the peaks of its log odds.
+
+The mass p_T of the targets T rises and falls with the log odds against the others O,
+
+    L(beta) = log sum over T of exp(beta z) - log sum over O of exp(beta z),
+
+whose slope is E_T[z] - E_O[z], each mean under softmax restricted to its side. L is a difference
+of convex functions and may have several peaks: a grid finds them, Newton's method polishes the
+highest, and beta = 0 and infinity compete with these.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from calibrate.maths.root_finding import MAX_PASSES, Passes, advance, moments
+
+N_BETAS = 128
+# The least beta of the grid above 0, in units of 1 / range. Third cumulants are below range^3 / 10,
+# so whatever else L does below it changes L by less than 1e-6.
+LEAST = 1 / 32
+# On the grid, peaks of nearly one height may stand in the wrong order: the first few are polished.
+N_PEAKS = 3
+
+
+class _Sides(NamedTuple):
+    """Rows of logits, each less the highest of its side, in units of the row's range."""
+
+    v: jax.Array  # (rows, n), <= 0, and 0 where masked
+    targets: jax.Array  # (rows, n) bool
+    others: jax.Array  # (rows, n) bool
+    lead: jax.Array  # (rows,), the highest target less the highest of the others
+
+
+@jax.jit
+def solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Kernel: (rows, n) finite or -inf logits, (rows, n) bool targets -> beta, passes.
+
+    beta is inf, 0 or NaN as in `solver.OptimalBeta`.
+    """
+    sides, spread = _sides(logits, target)
+    betas = _grid(sides)
+    values, slopes = jax.lax.map(lambda beta: _log_odds(sides, beta)[:2], betas)
+    peaks = jax.lax.map(lambda bracket: _peak(sides, *bracket), _brackets(betas, values, slopes))
+    highest = jnp.argmax(peaks[0], axis=0)[None]
+    value, beta, n_passes = (jnp.take_along_axis(part, highest, axis=0)[0] for part in peaks)
+    at_zero, at_infinity = _ends(sides)
+    # A peak beats an end by more than rounding: sides may be alike, and L level throughout.
+    rounding = 4 * jnp.finfo(value.dtype).eps
+    sharp = (at_infinity > at_zero) & (value <= at_infinity + rounding)
+    # Where L rises from beta = 0 there is an optimum, however little it gains.
+    flat = ~sharp & ~(slopes[0] > rounding) & (value <= at_zero + rounding)
+    beta = jnp.where(n_passes <= MAX_PASSES, beta, jnp.nan) / spread
+    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), n_passes
+
+
+def _sides(logits: jax.Array, target: jax.Array) -> tuple[_Sides, jax.Array]:
+    """The sides of each row, and its range (1 if that is 0)."""
+    real = logits > -jnp.inf
+    highest = [
+        jnp.max(logits, axis=1, where=side, initial=-jnp.inf)
+        for side in (real & target, real & ~target)
+    ]
+    spread = jnp.max(logits, axis=1) - jnp.min(logits, axis=1, where=real, initial=jnp.inf)
+    spread = jnp.where(spread > 0, spread, 1)
+    u = logits - jnp.where(target, highest[0][:, None], highest[1][:, None])
+    v = jnp.where(real, u, 0) / spread[:, None]
+    return _Sides(v, real & target, real & ~target, (highest[0] - highest[1]) / spread), spread
+
+
+def _log_odds(sides: _Sides, beta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """L, its slope and its curvature at one beta of each row."""
+    weights = jnp.exp(beta[:, None] * sides.v)
+    mass, mean, variance = moments(jnp.where(sides.targets, weights, 0), sides.v)
+    rest, mean_rest, variance_rest = moments(jnp.where(sides.others, weights, 0), sides.v)
+    value = beta * sides.lead + jnp.log(mass) - jnp.log(rest)
+    return value, sides.lead + mean - mean_rest, variance - variance_rest
+
+
+def _ends(sides: _Sides) -> tuple[jax.Array, jax.Array]:
+    """L at beta = 0, where items count alike, and at infinity, where only the highest count."""
+
+    def log_ratio(items: jax.Array | bool) -> jax.Array:
+        counts = [jnp.sum(side & items, axis=1) for side in (sides.targets, sides.others)]
+        return jnp.log(counts[0].astype(sides.v.dtype) / counts[1].astype(sides.v.dtype))
+
+    at_infinity = jnp.where(sides.lead == 0, log_ratio(sides.v == 0), sides.lead * jnp.inf)
+    return log_ratio(True), at_infinity
+
+
+def _grid(sides: _Sides) -> jax.Array:
+    """(1 + N_BETAS, rows): 0, then even steps of log beta to where nothing more can happen.
+
+    An other item in the lead has L fall from beta = log(n) / lead on, as E_O[z] >= max z - log(n) /
+    beta. Of sides that are level, those below the highest items have no mass left.
+    """
+    n = sides.v.shape[1]
+    dtype = sides.v.dtype
+    below = -jnp.max(sides.v, axis=1, where=sides.v < 0, initial=-1)
+    gap = jnp.where(sides.lead == 0, below, jnp.abs(sides.lead))
+    greatest = math.log(n / float(jnp.finfo(dtype).eps)) / gap
+    steps = jnp.linspace(0, 1, N_BETAS, dtype=dtype)[:, None]
+    betas = jnp.exp(math.log(LEAST) + steps * jnp.log(greatest / LEAST))
+    return jnp.concatenate([jnp.zeros_like(betas[:1]), betas])
+
+
+def _brackets(
+    betas: jax.Array, values: jax.Array, slopes: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(N_PEAKS, rows): where L is highest, two betas about a peak, and the secant's guess at it.
+
+    A bracket that is not one has no width, and a guess of NaN.
+    """
+    rises = slopes > 0
+    about_peak = rises[:-1] & ~rises[1:]
+    score = jnp.where(about_peak, jnp.maximum(values[:-1], values[1:]), -jnp.inf)
+    score, place = (part.T for part in jax.lax.top_k(score.T, N_PEAKS))
+
+    def at(points: jax.Array, offset: int) -> jax.Array:
+        return jnp.take_along_axis(points, place + offset, axis=0)
+
+    lower, upper, rise, fall = at(betas, 0), at(betas, 1), at(slopes, 0), at(slopes, 1)
+    guess = lower + (upper - lower) * rise / (rise - fall)
+    return lower, upper, jnp.where(score > -jnp.inf, guess, jnp.nan)
+
+
+def _peak(
+    sides: _Sides, lower: jax.Array, upper: jax.Array, guess: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta; passes."""
+
+    def one_pass(state: Passes) -> Passes:
+        _, slope, curvature = _log_odds(sides, state.beta)
+        # Newton's step leads to a peak only where L is concave; elsewhere bisect.
+        step = jnp.where(curvature < 0, slope / curvature, jnp.inf)
+        return advance(state, -slope, step, order=2)
+
+    none = jnp.isnan(guess)
+    state = Passes(guess, lower, upper, none, jnp.zeros(guess.shape, jnp.int8))
+    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
+    value, _, _ = _log_odds(sides, state.beta)
+    return jnp.where(none, -jnp.inf, value), state.beta, state.n_passes

@@ -1,0 +1,1 @@
+"""Where independent tasks run: this process, several, or a Dask cluster."""

@@ -1,1 +1,0 @@
-"""Floor 4, pipeline: what is done with a head, from collecting rows to a published fit."""

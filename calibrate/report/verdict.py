@@ -1,0 +1,142 @@
+"""The verdict on a fit: how much better, where, and where not; and beside its rivals."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from calibrate.evaluation.baselines import label
+from calibrate.evaluation.comparison import Comparison
+from calibrate.evaluation.score_logits import LogitScores
+from calibrate.report.comparison_views import with_error
+
+SIGNIFICANT = 0.01
+LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
+RIVALS = ("paper", "procedure", "polynomial", "kappa-log-n", "constant", "log-n", "hard")
+
+
+def verdict(comparison: Comparison, name: str) -> str:
+    """One sentence on the rule "own", called `name`, beside plain softmax.
+
+    "Measurably" is p < 0.01 of a paired t-test at one size.
+    """
+    i = comparison.rules.index("own")
+    plain = comparison.accuracy[comparison.rules.index("plain")]
+    own, gain, sizes = comparison.accuracy[i], comparison.gain[i], comparison.sizes
+    better, worse = _split(gain, comparison.p_plain[i])
+    if better.any():
+        best = int(np.argmax(np.where(better, gain, -np.inf)))
+        parts = [
+            f"{name} is right more often than plain softmax at {_ranges(sizes, better)}, most at "
+            f"n = {sizes[best]:,} ({100 * plain[best]:.1f} % to {100 * own[best]:.1f} %)"
+        ]
+    else:
+        fewest = min(comparison.sets)
+        parts = [
+            f"{name} is nowhere measurably better than plain softmax on {fewest:,} sets of a size"
+        ]
+    if worse.any():
+        most = int(np.argmin(np.where(worse, gain, np.inf)))
+        parts.append(
+            f"it is right less often at {_ranges(sizes, worse)}, by up to "
+            f"{-100 * gain[most]:.1f} points"
+        )
+    same = ~better & ~worse
+    if better.any() and same.any():
+        parts.append(f"it makes no measurable difference at {_ranges(sizes, same)}")
+    return "; ".join(parts) + "."
+
+
+def beside_rivals(comparison: Comparison) -> str:
+    """One sentence: which of the simpler rules are better than "own", worse, or neither."""
+    own = comparison.accuracy[comparison.rules.index("own")]
+    ahead: list[str] = []
+    behind: list[str] = []
+    level: list[str] = []
+    for rule in (rule for rule in RIVALS if rule in comparison.rules):
+        i = comparison.rules.index(rule)
+        better, worse = _split(comparison.accuracy[i] - own, comparison.p_own[i])
+        for where, found in ((better, ahead), (worse, behind)):
+            if where.any():
+                found.append(f"{label(rule)} ({_ranges(comparison.sizes, where)})")
+        if not (better | worse).any():
+            level.append(label(rule))
+    words = (("better", ahead), ("worse", behind), ("not measurably different", level))
+    said = "; ".join(f"{word}: {_listed(names)}" for word, names in words if names)
+    return f"Of its rivals, {said}."
+
+
+def verdict_on_logits(scores: LogitScores, rule: int) -> str:
+    """One sentence on what a fit does to the target on rows on disk, and of how many heads.
+
+    "Measurably" is more than two standard errors.
+    """
+    found, name = scores.estimate(), scores.rules[rule]
+    gain, error = found.of(rule, "log_p_gain")
+    before, after = (100 * found.of(i, "p")[0] for i in (0, rule))
+    way = _way(gain, error)
+    does = ("no measurable difference", "the target more probable", "the target less probable")[way]
+    changes = ("changes", "rises", "falls")[way]
+    by = with_error(abs(gain), error, ".4f") if way else with_error(gain, error, "+.4f")
+    seen = "which it was not made of" if scores.held_out(rule) else "the very rows it was made of"
+    return (
+        f"{name} makes {does}: on the {found.rows:,} rows of {scores.name}, {seen}, its "
+        f"log-probability {changes} by {by} nats (mean probability {before:.1f} % to "
+        f"{after:.1f} %)"
+        f"{_heads_in_words(scores, rule)}."
+    )
+
+
+def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:
+    """How many of the heads that a fit names do neither, gain, and lose, beyond chance."""
+    ways = [
+        _way(*scores.estimate(head=head).of(rule, "log_p_gain"))
+        for head in range(len(scores.heads))
+        if scores.names(rule, head)
+    ]
+    same, up, down = (ways.count(way) for way in range(3))
+    return same, up, down
+
+
+def _heads_in_words(scores: LogitScores, rule: int) -> str:
+    """What becomes of the heads that a fit names, and how many it does not; "" of one alone."""
+    if len(scores.heads) == 1:
+        return ""
+    same, up, down = heads_moved(scores, rule)
+    named = same + up + down
+    left = len(scores.heads) - named
+    others = f"; left as they are: {left:,}" * bool(left)
+    return (
+        f"; of the {named:,} heads that it has a rule for, {up:,} gain measurably, {down:,} "
+        f"lose, and {same:,} do neither{others}"
+    )
+
+
+def _way(gain: float, error: float) -> int:
+    """1 up, 2 down, 0 neither beyond chance."""
+    if not abs(gain) > LEAST_ERRORS * error:
+        return 0
+    return 1 if gain > 0 else 2
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _split(gain: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(where it gains, where it loses), beyond chance; NaN is no evidence."""
+    evident = np.nan_to_num(p, nan=1.0) < SIGNIFICANT
+    return evident & (gain > 0), evident & (gain < 0)
+
+
+def _ranges(sizes: Sequence[int], where: np.ndarray) -> str:
+    """ "n = 64 to 256 and 1,024": neighbours in the list of sizes make a range."""
+    runs: list[list[int]] = []
+    for position in np.flatnonzero(where).tolist():
+        if runs and runs[-1][-1] == position - 1:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    words = [
+        f"{sizes[run[0]]:,}" + (f" to {sizes[run[-1]]:,}" if len(run) > 1 else "") for run in runs
+    ]
+    return f"n = {_listed(words)}"

@@ -1,0 +1,70 @@
+"""Uncertainty: the spread of refits, against fits to fresh rows; and the learning curve."""
+
+import numpy as np
+import pytest
+from planted import planted_rows
+
+from calibrate.fitting.bootstrap import bootstrap, learning_curve
+from calibrate.fitting.model_selection import choose
+from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
+from calibrate.parallel.jobs import Jobs
+
+
+def rising(H, n):
+    return 1.2 + 0.5 * H
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return planted_rows(rising)
+
+
+@pytest.fixture(scope="module")
+def choice(rows):
+    return choose(rows, Options())
+
+
+def of_kind(choice, kind):
+    return next(c for c in choice.candidates if c.kind == kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
+    found = bootstrap(of_kind(choice, kind))
+    # In plain powers errors of a polynomial cancel: the value in the middle is what is compared.
+    H = 3.5
+    fresh = [
+        np.polyval(fit_rule(planted_rows(rising, seed=seed), kind).only.coefficients, H)
+        for seed in range(1, 13)
+    ]
+    _, low, high = found.band[np.abs(found.band[:, 0] - H).argmin()]
+    assert 0.4 < (high - low) / 3.92 / np.std(fresh, ddof=1) < 2.5
+    assert np.mean([low <= value <= high for value in fresh]) > 0.5
+    assert len(found.standard_errors) == (2 if kind == "log-size" else 5)
+    assert found.standard_errors[-1] > 0
+
+
+def test_the_band_holds_the_fit(choice):
+    for candidate in choice.candidates:
+        x, low, high = bootstrap(candidate).band.T
+        beta = np.clip(np.polyval(candidate.fit.only.coefficients, x), 1, 64)
+        assert np.mean((low - 1e-9 <= beta) & (beta <= high + 1e-9)) > 0.9
+
+
+def test_the_number_of_jobs_changes_nothing(choice):
+    one, two = (bootstrap(choice.chosen, jobs) for jobs in (Jobs(1), Jobs(2)))
+    assert one.standard_errors == two.standard_errors
+    np.testing.assert_array_equal(one.band, two.band)
+
+
+def test_more_rows_score_better():
+    rows = planted_rows(rising, count=700)
+    choice = choose(rows, Options(), force="polynomial")
+    curve = learning_curve(choice, Options())
+    assert [point.rows for point in curve] == [105, 210, 420, 840, 1_680]
+    assert curve[-1].log_p > curve[0].log_p
+
+
+def test_a_share_of_too_few_rows_is_no_point_of_the_curve():
+    choice = choose(planted_rows(rising, count=60), Options())
+    assert [point.rows for point in learning_curve(choice, Options())] == [144]

@@ -1,0 +1,112 @@
+"""Entropy against the float64 reference, its closed forms and its derivative."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES
+
+import calibrate
+from calibrate.maths import reference
+from calibrate.maths.entropy import susceptibility
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 16_384])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0, 1e4])
+def test_agrees_with_the_reference(n, scale):
+    logits = (np.random.default_rng(n).standard_normal((8, n)) * scale).astype(np.float32)
+    np.testing.assert_allclose(
+        calibrate.entropy(logits), reference.entropy(logits), atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_agrees_on_the_table_of_cases(case):
+    actual = np.asarray(calibrate.entropy(case.logits, where=case.where))
+    exact = reference.entropy(case.logits.astype(np.float64), where=case.where)
+    np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=0)
+
+
+def test_closed_forms():
+    assert float(calibrate.entropy(jnp.zeros(64))) == pytest.approx(np.log(64), abs=1e-6)
+    assert float(calibrate.entropy(jnp.array([1e4, 0.0, -1e4]))) == 0
+    two = jnp.array([0.0, np.log(3.0)])
+    assert float(calibrate.entropy(two)) == pytest.approx(
+        -(0.25 * np.log(0.25) + 0.75 * np.log(0.75)), abs=1e-6
+    )
+
+
+def test_masked_items_do_not_count():
+    """Trap 3: p log p is NaN for a -inf logit; finite masks must count as nothing too."""
+    logits = np.random.default_rng(0).standard_normal(40).astype(np.float32)
+    expected = float(calibrate.entropy(logits))
+    for mask in (-np.inf, np.finfo(np.float32).min, -1e9):
+        padded = np.append(logits, np.full(9, mask, np.float32))
+        assert float(calibrate.entropy(padded)) == pytest.approx(expected, abs=1e-6)
+    padded = np.append(logits, np.full(9, 1e4, np.float32))
+    where = np.arange(49) < 40
+    assert float(calibrate.entropy(padded, where=where)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_rows_without_a_distribution():
+    nothing = jnp.full(4, -jnp.inf)
+    assert np.isnan(calibrate.entropy(nothing))
+    assert float(calibrate.entropy(nothing, where=jnp.zeros(4, bool))) == 0
+    assert np.isnan(calibrate.entropy(jnp.array([1.0, jnp.nan])))
+    # XLA's maximum may pass over a NaN in arrays large enough to be vectorised.
+    large = np.zeros((512, 64), np.float32)
+    large[7, 3] = np.nan
+    np.testing.assert_array_equal(np.isnan(calibrate.entropy(large)), np.arange(512) == 7)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, (0, 1), (1, 2)])
+def test_axes(axis):
+    logits = np.random.default_rng(1).standard_normal((3, 4, 5)).astype(np.float32)
+    actual = calibrate.entropy(logits, axis=axis)
+    moved = np.moveaxis(logits, axis, range(-np.size(axis), 0))
+    rows = moved.reshape(*moved.shape[: 3 - np.size(axis)], -1)
+    np.testing.assert_allclose(actual, reference.entropy(rows), atol=1e-5)
+
+
+def test_derivative_in_beta_is_minus_beta_times_the_variance():
+    """Proposition 3.2: dH/dbeta = -beta Var_beta(z)."""
+    z = jnp.asarray(np.random.default_rng(2).standard_normal(50), jnp.float32) * 2
+    for beta in (0.5, 1.0, 3.0):
+        p = reference.softmax(z, beta=beta)
+        variance = p @ np.asarray(z, float) ** 2 - (p @ np.asarray(z, float)) ** 2
+        slope = jax.grad(lambda b: calibrate.entropy(b * z))(beta)
+        assert float(slope) == pytest.approx(-beta * variance, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32"])
+def test_at_least_float32(dtype):
+    logits = jnp.arange(8).astype(dtype)
+    H = calibrate.entropy(logits)
+    assert H.dtype == jnp.float32
+    assert float(H) == pytest.approx(float(reference.entropy(np.arange(8))), abs=1e-6)
+
+
+def test_float64_stays_float64():
+    with jax.enable_x64(True):
+        logits = np.random.default_rng(3).standard_normal(1000) * 4
+        H = calibrate.entropy(logits)
+        assert H.dtype == jnp.float64
+        assert float(H) == pytest.approx(float(reference.entropy(logits)), abs=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_susceptibility_is_the_variance_of_the_logits(case):
+    z = case.logits.astype(np.float64)
+    p = reference.softmax(z, where=case.where)
+    real = np.nan_to_num(p) > 0
+    z = np.where(real, z - z.max(axis=-1, where=real, initial=-np.inf, keepdims=True), 0)
+    mean = np.sum(p * z, axis=-1, keepdims=True, where=real)
+    exact = np.sum(p * (z - mean) ** 2, axis=-1, where=real)
+    found = susceptibility(case.logits, where=case.where)
+    np.testing.assert_allclose(found, exact, rtol=2e-3, atol=1e-12)
+
+
+def test_susceptibility_is_how_commitment_grows_with_beta():
+    z, h = 3 * np.random.default_rng(0).standard_normal((5, 40)), 1e-4
+    grown = reference.entropy((1 - h) * z) - reference.entropy((1 + h) * z)
+    np.testing.assert_allclose(susceptibility(z.astype(np.float32)), grown / (2 * h), rtol=1e-4)

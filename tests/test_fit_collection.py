@@ -1,0 +1,140 @@
+"""Fit: a collection becomes a file that loads, with its evidence; or a reason why not."""
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+
+import calibrate
+from calibrate.collecting.collect import collect
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.coefficient_file import dumps, read
+from calibrate.files.collection import open_collection
+from calibrate.files.publishing import publish
+from calibrate.fitting.fit_collection import (
+    fit_collection,
+    fit_collection_as_in_the_paper,
+    same_fit,
+)
+from calibrate.fitting.rule_fitting import OBJECTIVES, Options
+from calibrate.maths import reference
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    collect(ToyHead(noise=0.2), [16, 64, 256], 600, 0, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def misranked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    collect(ToyHead(noise=0.2), [16, 64, 256], 600, 0, folder, keep="misranked")
+    return folder
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_collection_becomes_a_file_that_loads(folder, tmp_path, objective):
+    fit = fit_collection(folder, "toy", Options(objective), force="polynomial")
+    published, _ = publish(fit.coefficients, tmp_path)
+    loaded = calibrate.load("toy", tmp_path)
+    assert loaded == fit.coefficients
+    assert loaded.source["head"] == "toy"
+    assert loaded.source["fingerprint"] == "sha256:toy-0.2"
+    assert loaded.source["options"] == {
+        "degree": 4, "force": "polynomial", "monotone": False, "objective": objective,
+        "rows": "all", "weigh": "sizes", "gate": 0.0,
+    }  # fmt: skip
+    rows = loaded.quality["rows"]
+    assert rows["kept"] == 1_800
+    assert rows["used"] + rows["gated"] == 1_800
+    assert rows["sharp"] + rows["interior"] + rows["flat"] + rows["unsolved"] == 1_800
+    assert read(published.path) == loaded
+    H = np.linspace(*loaded.only.domain, 50)
+    assert float(np.max(calibrate.inverse_temperature(H, loaded))) > 1
+
+
+def test_the_file_holds_the_evidence(folder):
+    fit = fit_collection(folder, "toy")
+    quality = fit.coefficients.quality
+    assert [size["size"] for size in quality["held_out"]] == [16, 64, 256]
+    assert {c["kind"] for c in quality["candidates"]} == {"constant", "log-size", "polynomial"}
+    assert quality["verdict"] == fit.choice.verdict
+    assert len(quality["standard_errors"][0]) == len(fit.coefficients.only.coefficients)
+    assert len(quality["learning_curve"]) == 4  # the first would be of 90 rows
+    assert quality["condition"] >= 1
+    taken = next(c for c in quality["candidates"] if c["kind"] == fit.choice.chosen.kind)
+    gains = [size["after"] - size["before"] for size in quality["held_out"]]
+    assert np.mean(gains) == pytest.approx(taken["gain"])
+    assert taken["low"] < taken["gain"] < taken["high"]
+
+
+def test_the_papers_procedure(folder, misranked):
+    for place in (folder, misranked):
+        fit = fit_collection_as_in_the_paper(place, "toy")
+        assert fit.choice is None
+        assert fit.coefficients.source["options"] == {"degree": 4, "objective": "beta"}
+        assert fit.coefficients.quality["residuals"]["beta_rms"] > 0
+    assert len(fit.rows.beta) == fit.coefficients.quality["rows"]["misranked"]
+
+
+def test_all_rows_need_a_collection_that_keeps_them(misranked):
+    with pytest.raises(CalibrateError, match="keeps misranked rows only.*--keep all"):
+        fit_collection(misranked, "toy", Options(rows="all"))
+    fit = fit_collection(misranked, "toy", force="constant")
+    assert fit.coefficients.source["options"]["rows"] == "misranked"
+
+
+def test_a_refit_says_the_same_and_another_objective_does_not(folder, tmp_path):
+    first, _ = publish(fit_collection(folder, "toy").coefficients, tmp_path, same_fit)
+    again, written = publish(fit_collection(folder, "toy").coefficients, tmp_path, same_fit)
+    assert (again.path, written) == (first.path, False)
+    theta = fit_collection(folder, "toy", Options("theta")).coefficients
+    other, written = publish(theta, tmp_path, same_fit)
+    assert (other.version, written) == (2, True)
+
+
+def test_same_bytes_but_for_created(folder):
+    one, two = (fit_collection(folder, "toy").coefficients for _ in range(2))
+    strip = [dumps(f).replace(f.provenance["created"], "") for f in (one, two)]
+    assert strip[0] == strip[1]
+
+
+def test_too_few_rows_are_exit_3_with_advice(tmp_path):
+    collect(ToyHead(), [8], 50, 0, tmp_path / "run")
+    for make in (fit_collection, fit_collection_as_in_the_paper):
+        with pytest.raises(QualityError, match="fewer than the 100 .*sizes 16..16384") as caught:
+            make(tmp_path / "run", "toy")
+        assert caught.value.exit_code == 3
+
+
+def test_an_absent_or_unfinished_collection_is_named(tmp_path):
+    with pytest.raises(CalibrateError, match="holds no collection"):
+        fit_collection(tmp_path, "x")
+
+
+class SeveralTargets(ToyHead):
+    """Any of the three items with the highest values may win."""
+
+    def sample(self, seed, size, count):
+        batch = super().sample(seed, size, count)
+        value = np.random.default_rng(seed).uniform(0, 6, (count, size))
+        return batch._replace(target=value >= np.sort(value, axis=1)[:, -3:-2])
+
+
+def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
+    collect(SeveralTargets(noise=0.4), [16, 64, 256], 400, 0, tmp_path / "sets")
+    fit = fit_collection(tmp_path / "sets", "sets", force="constant")
+    b = fit.coefficients.only.coefficients[-1]
+
+    def mass(beta):
+        p = [
+            (reference.softmax(shard.logits, beta=beta) * shard.target).sum(axis=1)
+            for _, shard in open_collection(tmp_path / "sets").shards()
+        ]
+        return np.mean([np.log(of_size).mean() for of_size in p])
+
+    assert mass(b) > mass(1)
+    assert mass(b) > max(mass(b * 0.97), mass(b * 1.03))
+    for size in fit.choice.held_out:
+        assert size.after > size.before

@@ -1,0 +1,108 @@
+"""Profile: log p_t(beta) and its derivatives, against float64 and against the solver."""
+
+import numpy as np
+import pytest
+
+from calibrate.maths.likelihood_profile import Profile, profile
+from calibrate.maths.reference import softmax
+from calibrate.maths.solver import INTERIOR, optimal_beta
+
+LOW, HIGH = 1.0, 64.0
+
+
+def rows(n, count=200, spread=6.0, seed=0):
+    """Logits of a noisy scorer, whose target is the item with the highest value."""
+    rng = np.random.default_rng(seed)
+    value = rng.uniform(0, spread, (count, n))
+    logits = (value + 0.3 * rng.standard_normal((count, n))).astype(np.float32)
+    return logits, value.argmax(axis=1)
+
+
+def exact(logits, target, beta):
+    """log of the target's probability, or of the targets', in float64."""
+    p = softmax(logits, beta=np.asarray(beta, float)[:, None])
+    if target.ndim == 1:
+        target = np.arange(logits.shape[1]) == target[:, None]
+    with np.errstate(divide="ignore"):
+        return np.log(np.sum(p, axis=1, where=target))
+
+
+@pytest.mark.parametrize("n", [2, 50, 3000])
+@pytest.mark.parametrize("spread", [0.1, 6.0, 150.0])
+def test_values_between_the_bounds(n, spread):
+    logits, target = rows(n, spread=spread)
+    found = profile(logits, target, LOW, HIGH)
+    rng = np.random.default_rng(1)
+    for beta in (np.full(200, LOW), np.full(200, HIGH), rng.uniform(LOW, HIGH, 200)):
+        expected = exact(logits, target, beta)
+        finite = expected > -300  # beyond, p_t is 0 in float64
+        # Where many items are nearly alike, 24 nodes cannot follow as well.
+        atol = 5e-5 if n < 1000 or spread > 100 else 2e-3
+        np.testing.assert_allclose(
+            found.log_p(beta)[finite], expected[finite], rtol=2e-6, atol=atol
+        )
+
+
+def test_masked_items_have_no_part():
+    logits, target = rows(40)
+    masked = np.concatenate([logits, np.full_like(logits, -np.inf)], axis=1)
+    beta = np.full(200, 3.0)
+    np.testing.assert_allclose(
+        profile(masked, target, LOW, HIGH).log_p(beta),
+        profile(logits, target, LOW, HIGH).log_p(beta), atol=1e-5,
+    )  # fmt: skip
+
+
+def test_derivatives_are_those_of_the_values():
+    found = profile(*rows(80), LOW, HIGH)
+    beta, h = np.random.default_rng(2).uniform(1.1, 60, 200), 1e-4
+    value, first, second = found.derivatives(beta)
+    above, below = found.derivatives(beta + h), found.derivatives(beta - h)
+    np.testing.assert_array_equal(value, found.log_p(beta))
+    np.testing.assert_allclose(first, (above[0] - below[0]) / (2 * h), atol=1e-6)
+    np.testing.assert_allclose(second, (above[1] - below[1]) / (2 * h), atol=1e-6)
+
+
+def test_the_slope_is_zero_at_the_optimal_beta_and_falls():
+    logits, target = rows(300)
+    solved = optimal_beta(logits, target)
+    chosen = (solved.status == INTERIOR) & (solved.beta > LOW) & (solved.beta < HIGH)
+    assert chosen.sum() > 50
+    found = profile(logits[chosen], target[chosen], LOW, HIGH)
+    _, first, second = found.derivatives(solved.beta[chosen].astype(float))
+    assert (second < 0).all()  # log p_t is concave in beta
+    # What is off in beta, relative to it.
+    assert np.abs(first / second / solved.beta[chosen]).max() < 1e-2
+
+
+def test_the_mass_of_several_targets():
+    logits, target = rows(60)
+    several = np.zeros((200, 60), bool)
+    several[np.arange(200), target] = True
+    beta = np.random.default_rng(3).uniform(LOW, HIGH, 200)
+    one = profile(logits, target, LOW, HIGH).log_p(beta)
+    np.testing.assert_array_equal(profile(logits, several, LOW, HIGH).log_p(beta), one)
+    several[:, :5] = True
+    expected = exact(logits, several, beta)
+    found = profile(logits, several, LOW, HIGH).log_p(beta)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=5e-5)
+    assert (found >= one - 1e-5).all()
+
+
+def test_some_of_the_rows():
+    found = profile(*rows(30), LOW, HIGH)
+    part = found.take(np.arange(200) % 3 == 0)
+    assert isinstance(part, Profile)
+    beta = np.full(len(part.series), 2.0)
+    np.testing.assert_array_equal(part.log_p(beta), found.log_p(np.full(200, 2.0))[::3])
+
+
+def test_no_rows():
+    found = profile(np.empty((0, 8), np.float32), np.empty(0, int), LOW, HIGH)
+    assert found.log_p(np.empty(0)).shape == (0,)
+
+
+def test_each_row_at_each_beta():
+    found, betas = profile(*rows(50), LOW, HIGH), np.array([LOW, 1.7, 20.0, HIGH])
+    one_by_one = np.stack([found.log_p(np.full(200, beta)) for beta in betas], axis=1)
+    np.testing.assert_allclose(found.log_p_at_each(betas), one_by_one, atol=1e-10)

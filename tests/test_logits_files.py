@@ -1,0 +1,336 @@
+"""Logits on disk: sorted into set sizes, checked by name, and fitted like a head's own."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import calibrate
+from calibrate.cli.main import app
+from calibrate.collecting.collect import collect_arrays
+from calibrate.errors import CalibrateError
+from calibrate.evaluation.diagnosis import diagnose
+from calibrate.files.collection import open_collection
+from calibrate.fitting.rule_fitting import fit_rule
+from calibrate.fitting.solved_rows import solve_collection
+from calibrate.heads.logits_files import Arrays
+from calibrate.maths import reference
+
+
+def scores(rows=300, n=40, seed=0):
+    rng = np.random.default_rng(seed)
+    value = rng.uniform(0, 6, (rows, n))
+    return value + 0.7 * rng.standard_normal(value.shape), value.argmax(axis=1)
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def all_rows(arrays):
+    return {size: arrays.rows(size, 0, arrays.count(size)) for size in arrays.sizes}
+
+
+def test_rows_of_one_length_are_as_they_are(here):
+    logits, target = scores()
+    arrays = Arrays(save(here / "mine.npz", logits=logits, target=target))
+    assert (arrays.name, arrays.sizes, arrays.count(40)) == ("mine", [40], 300)
+    found = arrays.rows(40, 100, 50)
+    np.testing.assert_array_equal(found.logits, logits[100:150].astype(np.float32))
+    np.testing.assert_array_equal(found.target, target[100:150])
+
+
+@pytest.mark.parametrize("masked_by", ["mask", "-inf", "finfo.min", "one mask for all"])
+@pytest.mark.parametrize("several", [False, True])
+def test_masked_items_are_left_out_and_targets_move_along(masked_by, several, here):
+    rng = np.random.default_rng(1)
+    logits, target = scores()
+    real = rng.random((300, 40)) < rng.uniform(0.2, 1, (300, 1))
+    real = real if masked_by != "one mask for all" else rng.random(40) < 0.7
+    real = np.broadcast_to(real, logits.shape).copy()
+    if masked_by != "one mask for all":
+        real[np.arange(300), target] = True
+    targets = logits > 4 if several else target
+    by_mask = {"mask": real[0] if masked_by == "one mask for all" else real}
+    fill = {"-inf": -np.inf, "finfo.min": np.finfo(float).min}.get(masked_by)
+    given = by_mask if fill is None else {"logits": np.where(real, logits, fill)}
+    path = save(here / "mine.npz", **({"logits": logits, "target": targets} | given))
+    found = all_rows(Arrays(path))
+    assert sum(len(rows.logits) for rows in found.values()) == 300
+    n_real = real.sum(axis=1)
+    for size, rows in found.items():
+        mine = [i for i in range(300) if 2 ** np.ceil(np.log2(max(n_real[i], 2))) ==
+                2 ** np.ceil(np.log2(size))]  # fmt: skip
+        assert size == max(2, n_real[mine].max())
+        for i, z, t in zip(mine, rows.logits, rows.target, strict=True):
+            if not several and not real[i, target[i]]:
+                assert z[t] == -np.inf  # counted as bad
+                continue
+            expected = logits[i, real[i]].astype(np.float32)
+            np.testing.assert_array_equal(z[np.isfinite(z)], expected)
+            if several:
+                np.testing.assert_array_equal(t[: len(expected)], targets[i, real[i]])
+                assert not t[len(expected) :].any()
+            else:
+                assert z[t] == np.float32(logits[i, target[i]])
+
+
+def test_a_folder_of_files_of_several_lengths(here):
+    folder = here / "logged"
+    folder.mkdir()
+    for i, n in enumerate((10, 16, 17, 100)):
+        logits, target = scores(20, n, seed=i)
+        save(folder / f"{i}.npz", logits=logits, target=target)
+    arrays = Arrays(folder)
+    assert (arrays.name, arrays.sizes) == ("logged", [16, 17, 100])
+    assert [arrays.count(size) for size in arrays.sizes] == [40, 20, 20]
+    both = arrays.rows(16, 10, 20)
+    np.testing.assert_array_equal(both.logits[:10, :10], scores(20, 10)[0][10:].astype(np.float32))
+    assert (both.logits[:10, 10:] == -np.inf).all()
+    moved = Arrays(folder).fingerprint
+    save(folder / "1.npz", **dict(zip(("logits", "target"), scores(20, 16, seed=9), strict=True)))
+    assert Arrays(folder).fingerprint != moved
+
+
+@pytest.mark.parametrize(("path", "name"), [(".", "logged"), ("../logged", "logged"), ("..", "up")])
+def test_a_folder_has_its_own_name_however_it_is_given(here, monkeypatch, path, name):
+    (here / "up" / "logged").mkdir(parents=True)
+    monkeypatch.chdir(here / "up" / "logged")
+    for folder in (here / "up", here / "up" / "logged"):
+        save(folder / "a.npz", logits=LOGITS, target=TARGET)
+    assert Arrays(Path(path)).name == name
+
+
+@pytest.mark.parametrize("rows", [20, 2])
+def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
+    """Else the fingerprint would be of other rows than those which are used."""
+    logits, target = scores(20, 16)
+    arrays = Arrays(save(here / "mine.npz", logits=logits, target=target))
+    part = arrays.part(16, 0, 20)
+    save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
+    with pytest.raises(CalibrateError, match="mine.npz was changed while it was used; let it be"):
+        part.read()
+
+
+def test_positions_and_masks_of_targets_go_together(here):
+    folder = here / "mixed"
+    folder.mkdir()
+    save(folder / "a.npz", logits=LOGITS, target=TARGET)
+    save(folder / "b.npz", logits=LOGITS, target=np.arange(8) == TARGET[:, None])
+    arrays = Arrays(folder)
+    assert not arrays.sets_of_targets
+    np.testing.assert_array_equal(arrays.rows(8, 0, 12).target, np.tile(TARGET, 2))
+    second = np.sort(LOGITS)[:, [-2]]
+    save(folder / "c.npz", logits=LOGITS, target=np.greater_equal(LOGITS, second))
+    arrays = Arrays(folder)
+    assert arrays.sets_of_targets
+    assert arrays.rows(8, 0, 18).target.sum(axis=1).tolist() == 12 * [1] + 6 * [2]
+
+
+def test_a_collection_of_arrays(here):
+    """Entropies, counts of bad rows, and the same bytes again."""
+    logits, target = scores(3_000, 50)
+    logits[0, 3], logits[1, 2] = np.nan, np.inf
+    mask = np.ones_like(logits, bool)
+    mask[2, target[2]] = False
+    path = save(here / "mine.npz", logits=logits, target=target, mask=mask)
+    collection = collect_arrays(Arrays(path), here / "run")
+    (counts,) = collection.manifest["sizes"]
+    assert [counts[k] for k in ("rows", "nan", "inf", "masked_target")] == [3_000, 1, 1, 1]
+    assert counts["kept"] == 2_048
+    ((size, shard),) = collection.shards()
+    assert size == 50
+    assert shard.layer is shard.head is None
+    np.testing.assert_allclose(shard.entropy, reference.entropy(shard.logits), atol=1e-5)
+    np.testing.assert_array_equal(shard.logits, logits[shard.index].astype(np.float32))
+    again = collect_arrays(Arrays(path), here / "again")
+    assert again.digest == collection.digest
+
+
+def test_heads_stay_apart(here):
+    logits, target = scores(200, 20)
+    layer, head = np.arange(200) // 100, np.arange(200) % 4
+    arrays = Arrays(save(here / "m.npz", logits=logits, target=target, layer=layer, head=head))
+    assert arrays.heads == [(i, j) for i in range(2) for j in range(4)]
+    ((_, shard),) = collect_arrays(arrays, here / "run").shards()
+    np.testing.assert_array_equal(shard.layer, layer[shard.index])
+    np.testing.assert_array_equal(shard.head, head[shard.index])
+    one = Arrays(save(here / "one.npz", logits=logits, target=target, head=np.full(200, 7)))
+    ((_, shard),) = collect_arrays(one, here / "of-one").shards()
+    assert (shard.layer == -1).all()
+    assert (shard.head == 7).all()
+
+
+def test_rows_keep_their_weights(here):
+    """One that counts three times is as good as three of it."""
+    logits, target = scores(600, 20)
+    weight = np.where(np.arange(600) < 200, 3.0, 1.0)
+    weighed = save(here / "weighed.npz", logits=logits, target=target, weight=weight)
+    ((_, shard),) = collect_arrays(Arrays(weighed), here / "run").shards()
+    np.testing.assert_array_equal(shard.weight, weight[shard.index])
+    thrice = np.repeat(np.arange(600), weight.astype(int))
+    repeated = save(here / "repeated.npz", logits=logits[thrice], target=target[thrice])
+    collect_arrays(Arrays(repeated), here / "other")
+    one, other = (solve_collection(open_collection(here / name)) for name in ("run", "other"))
+    for kind in ("constant", "polynomial"):
+        found, expected = (fit_rule(rows, kind).only.coefficients for rows in (one, other))
+        x = np.linspace(1.5, 2.5, 9)
+        np.testing.assert_allclose(np.polyval(found, x), np.polyval(expected, x), rtol=0.05)
+    of_one, of_other = (diagnose(open_collection(here / n)).heads[0] for n in ("run", "other"))
+    assert of_one.headroom.constant == pytest.approx(of_other.headroom.constant, abs=1e-4)
+
+
+LOGITS, TARGET = scores(6, 8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"target": None}, r"mine.npz has no array 'target' .it has logits.; give logits"),
+        ({"targets": TARGET}, "has an array 'targets', which means nothing here; give logits, tar"),
+        ({"logits": LOGITS[:0], "target": TARGET[:0]}, "mine.npz has no rows; give some"),
+        ({"logits": LOGITS[0]}, r"logits are float64\(8,\); give floats \(rows, n\)"),
+        ({"logits": LOGITS.astype(int)}, r"logits are int64\(6, 8\); give floats"),
+        ({"target": TARGET[:3]}, r"target is int64\(3,\); give integers \(6,\), or bool \(6, 8\)"),
+        (
+            {"target": np.full(6, "NaT", "<m8[s]")},
+            r"target is timedelta64\[s\]\(6,\); give integers",
+        ),
+        ({"target": TARGET + 8}, r"target is \d+, which is not a position in \[0, 8\)"),
+        ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\); give bool \(6, 8\) or \(8,\)"),
+        ({"layer": np.zeros(6)}, r"layer is float64\(6,\); give integers \(6,\) within"),
+        ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\); give integers"),
+        ({"head": np.full(6, -2)}, r"head is int64\(6,\); give integers"),
+        ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
+        ({"weight": TARGET}, r"weight is int64\(6,\); give floats"),
+        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite numbers of float32"),
+        ({"weight": np.full(6, 1e39)}, "weight has 1e.39 to 1e.39; give finite numbers of float32"),
+        ({"weight": np.full(6, np.nan)}, "weight has nan to nan; give finite numbers"),
+        ({"logits": np.full((6, 8), 1 / 8)}, "rows that are >= 0 and sum to 1, as probabilities"),
+    ],
+)
+def test_arrays_that_are_wrong_are_named(arrays, message, here):
+    given = {"logits": LOGITS, "target": TARGET} | arrays
+    path = save(here / "mine.npz", **{k: v for k, v in given.items() if v is not None})
+    with pytest.raises(CalibrateError, match=message):
+        Arrays(path)
+
+
+def test_probabilities_under_a_mask_are_refused(here):
+    logits, target = scores(6, 8)
+    mask = np.arange(8) < 5
+    mask = np.broadcast_to(mask, logits.shape) | (np.arange(8) == target[:, None])
+    weights = reference.softmax(logits, where=mask)
+    path = save(here / "mine.npz", logits=weights, target=target, mask=mask)
+    with pytest.raises(CalibrateError, match="or the logarithms of these"):
+        Arrays(path)
+
+
+@pytest.mark.parametrize("logits", [LOGITS * 1e300, np.full((6, 8), 3e38, np.float32)])
+def test_what_is_beyond_float32_is_infinite_without_a_word(logits, here):
+    found = Arrays(save(here / "mine.npz", logits=np.abs(logits), target=TARGET)).rows(8, 0, 6)
+    assert (found.logits >= 3e38).all()
+
+
+def test_what_is_no_array_file(here):
+    (here / "text.npz").write_text("logits")
+    np.savez(here / "objects.npz", logits=np.array([{}]))
+    (here / "empty").mkdir()
+    mixed = here / "mixed"
+    mixed.mkdir()
+    save(mixed / "a.npz", logits=LOGITS, target=TARGET)
+    save(mixed / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
+    for name, message in (
+        ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
+        ("objects.npz", "Python objects"), ("empty", "holds no .npz file"),
+        ("mixed", "files differ in whether they have layer"),
+    ):  # fmt: skip
+        with pytest.raises(CalibrateError, match=message):
+            Arrays(here / name)
+
+
+def test_the_commands(here):
+    logits, target = scores(2_000, 64)
+    save(here / "example.npz", logits=logits, target=target)
+    run = CliRunner().invoke
+    collected = run(app, ["collect", "--logits", "example.npz"])
+    assert collected.exit_code == 0, collected.output
+    fitted = run(app, ["fit", "runs/example", "--name", "example"])
+    assert fitted.exit_code == 0, fitted.output
+    source = calibrate.load("example").source
+    assert source["fingerprint"] == Arrays(here / "example.npz").fingerprint
+    again = run(app, ["collect", "--logits", "example.npz"])
+    assert "is complete already" in again.stderr
+    for option in (["--sizes", "16"], ["--head", "max-retrieval"], ["--seed", "1"]):
+        refused = run(app, ["collect", "--logits", "example.npz", *option])
+        assert refused.exit_code == 2
+        assert "says nothing beside --logits" in refused.stderr
+
+
+def test_collections_of_files_whose_names_have_dots_stay_apart(here):
+    for name in ("model.v1", "model.v2"):
+        save(here / f"{name}.npz", logits=LOGITS, target=TARGET)
+        done = CliRunner().invoke(app, ["collect", "--logits", f"{name}.npz"])
+        assert done.exit_code == 0, done.output
+    assert sorted(os.listdir("runs")) == ["model.v1", "model.v2"]
+
+
+def test_a_file_too_large_for_memory_is_refused_unread(here):
+    (here / "mine.npz").touch()
+    os.truncate(here / "mine.npz", 1 << 40)  # sparse
+    with pytest.raises(CalibrateError, match="at most 17,179,869,184; make several files of it"):
+        Arrays(here / "mine.npz")
+
+
+def test_a_header_that_promises_100_gib_is_refused(here):
+    logits, target = scores(rows=10)
+    save(here / "mine.npz", logits=logits, target=target)
+    data = (here / "mine.npz").read_bytes()
+    assert data.count(b"(10, 40), }    ") == 1
+    (here / "mine.npz").write_bytes(data.replace(b"(10, 40), }    ", b"(335544320, 40)}"[:15]))
+    with pytest.raises(CalibrateError, match="not a readable npz"):
+        Arrays(here / "mine.npz")
+
+
+def test_the_budget_holds_for_the_names_of_many_heads(here):
+    """The manifest names each."""
+    n_heads, rng = 2_000, np.random.default_rng(0)
+    z = rng.standard_normal((n_heads, 4)).astype(np.float32)
+    layer, head = np.divmod(np.arange(n_heads) * 16, 32_000)
+    np.savez("many.npz", logits=z, target=z.argmax(1), layer=layer, head=head)
+    with pytest.raises(CalibrateError, match=r"too few for one row .* give at least \d+$") as few:
+        collect_arrays(Arrays(here / "many.npz"), here / "run", max_bytes=20_000)
+    for max_bytes in (int(str(few.value).split()[-1]), 90_000):
+        folder = here / str(max_bytes)
+        collect_arrays(Arrays(here / "many.npz"), folder, max_bytes)
+        assert sum(file.stat().st_size for file in folder.iterdir()) <= max_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_least_number_masks_as_infinity_does(here, dtype):
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((300, 32)).astype(dtype)
+    masked = np.arange(32) >= rng.choice([12, 32], (300, 1))
+    for name, mask in (("inf", -np.inf), ("least", np.finfo(dtype).min)):
+        logits = np.where(masked, np.array(mask, dtype), z)
+        np.savez(f"{name}.npz", logits=logits, target=np.zeros(300, int))
+        collect_arrays(Arrays(here / f"{name}.npz"), here / name)
+    one, other = (open_collection(here / name).manifest for name in ("inf", "least"))
+    assert one["sizes"] == other["sizes"]
+    assert [size["size"] for size in one["sizes"]] == [12, 32]
+    assert one["shards"] == other["shards"]
+
+
+def test_targets_beyond_what_float32_holds_are_masked_ones(here):
+    """Their log-probability is -inf at a large beta, and what is made of it is NaN."""
+    z = np.random.default_rng(0).standard_normal((1_000, 8)).astype(np.float32)
+    target = z.argmax(axis=1)
+    z[0, target[0]] = np.finfo(np.float32).min
+    z[1, target[1] - 1] = 3e38
+    np.savez("wild.npz", logits=z, target=target)
+    collection = collect_arrays(Arrays(here / "wild.npz"), here / "run")
+    assert collection.manifest["sizes"][0]["masked_target"] == 2
+    assert np.isfinite(solve_collection(collection).profile.series).all()

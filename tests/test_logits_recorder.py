@@ -1,0 +1,102 @@
+"""The recorder: what it keeps of many forward passes, and in how many bytes."""
+
+import numpy as np
+import pytest
+
+from calibrate.errors import CalibrateError
+from calibrate.files.logits_recorder import Recorder
+from calibrate.heads.logits_files import Arrays
+from calibrate.maths.hashing import hashes
+
+
+def record(recorder, n_passes, n_keys=20, first=0):
+    for number in range(first, first + n_passes):
+        recorder.next(query=0, target=number % n_keys)
+        for layer in (0, 2):
+            if recorder.wants(layer):
+                logits = np.random.default_rng([number, layer]).standard_normal((1, 3, n_keys))
+                recorder.add(layer, logits.astype(np.float32), n_keys)
+    recorder.flush()
+
+
+def test_a_file_for_each_pass_and_rows_for_each_head(here):
+    recorder = Recorder(here / "run", 10**9)
+    record(recorder, 5)
+    recorder.finish()
+    assert len(list((here / "run").iterdir())) == 5
+    arrays = np.load(here / "run" / "pass000003.npz")
+    assert arrays["logits"].shape == (6, 20)
+    assert arrays["layer"].tolist() == [0, 0, 0, 2, 2, 2]
+    assert arrays["head"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert (arrays["target"].argmax(axis=1) == 3).all()
+    exact = np.random.default_rng([3, 2]).standard_normal((1, 3, 20)).astype(np.float32)
+    np.testing.assert_array_equal(arrays["logits"][3:], exact[0])
+
+
+def test_a_row_counts_by_its_heads_share_of_the_layers_attention_to_the_target(here):
+    recorder = Recorder(here / "run", 10**9)
+    recorder.next(query=0, target=[1, 0])
+    z = np.zeros((2, 3, 2), np.float32)  # sequences, heads, keys
+    z[0, 0, 1] = z[0, 1, 0] = np.log(3)  # 3/4, 1/4 and 1/2 for its target
+    z[1, :, 1] = [np.log(7), np.log(3), -np.inf]  # 1/8, 1/4 and 1
+    z[1, 2, 0] = -np.inf  # which looks at nothing, and is no row
+    recorder.add(0, z, 2)
+    recorder.finish()
+    arrays = np.load(here / "run" / "pass000000.npz")
+    np.testing.assert_allclose(arrays["weight"], [1.5, 0.5, 1, 2 / 3, 4 / 3], rtol=1e-6)
+    assert recorder.left_out == 1
+
+
+def test_layers_and_heads_that_are_asked_for(here):
+    record(Recorder(here / "run", 10**9, layers=[2], heads=[0, 2]), 2)
+    assert Arrays(here / "run").heads == [(2, 0), (2, 2)]
+
+
+def test_the_budget_is_kept_by_a_sample_that_depends_on_no_order(here):
+    most = 20_000
+    record(Recorder(here / "run", most), 60)
+    files = {path.name for path in (here / "run").iterdir()}
+    assert sum(path.stat().st_size for path in (here / "run").iterdir()) <= most
+    assert 3 < len(files) < 30
+    record(Recorder(here / "more", 10 * most), 60)
+    more = {path.name for path in (here / "more").iterdir()}
+    assert files < more  # the lowest hashes stay, whatever else there is
+    numbers = sorted(int(name[4:10]) for name in files)
+    assert numbers[-1] > 30 > numbers[0]  # neither the first ones nor the last
+
+
+def test_short_passes_do_not_take_the_place_of_long_ones(here):
+    recorder = Recorder(here / "run", 100_000)
+    n_keys = [4_000 if number % 2 else 20 for number in range(100)]
+    for number, n in enumerate(n_keys):
+        record(recorder, 1, n_keys=n, first=number)
+    kept = {int(path.name[4:10]) for path in (here / "run").iterdir()}
+    by_hash = np.argsort(hashes(np.arange(100))).tolist()
+    assert kept == set(by_hash[: len(kept)])
+    assert len(kept) > 1
+
+
+def test_a_file_takes_no_more_than_is_reckoned(here):
+    from calibrate.files.logits_recorder import FILE_OVERHEAD
+
+    record(Recorder(here / "run", 10**9), 1, n_keys=1_000)
+    (file,) = (here / "run").iterdir()
+    held = sum(array.nbytes for array in np.load(file).values())
+    assert held < file.stat().st_size <= held + FILE_OVERHEAD
+
+
+def test_layers_that_keep_fewer_keys(here):
+    recorder = Recorder(here / "run", 10**9)
+    recorder.next(query=-1, target=-1)
+    recorder.add(0, np.zeros((1, 1, 6), np.float32), 6)
+    recorder.add(1, np.zeros((1, 1, 4), np.float32), 4)
+    recorder.flush()
+    arrays = Arrays(here / "run")
+    assert arrays.sizes == [4, 6]
+    assert [arrays.rows(size, 0, 1).target.tolist() for size in (4, 6)] == [[3], [5]]
+
+
+def test_a_folder_that_holds_files_is_refused(here):
+    (here / "note.txt").write_text("mine")
+    with pytest.raises(CalibrateError, match="holds files already; give a new folder"):
+        Recorder(here, 10**9)

@@ -1,0 +1,168 @@
+"""Choice: a head for each outcome, and intervals that mean what they say."""
+
+import numpy as np
+import pytest
+from planted import planted_rows
+
+from calibrate.errors import QualityError
+from calibrate.fitting.model_selection import (
+    _gain,
+    _held_out,
+    applied_beta,
+    choose,
+    mean_by_size,
+    scores,
+)
+from calibrate.fitting.rule_fitting import Options, deal, row_weights
+from calibrate.fitting.solved_rows import join, solve
+
+OPTIONS = Options()
+
+
+def test_the_polynomial_where_beta_depends_on_entropy():
+    choice = choose(planted_rows(lambda H, n: 1 + 8 * np.exp(-((H - 2.5) ** 2))), OPTIONS)
+    assert choice.chosen.kind == "polynomial"
+    assert "the polynomial gains" in choice.verdict
+    assert choice.chosen.gain.low > 0
+    for size in choice.held_out:
+        assert size.after > size.before
+
+
+def test_a_multiple_of_log_n_where_beta_depends_on_the_size():
+    rows = planted_rows(lambda H, n: np.full_like(H, 1.5 * np.log(n) - 3), count=2_000)
+    choice = choose(rows, OPTIONS)
+    assert choice.chosen.kind == "log-size"
+    assert choice.chosen.fit.only.coefficients == pytest.approx((1.5, -3), abs=0.3)
+
+
+def flat_rows():
+    """One beta serves all."""
+    return planted_rows(lambda H, n: np.full_like(H, 2.5))
+
+
+def test_one_constant_where_nothing_else_does_better():
+    choice = choose(flat_rows(), OPTIONS)
+    assert choice.chosen.kind == "constant"
+    assert choice.verdict.startswith("one constant does as well on this head")
+    *zeros, b = choice.chosen.fit.only.coefficients
+    assert zeros == [0, 0, 0, 0]
+    assert b == pytest.approx(2.5, abs=0.15)
+
+
+def test_the_polynomial_may_be_forced():
+    choice = choose(flat_rows(), OPTIONS, force="polynomial")
+    assert choice.chosen.kind == "polynomial"
+    assert "forced: one constant does as well or better" in choice.verdict
+
+
+@pytest.mark.parametrize("force", [None, "polynomial"])
+def test_nothing_where_softmax_is_right_as_it_is(force):
+    rows = planted_rows(lambda H, n: np.ones_like(H))
+    with pytest.raises(QualityError, match="not for this head: .* beat.? plain softmax"):
+        choose(rows, OPTIONS, force)
+
+
+def test_nothing_for_shuffled_targets():
+    """A target that any item may be wants the least beta that is allowed: plain softmax."""
+    rows = planted_rows(lambda H, n: np.zeros_like(H))
+    with pytest.raises(QualityError, match="check that the targets are the items that should win"):
+        choose(rows, OPTIONS)
+
+
+def test_one_size_alone_leaves_log_n_out():
+    choice = choose(planted_rows(lambda H, n: np.full_like(H, 3.0), (64,)), OPTIONS)
+    assert "the rows have 64 items each" in choice.left_out["log-size"]
+    assert "kappa log n + b was left out: the rows have 64 items each" in choice.verdict
+    assert {c.kind for c in choice.candidates} == {"constant", "polynomial"}
+
+
+def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
+    rows = planted_rows(lambda H, n: np.full_like(H, 3.0))
+    with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
+        choose(rows._replace(entropy=np.resize([2.0, 3.0], len(rows.size))), OPTIONS, "polynomial")
+
+
+def test_too_few_rows_are_exit_3_with_advice():
+    rows = planted_rows(lambda H, n: np.full_like(H, 3.0), (64,), count=50)
+    with pytest.raises(QualityError, match=r"fewer than the 100 .*sizes 16\.\.16384") as caught:
+        choose(rows, OPTIONS)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("objective", ["beta", "theta"])
+def test_other_objectives_are_judged_by_their_own_distance(objective):
+    choice = choose(flat_rows(), Options(objective, "misranked"))
+    assert f" of {objective} over plain softmax" in choice.verdict
+    assert choice.chosen.gain.low > 0
+
+
+def test_scores_are_of_rows_that_the_fit_has_not_seen():
+    """With few rows the polynomial follows them: what it gains on its own rows is no gain."""
+    rows = planted_rows(lambda H, n: np.full_like(H, 2.5), (16, 64), count=60)
+    polynomial = next(c for c in choose(rows, OPTIONS).candidates if c.kind == "polynomial")
+    own = scores(rows, applied_beta(polynomial.fit, rows), "likelihood")
+    assert mean_by_size(rows, own) > polynomial.mean_log_p
+
+
+def test_the_interval_covers():
+    """Of 200 samples about 190 have the mean within."""
+    rows = planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=200)
+    block, rng = deal(rows), np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        difference = rng.exponential(1.0, len(block)) - 1
+        gain = _gain(block, row_weights(rows, OPTIONS), difference)
+        inside += gain.low <= 0 <= gain.high
+    assert 175 <= inside <= 199
+
+
+def test_a_size_with_few_rows_counts_less():
+    """Four rows of one size do not decide for three thousand."""
+    for seed in range(3):
+        many = planted_rows(lambda H, n: np.full_like(H, 2.0), (64, 256), seed=seed)
+        few = planted_rows(lambda H, n: np.full_like(H, 2.0), (16,), count=4, seed=seed)
+        choice = choose(join([few, many]), OPTIONS)
+        assert choice.chosen.kind == "constant"
+        assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(2, abs=0.25)
+
+
+def test_items_that_are_all_alike_need_no_rule():
+    z = np.zeros((300, 8), np.float32)
+    H = np.full(300, np.log(8)) - np.linspace(0, 1e-3, 300)  # as if they were not quite alike
+    rows = join([solve(z, np.zeros(300, np.int32), H, 8)])
+    with pytest.raises(QualityError, match="not for this head"):
+        choose(rows, OPTIONS)
+
+
+def test_a_gate_leaves_rules_without_one_out():
+    choice = choose(flat_rows(), Options(gate=0.5))
+    assert "has no gate" in choice.left_out["log-size"]
+    assert choice.chosen.fit.rule.min_entropy == 0.5
+    with pytest.raises(QualityError, match="0 usable rows"):
+        choose(flat_rows(), Options(gate=10.0))
+
+
+def test_the_interval_covers_where_what_is_misranked_is_chance():
+    """Gains depend on who wins: 60 fresh samples, and the mean of all of them."""
+
+    def gain(seed):
+        rows = planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=150, seed=seed)
+        log_p = scores(rows, np.full(len(rows.size), 1.5), "likelihood")
+        plain = scores(rows, np.ones(len(rows.size)), "likelihood")
+        return _gain(deal(rows), row_weights(rows, OPTIONS), log_p - plain)
+
+    gains = [gain(seed) for seed in range(60)]
+    truth = np.mean([g.mean for g in gains])
+    assert 50 <= sum(g.low <= truth <= g.high for g in gains) <= 60
+
+
+def test_the_held_out_error_counts_rows_by_their_weight():
+    """Two rows with all the weight say as little as two rows."""
+    rows = planted_rows(lambda H, n: 2 + 0 * H, sizes=(64,), count=1_000)
+    own = np.zeros(1_000, np.float32)
+    own[[3, 7]] = 5
+    one = np.ones(1_000)
+    plain, sharp = (scores(rows, beta, "likelihood") for beta in (one, 2 * one))
+    (of_all,) = _held_out(rows._replace(weight=own), plain, sharp)
+    (of_two,) = _held_out(rows.take(own > 0), plain[own > 0], sharp[own > 0])
+    assert of_all.error == pytest.approx(of_two.error)

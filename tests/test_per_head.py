@@ -1,0 +1,240 @@
+"""Fits of many heads: each gets the rule that it needs, or none, and the runtime applies it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import planted_rows
+from typer.testing import CliRunner
+
+import calibrate
+from calibrate.cli.main import app
+from calibrate.collecting.collect import collect_arrays
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.logits_recorder import Recorder
+from calibrate.fitting import solved_rows
+from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection, same_fit
+from calibrate.fitting.per_head import fit_each, in_one_file, quality_of_heads
+from calibrate.fitting.rule_fitting import Options, fit_rule
+from calibrate.fitting.solved_rows import join, solve_collection
+from calibrate.heads.logits_files import Arrays
+from calibrate.maths import reference
+from calibrate.maths.solver import STATUS_NAMES
+from calibrate.parallel.jobs import Jobs
+from calibrate.report.console import stdout
+
+# What beta each (layer, head) is planted to want, of entropy and size.
+WANTS = {
+    (0, 0): lambda H, n: 1 + 0 * H,
+    (0, 1): lambda H, n: 2.5 + 0 * H,
+    (2, 0): lambda H, n: 0.5 * np.log(n) + 0 * H,
+    (2, 1): lambda H, n: 0.2 + 0 * H,  # less than any rule of ours gives
+}
+
+
+def rows_of(wants=WANTS, **options):
+    parts = []
+    for seed, ((layer, head), beta_of) in enumerate(wants.items()):
+        rows = planted_rows(beta_of, seed=seed, **options)
+        ones = np.ones(len(rows.size), np.int16)
+        parts.append(rows._replace(layer=layer * ones, head=head * ones))
+    return join(parts)
+
+
+def fit_heads(rows, options, force=None):
+    return in_one_file(fit_each(rows, options, force), options)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return rows_of()
+
+
+@pytest.fixture(scope="module")
+def found(rows):
+    return fit_heads(rows, Options(rows="all"))
+
+
+def test_heads_that_gain_have_a_rule_and_no_others(found):
+    fit, heads = found
+    assert [(h.layer, h.head) for h in heads] == list(WANTS)
+    assert [h.rule is not None for h in heads] == [False, True, True, False]
+    assert [(e.layer, e.head) for e in fit.entries] == [(0, 1), (2, 0)]
+    assert fit.rule.kind == "log-size"  # the family in which the line has its gain
+    kappa, b = fit.entries[0].coefficients
+    assert kappa == 0
+    assert b == pytest.approx(2.5, abs=0.15)
+    n = np.log([16, 64, 256])
+    np.testing.assert_allclose(
+        np.polyval(fit.entries[1].coefficients, n), np.maximum(0.5 * n, 1), atol=0.25
+    )
+    assert "not for this head: no rule beats plain softmax" in heads[3].why
+
+
+def test_each_head_is_fitted_as_by_itself(rows, found):
+    alone, _ = fit_heads(rows_of({(2, 0): WANTS[2, 0]}), Options(rows="all"))
+    mine = rows.take((rows.layer == 2) & (rows.head == 0))
+    one, _ = fit_heads(mine, Options(rows="all"))
+    assert one.entries[0] == found[0].entries[1]
+    assert alone.entries[0].layer == 2
+
+
+def test_a_family_of_polynomials_is_taken_where_it_gains_more():
+    """A wish that grows and falls with entropy, at one size."""
+    wants = {(1, 3): lambda H, n: 1 + 2 * np.sin(np.clip(H, 0, np.pi)) ** 2}
+    fit, (head,) = fit_heads(rows_of(wants, sizes=(64,), count=6_000), Options(rows="all"))
+    assert fit.rule.kind == "entropy-polynomial"
+    assert head.rule.kind == "polynomial"
+    forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all"), force="polynomial")
+    assert forced.rule.kind == "entropy-polynomial"
+
+
+def test_no_head_that_gains_is_an_answer():
+    wants = {(0, 0): WANTS[0, 0], (0, 1): WANTS[2, 1]}
+    with pytest.raises(QualityError, match=r"none of 2 gains .* layer 0, head 0: not for"):
+        fit_heads(rows_of(wants), Options(rows="all"))
+
+
+def test_a_head_of_few_rows_is_left_alone(rows):
+    few = rows_of({(5, 5): WANTS[0, 1]}, sizes=(16, 64), count=30)
+    fit, heads = fit_heads(join([rows, few]), Options(rows="all"))
+    assert (5, 5) not in [(e.layer, e.head) for e in fit.entries]
+    assert "60 usable rows, fewer than the 100" in heads[-1].why
+
+
+def test_evidence_is_of_the_calibrated_heads_together(found):
+    heads = found[1]
+    quality = quality_of_heads(heads, Options())
+    assert "2 of 4 heads gain, by" in quality["verdict"]
+    for size in quality["held_out"]:
+        own = [s for h in heads if h.rule for s in h.rule.held_out if s.size == size["size"]]
+        assert size["rows"] == sum(s.rows for s in own) == 2_000
+        assert size["before"] == pytest.approx(np.mean([s.before for s in own]))
+        assert size["after"] > size["before"]
+
+
+@pytest.fixture
+def logged(here):
+    """Two layers of two heads on disk: only the second head of each is worth calibrating."""
+    rng = np.random.default_rng(0)
+    columns = {name: [] for name in ("logits", "target", "layer", "head")}
+    for layer in (0, 4):
+        for head, beta in ((0, 1.0), (1, 3.0 - layer / 4)):
+            z = rng.uniform(0.3, 2, (1_500, 1)) * rng.standard_normal((1_500, 48))
+            p = reference.softmax(z, beta=beta)
+            columns["logits"].append(z)
+            columns["target"].append((p.cumsum(1) > rng.random((1_500, 1))).argmax(1))
+            columns["layer"].append(np.full(1_500, layer))
+            columns["head"].append(np.full(1_500, head))
+    path = here / "model.npz"
+    np.savez(path, **{name: np.concatenate(parts) for name, parts in columns.items()})
+    return path
+
+
+def test_from_arrays_to_the_runtime(logged, here):
+    run = CliRunner().invoke
+    assert run(app, ["collect", "--logits", str(logged)]).exit_code == 0
+    done = run(app, ["fit", "runs/model", "--name", "model"])
+    assert done.exit_code == 0, done.output
+    assert "2 of 4 have a rule" in done.stdout
+    fit = calibrate.load("model")
+    assert [(e.layer, e.head) for e in fit.entries] == [(0, 1), (4, 1)]
+    assert Path("fits/model/1.png").read_bytes().startswith(b"\x89PNG")
+    logits = np.random.default_rng(1).standard_normal((2, 2, 3, 48)).astype(np.float32)
+    probs = np.asarray(calibrate.adaptive_softmax(logits, fit.layer(4)))
+    np.testing.assert_allclose(probs[:, 0], reference.softmax(logits[:, 0]), rtol=1e-5)
+    beta = fit.entries[1].coefficients[-1]
+    assert beta == pytest.approx(2, abs=0.1)
+    np.testing.assert_allclose(
+        probs[:, 1], reference.softmax(logits[:, 1], beta=beta), rtol=1e-4, atol=1e-7
+    )
+    assert (np.asarray(calibrate.adaptive_softmax(logits, fit.layer(3))) ==
+            np.asarray(calibrate.adaptive_softmax(logits, calibrate.identity()))).all()  # fmt: skip
+    again = run(app, ["fit", "runs/model", "--name", "model", "--json"])
+    assert "no new version is written" in again.stderr
+    record = json.loads(again.stdout)
+    assert [h["kind"] for h in record["heads"]] == [None, "constant", None, "constant"]
+    for command in (["fits", "show", "model"], ["fits", "verify"], ["fits", "list"]):
+        shown = run(app, command)
+        assert shown.exit_code == 0, shown.output
+
+
+def test_a_narrow_terminal_cuts_no_number(here, monkeypatch):
+    rng = np.random.default_rng(0)
+    z = 2 * rng.standard_normal((2_000, 32))
+    target = np.where(rng.random(2_000) < 0.8, z.argmax(axis=1), rng.integers(0, 32, 2_000))
+    np.savez("heads.npz", logits=z, target=target, head=np.arange(2_000) % 2)
+    monkeypatch.setattr(stdout, "width", 40)
+    for command in (["collect", "--logits", "heads.npz"], ["fit", "runs/heads", "--name", "heads"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert "…" not in done.stdout
+    assert "beta(" in done.stdout
+    assert "queries, items):" in done.stdout  # of every layer
+
+
+def test_what_is_for_one_head_is_refused(logged, here):
+    collect_arrays(Arrays(logged), here / "run")
+    with pytest.raises(CalibrateError, match=r"says which heads its rows are of .4.; fit each"):
+        fit_collection(here / "run", "model")
+    done = CliRunner().invoke(app, ["fit", str(here / "run"), "--name", "model", "--paper"])
+    assert done.exit_code == 1
+    assert "says which heads its rows are of" in done.stderr
+
+
+def test_a_refit_that_differs_in_a_head_is_new(logged, here):
+    collect_arrays(Arrays(logged), here / "run")
+    fit = fit_heads_of_collection(here / "run", "model").coefficients
+    assert same_fit(fit, fit)
+    from dataclasses import replace
+
+    assert not same_fit(fit, replace(fit, entries=fit.entries[:1]))
+    moved = replace(fit.entries[1], coefficients=(0.0, 9.0), check=())
+    assert not same_fit(fit, replace(fit, entries=(fit.entries[0], moved)))
+
+
+def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
+    collect_arrays(Arrays(logged), here / "run")
+    fit = fit_heads_of_collection(here / "run", "model")
+    monkeypatch.setattr(solved_rows, "ROWS_AT_ONCE", 1)  # one head at a time
+    groups = []
+    other = fit_heads_of_collection(here / "run", "model", jobs=Jobs(2), report=groups.append)
+    assert other.heads == fit.heads
+    assert other.coefficients.quality == fit.coefficients.quality
+    assert other.coefficients.entries == fit.coefficients.entries
+    assert groups == [1, 1, 1, 1]
+    counts = fit.coefficients.quality["rows"]
+    assert set(counts) >= set(STATUS_NAMES.values())  # those that no row has, too
+    assert sum(counts[status] for status in STATUS_NAMES.values()) == counts["kept"] == 6_000
+
+
+def test_a_collection_without_a_row_is_exit_3(here):
+    z = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    head = np.arange(200) % 2
+    np.savez("right.npz", logits=z, target=z.argmax(axis=1), layer=head, head=head)
+    run = CliRunner().invoke
+    assert run(app, ["collect", "--logits", "right.npz", "--keep", "misranked"]).exit_code == 0
+    done = run(app, ["fit", "runs/right", "--name", "right"])
+    assert done.exit_code == 3
+    assert "runs/right has no rows; collect more sets" in done.stderr
+
+
+def test_heads_that_cover_each_others_errors_are_sharpened(here):
+    """Each misranks more than half of the rows, others than the rest: together they are right."""
+    rng, recorder = np.random.default_rng(0), Recorder(here / "captured", 10**9)
+    for _ in range(400):
+        z = rng.normal(0, 0.5, (1, 4, 256)).astype(np.float32)
+        z[:, :, 0] = 4  # the target
+        z[0, rng.random(4) < 0.55, 1] = 7
+        recorder.next(query=-1, target=0)
+        recorder.add(3, z, 256)
+    recorder.finish()
+    rows = solve_collection(collect_arrays(Arrays(here / "captured"), here / "run"))
+    for head in range(4):
+        weighed = rows.take(rows.are_of(3, head))
+        alike = weighed._replace(weight=np.ones_like(weighed.weight))
+        cautious, found = (
+            fit_rule(of_head, "constant").only.coefficients[-1] for of_head in (alike, weighed)
+        )
+        assert cautious < 1.2 < 1.3 < found

@@ -1,0 +1,164 @@
+"""Heads from outside: found by module:attribute, and each broken member of the protocol named."""
+
+import sys
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+from typer.testing import CliRunner
+
+from calibrate.cli.main import app
+from calibrate.collecting.collect import collect
+from calibrate.errors import CalibrateError
+from calibrate.evaluation.baselines import PLAIN
+from calibrate.evaluation.score_head import evaluate
+from calibrate.heads import load_head
+
+MINE = """
+from typing import NamedTuple
+import numpy as np
+
+class Batch(NamedTuple):
+    logits: np.ndarray
+    target: np.ndarray
+
+class Scorer:
+    name = "scorer"
+    fingerprint = "sha256:" + 64 * "0"
+
+    def sample(self, seed, size, count):
+        rng = np.random.default_rng(seed)
+        value = rng.uniform(0, 6, (count, size))
+        logits = value + 0.7 * rng.standard_normal((count, size))
+        return Batch(logits.astype(np.float32), value.argmax(axis=1).astype(np.int32))
+
+    def attend(self, batch):
+        return batch
+
+    def correct(self, attended, weights):
+        return np.asarray(weights).argmax(axis=1) == attended.target
+
+ready = Scorer()
+
+def make():
+    return Scorer()
+
+def fails():
+    raise OSError("no weights")
+
+class Heads:
+    first = ready
+"""
+
+
+@pytest.fixture
+def mine(here, monkeypatch):
+    """A module in the working folder, forgotten after the test."""
+    (here / "mine.py").write_text(MINE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield here
+    for name in ("mine", "broken"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("attribute", ["ready", "Scorer", "make", "Heads.first"])
+@pytest.mark.usefixtures("mine")
+def test_a_head_by_module_and_attribute(attribute):
+    """A head, or what gives one when called."""
+    head = load_head(f"mine:{attribute}")
+    assert head.name == "scorer"
+    assert head.sample(0, 8, 3).target.shape == (3,)
+
+
+def test_the_whole_job_with_a_head_of_ones_own(mine):
+    run = CliRunner().invoke
+    head = ["--head", "mine:Scorer", "--sizes", "16..64", "--sets", "400"]
+    collected = run(app, ["collect", *head, "--out", "runs/mine"])
+    assert collected.exit_code == 0, collected.output
+    fitted = run(app, ["fit", "runs/mine", "--name", "own"])
+    assert fitted.exit_code in (0, 3), fitted.output
+    scored = run(app, ["evaluate", *head, "--fit-sizes", "16,64", "--fit-sets", "400", "--json"])
+    assert scored.exit_code == 0, scored.output
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("nowhere:head", "no module is named 'nowhere' .looked for in .*; give --head module:attr"),
+        ("mine:absent", "'mine' has no attribute 'absent'; check --head"),
+        ("mine:fails", r"mine:fails\(\) failed with OSError: no weights; --debug shows where"),
+        ("broken:head", "importing 'broken' failed with ModuleNotFoundError: No module named 'no_"),
+        ("calibrate.maths.rule:Rule", "name is None; give a printable text"),
+        ("no-such-head", "module:attribute of a head of yours"),
+    ],
+)
+def test_what_is_no_head(reference, message, mine):
+    (mine / "broken.py").write_text("import no_such_library")
+    with pytest.raises(CalibrateError, match=message):
+        load_head(reference)
+
+
+def broken(**members):
+    return type("Broken", (ToyHead,), members)()
+
+
+def raises(self, *_):
+    raise TypeError("no such thing")
+
+
+def as_attended(**arrays):
+    return lambda self, batch: type("Attended", (), arrays)()
+
+
+# One bug in each member: how it shows when the head is loaded, or used.
+BROKEN = {
+    "name": [({"name": 3}, "head broken:head: name is 3; give a printable text")],
+    "fingerprint": [
+        ({"fingerprint": "v1"}, 'fingerprint is \'v1\'; give "sha256:" and a digest of what det')
+    ],
+    "sample": [
+        ({"sample": None}, r"sample is None; give a method sample\(seed, size, count\)"),
+        ({"sample": raises}, r"head 'toy': sample\(seed, size, count\) failed with TypeError: no"),
+        ({"sample": lambda *_: (np.zeros((40, 8)),)}, "sample gave a tuple without a target"),
+    ],
+    "attend": [
+        ({"attend": 1}, r"attend is 1; give a method attend\(batch\)"),
+        ({"attend": raises}, r"attend\(batch\) failed with TypeError: no such thing"),
+        ({"attend": lambda self, batch: 0}, r"attend gave no .logits, expected \(40, 8\)"),
+        ({"attend": as_attended(logits=np.zeros((40, 9)))}, r"logits of shape \(40, 9\), expected"),
+        ({"attend": as_attended(logits=np.zeros((40, 8), int))}, "logits of int64; give floats"),
+        ({"attend": as_attended(logits=np.full((40, 8), 1 / 8))},
+         "attend gave rows that are >= 0 and sum to 1, as probabilities do; give the scores"),
+    ],
+    "correct": [
+        ({"correct": 1}, r"correct is 1; give a method correct\(attended, weights\)"),
+        ({"correct": raises}, r"correct\(attended, weights\) failed with TypeError: no such"),
+        ({"correct": lambda self, attended, weights: np.ones(3)}, r"correct gave float64\(3,\)"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("members", "message"), [case for cases in BROKEN.values() for case in cases]
+)
+def test_each_member_of_the_protocol_that_is_broken_is_named(members, message, here, monkeypatch):
+    head = broken(**members)
+    if "name" in members or "fingerprint" in members:
+        for member, value in members.items():
+            setattr(head, member, value)
+    monkeypatch.setitem(sys.modules, "broken", type("Module", (), {"head": head}))
+
+    def use():
+        found = load_head("broken:head")
+        collect(found, [8], 40, 0, here / "run")
+        evaluate(found, [8], 40, 0, {"plain": PLAIN})
+
+    with pytest.raises(CalibrateError, match=message):
+        use()
+
+
+def test_a_head_that_cannot_be_scored_is_collected(here):
+    head = broken(correct=None)
+    collect(head, [8], 200, 0, here / "run")
+    with pytest.raises(CalibrateError, match=r"head 'toy' has no correct\(attended, weights\); "):
+        evaluate(head, [8], 40, 0, {"plain": PLAIN})

@@ -1,0 +1,56 @@
+"""Solve: every row against the reference, one target or several."""
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+
+from calibrate.collecting.collect import collect
+from calibrate.files.collection import open_collection
+from calibrate.fitting.solved_rows import join, solve, solve_collection
+from calibrate.maths import reference, solver
+from calibrate.parallel.jobs import Jobs
+
+
+def test_solves_every_row_as_the_reference_does(tmp_path):
+    collect(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy", keep="misranked")
+    collection = open_collection(tmp_path / "toy")
+    rows = solve_collection(collection)
+    everything = [(s.logits[i], s.target[i]) for _, s in collection.shards() for i in range(5)]
+    first = np.flatnonzero(np.diff(rows.size, prepend=0))
+    for k, (logits, target) in enumerate(everything):
+        row = first[k // 5] + k % 5
+        expected = reference.optimal_beta(logits, target)
+        assert rows.beta[row] == pytest.approx(expected, rel=1e-3)
+        log_p = np.log(reference.softmax(logits, beta=2.0)[target])
+        assert rows.profile.take(np.array([row])).log_p(np.array([2.0])) == pytest.approx(
+            log_p, abs=1e-3
+        )
+    assert sum(rows.count_by_status().values()) == len(rows.beta)
+    assert (rows.interior().status == solver.INTERIOR).all()
+    assert rows.misranked.all()
+
+
+def test_the_number_of_jobs_changes_nothing(tmp_path):
+    collection = collect(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy")
+    one, two = (solve_collection(collection, jobs) for jobs in (Jobs(1), Jobs(2)))
+    for a, b in zip(one[:-1], two[:-1], strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(one.profile.series, two.profile.series)
+
+
+def test_masked_items_are_not_counted_and_ranks_are_known():
+    z = np.array([[3, 1, -np.inf, 0], [3, 1, 2, 0]], np.float32)
+    rows = solve(z, np.array([0, 2], np.int32), reference.entropy(z), 4)
+    np.testing.assert_array_equal(rows.items, [3, 4])
+    np.testing.assert_array_equal(rows.size, [4, 4])
+    np.testing.assert_array_equal(rows.misranked, [False, True])
+
+
+def test_take_and_join_undo_each_other():
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((10, 8)).astype(np.float32)
+    rows = solve(z, rng.integers(0, 8, 10).astype(np.int32), reference.entropy(z), 8)
+    halves = join([rows.take(np.arange(5)), rows.take(np.arange(5, 10))])
+    for one, other in zip(rows[:-1], halves[:-1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(rows.profile.series, halves.profile.series)
