@@ -12,7 +12,7 @@ from calibrate.files.store import load
 
 if TYPE_CHECKING:
     from calibrate.capturing import capture
-    from calibrate.maths.entropy import entropy
+    from calibrate.maths.shannon_entropy import entropy
     from calibrate.maths.solver import OptimalBeta, optimal_beta
     from calibrate.softmax import adaptive_softmax, inverse_temperature
 
@@ -34,7 +34,7 @@ _LOADED_ON_USE = {
     "OptimalBeta": "calibrate.maths.solver",
     "adaptive_softmax": "calibrate.softmax",
     "capture": "calibrate.capturing",
-    "entropy": "calibrate.maths.entropy",
+    "entropy": "calibrate.maths.shannon_entropy",
     "inverse_temperature": "calibrate.softmax",
     "optimal_beta": "calibrate.maths.solver",
 }

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.maths.entropy import wide
+from calibrate.maths.shannon_entropy import wide
 from calibrate.softmax import head_table, sharpen
 
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.

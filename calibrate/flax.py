@@ -17,7 +17,7 @@ from calibrate.attention import dot_product_attention
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.files.logits_recorder import Recorder
-from calibrate.maths.entropy import wide
+from calibrate.maths.shannon_entropy import wide
 from calibrate.softmax import adaptive_softmax
 
 try:

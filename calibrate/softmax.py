@@ -9,8 +9,16 @@ from jax.typing import ArrayLike
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit, goes_by_size
-from calibrate.maths.entropy import Axis, Centred, centre, hashable, log_size, real_logits, wide
 from calibrate.maths.rule import LOG_SIZE, beta_of
+from calibrate.maths.shannon_entropy import (
+    Axis,
+    Centred,
+    centre,
+    hashable,
+    log_size,
+    real_logits,
+    wide,
+)
 
 
 def inverse_temperature(

@@ -18,9 +18,9 @@ from calibrate.files import collection as files
 from calibrate.heads import Head, sent
 from calibrate.heads.logits_files import Arrays, Part
 from calibrate.heads.protocol import as_masks, call, refuse_probabilities
-from calibrate.maths.entropy import entropy
 from calibrate.maths.hashing import hashes
 from calibrate.maths.rule import Rule
+from calibrate.maths.shannon_entropy import entropy
 from calibrate.parallel.jobs import HERE, Jobs, run
 
 STREAM = "collect"

@@ -13,8 +13,8 @@ from calibrate.fitting.rule_fitting import MIN_ROWS, Options, row_weights
 from calibrate.fitting.solved_rows import Rows, head_in_words, heads_apart, join, known, solve_shard
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
-from calibrate.maths.entropy import susceptibility
 from calibrate.maths.row_blocks import in_blocks
+from calibrate.maths.shannon_entropy import susceptibility
 
 # What verdicts go by. They sort heads; `calibrate fit` decides, on rows that a rule has not seen.
 LEAST_HEADROOM = 0.01  # nats: the target gets a hundredth more; less is hardly worth a file

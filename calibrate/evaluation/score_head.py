@@ -19,8 +19,8 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.score_files import Outcome, add_scores, read_scores, scores_path
 from calibrate.heads import Head, sent
 from calibrate.heads.protocol import call
-from calibrate.maths.entropy import centre, log_size
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
+from calibrate.maths.shannon_entropy import centre, log_size
 from calibrate.parallel.jobs import HERE, Jobs, run
 
 STREAM = "evaluate"

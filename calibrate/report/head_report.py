@@ -52,7 +52,7 @@ def write_report(
     closeups = look_closely(head, comparison.sizes, CLOSEUP_SETS, seed)
     write_page(
         path,
-        "report.html.j2",
+        "head_report.html.j2",
         fit=fit,
         head=head.name,
         verdict=verdict(comparison, fit.reference),

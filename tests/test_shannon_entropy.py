@@ -8,7 +8,7 @@ from cases import CASES
 
 import calibrate
 from calibrate.maths import reference
-from calibrate.maths.entropy import susceptibility
+from calibrate.maths.shannon_entropy import susceptibility
 
 
 @pytest.mark.parametrize("n", [1, 2, 64, 16_384])
