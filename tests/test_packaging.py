@@ -1,6 +1,5 @@
 """What is installed: a light import, package data, the README's commands."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -122,89 +121,3 @@ def test_a_folder_imports_only_from_its_floor_and_below():
             below = FLOORS[imported] < FLOORS[room]
             beside = imported == room or {imported, room} <= set(RUNTIME)
             assert below or beside, f"{path} imports {imported}"
-
-
-def commands_of(heading):
-    """The shell lines of a README section."""
-    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return [
-        line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-        for line in block.splitlines() if line and not line.startswith("#")
-    ]  # fmt: skip
-
-
-def test_ci_runs_the_readmes_test_command():
-    _, tests = commands_of("Two commands")
-    assert tests in (ROOT / ".ci" / "run").read_text()
-
-
-@pytest.mark.slow
-def test_the_two_commands_on_a_fresh_clone(tmp_path):
-    """Needs the package index."""
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    main_job, _ = commands_of("Two commands")
-    done = subprocess.run(main_job, shell=True, cwd=clone, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "calibrate.load(" in done.stdout.strip().splitlines()[-2]
-    status = ["git", "-C", str(clone), "status", "--porcelain"]
-    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
-
-
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-OF_TORCH = [block for block in PYTHON if "import torch" in block or "import LlamaConfig" in block]
-
-
-def run_in_one_namespace(blocks):
-    assert blocks
-    namespace: dict = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
-
-
-def test_readme_python_runs():
-    """Every Python block, in order, in one namespace."""
-    run_in_one_namespace([block for block in PYTHON if block not in OF_TORCH])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_readme_python_of_torch_runs():
-    pytest.importorskip("transformers", reason="needs the extra transformers")
-    run_in_one_namespace(OF_TORCH)
-
-
-def test_readme_commands_on_heads_of_ones_own_run(here, monkeypatch):
-    """Arrays and module are those of its Python blocks."""
-    from typer.testing import CliRunner
-
-    from calibrate.cli.main import app
-
-    (arrays,) = (block for block in PYTHON if "np.savez" in block)
-    (module,) = (block for block in PYTHON if "class NoisyScorer" in block)
-    exec(compile(arrays, "README.md", "exec"), {})
-    if importlib.util.find_spec("transformers"):
-        (capture,) = (block for block in PYTHON if "calibrate.capture(" in block)
-        exec(compile(capture, "README.md", "exec"), {})
-    (here / "my_head.py").write_text(module)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    lines = commands_of("Bring your own head")
-    for line in lines if Path("captured").exists() else [x for x in lines if "captured" not in x]:
-        done = CliRunner().invoke(app, line.split()[1:])
-        assert done.exit_code == 0, f"{line}: {done.output}"
-    sys.modules.pop("my_head")
-
-
-def test_readme_commands_exist():
-    """Each `calibrate ...` line of the README parses, with the options that it names."""
-    from typer.testing import CliRunner
-
-    from calibrate.cli.main import app
-
-    line = r"^(?:\.venv/bin/)?calibrate ((?:fits )?\w+)(.*)$"
-    lines = re.findall(line, README, re.MULTILINE)
-    assert {command for command, _ in lines} >= {"collect", "fit", "train", "fits show"}
-    for command, rest in lines:
-        result = CliRunner().invoke(app, [*command.split(), "--help"])
-        assert result.exit_code == 0, command
-        for option in re.findall(r"--[a-z-]+", rest):
-            assert option in result.stdout, f"calibrate {command} {option}"

@@ -5,7 +5,7 @@ there is no padding. Adam at 1e-3, cross-entropy plus weight decay.
 
 The paper does not say what its L2 term of lambda = 0.001 is. Here it is lambda/2 * |W|^2 over the
 weight matrices, biases free: of the readings tried, the one that comes closest to the paper's
-accuracy without adaptation (README, "The trained head").
+accuracy without adaptation (scripts/results/README.md).
 
 Each seed is trained in a process of its own on one thread, because the number of threads
 changes the order of float32 sums: a seed's bytes depend on nothing but the seed.
