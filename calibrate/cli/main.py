@@ -146,10 +146,6 @@ def collect(
     jobs: JobsOption = 1,
     dask: DaskOption = None,
     stall: StallOption = 600.0,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Say rows, bytes and time, by a hundredth; write nothing."),
-    ] = False,
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -161,7 +157,7 @@ def collect(
 
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
     """
-    from calibrate.cli import forecasts, steps
+    from calibrate.cli import steps
     from calibrate.collecting.collect import KEEP
     from calibrate.parallel.jobs import Jobs
     from calibrate.report import tables
@@ -171,14 +167,6 @@ def collect(
     workers = Jobs(jobs, dask, stall)
     if logits is not None:
         refuse_beside(context, "--logits", ("head", "sizes", "sets", "seed"))
-    if dry_run:
-        expected = forecasts.foresee(head, logits, n, sets, seed, most, keep, workers)
-        if as_json:
-            print_json(forecasts.forecast_record(expected))
-        else:
-            forecasts.print_forecast(expected)
-        return
-    if logits is not None:
         found = steps.collect_arrays(logits, out, most, keep, workers)
     else:
         chosen = steps.load(head)
