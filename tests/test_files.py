@@ -14,7 +14,7 @@ from syscalls import Syscalls
 
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files import npz as npz_format
-from calibrate.files.atomic_io import read_file, remove_leftovers, write_whole
+from calibrate.files.atomic_io import read_file, remove_leftovers, write_atomically
 from calibrate.files.npz import read_arrays, write_arrays
 
 
@@ -193,10 +193,10 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, exclusive):
     while True:
         path.unlink(missing_ok=True)
         if not exclusive:
-            write_whole(path, b"old")
+            write_atomically(path, b"old")
         with Syscalls(at, errno.ENOSPC) as syscalls:
             try:
-                write_whole(path, b"new", exclusive=exclusive)
+                write_atomically(path, b"new", exclusive=exclusive)
             except CalibrateError as error:
                 assert re.search(r"cannot write .*a\.json: No space left.*free some", str(error))  # noqa: PT017
                 outcomes.add("refused")
@@ -221,9 +221,9 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
 
 
 def test_exclusive_never_overwrites(tmp_path):
-    write_whole(tmp_path / "a", b"first", exclusive=True)
+    write_atomically(tmp_path / "a", b"first", exclusive=True)
     with pytest.raises(FileExistsError):
-        write_whole(tmp_path / "a", b"second", exclusive=True)
+        write_atomically(tmp_path / "a", b"second", exclusive=True)
     assert (tmp_path / "a").read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -240,7 +240,7 @@ def test_what_is_no_file_leaves_no_descriptor_open(tmp_path, make):
 def test_a_folder_that_is_a_file_is_named(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(CalibrateError, match="cannot write"):
-        write_whole(tmp_path / "runs" / "a", b"")
+        write_atomically(tmp_path / "runs" / "a", b"")
 
 
 def test_reading_asks_for_no_more_memory_than_the_file_has_bytes(tmp_path):

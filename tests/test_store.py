@@ -26,7 +26,7 @@ from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.event_log import LOG, append_event, read_history
 from calibrate.files.publishing import alias, publish, yank
-from calibrate.files.store import hold, names, published_store, stores, versions
+from calibrate.files.store import names, open_name, published_store, stores, versions
 from calibrate.files.store_audit import audit_reference, audit_store
 from calibrate.maths.rule import Rule
 
@@ -541,13 +541,13 @@ class StoreMachine(RuleBasedStateMachine):
     def publish(self, at):
         self.ceiling += 1
         done = self.attempt(at, publish, fit(ceiling=self.ceiling), self.store)
-        held = hold(self.store, "made")
-        new = set(held.versions) - set(self.files)
+        stored = open_name(self.store, "made")
+        new = set(stored.versions) - set(self.files)
         assert len(new) == 1 if done else len(new) <= 1
         for version in new:
             assert version > self.given_out
             self.files[version] = self.ceiling
-        self.given_out = max([self.given_out, *held.versions, *held.history.ids])
+        self.given_out = max([self.given_out, *stored.versions, *stored.history.ids])
 
     @precondition(lambda self: set(self.files) - self.yanked)
     @rule(
@@ -556,7 +556,7 @@ class StoreMachine(RuleBasedStateMachine):
     def alias(self, data, name, at):
         version = data.draw(st.sampled_from(sorted(set(self.files) - self.yanked)))
         done = self.attempt(at, alias, f"made@{version}", name, self.store)
-        leads_to = hold(self.store, "made").history.aliases.get(name)
+        leads_to = open_name(self.store, "made").history.aliases.get(name)
         assert leads_to == version or (not done and leads_to == self.aliases.get(name))
         if leads_to:
             self.aliases[name] = leads_to
@@ -566,7 +566,7 @@ class StoreMachine(RuleBasedStateMachine):
     def yank(self, data, undo, at):
         version = data.draw(st.sampled_from(sorted(self.files)))
         done = self.attempt(at, yank, f"made@{version}", self.store, undo)
-        yanked = version in hold(self.store, "made").history.yanked
+        yanked = version in open_name(self.store, "made").history.yanked
         assert yanked != undo or (not done and yanked == (version in self.yanked))
         self.yanked = self.yanked | {version} if yanked else self.yanked - {version}
 
@@ -579,14 +579,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_what_was_done(self):
-        held = hold(self.store, "made")
-        assert held.versions == sorted(self.files)
-        assert held.history.aliases == self.aliases
-        assert held.history.yanked == self.yanked
+        stored = open_name(self.store, "made")
+        assert stored.versions == sorted(self.files)
+        assert stored.history.aliases == self.aliases
+        assert stored.history.yanked == self.yanked
         for version, ceiling in self.files.items():
-            assert held.read(version).rule.max_beta == ceiling
+            assert stored.read(version).rule.max_beta == ceiling
         usable = [version for version in self.files if version not in self.yanked]
-        assert held.default == (max(usable) if usable else None)
+        assert stored.default == (max(usable) if usable else None)
 
 
 def machine(examples, steps):

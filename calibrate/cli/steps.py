@@ -20,7 +20,7 @@ from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import MANIFEST, Collection, open_collection
 from calibrate.files.publishing import publish, writing_store
-from calibrate.files.store import hold, is_path, names, published_store, stores
+from calibrate.files.store import is_path, names, open_name, published_store, stores
 from calibrate.files.store import load as load_fit
 from calibrate.fitting.fit_collection import Fit, same_fit
 from calibrate.fitting.per_head import ManyFits
@@ -262,7 +262,7 @@ def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collecti
 def _fit_of(collection: Collection, store: Path | None) -> Coefficients:
     """The newest published fit of a collection that is not yanked."""
     found = []
-    for held in (hold(place, name) for place in stores(store) for name in names(place)):
+    for held in (open_name(place, name) for place in stores(store) for name in names(place)):
         # Of one name the highest version is the newest, whatever the clock said.
         for version in sorted(set(held.versions) - held.history.yanked, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged one is not the one

@@ -172,7 +172,7 @@ def collect_from(
     quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
     listed = listed_shards(folder, configuration, units)
     if listed is None or unlike(folder, listed):
-        with files.alone(folder):
+        with files.collection_lock(folder):
             _collect_units(source, folder, configuration, wanted, quota, report, keep, jobs)
     collection = files.open_collection(folder)
     files.refuse_bad_rows(collection.manifest)

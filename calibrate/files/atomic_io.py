@@ -20,7 +20,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
-def write_whole(
+def write_atomically(
     path: Path,
     data: bytes,
     error: type[CalibrateError] = CalibrateError,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, DamagedError, QualityError
-from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_whole
+from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_atomically
 from calibrate.files.manifest import (
     BAD,
     COUNTS,
@@ -55,7 +55,7 @@ class Receipt(NamedTuple):
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def collection_lock(folder: Path) -> Iterator[None]:
     """Holds a collection's folder while it is collected; another process that wants it waits."""
     what = f"another process is collecting into {folder}; waiting until it is done"
     check_writable(folder / MANIFEST)
@@ -85,7 +85,7 @@ def write_shard(
             "lists, as on another machine or with another version; restore the file from a copy, "
             "or collect into a new folder"
         )
-    write_whole(path, data)
+    write_atomically(path, data)
     return receipt_of(size, unit, shard, data)
 
 
@@ -230,7 +230,7 @@ def write_manifest(
       CalibrateError: the disk does not take it.
     """
     text = manifest_text(configuration, receipts, "partial" if receipts is None else "complete")
-    write_whole(folder / MANIFEST, text.encode(), exclusive=receipts is None)
+    write_atomically(folder / MANIFEST, text.encode(), exclusive=receipts is None)
 
 
 def manifest_text(

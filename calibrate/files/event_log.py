@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.atomic_io import read_file, write_whole
+from calibrate.files.atomic_io import read_file, write_atomically
 from calibrate.files.coefficient_file import MAX_VERSION
 from calibrate.files.metadata import check_digest, check_time
 from calibrate.files.strict_json import (
@@ -116,4 +116,4 @@ def append_event(folder: Path, event: str, version: int, **fields: str) -> None:
     data = b"\n".join([*_lines(path), line.encode()]) + b"\n"
     if len(data) > MAX_BYTES:
         raise CoefficientsError(f"{path} is full, at 1 MiB; publish under another name")
-    write_whole(path, data, CoefficientsError)
+    write_atomically(path, data, CoefficientsError)

@@ -14,14 +14,14 @@ from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.files.atomic_io import read_file, write_whole
+from calibrate.files.atomic_io import read_file, write_atomically
 
 MOST_BYTES = 1 << 30  # of a file that says nothing of its size beforehand, such as weights
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
     """Writes arrays as npz, whole or not at all."""
-    write_whole(path, pack_arrays(arrays))
+    write_atomically(path, pack_arrays(arrays))
 
 
 def pack_arrays(arrays: Mapping[str, ArrayLike]) -> bytes:

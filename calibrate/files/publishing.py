@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.atomic_io import locked, remove_leftovers, write_whole
+from calibrate.files.atomic_io import locked, remove_leftovers, write_atomically
 from calibrate.files.coefficient_file import NAME_PATTERN, NAME_REMEDY, digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.event_log import ALIAS_PATTERN, append_event
-from calibrate.files.store import VERSION_PATTERN, Held, find, hold, stores
+from calibrate.files.store import VERSION_PATTERN, StoredName, find, open_name, stores
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
@@ -65,20 +65,20 @@ def _publish(
     unchanged: Callable[[Coefficients, Coefficients], bool],
     alone: bool,
 ) -> tuple[Coefficients, bool]:
-    held = hold(store, coefficients.name)
-    newest = _newest(held)
+    stored = open_name(store, coefficients.name)
+    newest = _newest(stored)
     if newest and unchanged(newest, coefficients):
         return newest, False
-    _refuse_link(held.folder)
-    number = max([0, *held.versions, *held.history.mentioned]) + 1
-    path = held.path(number)
+    _refuse_link(stored.folder)
+    number = max([0, *stored.versions, *stored.history.mentioned]) + 1
+    path = stored.path(number)
     numbered = replace(coefficients, version=number, path=path)
     data = dumps(numbered).encode()
     numbered = loads(data, path)  # what cannot be loaded is not published
     if alone:
-        remove_leftovers(held.folder, "*.json*")
-    append_event(held.folder, "publish", number, id=digest(numbered))
-    write_whole(path, data, CoefficientsError, exclusive=True)
+        remove_leftovers(stored.folder, "*.json*")
+    append_event(stored.folder, "publish", number, id=digest(numbered))
+    write_atomically(path, data, CoefficientsError, exclusive=True)
     return numbered, True
 
 
@@ -88,18 +88,18 @@ def _refuse_link(folder: Path) -> None:
         raise CoefficientsError(f"{folder} is a link; write into the store that it leads to")
 
 
-def _newest(held: Held) -> Coefficients | None:
+def _newest(stored: StoredName) -> Coefficients | None:
     """The highest version present; one that is damaged does not stand in the way of the next."""
-    if not held.versions:
+    if not stored.versions:
         return None
     try:
-        return held.read(held.versions[-1])
+        return stored.read(stored.versions[-1])
     except CoefficientsError as failure:
         warnings.warn(f"{failure}; the new fit becomes the next version", stacklevel=4)
         return None
 
 
-def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> Held:
+def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
     """Makes NAME@alias lead to the version that "name@version" names, and logs it.
 
     Args:
@@ -112,19 +112,21 @@ def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None
         raise CoefficientsError(
             f"{name!r} is no alias; {NAME_REMEDY.replace('letter or digit', 'letter')}"
         )
-    held, version = _pinned(reference, store)
-    if version in held.history.yanked:
+    stored, version = _pinned(reference, store)
+    if version in stored.history.yanked:
         raise CoefficientsError(
             f"{reference} was yanked; choose another version, or take it back by "
             f"`calibrate fits yank {reference} --undo`"
         )
-    held.read(version)
-    if held.history.aliases.get(name) == version:
-        return held
-    return _log(held, "alias", version, alias=name)
+    stored.read(version)
+    if stored.history.aliases.get(name) == version:
+        return stored
+    return _log(stored, "alias", version, alias=name)
 
 
-def yank(reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False) -> Held:
+def yank(
+    reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False
+) -> StoredName:
     """Takes "name@version" out of what a bare name stands for, or puts it back, and logs it.
 
     Args:
@@ -132,33 +134,33 @@ def yank(reference: str, store: str | os.PathLike[str] | None = None, undo: bool
     Raises:
       CoefficientsError: no such version, or a store that cannot be written.
     """
-    held, version = _pinned(reference, store)
-    if (version in held.history.yanked) != undo:
-        return held
-    return _log(held, "unyank" if undo else "yank", version)
+    stored, version = _pinned(reference, store)
+    if (version in stored.history.yanked) != undo:
+        return stored
+    return _log(stored, "unyank" if undo else "yank", version)
 
 
-def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Held, int]:
+def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[StoredName, int]:
     name, _, version = reference.partition("@")
     if not NAME_PATTERN.fullmatch(name) or not VERSION_PATTERN.fullmatch(version):
         raise CoefficientsError(
             f"{reference!r} names no version by its number; use NAME@VERSION, such as {name}@1"
         )
-    held, number = find(reference, store)
-    if store and held.folder.parent != Path(store):
+    stored, number = find(reference, store)
+    if store and stored.folder.parent != Path(store):
         raise CoefficientsError(
-            f"{name!r} is not in {store} but in {held.folder.parent}; give that as the store"
+            f"{name!r} is not in {store} but in {stored.folder.parent}; give that as the store"
         )
-    if held.folder.parent not in stores(store)[:-1]:
+    if stored.folder.parent not in stores(store)[:-1]:
         raise CoefficientsError(
-            f"{reference} came with the package, in {held.folder.parent}, which stays as it is; "
+            f"{reference} came with the package, in {stored.folder.parent}, which stays as it is; "
             "copy its folder into a store of yours, or give that store"
         )
-    return held, number
+    return stored, number
 
 
-def _log(held: Held, event: str, version: int, **fields: str) -> Held:
-    _refuse_link(held.folder)
-    with locked(held.folder.parent, CoefficientsError):
-        append_event(held.folder, event, version, **fields)
-    return hold(held.folder.parent, held.folder.name)
+def _log(stored: StoredName, event: str, version: int, **fields: str) -> StoredName:
+    _refuse_link(stored.folder)
+    with locked(stored.folder.parent, CoefficientsError):
+        append_event(stored.folder, event, version, **fields)
+    return open_name(stored.folder.parent, stored.folder.name)

@@ -22,7 +22,7 @@ VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
 
 
-class Held(NamedTuple):
+class StoredName(NamedTuple):
     """A name in the store that holds it."""
 
     folder: Path  # STORE/NAME
@@ -149,9 +149,9 @@ def load(
     if is_path(reference):
         coefficients = read(Path(reference))
     else:
-        held, version = find(str(reference), store)
-        coefficients = held.read(version)
-        if version in held.history.yanked:
+        stored, version = find(str(reference), store)
+        coefficients = stored.read(version)
+        if version in stored.history.yanked:
             warnings.warn(
                 f"{coefficients.reference} was yanked; load {coefficients.name!r} for the newest "
                 "version that was not",
@@ -178,7 +178,7 @@ def is_path(reference: str | os.PathLike[str]) -> bool:
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
 
 
-def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[Held, int]:
+def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[StoredName, int]:
     """The name and version that "name", "name@3" or "name@alias" stands for.
 
     Raises:
@@ -191,17 +191,17 @@ def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[H
             f"{reference!r} is no reference; use NAME, NAME@VERSION, NAME@ALIAS or a path to a "
             ".json file"
         )
-    held = find_name(name, store)
-    return held, held.resolve(which)
+    stored = find_name(name, store)
+    return stored, stored.resolve(which)
 
 
-def find_name(name: str, store: str | os.PathLike[str] | None = None) -> Held:
+def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
     """A name in the first store that holds it."""
     searched = stores(store)
     for folder in searched:
         present = versions(folder, name)
         if present:
-            return Held(folder / name, present, read_history(folder / name))
+            return StoredName(folder / name, present, read_history(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
     known = [other for folder in searched for other in names(folder)]
     meant = difflib.get_close_matches(name, known, 1)
@@ -209,9 +209,9 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> Held:
     raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
 
 
-def hold(store: Path, name: str) -> Held:
+def open_name(store: Path, name: str) -> StoredName:
     """A name as one store has it, with its history."""
-    return Held(store / name, versions(store, name), read_history(store / name))
+    return StoredName(store / name, versions(store, name), read_history(store / name))
 
 
 def versions(store: Path, name: str) -> list[int]:

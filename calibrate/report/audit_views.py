@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from calibrate.files.collection_audit import FOREIGN, Audit
-from calibrate.files.store_audit import Verdict
+from calibrate.files.store_audit import AuditResult
 from calibrate.report.console import stdout
 
 
@@ -36,7 +36,7 @@ def remedy(audit: Audit) -> str:
     return f"{what}; the same `calibrate collect` command as before repairs shards"
 
 
-def verdict_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
+def verdict_records(verdicts: list[AuditResult]) -> list[dict[str, Any]]:
     """What `print_verdicts` says, for a machine."""
     return [
         {
@@ -50,7 +50,7 @@ def verdict_records(verdicts: list[Verdict]) -> list[dict[str, Any]]:
     ]
 
 
-def print_verdicts(verdicts: list[Verdict]) -> None:
+def print_verdicts(verdicts: list[AuditResult]) -> None:
     """A line per file, log and alias."""
     for verdict in verdicts:
         what = f"{verdict.subject}  " if verdict.subject else ""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from calibrate.evaluation import diagnosis as diagnosing
 from calibrate.evaluation.diagnosis import AtSize, Diagnosis, HeadDiagnosis
-from calibrate.files.atomic_io import write_whole
+from calibrate.files.atomic_io import write_atomically
 from calibrate.fitting.rule_fitting import MIN_ROWS
 from calibrate.report.console import print_whole, stdout
 from calibrate.report.diagnose_plots import save_figures
@@ -76,7 +76,7 @@ def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> dict[str, Any]:
     record["path"] = str(folder / RECORD)
     record["figures"] = [str(path) for path in save_figures(folder, diagnosis)]
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    write_whole(folder / RECORD, text.encode())
+    write_atomically(folder / RECORD, text.encode())
     return record
 
 

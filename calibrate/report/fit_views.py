@@ -13,7 +13,7 @@ from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import BAD
 from calibrate.files.fit_difference import Difference, HeadDifference
-from calibrate.files.store import Held, find, hold, names
+from calibrate.files.store import StoredName, find, names, open_name
 from calibrate.maths.rule import LOG_SIZE, Rule, beta_of
 from calibrate.report.console import stdout
 from calibrate.report.rule_text import guards, items, looked_at, outside, polynomial, span
@@ -65,7 +65,7 @@ def list_names(origins: list[tuple[str, Path]]) -> list[dict[str, Any]]:
 
 def _name_or_error(store: Path, name: str) -> dict[str, Any]:
     try:
-        return name_record(hold(store, name))
+        return name_record(open_name(store, name))
     except CoefficientsError as failure:
         return {
             "name": name, "store": str(store), "default": None, "versions": [], "yanked": [],
@@ -73,7 +73,7 @@ def _name_or_error(store: Path, name: str) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def name_record(held: Held) -> dict[str, Any]:
+def name_record(held: StoredName) -> dict[str, Any]:
     """What a store has of one name."""
     return {
         "name": held.name,
@@ -86,7 +86,7 @@ def name_record(held: Held) -> dict[str, Any]:
     }
 
 
-def yank_in_words(held: Held, reference: str, undo: bool) -> list[str]:
+def yank_in_words(held: StoredName, reference: str, undo: bool) -> list[str]:
     """What a name stands for after one of its versions was yanked, or a yank undone."""
     loads = f"{held.name} now loads {held.name}@{held.default}" if held.default else (
         f"{held.name} has no version left to load"

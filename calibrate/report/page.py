@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from calibrate.files.atomic_io import write_whole
+from calibrate.files.atomic_io import write_atomically
 from calibrate.report import plots
 from calibrate.report.comparison_views import NOTHING
 
@@ -40,7 +40,7 @@ def write_page(path: Path, template: str, **values: Any) -> None:
     environment.filters["thousands"] = lambda value: f"{value:,.0f}"
     environment.filters["number"] = lambda value: NOTHING if value is None else f"{value:.3g}"
     html = environment.get_template(template).render(values)
-    write_whole(path, html.encode(errors="replace"))
+    write_atomically(path, html.encode(errors="replace"))
 
 
 def draw(plot: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.files.atomic_io import write_whole
+from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import LOG_SIZE, beta_of
 
@@ -46,7 +46,7 @@ def save_beta_figure(path: Path, coefficients: Coefficients) -> None:
 
 def save_figure(path: Path, figure: "Figure") -> None:
     """Writes a figure as PNG, whole or not at all."""
-    write_whole(path, png(figure))
+    write_atomically(path, png(figure))
 
 
 def png(figure: "Figure") -> bytes:
