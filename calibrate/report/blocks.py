@@ -1,7 +1,7 @@
-"""A result as blocks: what the terminal prints and a page shows, made once from one record.
+"""Blocks of a result: headings, sentences, facts and tables that the terminal prints.
 
-Each command makes one record: a frozen dataclass with `blocks()`. `as_json` is what --json prints
-of it: its fields, or what its own `as_json()` gives.
+Each command makes one record, a frozen dataclass with `blocks()`. `as_json` is what --json prints
+of it: its fields, or what its own `as_json()` returns.
 """
 
 import dataclasses
@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Heading:
-    """What the blocks after it are about."""
+    """The title of the blocks that follow."""
 
     text: str
 
@@ -30,32 +28,32 @@ class Text:
 
 @dataclass(frozen=True)
 class Facts:
-    """Labels, each with what is to be said of it."""
+    """Labelled values, a line each; equal labels may repeat."""
 
     rows: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells that are formatted already; every row has a cell for each column."""
+    """Formatted cells; every row has a cell for each column."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     note: str = ""  # below the table
     left: Sequence[str] = ()  # columns of text, aligned to the left
-    dim: Sequence[int] = ()  # rows of lesser weight, by position
-    sections: Sequence[int] = ()  # rows that a section ends with
+    dim: Sequence[int] = ()  # indices of rows that are shown dimmed
+    sections: Sequence[int] = ()  # indices of rows that end a section
 
 
 Block = Heading | Text | Facts | Table
 
 
 class Record(Protocol):
-    """What one command has to say."""
+    """The result of one command."""
 
     def blocks(self) -> Iterable[Block]:
-        """The same for people."""
+        """The result for people, in reading order."""
 
 
 def as_json(value: Any) -> Any:
@@ -67,11 +65,11 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return as_json(value._asdict())
     if isinstance(value, Mapping):
-        return {str(key): as_json(one) for key, one in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # NumPy
         return as_json(value.tolist())
     if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
+        return [as_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value

@@ -12,7 +12,7 @@ LABEL_WIDTH = 10
 
 
 def show(record: Record, json_wanted: bool = False) -> None:
-    """Prints what a command found, for people or for machines."""
+    """Prints the result of a command, for people or as JSON."""
     if json_wanted:
         print(json.dumps(as_json(record), indent=1))
         return
@@ -21,7 +21,7 @@ def show(record: Record, json_wanted: bool = False) -> None:
 
 
 def print_block(block: Block) -> None:
-    """One block on stdout."""
+    """Prints one block on stdout."""
     if isinstance(block, Heading):
         stdout.print(f"\n{block.text}", style="bold")
     elif isinstance(block, Facts):
