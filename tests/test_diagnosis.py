@@ -28,9 +28,9 @@ from calibrate.evaluation.diagnosis import (
 from calibrate.files.collection import Collection, open_collection
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
-from calibrate.report import diagnose_plots
+from calibrate.report import diagnosis_plots
 from calibrate.report.diagnose_views import diagnosis_record
-from calibrate.report.plots import png
+from calibrate.report.plot_style import png
 
 SIZES, PER_SIZE = (16, 64, 256), 150
 BOUNDED, GROWING, RANDOM, SHARP, SHORT = KINDS = (0, 0), (0, 1), (0, 2), (3, 0), (3, 2)
@@ -382,23 +382,23 @@ def test_no_rows_at_all_is_exit_3(collection, here):
 
 def test_figures_show_what_was_found(found, heads):
     axes = Figure(figsize=(9, 16)).subplots(4)
-    entropy = diagnose_plots.plot_entropy(axes[0], found.heads)
+    entropy = diagnosis_plots.plot_entropy(axes[0], found.heads)
     shown = {line.get_label(): line for line in entropy.lines}
     for head in found.heads:
         H = [at.entropy for at in head.sizes]
         np.testing.assert_allclose(shown[head.name].get_ydata(), H)
-    reference_line = shown["log n: all items alike"]
+    reference_line = shown["log n: uniform attention"]
     np.testing.assert_allclose(reference_line.get_ydata(), np.log(reference_line.get_xdata()))
-    plane = diagnose_plots.plot_plane(axes[1], heads[BOUNDED])
+    plane = diagnosis_plots.plot_plane(axes[1], heads[BOUNDED])
     (points,) = plane.collections
     assert len(points.get_offsets()) == heads[BOUNDED].rows
     assert points.get_rasterized()
-    beta = diagnose_plots.plot_beta_quantiles(axes[2], found.heads)
+    beta = diagnosis_plots.plot_beta_quantiles(axes[2], found.heads)
     names = [text.get_text() for text in beta.get_yticklabels()]
     assert [name.splitlines()[0] for name in names] == [head.name for head in found.heads]
     bars = [tuple(line.get_xdata()) for line in beta.lines if len(line.get_xdata()) == 2]
     assert (heads[RANDOM].beta[0], heads[RANDOM].beta[2]) in bars
-    slope = diagnose_plots.plot_slope_map(axes[3], found.heads)
+    slope = diagnosis_plots.plot_slope_map(axes[3], found.heads)
     image = np.asarray(slope.images[0].get_array())
     assert image[0, 1] == pytest.approx(heads[GROWING].slope.value)
     assert np.isnan(np.ma.filled(slope.images[0].get_array(), np.nan)[1, 1])  # there is none
@@ -408,7 +408,7 @@ def test_figures_show_what_was_found(found, heads):
 
 def test_of_many_heads_five_are_coloured(found):
     many = [found.heads[0]._replace(head=i, name=f"head ${i}_^x$") for i in range(40)]
-    ax = diagnose_plots.plot_entropy(Figure().add_subplot(), many)
+    ax = diagnosis_plots.plot_entropy(Figure().add_subplot(), many)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert len(labels) == 7
     assert "35 other heads" in labels
@@ -418,9 +418,9 @@ def test_of_many_heads_five_are_coloured(found):
 
 def test_heads_without_slope_or_interior_rows_are_drawn(found, tmp_path):
     bare = [head._replace(slope=None, beta=None, sizes=head.sizes[:1]) for head in found.heads[:2]]
-    paths = diagnose_plots.save_figures(tmp_path, found._replace(heads=bare))
+    paths = diagnosis_plots.save_figures(tmp_path, found._replace(heads=bare))
     assert [path.name for path in paths] == ["entropy.png", "plane.png", "beta.png"]
-    ax = diagnose_plots.plot_slope_map(Figure().add_subplot(), bare)
+    ax = diagnosis_plots.plot_slope_map(Figure().add_subplot(), bare)
     assert [line.get_marker() for line in ax.lines] == ["x", "x"]
 
 

@@ -18,8 +18,8 @@ from calibrate.files.fit_difference import compare
 from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
 from calibrate.maths.rule import Rule
+from calibrate.report.fit_plots import plot_beta
 from calibrate.report.fit_views import load_line
-from calibrate.report.plots import plot_beta
 from calibrate.report.rule_text import polynomial
 from calibrate.report.text_plot import draw_curve
 

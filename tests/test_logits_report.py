@@ -20,7 +20,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths.rule import Rule
-from calibrate.report import logits_plots
+from calibrate.report import fit_plots, score_plots
 from calibrate.report.logits_report import write_logits_report
 from calibrate.report.logits_views import print_scores, scores_record
 from calibrate.report.verdict import verdict_on_logits
@@ -262,7 +262,7 @@ def test_colours_reach_as_far_as_the_gains(logged):
     scores = score_logits(Arrays(Path("head.npz")), {"lines": FITS["lines"]})
     gains = [scores.estimate(head=i).of(2, "log_p_gain")[0] for i in range(3)]
     assert np.isnan(gains[0])
-    ax = logits_plots.plot_gain_map(Figure().add_subplot(), scores, 2)
+    ax = score_plots.plot_gain_map(Figure().add_subplot(), scores, 2)
     assert ax.images[0].get_clim() == (-abs(gains[2]), abs(gains[2]))
 
 
@@ -305,7 +305,7 @@ def test_curves_of_many_heads_are_told_apart_or_grey(n_heads, told, grey):
     """Each line that bears a name has a look of its own, also without colour."""
     entries = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 0, i) for i in range(n_heads))
     ax = Figure().add_subplot()
-    logits_plots.plot_betas(ax, Coefficients(Rule.log_size(), entries), entries)
+    fit_plots.plot_betas(ax, Coefficients(Rule.log_size(), entries), entries)
     named = [line for line in ax.lines if line.get_label().startswith("layer 0, head")]
     assert len(named) == told
     assert len({(line.get_marker(), line.get_linestyle()) for line in named}) == told

@@ -12,7 +12,7 @@ from calibrate.evaluation.baselines import LABELS, paper
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.rule_fitting import KINDS, fit_rule
 from calibrate.maths.rule import Rule
-from calibrate.report import evidence_plots, logits_plots, plots, score_plots
+from calibrate.report import fit_plots, plot_style, score_plots
 from calibrate.report.page import NARROW
 
 
@@ -24,7 +24,7 @@ def rows():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fit_among_its_rows(rows, kind):
     ax = Figure().add_subplot()
-    plots.plot_fit(ax, rows, fit_rule(rows, kind), paper())
+    fit_plots.plot_fit(ax, rows, fit_rule(rows, kind), paper())
     assert f"{len(rows.interior().beta):,} misranked rows" in ax.get_title()
     assert any("this fit" in line.get_label() for line in ax.lines)
 
@@ -33,9 +33,9 @@ def test_a_fit_among_its_rows(rows, kind):
 def test_a_head_that_is_never_wrong(rows, kind):
     won = rows.take(~rows.misranked)
     ax = Figure().add_subplot()
-    plots.plot_fit(ax, won, fit_rule(won, kind), paper())
+    fit_plots.plot_fit(ax, won, fit_rule(won, kind), paper())
     assert "0 misranked rows" in ax.get_title()
-    assert plots.png(ax.figure).startswith(b"\x89PNG")
+    assert plot_style.png(ax.figure).startswith(b"\x89PNG")
 
 
 LONGEST = Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
@@ -53,9 +53,11 @@ def accuracies(ax):
     "plot",
     [
         accuracies,
-        lambda ax: logits_plots.plot_betas(ax, LONGEST, LONGEST.entries),
-        lambda ax: logits_plots.plot_betas(ax, replace(LONGEST, entries=MANY), MANY),
-        lambda ax: plots.plot_fit(ax, planted_rows(lambda H, n: 2.0, count=300), LONGEST, paper()),
+        lambda ax: fit_plots.plot_betas(ax, LONGEST, LONGEST.entries),
+        lambda ax: fit_plots.plot_betas(ax, replace(LONGEST, entries=MANY), MANY),
+        lambda ax: fit_plots.plot_fit(
+            ax, planted_rows(lambda H, n: 2.0, count=300), LONGEST, paper()
+        ),
     ],
 )
 def test_the_longest_names_fit_into_a_narrow_figure(plot):
@@ -70,9 +72,9 @@ def test_the_longest_names_fit_into_a_narrow_figure(plot):
 
 
 def test_a_name_keeps_its_version():
-    assert plots.short("max-retrieval@12") == "max-retrieval@12"
-    assert plots.short(LONGEST.reference) == "n" * 13 + "…nnn@99"
-    assert plots.short("$x$") == r"\$x\$"
+    assert plot_style.short("max-retrieval@12") == "max-retrieval@12"
+    assert plot_style.short(LONGEST.reference) == "n" * 13 + "…nnn@99"
+    assert plot_style.short("$x$") == r"\$x\$"
 
 
 def test_the_evidence(make_fit):
@@ -89,14 +91,14 @@ def test_the_evidence(make_fit):
         plot(ax, fit)
         for plot, ax in zip(
             (
-                evidence_plots.plot_band,
-                evidence_plots.plot_held_out,
-                evidence_plots.plot_learning_curve,
+                fit_plots.plot_band,
+                fit_plots.plot_held_out,
+                fit_plots.plot_learning_curve,
             ),
             axes,
             strict=True,
         )
     )
-    assert band.get_xlabel() == "entropy H (nats)"
+    assert band.get_xlabel() == plot_style.ENTROPY_LABEL
     np.testing.assert_array_equal(gain.lines[1].get_ydata(), [0.5, 0.5])
     assert np.ptp(curve.get_ylim()) >= 0.02

@@ -57,7 +57,7 @@ def show(
     check_figure(figure)
     coefficients = load(reference, store)
     if figure:
-        from calibrate.report.plots import save_beta_figure
+        from calibrate.report.fit_plots import save_beta_figure
 
         save_beta_figure(figure, coefficients)
     if as_json:

@@ -30,9 +30,9 @@ from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import HERE, Jobs
 from calibrate.report.console import stderr
 from calibrate.report.diagnose_views import RECORD, save_diagnosis
+from calibrate.report.fit_plots import save_fit_figure
 from calibrate.report.head_report import write_report
 from calibrate.report.per_head_views import save_gains_figure
-from calibrate.report.plots import save_fit_figure
 from calibrate.report.verdict import beside_rivals, verdict
 
 Drawn = tuple[Fit, Path | None]

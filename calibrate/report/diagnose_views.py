@@ -13,7 +13,7 @@ from calibrate.evaluation.diagnosis import AtSize, Diagnosis, HeadDiagnosis
 from calibrate.files.atomic_io import write_atomically
 from calibrate.fitting.rule_fitting import MIN_ROWS
 from calibrate.report.console import print_whole, stdout
-from calibrate.report.diagnose_plots import save_figures
+from calibrate.report.diagnosis_plots import save_figures
 from calibrate.report.rule_text import items
 
 SHOWN = 20  # heads in the table

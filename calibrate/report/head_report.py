@@ -21,7 +21,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.model_selection import in_words
 from calibrate.heads import Head
 from calibrate.maths.rule import LOG_SIZE
-from calibrate.report import evidence_plots, head_plots, plots, score_plots
+from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.comparison_views import p_value
 from calibrate.report.fit_views import facts, left_out, load_line
 from calibrate.report.page import Picture, draw, encode, write_page
@@ -68,7 +68,7 @@ def write_report(
         else [],
         pictures=[*_pictures(closeups, fit, comparison), *_evidence_pictures(fit)],
         lets_go=draw(
-            head_plots.plot_reach,
+            example_plots.plot_reach,
             closeups,
             title="When this head lets go",
             caption="The coefficient of the target under plain softmax, the estimate "
@@ -183,21 +183,21 @@ def _pictures(
               caption="The same, less the accuracy of plain softmax on the same sets: what tells "
               "the rules apart."),
         *_rule_picture(closeups, fit),
-        draw(head_plots.plot_beta_applied, closeups, fit, title="Beta applied",
+        draw(example_plots.plot_beta_applied, closeups, fit, title="Beta applied",
               caption="The inverse temperature that this fit gives to sets of each size (dots are "
               f"spread a little for legibility). As for the domain, {outside(fit.rule)}."),
-        draw(head_plots.plot_shares, closeups, fit, title="Which sets the fit reaches",
+        draw(example_plots.plot_shares, closeups, fit, title="Which sets the fit reaches",
               caption="Sets outside the domain are unlike those that the fit was made of"
               + (": there its line is trusted to go on." if fit.rule.kind == LOG_SIZE else
                  ", and get what the rule says; those at or below the gate are left alone.")),
-        draw(head_plots.plot_entropy_by_size, closeups, fits, title="Entropy against set size",
+        draw(example_plots.plot_entropy_by_size, closeups, fits, title="Entropy against set size",
               caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
               "plain curve; the adapted ones should stay below it."),
     ]  # fmt: skip
     heatmap = Picture(
-        encode(head_plots.heatmap_figure(closeups, [None, fit])),
+        encode(example_plots.heatmap_figure(closeups, [None, fit])),
         "Coefficients, without and with the fit",
-        f"{head_plots.N_SETS} sets (rows) and their 16 largest keys (columns), the target "
+        f"{example_plots.N_SETS} sets (rows) and their 16 largest keys (columns), the target "
         "rightmost. A head that retrieves puts all its weight there.",
         wide=True,
     )
@@ -220,7 +220,7 @@ def _rule_picture(closeups: Sequence[Closeup], fit: Coefficients) -> list[Pictur
         f"very different temperatures; the curve is a compromise between them.{share}"
     )
     title = "The line" if fit.rule.kind == LOG_SIZE else "The polynomial"
-    return [draw(plots.plot_fit, rows, fit, paper(), title=title, caption=caption)]
+    return [draw(fit_plots.plot_fit, rows, fit, paper(), title=title, caption=caption)]
 
 
 def _candidate_rows(fit: Coefficients) -> list[dict[str, str]]:
@@ -243,18 +243,18 @@ def _evidence_pictures(fit: Coefficients) -> list[Picture]:
     """What the file says of how sure the fit is, as far as it does."""
     found = {
         "held_out": (
-            evidence_plots.plot_held_out,
+            fit_plots.plot_held_out,
             "Gain in log-probability, held out",
             "How much more probable the fit makes the target, by set size, on rows that its folds "
             "left out; bars of two standard errors. Plain softmax is 0.",
         ),
         "band": (
-            evidence_plots.plot_band,
+            fit_plots.plot_band,
             "How sure the curve is",
             "The fit, and the band that holds 95 % of the fits to rows drawn anew.",
         ),
         "learning_curve": (
-            evidence_plots.plot_learning_curve,
+            fit_plots.plot_learning_curve,
             "Would more rows help?",
             "The held-out score of fits to a share of the rows (mean of five folds). Where the "
             "curve is level, more rows of this kind bring nothing.",

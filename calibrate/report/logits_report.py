@@ -11,7 +11,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.rule_fitting import ENOUGH_ROWS
 from calibrate.fitting.solved_rows import head_in_words
 from calibrate.maths.rule import LOG_SIZE
-from calibrate.report import logits_plots
+from calibrate.report import fit_plots, plot_style, score_plots
 from calibrate.report.fit_views import facts, load_line
 from calibrate.report.logits_views import FIRST_FIT, TOLD, head_cells, rows_in_words, size_cells
 from calibrate.report.page import Picture, draw, write_page
@@ -130,7 +130,7 @@ def _entry_in_words(fit: Coefficients, entry: Entry) -> str:
     """A line in log n; of a polynomial, which has no room in a table, the least and most."""
     if fit.rule.kind == LOG_SIZE:
         return polynomial(entry.coefficients)
-    _, beta = logits_plots.curve(fit, entry)
+    _, beta = plot_style.rule_curve(fit, entry, np.linspace(*entry.domain, 201))
     return f"{beta.min():.2f} to {beta.max():.2f}"
 
 
@@ -147,23 +147,23 @@ def _pictures(scores: LogitScores, fit: Coefficients) -> list[Picture]:
         ),
     }
     pictures = [
-        draw(logits_plots.plot_by_size, scores, FIRST_FIT, measure, title=title, caption=caption)
+        draw(score_plots.plot_by_size, scores, FIRST_FIT, measure, title=title, caption=caption)
         for measure, (title, caption) in by_size.items()
     ]
     if len(scores.heads) > 1:
         pictures.append(
-            draw(logits_plots.plot_gain_map, scores, FIRST_FIT, title="Gain by layer and head",
+            draw(score_plots.plot_gain_map, scores, FIRST_FIT, title="Gain by layer and head",
                  caption="What this fit adds to log p on these rows, set sizes alike; orange "
                  "gains, purple loses. x: left as it is.")
         )  # fmt: skip
     order = _by_gain(scores, fit)
     crowd = (
-        f" Told apart are the {len(logits_plots.HEAD_STYLES)} heads that gain most here."
-        if len(order) > logits_plots.MOST_TOLD_APART
+        f" Coloured are the {len(plot_style.HEAD_STYLES)} heads that gain most here."
+        if len(order) > fit_plots.MAX_COLOURED
         else ""
     )
     pictures.append(
-        draw(logits_plots.plot_betas, fit, order, title="Beta",
+        draw(fit_plots.plot_betas, fit, order, title="Beta",
              caption=f"The inverse temperature by {looked_at(fit.rule)}, over what each rule was "
              f"fitted on.{crowd}")
     )  # fmt: skip

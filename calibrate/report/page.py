@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from calibrate.files.atomic_io import write_atomically
-from calibrate.report import plots
+from calibrate.report import plot_style
 from calibrate.report.comparison_views import NOTHING
 
 if TYPE_CHECKING:
@@ -45,13 +45,10 @@ def write_page(path: Path, template: str, **values: Any) -> None:
 
 def draw(plot: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:
     """A picture of what `plot` draws on its first argument, an `ax`."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=NARROW, layout="constrained")
-    plot(figure.add_subplot(), *arguments)
+    figure = plot_style.draw(plot, *arguments, size=NARROW)
     return Picture(encode(figure), title, caption, wide=False)
 
 
 def encode(figure: "Figure") -> str:
     """A figure as a data: URL."""
-    return "data:image/png;base64," + base64.b64encode(plots.png(figure)).decode()
+    return "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()

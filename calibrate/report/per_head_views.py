@@ -10,7 +10,7 @@ from calibrate.fitting.per_head import HeadFit, ManyFits
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.console import print_whole, stdout
 from calibrate.report.fit_views import load_line
-from calibrate.report.plots import plot_head_map, save_figure
+from calibrate.report.plot_style import draw, plot_head_map, save_figure
 from calibrate.report.rule_text import polynomial
 
 if TYPE_CHECKING:
@@ -76,18 +76,13 @@ def _head_record(head: HeadFit) -> dict[str, Any]:
 
 def save_gains_figure(path: Path, fits: ManyFits) -> None:
     """What each head gains, as PNG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    plot_gains(figure.add_subplot(), fits)
-    save_figure(path, figure)
+    save_figure(path, draw(plot_gains, fits))
 
 
 def plot_gains(ax: "Axes", fits: ManyFits) -> "Axes":
-    """A map of layers and heads: the gain of those with a rule, others marked as left alone."""
+    """A map of layers and heads: the gain of those with a rule, x where there is none."""
     gains = {(head.layer, head.head): head.gain if head.rule else None for head in fits.heads}
-    image = plot_head_map(ax, gains, "all", cmap="viridis_r", vmin=0)
-    ax.figure.colorbar(image, ax=ax, label=f"gain in {fits.unit}, held out")
     n = len(fits.calibrated)
     ax.set_title(f"{n} of {len(fits.heads)} heads gain by a rule\n(x: left as they are)")
-    return ax
+    label = f"gain in {fits.unit}, held out"
+    return plot_head_map(ax, gains, "all", label, cmap="viridis_r", vmin=0)

@@ -1,4 +1,4 @@
-"""Figures of a comparison: accuracy against set size under every rule."""
+"""Plots of scores: accuracy of a head, or probability of the target, under several rules."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,8 @@ import numpy as np
 
 from calibrate.evaluation.baselines import LABELS, label
 from calibrate.evaluation.comparison import Comparison
-from calibrate.report.plots import OURS, PAPER, short, sizes_axis
+from calibrate.evaluation.score_logits import LogitScores
+from calibrate.report.plot_style import OURS, PAPER, legend_below, plot_head_map, short, sizes_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,10 +63,37 @@ def _plot_rules(
             )
     sizes_axis(ax, comparison.sizes)
     ax.grid(alpha=0.25, lw=0.5)
-    handles = ax.get_legend_handles_labels()
-    figure = ax.get_figure(root=True)
-    if figure is not None:
-        figure.legend(
-            *handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False,
-            columnspacing=1.2, handlelength=1.8,
+    legend_below(ax)
+
+
+def plot_by_size(ax: "Axes", scores: LogitScores, rule: int, measure: str) -> "Axes":
+    """One measure against set size, in nats: plain softmax, the paper's numbers and one fit.
+
+    Bars are two standard errors long on either side.
+    """
+    estimates = [scores.estimate(size=i) for i in range(len(scores.sizes))]
+    for name, i in (("plain", 0), ("paper", 1), ("own", rule)):
+        colour, marker, dash = STYLES[name]
+        mean, error = np.array([estimate.of(i, measure) for estimate in estimates]).T
+        ax.errorbar(
+            scores.sizes, mean, 2 * error, ls=dash, color=colour, marker=marker, ms=5, lw=1.4,
+            capsize=3, label=short(label(scores.rules[i])),
         )  # fmt: skip
+    sizes_axis(ax, scores.sizes)
+    gain = "gain in " * measure.endswith("_gain")
+    ax.set_ylabel(f"{gain}log p of the target (nats)")
+    ax.grid(alpha=0.25, lw=0.5)
+    ax.legend(fontsize=8, framealpha=0.9)
+    return ax
+
+
+def plot_gain_map(ax: "Axes", scores: LogitScores, rule: int) -> "Axes":
+    """A map of layers and heads: what a fit adds to log p; x where it has no rule for a head."""
+    gains = {
+        name: scores.estimate(head=i).of(rule, "log_p_gain")[0] if scores.names(rule, i) else None
+        for i, name in enumerate(scores.heads)
+    }
+    sizes = [abs(gain) for gain in gains.values() if gain is not None]
+    most = float(np.nanmax([0.0, *sizes])) or 1.0  # NaN: of a head none of whose rows counts
+    label = "gain in log p of the target (nats)"
+    return plot_head_map(ax, gains, "-", label, cmap="PuOr_r", vmin=-most, vmax=most)

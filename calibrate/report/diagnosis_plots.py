@@ -1,4 +1,4 @@
-"""Figures of a diagnosis; each function draws on an `ax` and returns it."""
+"""Plots of a diagnosis: entropy by set size, optimal beta, and which heads disperse."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.evaluation.diagnosis import Diagnosis, HeadDiagnosis
-from calibrate.report.plots import (
+from calibrate.report.plot_style import (
     GATED,
+    HEAD_STYLES,
     OURS,
     PAPER,
     SHADE,
+    draw,
+    new_figure,
     plot_head_map,
     save_figure,
+    scatter_by_size,
     short,
     sizes_axis,
 )
@@ -22,8 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Five more of Okabe and Ito's, with a marker each: told apart without any colour, too.
-STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
 N_PLANES = 4
 N_QUANTILES = 16
 MOST_POINTS = 4_000  # in a plane: more only hide each other
@@ -31,42 +33,29 @@ MOST_POINTS = 4_000  # in a plane: more only hide each other
 
 def save_figures(folder: Path, diagnosis: Diagnosis) -> list[Path]:
     """Draws what there is to draw into a folder, as PNG; the paths of the figures."""
+    heads = diagnosis.heads
+    ranked = heads[:N_QUANTILES]
     figures = {
-        "entropy": _one(plot_entropy, diagnosis.heads, 4.6),
-        "plane": _planes(diagnosis.heads[:N_PLANES]),
-        "beta": _one(
-            plot_beta_quantiles,
-            diagnosis.heads[:N_QUANTILES],
-            2.2 + 0.3 * min(len(diagnosis.heads), N_QUANTILES),
-        ),
+        "entropy": draw(plot_entropy, heads),
+        "plane": _planes(heads[:N_PLANES]),
+        "beta": draw(plot_beta_quantiles, ranked, size=(7.2, 2.2 + 0.3 * len(ranked))),
     }
-    if len(diagnosis.heads) > 1 and any(head.slope for head in diagnosis.heads):
-        figures["slope"] = _one(plot_slope_map, diagnosis.heads, 4.6)
+    if len(heads) > 1 and any(head.slope for head in heads):
+        figures["slope"] = draw(plot_slope_map, heads)
     for name, figure in figures.items():
         save_figure(folder / f"{name}.png", figure)
     return [folder / f"{name}.png" for name in figures]
 
 
-def _one(plot, heads: Sequence[HeadDiagnosis], height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, height), layout="constrained")
-    plot(figure.add_subplot(), heads)
-    return figure
-
-
 def _planes(heads: Sequence[HeadDiagnosis]) -> "Figure":
     """The plane of each of some heads, in a grid."""
-    from matplotlib.figure import Figure
-
     across = min(len(heads), 2)
     down = -(-len(heads) // across)
-    width, height = (7.2, 4.6) if across == 1 else (9.6, 4.0 * down)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).flat
+    figure = new_figure(7.2, 4.6) if across == 1 else new_figure(9.6, 4.0 * down)
+    axes = figure.subplots(down, across, squeeze=False).ravel()
     for ax, head in zip(axes, heads, strict=False):
         plot_plane(ax, head)
-    for ax in list(axes)[len(heads) :]:
+    for ax in axes[len(heads) :]:
         ax.remove()
     return figure
 
@@ -76,19 +65,19 @@ def plot_entropy(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":
 
     Of one head or two, the standard deviation over rows is shown as a band.
     """
-    for head in heads[len(STYLES) :]:
+    for head in heads[len(HEAD_STYLES) :]:
         n, H, _ = _by_size(head)
         ax.plot(n, H, "-", color=GATED, lw=0.8, alpha=0.7, zorder=1)
-    for head, (colour, marker) in zip(heads, STYLES, strict=False):
+    for head, (colour, marker) in zip(heads, HEAD_STYLES, strict=False):
         n, H, spread = _by_size(head)
         ax.plot(n, H, "-", color=colour, marker=marker, ms=5, label=short(head.name), zorder=3)
         if len(heads) <= 2:
             ax.fill_between(n, H - spread, H + spread, color=colour, alpha=0.15, lw=0)
-    if len(heads) > len(STYLES):
-        ax.plot([], [], "-", color=GATED, label=f"{len(heads) - len(STYLES)} other heads")
+    if len(heads) > len(HEAD_STYLES):
+        ax.plot([], [], "-", color=GATED, label=f"{len(heads) - len(HEAD_STYLES)} other heads")
     sizes = sorted({at.size for head in heads for at in head.sizes})
     ends = np.array([min(_by_size(head)[0][0] for head in heads), sizes[-1]])
-    ax.plot(ends, np.log(ends), "--", color=PAPER, lw=1, label="log n: all items alike", zorder=2)
+    ax.plot(ends, np.log(ends), "--", color=PAPER, lw=1, label="log n: uniform attention", zorder=2)
     sizes_axis(ax, sizes)
     ax.set(xlabel="set size n (items)", ylabel="mean Shannon entropy H (nats)")
     ax.set_ylim(bottom=-0.02 * np.log(sizes[-1]))  # markers at 0 are shown whole
@@ -106,18 +95,10 @@ def plot_plane(ax: "Axes", head: HeadDiagnosis) -> "Axes":
     """The commitment-susceptibility plane of one head: a point for each row, coloured by size."""
     of = head.contexts
     some = np.random.default_rng(0).permutation(len(of.size))[:MOST_POINTS]
-    sizes = np.unique(of.size)
-    points = ax.scatter(
-        of.commitment[some], of.susceptibility[some], c=np.log2(of.size[some]), s=6, alpha=0.5,
-        lw=0, cmap="viridis_r", rasterized=True,
+    scatter_by_size(
+        ax, of.commitment[some], of.susceptibility[some], of.size[some],
+        np.unique(of.size).tolist(), s=6, alpha=0.5,
     )  # fmt: skip
-    points.set_clim(*np.log2(sizes[[0, -1]] * (0.9, 1.1)))
-    shown = sizes[:: max(1, len(sizes) // 6)]
-    bar = ax.figure.colorbar(points, ax=ax, ticks=np.log2(shown), label="set size n", pad=0.02)
-    bar.ax.set_yticklabels([f"{n:,}" for n in shown])
-    bar.ax.minorticks_off()
-    if bar.solids is not None:
-        bar.solids.set_alpha(1)
     ax.set(
         xlabel="commitment log n - H (nats)",
         ylabel="susceptibility Var_p(z) (logits squared)",
@@ -129,16 +110,14 @@ def plot_plane(ax: "Axes", head: HeadDiagnosis) -> "Axes":
 def plot_slope_map(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":
     """A map of layers and heads: how commitment grows with log n. Without a slope: x."""
     slopes = {(head.layer, head.head): head.slope and head.slope.value for head in heads}
-    image = plot_head_map(ax, slopes, "-", cmap="cividis", vmin=0, vmax=1)
-    beyond = {(False, False): "neither", (True, False): "min", (False, True): "max"}
-    found = [slope for slope in slopes.values() if slope is not None]
-    low, high = min(found, default=0) < 0, max(found, default=1) > 1
-    ax.figure.colorbar(
-        image, ax=ax, extend=beyond.get((low, high), "both"),
-        label="growth of commitment with log n\n(0: disperses, 1: robust)",
-    )  # fmt: skip
+    values = [slope for slope in slopes.values() if slope is not None]
+    below, above = min(values, default=0) < 0, max(values, default=1) > 1
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
     ax.set_title("Which heads disperse")
-    return ax
+    return plot_head_map(
+        ax, slopes, "-", "growth of commitment with log n\n(0: disperses, 1: robust)",
+        extend=ends.get((below, above), "both"), cmap="cividis", vmin=0, vmax=1,
+    )  # fmt: skip
 
 
 def plot_beta_quantiles(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":

@@ -1,0 +1,194 @@
+"""Plots of a fit: its curve, the rows it was made of, and what its file says of its quality."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.fitting.solved_rows import head_in_words
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.report.plot_style import (
+    BETA_LABEL,
+    GATED,
+    HEAD_STYLES,
+    OURS,
+    PAPER,
+    SHADE,
+    draw,
+    legend_below,
+    powers_of_two,
+    rule_axis,
+    rule_curve,
+    save_figure,
+    scatter_by_size,
+    short,
+    sizes_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from calibrate.fitting.solved_rows import Rows
+
+LEAST_SPAN = 0.02  # nats along y: what is less than any head's gain should look level
+MAX_COLOURED = 10  # curves: of more, five are coloured
+WIDE_RANGE = 10  # of beta: from there on its axis is logarithmic
+
+
+def save_fit_figure(
+    path: Path, rows: "Rows", coefficients: Coefficients, paper: Coefficients
+) -> None:
+    """The paper's Figure 5 for this fit, as PNG; over set size for a log-size fit."""
+    save_figure(path, draw(plot_fit, rows, coefficients, paper))
+
+
+def save_beta_figure(path: Path, coefficients: Coefficients) -> None:
+    """beta over entropy, or over set size, as PNG."""
+    save_figure(path, draw(plot_beta, coefficients, size=(7.2, 4.2)))
+
+
+def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coefficients) -> "Axes":
+    """Optimal theta of every interior row against entropy, with the curves of both fits.
+
+    A log-size fit is drawn against set size, without the paper's curve.
+    """
+    if coefficients.rule.kind == LOG_SIZE:
+        return _plot_fit_by_size(ax, rows, coefficients)
+    used = rows.interior()
+    lo, hi = coefficients.only.domain
+    right = max(hi, float(used.entropy.max(initial=0))) * 1.08
+    ax.axvspan(lo, hi, color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
+    sizes = np.unique(rows.size).tolist()
+    scatter_by_size(ax, used.entropy, 1 / used.beta, used.size, sizes, s=5, alpha=0.4)
+    H = np.linspace(1e-6, right, 600)  # at 0 any beta gives the same, and a gate there does nothing
+    for fit, colour, style, label in (
+        (coefficients, OURS, "-", f"this fit ({short(coefficients.reference)})"),
+        (paper, PAPER, "--", "the paper's fit"),
+    ):
+        _, beta = rule_curve(fit, fit.only, H)
+        ax.plot(H, 1 / beta, style, color=colour, lw=2, label=label)
+    ax.set_xlim(0, right)
+    return _theta_axes(ax, used, coefficients, sizes)
+
+
+def _plot_fit_by_size(ax: "Axes", rows: "Rows", coefficients: Coefficients) -> "Axes":
+    """Optimal theta of every interior row against set size, with the fitted curve."""
+    used, entry = rows.interior(), coefficients.only
+    n = np.geomspace(rows.items.min() / 1.5, rows.items.max() * 1.5, 400)
+    spread = 1.15 ** np.random.default_rng(0).uniform(-1, 1, len(used.size))
+    ax.axvspan(*np.exp(entry.domain), color=GATED, alpha=0.2, lw=0, label="domain of the fit")
+    ax.scatter(
+        used.items * spread, 1 / used.beta, c=SHADE, s=6, alpha=0.4, lw=0, rasterized=True,
+        label="rows, spread a little",
+    )  # fmt: skip
+    _, beta = rule_curve(coefficients, entry, np.log(n))
+    label = f"this fit ({short(coefficients.reference)})"
+    ax.plot(n, 1 / beta, color=OURS, lw=2, label=label)
+    return _theta_axes(ax, used, coefficients, np.unique(rows.size).tolist())
+
+
+def _theta_axes(ax: "Axes", used: "Rows", fit: Coefficients, sizes: Sequence[int]) -> "Axes":
+    """Both axes; optimal temperatures along y, up to where most rows lie."""
+    theta = 1 / used.beta
+    top = max(1.25, float(np.percentile(theta, 98))) if len(theta) else 1.25
+    hidden = int((theta > top).sum())
+    of_all = fit.source.get("options", {}).get("rows") == "all"
+    rule_axis(ax, fit.rule, sizes)
+    ax.set(
+        ylim=(0, top),
+        ylabel=r"optimal temperature $\theta^* = 1/\beta^*$",
+        title=f"{len(used.beta):,} misranked rows"
+        + (f"; {hidden:,} with $\\theta^*$ > {top:.2f} lie above" if hidden else "")
+        + ("\n(the fit is made of all rows, not of these alone)" if of_all else ""),
+    )  # fmt: skip
+    ax.legend(loc="upper right", framealpha=0.9)
+    return ax
+
+
+def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
+    """beta of every entry against entropy, or set size, past both ends of the domain."""
+    entries, rule = coefficients.entries, coefficients.rule
+    x = np.linspace(0, 1.15 * max(entry.domain[1] for entry in entries), 1200)
+    for i, entry in enumerate(entries):
+        across, beta = rule_curve(coefficients, entry, x)
+        inside = (entry.domain[0] <= x) & (entry.domain[1] >= x)
+        label = None if i else ("beta" if len(entries) == 1 else f"beta, {len(entries)} heads")
+        beyond = None if i else "outside the domain"
+        ax.plot(across, beta, color=OURS, lw=1, alpha=0.6, label=beyond)
+        ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label=label)
+    ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
+    if rule.kind != LOG_SIZE:
+        ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="gate: beta = 1 up to here")
+    rule_axis(ax, rule, powers_of_two(1, across[-1]))
+    ax.set(xlim=(across[0], across[-1]), ylabel=BETA_LABEL, title=short(coefficients.reference))
+    ax.legend(framealpha=0.9)
+    return ax
+
+
+def plot_betas(ax: "Axes", fit: Coefficients, order: Sequence[Entry]) -> "Axes":
+    """beta of every entry over its domain; the first of `order` are coloured, the others grey."""
+    coloured = len(order) if len(order) <= MAX_COLOURED else len(HEAD_STYLES)
+    curves = [rule_curve(fit, entry, np.linspace(*entry.domain, 201)) for entry in order]
+    for curve in curves[coloured:]:
+        ax.plot(*curve, color=GATED, lw=0.8, alpha=0.8, zorder=1)
+    for i, (entry, curve) in enumerate(zip(order[:coloured], curves, strict=False)):
+        colour, marker = HEAD_STYLES[i % len(HEAD_STYLES)]
+        ax.plot(
+            *curve, "--" if i >= len(HEAD_STYLES) else "-", color=colour,
+            marker=marker, markevery=(i * 5, 50), ms=5, lw=1.5, zorder=3,
+            label=head_in_words(entry.layer, entry.head) or short(fit.reference),
+        )  # fmt: skip
+    if len(order) > coloured:
+        ax.plot([], [], color=GATED, lw=0.8, label=f"{len(order) - coloured:,} other heads")
+    ax.axhline(1, color=PAPER, ls=":", lw=1, label="plain softmax", zorder=2)
+    betas = np.concatenate([beta for _, beta in curves])
+    if betas.max() > WIDE_RANGE * min(1.0, betas.min()):
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter("{x:g}")
+    across = np.concatenate([x for x, _ in curves])
+    rule_axis(ax, fit.rule, powers_of_two(across.min(), across.max()))
+    ax.set_ylabel(BETA_LABEL)
+    legend_below(ax)
+    return ax
+
+
+def plot_band(ax: "Axes", fit: Coefficients) -> "Axes":
+    """beta with the interval that holds it when the rows are drawn anew."""
+    x, low, high = np.array(fit.quality["band"]).T
+    across, beta = rule_curve(fit, fit.only, x)
+    ax.fill_between(across, low, high, color=SHADE, alpha=0.4, lw=0, label="95 % bootstrap band")
+    ax.plot(across, beta, color=OURS, lw=2, label=short(fit.reference))
+    rule_axis(ax, fit.rule, powers_of_two(0.99 * across[0], across[-1]))
+    ax.set(ylabel=BETA_LABEL, ylim=(0, 1.15 * float(high.max())))
+    ax.legend(loc="lower left", fontsize=8)
+    return ax
+
+
+def plot_held_out(ax: "Axes", fit: Coefficients) -> "Axes":
+    """Gain in the target's log-probability by set size, on held-out rows."""
+    held_out = fit.quality["held_out"]
+    sizes = [size["size"] for size in held_out]
+    gain = np.array([size["after"] - size["before"] for size in held_out])
+    error = 2 * np.array([size["error"] for size in held_out])
+    ax.axhline(0, color=PAPER, lw=0.8)
+    ax.errorbar(sizes, gain, error, fmt="o-", color=OURS, capsize=3, ms=4)
+    sizes_axis(ax, sizes)
+    ax.set_ylabel("gain in log p of the target (nats)")
+    return ax
+
+
+def plot_learning_curve(ax: "Axes", fit: Coefficients) -> "Axes":
+    """Held-out log-probability against how many rows the fit is made of."""
+    rows, log_p = zip(
+        *((point["rows"], point["log_p"]) for point in fit.quality["learning_curve"]), strict=True
+    )
+    ax.plot(rows, log_p, "o-", color=OURS, ms=4)
+    middle, half = (max(log_p) + min(log_p)) / 2, max(np.ptp(log_p) * 0.6, LEAST_SPAN / 2)
+    ax.set_ylim(middle - half, middle + half)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(rows, [f"{n:,}" for n in rows], minor=False)
+    ax.set_xlabel("rows that the fit is made of")
+    ax.set_ylabel("held-out log p of the target (nats)")
+    return ax

@@ -1,0 +1,163 @@
+"""Style of all figures: colours, markers, axes, legends, and saving as PNG."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.files.atomic_io import write_atomically
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import LOG_SIZE, Rule, beta_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which the colour-blind can tell apart.
+OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
+# Of heads side by side; the markers distinguish them without colour.
+HEAD_STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
+MAX_LETTERS = 20  # of a name in the legend of a narrow figure
+ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
+BETA_LABEL = r"inverse temperature $\beta = 1/\theta$"
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw(
+    plot: "Callable[..., Axes]", *arguments: Any, size: tuple[float, float] = (7.2, 4.6)
+) -> "Figure":
+    """A figure, in inches, of what `plot` draws on its first argument, an `ax`."""
+    figure = new_figure(*size)
+    plot(figure.add_subplot(), *arguments)
+    return figure
+
+
+def save_figure(path: Path, figure: "Figure") -> None:
+    """Writes a figure as PNG, whole or not at all."""
+    write_atomically(path, png(figure))
+
+
+def png(figure: "Figure") -> bytes:
+    """A figure as PNG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def short(name: str) -> str:
+    """A name for a legend: long ones lose their middle, and dollar signs start no formula."""
+    if len(name) > MAX_LETTERS:
+        name = f"{name[: MAX_LETTERS - 7]}…{name[-6:]}"
+    return name.replace("$", r"\$")
+
+
+def rule_curve(fit: Coefficients, entry: Entry, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(x as an axis shows it, beta) of one entry at x, which is entropies or log sizes."""
+    beta = beta_of(x, x, entry.coefficients, entry.domain, fit.rule, np)
+    return np.exp(x) if fit.rule.kind == LOG_SIZE else x, beta
+
+
+def rule_axis(ax: "Axes", rule: Rule, sizes: Sequence[int]) -> None:
+    """What beta is a function of, along x: set sizes with these ticks, or entropy."""
+    if rule.kind == LOG_SIZE:
+        sizes_axis(ax, sizes)
+    else:
+        ax.set_xlabel(ENTROPY_LABEL)
+
+
+def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
+    """Set sizes along x, doubling from tick to tick."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
+    ax.minorticks_off()
+    ax.set_xlabel("set size n")
+
+
+def powers_of_two(smallest: float, largest: float) -> list[int]:
+    """At most a dozen between the two, evenly spaced."""
+    exponents = range(int(np.ceil(np.log2(smallest))), int(np.log2(largest) + 1e-9) + 1)
+    return [2**k for k in exponents[:: max(1, len(exponents) // 8)]]
+
+
+def legend_below(ax: "Axes") -> None:
+    """A legend under the axes, of three columns."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.legend(
+        *ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
+        frameon=False, columnspacing=1.2, handlelength=1.8,
+    )  # fmt: skip
+
+
+def scatter_by_size(
+    ax: "Axes", x: np.ndarray, y: np.ndarray, size: np.ndarray, sizes: Sequence[int], **look: Any
+) -> "PathCollection":
+    """Dots coloured by set size, with a colour bar.
+
+    Args:
+      ax: where to draw.
+      x: (rows,)
+      y: (rows,)
+      size: (rows,) set sizes.
+      sizes: the sizes that the colours span, rising.
+      look: of the dots.
+    """
+    from matplotlib.colors import LogNorm
+
+    norm = LogNorm(0.9 * sizes[0], 1.1 * sizes[-1])  # of one size, too
+    points = ax.scatter(x, y, c=size, norm=norm, lw=0, cmap="viridis_r", rasterized=True, **look)
+    bar = ax.figure.colorbar(points, ax=ax, label="set size n", pad=0.02)
+    bar.ax.minorticks_off()
+    ticks = sizes[:: max(1, len(sizes) // 6)]
+    bar.set_ticks(ticks, labels=[f"{n:,}" for n in ticks])
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)
+    return points
+
+
+def plot_head_map(
+    ax: "Axes",
+    values: Mapping[tuple[int | None, int | None], float | None],
+    unknown: str,
+    label: str,
+    extend: str = "neither",
+    **look: Any,
+) -> "Axes":
+    """A map of layers and heads, coloured by a number of each, and x where there is none.
+
+    Args:
+      ax: where to draw.
+      values: of the heads, by (layer, head).
+      unknown: the name of a layer or head that has no number.
+      label: of the colour bar.
+      extend: the ends at which the colour bar is pointed.
+      look: of the image: its colours and their range.
+    """
+    rows, columns = (
+        sorted({name[axis] for name in values}, key=lambda i: -1 if i is None else i)
+        for axis in (0, 1)
+    )
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for (layer, head), value in values.items():
+        row, column = rows.index(layer), columns.index(head)
+        if value is None:
+            ax.plot(column, row, "x", color="#777777", ms=5)
+        else:
+            grid[row, column] = value
+    image = ax.imshow(grid, aspect="auto", interpolation="nearest", **look)
+    for axis, numbers, name in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
+        step = max(1, len(numbers) // 16)
+        labels = [unknown if i is None else str(i) for i in numbers[::step]]
+        axis.set_ticks(range(0, len(numbers), step), labels)
+        axis.set_label_text(name)
+    ax.figure.colorbar(image, ax=ax, label=label, extend=extend)
+    return ax
