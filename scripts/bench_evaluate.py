@@ -14,7 +14,7 @@ import jax
 from calibrate.collecting.collect import collect
 from calibrate.collecting.work_units import attended_pieces, one_ahead, plan_units
 from calibrate.evaluation.baselines import ScoredRule, fitted_rules, fixed_rules, in_order
-from calibrate.evaluation.score_head import STREAM, evaluate, held_out_sets
+from calibrate.evaluation.score_head import STREAM, held_out_sets, score_head
 from calibrate.fitting.fit_collection import solve_collection
 from calibrate.heads import load_head
 
@@ -65,7 +65,7 @@ def run_forward(head: Any, size: int, sets: int) -> None:
 
 
 def run_scoring(head: Any, size: int, sets: int, rules: dict[str, ScoredRule]) -> None:
-    evaluate(head, [size], sets, 0, rules)
+    score_head(head, [size], sets, 0, rules)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Soak: kills collect, train, fit and evaluate again and again, and compares with a quiet run.
+"""Soak: kills collect, train and fit again and again, and compares with a quiet run.
 
     python scripts/soak.py --kills 200 --seed 0
 
@@ -30,17 +30,13 @@ from pathlib import Path
 
 from calibrate.errors import CalibrateError
 
-JOBS = ("collect", "train", "fit", "evaluate")
+JOBS = ("collect", "train", "fit")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 FAULT_EVERY = 4  # attempts
 AT_ONCE = 2  # jobs, a core each
 LONGEST = 300  # seconds of one attempt
 
 COLLECT = ["collect", "--head", "max-retrieval", "--sizes", "64,256", "--sets", "600"]
-EVALUATE = [
-    "evaluate", "--heads", "max-retrieval", "--sizes", "16,64", "--sets", "128",
-    "--fit-sizes", "64,256", "--fit-sets", "400", "--json",
-]  # fmt: skip
 
 
 class Disk:
@@ -72,8 +68,7 @@ class Disk:
 
 def work(job: str, folder: Path, disk: Disk) -> None:
     """Does one job in this process, in small steps."""
-    import calibrate.evaluation.study  # noqa: F401  what takes long to load
-    from calibrate.cli import main, steps  # noqa: F401
+    from calibrate.cli import main, steps  # noqa: F401  what takes long to load
     from calibrate.collecting import work_units
     from calibrate.files import atomic_io
     from calibrate.heads import training
@@ -88,7 +83,6 @@ def work(job: str, folder: Path, disk: Disk) -> None:
     arguments = {
         "collect": [*COLLECT, "--out", str(folder)],
         "fit": ["fit", str(folder.parent / "collection"), "--name", "x", "--store", str(folder)],
-        "evaluate": [*EVALUATE, "--out", str(folder)],
     }[job]
     main.app(arguments, standalone_mode=False)
 

@@ -10,6 +10,7 @@ import calibrate
 from calibrate.errors import QualityError
 from calibrate.evaluation.baselines import (
     HINDSIGHT,
+    HINDSIGHT_BETAS,
     LABELS,
     LogSize,
     beside,
@@ -28,7 +29,7 @@ def test_fixed_rules():
     assert rules["log-n"].beta(16) == 1
     assert rules["log-n"].beta(256) == pytest.approx(2)
     assert rules["paper"].only.coefficients == calibrate.load("paper").only.coefficients
-    trials = HINDSIGHT.trials()
+    trials = HINDSIGHT_BETAS
     assert (len(trials), trials[0], trials[-1]) == (40, 1, pytest.approx(1000))
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from calibrate.cli import options
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.collecting.collect import collect
+from calibrate.files.publishing import publish
 
 SMALL = ["--sizes", "64..512", "--sets", "512"]
 
@@ -315,8 +317,7 @@ def test_seeds_and_bytes():
     ]  # fmt: skip
 
 
-EVALUATE = ["evaluate", "--heads", "max-retrieval-0..1", "--sizes", "16,512", "--sets", "256",
-            "--fit-sizes", "256..1024", "--fit-sets", "512",
+EVALUATE = ["evaluate", "--head", "max-retrieval-1", "--sizes", "16,512", "--sets", "256",
             "--fits", "max-retrieval@1"]  # fmt: skip
 
 
@@ -324,15 +325,16 @@ def test_evaluate_prints_a_table_json_and_csv(here):
     first = call(*EVALUATE)
     assert "warning: max-retrieval@1 was made for head 'max-retrieval-0'" in first.stderr
     out = first.stdout
-    assert "Accuracy of 2 heads" in out
+    assert "Accuracy of max-retrieval-1 in %" in out
     assert "p against plain" in out
     assert "Recovered headroom" in out
     assert "…" not in out  # no cell is cut
     record = json.loads(call(*EVALUATE, "--json").stdout)
-    assert record["heads"] == ["max-retrieval-0", "max-retrieval-1"]
+    assert record["head"] == "max-retrieval-1"
     rules = {rule["rule"]: rule for rule in record["rules"]}
-    assert {"own", "own-512", "max-retrieval@1", "hindsight"} < set(rules)
-    assert len(rules["own"]["per_head"]) == 2
+    assert list(rules) == [
+        "plain", "paper", "rounded", "log-n", "hard", "max-retrieval@1", "hindsight",
+    ]  # fmt: skip
     assert rules["plain"]["p_plain"] == [None, None]
     shown = next(line for line in out.splitlines() if line.strip().startswith("plain softmax"))
     assert [float(x) for x in shown.split()[2:]] == [
@@ -340,21 +342,19 @@ def test_evaluate_prints_a_table_json_and_csv(here):
     ]
     lines = call(*EVALUATE, "--csv").stdout.splitlines()
     assert lines[0] == "rule,label,head,size,sets,accuracy,standard_error"
-    assert len(lines) == 1 + len(rules) * 2 * 2
+    assert len(lines) == 1 + len(rules) * 2
     assert ",max-retrieval-1,512,128," in lines[-1]
+    assert not list(here.iterdir())  # nothing is collected, fitted or kept
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--heads", "max-retrieval-3..1"], 2, "ends before it begins"),
-        (["--heads", ","], 2, "names no head"),
-        (["--heads", "max-retrieval-0..11"], 1, "no head is named 'max-retrieval-10'"),
+        (["--head", "max-retrieval-10"], 1, "no head is named 'max-retrieval-10'"),
         (["--fits", "nope"], 1, "nope"),
-        (["--heads", "max-retrieval,max-retrieval-0"], 1, "the same head twice would count twice"),
         (["--sets", "1"], 2, "--sets"),
         (["--json", "--csv"], 2, "exclude each other"),
-        (["--fit-sizes", "1"], 2, "not within"),
+        (["--sizes", "1"], 2, "not within"),
     ],
 )
 def test_evaluate_refuses(here, arguments, code, message):
@@ -362,15 +362,15 @@ def test_evaluate_refuses(here, arguments, code, message):
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["plain", "own", "hindsight"])
-def test_a_fit_named_like_a_rule_does_not_replace_it(here, name):
-    small = ["--heads", "max-retrieval", "--sizes", "256", "--sets", "64",
-             "--fit-sizes", "256..1024", "--fit-sets", "256"]  # fmt: skip
+def test_a_fit_named_like_a_rule_does_not_replace_it(here):
+    small = ["--head", "max-retrieval", "--sizes", "256", "--sets", "64"]
     before = json.loads(call("evaluate", *small, "--json").stdout)
-    call("fit", next(Path("runs/evaluation/collections").iterdir()), "--name", name)
-    after = json.loads(call("evaluate", *small, "--fits", f"{name}@1", "--json").stdout)
+    names = ["plain", "own", "hindsight"]
+    for name in names:
+        publish(replace(calibrate.load("max-retrieval"), name=name), here / "fits")
+    after = json.loads(call("evaluate", *small, "--fits", ",".join(names), "--json").stdout)
     rules = {rule["rule"]: rule for rule in after["rules"]}
-    assert f"{name}@1" in rules
+    assert {f"{name}@1" for name in names} < set(rules)
     for rule in before["rules"]:
         assert rules[rule["rule"]] == rule
 
@@ -388,9 +388,3 @@ def test_interrupts_at_any_moment_are_130():
             process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode in (0, 130)
-
-
-def test_heads_in_words():
-    assert options.parse_heads("max-retrieval-1..3") == [f"max-retrieval-{i}" for i in (1, 2, 3)]
-    assert options.parse_heads("a.npz, b.npz,a.npz") == ["a.npz", "b.npz"]
-    assert options.parse_heads("../runs/x.npz") == ["../runs/x.npz"]

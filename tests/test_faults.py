@@ -270,7 +270,7 @@ def load_soak():
 
 @pytest.mark.parametrize("kills", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_kills_at_random_moments_lose_nothing(kills, here):
-    """Of collect, train, fit and evaluate alike; scripts/soak.py does it by the hundred."""
+    """Of collect, train and fit alike; scripts/soak.py does it by the hundred."""
     found = load_soak().soak(kills=kills, seed=0, place=here)
     assert (found["kills"], found["bytes_lost"], found["problems"]) == (kills, 0, 0)
     assert found["faults"] > 0

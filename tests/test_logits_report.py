@@ -167,8 +167,8 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
     ("arguments", "code", "message"),
     [
         (["evaluate", "--logits", "held-out.npz", "--sizes", "16"], 2, "--sizes says nothing be"),
-        (["evaluate", "--logits", "held-out.npz", "--head", "x"], 2, "--heads says nothing be"),
-        (["evaluate", "--logits", "held-out.npz", "--fit-sets", "9"], 2, "--fit-sets says not"),
+        (["evaluate", "--logits", "held-out.npz", "--head", "x"], 2, "--head says nothing bes"),
+        (["evaluate", "--logits", "held-out.npz", "--sets", "9"], 2, "--sets says nothing bes"),
         (["evaluate", "--logits", "held-out.npz", "--csv"], 2, "--csv says nothing beside --lo"),
         (["evaluate", "--logits", "none.npz"], 1, "none.npz does not exist"),
         (["evaluate", "--logits", "held-out.npz", "--fits", "nope"], 1, "nope"),

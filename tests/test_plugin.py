@@ -11,7 +11,7 @@ from calibrate.cli.main import app
 from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError
 from calibrate.evaluation.baselines import PLAIN
-from calibrate.evaluation.score_head import evaluate
+from calibrate.evaluation.score_head import score_head
 from calibrate.heads import load_head
 
 MINE = """
@@ -77,7 +77,7 @@ def test_the_whole_job_with_a_head_of_ones_own(mine):
     assert collected.exit_code == 0, collected.output
     fitted = run(app, ["fit", "runs/mine", "--name", "own"])
     assert fitted.exit_code in (0, 3), fitted.output
-    scored = run(app, ["evaluate", *head, "--fit-sizes", "16,64", "--fit-sets", "400", "--json"])
+    scored = run(app, ["evaluate", *head, "--json"])
     assert scored.exit_code == 0, scored.output
 
 
@@ -151,7 +151,7 @@ def test_each_member_of_the_protocol_that_is_broken_is_named(members, message, h
     def use():
         found = load_head("broken:head")
         collect(found, [8], 40, 0, here / "run")
-        evaluate(found, [8], 40, 0, {"plain": PLAIN})
+        score_head(found, [8], 40, 0, {"plain": PLAIN})
 
     with pytest.raises(CalibrateError, match=message):
         use()
@@ -161,4 +161,4 @@ def test_a_head_that_cannot_be_scored_is_collected(here):
     head = broken(correct=None)
     collect(head, [8], 200, 0, here / "run")
     with pytest.raises(CalibrateError, match=r"head 'toy' has no correct\(attended, weights\); "):
-        evaluate(head, [8], 40, 0, {"plain": PLAIN})
+        score_head(head, [8], 40, 0, {"plain": PLAIN})

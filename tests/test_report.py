@@ -77,7 +77,7 @@ def test_a_hostile_name_stays_text(tmp_path, toy_head):
     fit = replace(calibrate.load("max-retrieval"), name="<script>alert(1)</script>", source={})
     fit = replace(fit, path=tmp_path / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare(["toy"], [[make_score(16, rules), make_score(64, rules)]])
+    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
     write_report(tmp_path / "r.html", fit, toy_head, comparison, 0)
     text = Text((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "script" not in text.tags
@@ -99,7 +99,7 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
 def test_a_log_size_fit_has_a_page_in_words_of_its_own(here, by_size):
     fit = replace(by_size, path=here / "f.json", quality={"residuals": {"beta_r_squared": 0.25}})
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare(["toy"], [[make_score(16, rules), make_score(2048, rules)]])
+    comparison = compare("toy", [make_score(16, rules), make_score(2048, rules)])
     write_report(here / "r.html", fit, ToyHead(noise=3.0), comparison, 0)
     text = Text((here / "r.html").read_text(encoding="utf-8"))
     words = " ".join(text.words)
@@ -123,7 +123,7 @@ def test_a_head_that_misranks_nothing_has_a_page_too(here):
 def test_a_fit_that_says_little_of_its_rows_has_a_page_too(here, toy_head, make_fit):
     fit = replace(make_fit(), quality={"rows": {"rows": 5}}, path=here / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare(["toy"], [[make_score(16, rules), make_score(64, rules)]])
+    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
     write_report(here / "r.html", fit, toy_head, comparison, 0)
     assert "does not say which sets were left out" in (here / "r.html").read_text(encoding="utf-8")
 
@@ -134,7 +134,7 @@ def test_a_head_that_never_lets_go_has_a_page_too(here, make_fit):
 
     fit = replace(make_fit(), path=here / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare(["toy"], [[make_score(16, rules), make_score(64, rules)]])
+    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
     write_report(here / "r.html", fit, ToyHead(noise=0.0, spoil=sharpen), comparison, 0)
     words = " ".join(Text((here / "r.html").read_text(encoding="utf-8")).words)
     assert "at no size plain softmax gives the target less than half of its attention" in words
@@ -148,7 +148,7 @@ def test_a_masked_head_has_a_page_too(here, make_fit):
 
     fit = replace(make_fit(), path=here / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare(["toy"], [[make_score(16, rules), make_score(64, rules)]])
+    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
     write_report(here / "r.html", fit, ToyHead(spoil=mask), comparison, 0)
     assert (here / "r.html").exists()
 
@@ -237,7 +237,7 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
     }
     rules = ("plain", "paper", "own", "constant", "hard")
     scores = [make_score(n, dict(zip(rules, x, strict=True))) for n, x in shares.items()]
-    found = compare(["toy"], [scores])
+    found = compare("toy", scores)
     assert verdict(found, "mine@2") == (
         "mine@2 is right more often than plain softmax at n = 64 to 256, most at n = 256 (50.0 % "
         "to 80.0 %); it is right less often at n = 1,024, by up to 10.0 points; it makes no "
@@ -252,9 +252,9 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
 
 def test_verdict_without_any_difference():
     same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
-    found = compare(["toy"], [[make_score(16, same), make_score(64, same)]])
+    found = compare("toy", [make_score(16, same), make_score(64, same)])
     assert verdict(found, "mine@1") == (
         "mine@1 is nowhere measurably better than plain softmax on 2,000 sets of a size."
     )
     assert beside_rivals(found) == ("Of its rivals, not measurably different: the paper's numbers.")
-    assert np.isnan(compare(["toy"], [[make_score(16, same)]]).p_plain).all()
+    assert np.isnan(compare("toy", [make_score(16, same)]).p_plain).all()

@@ -6,13 +6,13 @@ import pytest
 
 import calibrate
 from calibrate.collecting import work_units
-from calibrate.evaluation.baselines import HARD, HINDSIGHT, PLAIN, LogSize, fixed_rules
+from calibrate.evaluation.baselines import HARD, HINDSIGHT, PLAIN, LogSize
 from calibrate.evaluation.score_head import (
+    HindsightSearch,
+    KernelRules,
     Score,
-    _as_arrays,
-    attention_weights,
-    evaluate,
     held_out_sets,
+    score_head,
 )
 from calibrate.heads import load_head
 
@@ -20,7 +20,7 @@ from calibrate.heads import load_head
 def test_accuracy_is_that_of_the_head_by_hand():
     head = load_head("max-retrieval")
     paper = calibrate.load("paper")
-    (score,) = evaluate(head, [256], 400, 3, {"plain": PLAIN, "paper": paper})
+    (score,) = score_head(head, [256], 400, 3, {"plain": PLAIN, "paper": paper})
     (unit,) = work_units.plan_units(256, 400)
     batch = head.sample(work_units.unit_seed("evaluate", 3, unit), 256, 400)
     attended = head.attend(batch)
@@ -35,23 +35,23 @@ def test_accuracy_is_that_of_the_head_by_hand():
 
 def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
     with pytest.warns(UserWarning, match="max-retrieval@1 was made for head 'max-retrieval-0'"):
-        evaluate(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
+        score_head(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
 
 
 def test_one_forward_pass_for_all_rules(toy_head):
-    evaluate(toy_head, [8, 16], 100, 0, {"plain": PLAIN, "identity": calibrate.identity()})
+    score_head(toy_head, [8, 16], 100, 0, {"plain": PLAIN, "identity": calibrate.identity()})
     assert toy_head.attended == 200
 
 
 def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
     toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
     with pytest.raises(calibrate.CalibrateError, match=r"correct gave float64\(\), expected bool"):
-        evaluate(toy_head, [8], 100, 0, {"plain": PLAIN})
+        score_head(toy_head, [8], 100, 0, {"plain": PLAIN})
 
 
 def test_what_is_no_rule_is_refused(toy_head):
-    with pytest.raises(TypeError, match="rule 'plain' is None; give a fit, or one of"):
-        evaluate(toy_head, [8], 100, 0, {"plain": None})
+    with pytest.raises(TypeError, match="rule 'plain' is None; give a fit, or a rule of"):
+        score_head(toy_head, [8], 100, 0, {"plain": None})
 
 
 def test_standard_errors():
@@ -76,8 +76,8 @@ def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_siz
     z[3, 10:] = -np.inf
     z[4, :2] = z[4].max() + 1  # two equal maxima
     fits = [calibrate.load("max-retrieval"), by_size, calibrate.load("paper"), make_fit()]
-    rules = _as_arrays(fits, [1.0, 2.5, HARD.beta(50)])
-    weights = np.asarray(attention_weights(z, *rules[1:], guards=rules.guards))
+    rules = KernelRules.build(fits, [1.0, 2.5, HARD.beta(50)])
+    weights = np.asarray(rules.weights(z))
     for i, fit in enumerate(fits):
         expected = np.asarray(calibrate.adaptive_softmax(z, fit))
         np.testing.assert_allclose(weights[:, i], expected, atol=2e-6)
@@ -89,13 +89,13 @@ def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_siz
 
 def test_a_log_size_fit_is_scored_like_the_rule_of_sizes(toy_head, by_size):
     rules = {"fit": by_size, "rule": LogSize(0.5, 0.6)}
-    for score in evaluate(toy_head, [16, 64], 300, 0, rules):
+    for score in score_head(toy_head, [16, 64], 300, 0, rules):
         np.testing.assert_array_equal(score.correct["fit"], score.correct["rule"])
 
 
 def test_a_head_may_score_many_rules_at_once(toy_head):
     rules = {"plain": PLAIN, "twice": LogSize(0.0, 2.0), "hard": HARD}
-    (alone,) = evaluate(toy_head, [16], 300, 0, rules)
+    (alone,) = score_head(toy_head, [16], 300, 0, rules)
     shapes = []
 
     def correct_each(attended, weights):
@@ -103,7 +103,7 @@ def test_a_head_may_score_many_rules_at_once(toy_head):
         return np.asarray(weights).argmax(axis=2) == attended.target[:, None]
 
     toy_head.correct_each = correct_each
-    (together,) = evaluate(toy_head, [16], 300, 0, rules)
+    (together,) = score_head(toy_head, [16], 300, 0, rules)
     assert shapes == [(300, 3, 16)]
     for rule in rules:
         np.testing.assert_array_equal(alone.correct[rule], together.correct[rule])
@@ -147,7 +147,7 @@ class Lopsided:
 
 def test_hindsight_finds_the_best_constant_and_scores_it_elsewhere():
     rules = {"plain": PLAIN, "hindsight": HINDSIGHT}
-    (score,) = evaluate(Lopsided(4, 6), [8], 500, 0, rules)
+    (score,) = score_head(Lopsided(4, 6), [8], 500, 0, rules)
     assert 4 < score.hindsight_beta < 6
     assert score.chosen_on == 250
     assert score.accuracy("hindsight") == 1
@@ -165,16 +165,16 @@ def test_hindsight_counts_the_sets_that_did_not_choose():
 
 def test_hindsight_bears_its_name(toy_head):
     for rules in ({"best": HINDSIGHT}, {"plain": PLAIN, "hindsight": PLAIN}):
-        with pytest.raises(TypeError, match=r"Hindsight\(\) is called 'hindsight'"):
-            evaluate(toy_head, [8], 100, 0, rules)
+        with pytest.raises(TypeError, match=r"Hindsight\(\) must be named 'hindsight'"):
+            score_head(toy_head, [8], 100, 0, rules)
 
 
 def test_hindsight_chooses_on_the_first_sets_only(toy_head, monkeypatch):
     """Two values tie on the first half, and differ on the second: the lower one stays."""
     from calibrate.evaluation import score_head as module
 
-    monkeypatch.setattr(module, "MOST_CHOOSING_SETS", 64)
-    search = module._Search(1_000)
+    monkeypatch.setattr(module, "MAX_CHOOSING_SETS", 64)
+    search = HindsightSearch(1_000)
     right = np.zeros((100, 40), bool)
     right[:64, 7] = right[:64, 9] = True
     right[64:, 9] = True
@@ -182,17 +182,4 @@ def test_hindsight_chooses_on_the_first_sets_only(toy_head, monkeypatch):
     assert search.chosen == 7
     assert len(search.betas()) == 1
     search.record(slice(100, 1_000), np.ones((900, 1), bool))
-    assert search.outcome().correct.sum() == 64 + 900
-
-
-def test_scores_are_kept_and_shared_between_calls(toy_head, here):
-    rules = fixed_rules()
-    (first,) = evaluate(toy_head, [16], 100, 0, rules, folder=here / "scores")
-    seen = toy_head.attended
-    (again,) = evaluate(toy_head, [16], 100, 0, rules, folder=here / "scores")
-    assert toy_head.attended == seen
-    assert again.hindsight_beta == first.hindsight_beta
-    for rule in rules:
-        np.testing.assert_array_equal(first.correct[rule], again.correct[rule])
-    evaluate(toy_head, [16], 100, 1, rules, folder=here / "scores")  # another seed, other sets
-    assert toy_head.attended == seen + 100
+    assert search.result()[0].sum() == 64 + 900

@@ -8,13 +8,13 @@ import typer
 
 from calibrate.cli.options import (
     DaskOption,
+    HeadOption,
     JobsOption,
     JsonOption,
     LogitsOption,
     SeedOption,
     SizesOption,
     StallOption,
-    parse_heads,
     parse_sizes,
     print_json,
     refuse_beside,
@@ -78,31 +78,19 @@ def diagnose(
 
 
 def evaluate(
-    heads: Annotated[
-        str,
-        typer.Option(
-            "--heads", "--head", help="max-retrieval-0..9, a list, or weights files (.npz)."
-        ),
-    ] = "max-retrieval",
+    head: HeadOption = "max-retrieval",
     logits: LogitsOption = None,
     sizes: SizesOption = "16..16384",
     sets: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Held-out sets of each size and head "
+            help="Held-out sets of each size "
             "[default: 32,768 up to n = 256, 4,096 up to 4,096, 1,024 above]",
         ),
     ] = None,
     seed: SeedOption = 0,
-    fits: Annotated[str, typer.Option(help="More fits to score: REFERENCE,... ")] = "",
-    fit_sizes: Annotated[str, typer.Option(help="Set sizes that the fits are made of.")] = (
-        "16..16384"
-    ),
-    fit_sets: Annotated[int, typer.Option(min=1, help="Sets of each of those sizes.")] = 1024,
-    out: Annotated[
-        Path, typer.Option(help="Folder of collections (about 130 MB a head) and scores.")
-    ] = Path("runs/evaluation"),
+    fits: Annotated[str, typer.Option(help="Fits to score: REFERENCE,... ")] = "",
     store: Annotated[Path | None, typer.Option(help="Store to look for --fits in first.")] = None,
     jobs: JobsOption = 1,
     dask: DaskOption = None,
@@ -111,21 +99,20 @@ def evaluate(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.")] = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Score a fit of each head beside its alternatives on held-out sets, with tests.
+    """Score a head under fits and under simpler rules, on held-out sets, with tests.
 
-    Every head is calibrated anew (collections in OUT), and scored under plain softmax, the paper's
-    numbers, its own fits, rules that look at the set size alone, and hard attention. The yardstick
-    is the best constant of each size, in hindsight. The same command again carries on. The fits of
-    ten heads take three minutes and 1.3 GB; --fit-sets and --fit-sizes make it less.
+    The rules beside --fits are plain softmax, the paper's numbers, log n, hard attention, and, as a
+    yardstick, the best constant of each size in hindsight. Nothing is collected or fitted.
 
-    With --logits nothing is calibrated: --fits are scored on the rows of a file or folder, each
-    head by the fit's own entry for it, by how probable they make the target. The rows should be
-    other ones than the fits are made of.
+    With --logits, --fits are scored on the rows of a file or folder, each head by the fit's own
+    entry for it, by how probable they make the target. The rows should be other ones than the fits
+    are made of.
 
-    Example: calibrate evaluate --heads max-retrieval-0..9 --sizes 16,64,256 --sets 256
+    Example: calibrate evaluate --head max-retrieval-3 --sizes 16..256 --fits max-retrieval@1
     """
     from calibrate.cli import steps
-    from calibrate.evaluation.study import Calibration
+    from calibrate.evaluation.baselines import fixed_rules, in_order
+    from calibrate.evaluation.comparison import compare
     from calibrate.parallel.jobs import Jobs
     from calibrate.report import comparison_views
 
@@ -135,27 +122,21 @@ def evaluate(
         return
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other; give one of them")
-    n, calibration = parse_sizes(sizes), Calibration(parse_sizes(fit_sizes), fit_sets)
-    names, workers = parse_heads(heads), Jobs(jobs, dask, stall)
-    more = steps.load_fits(fits, store)
+    n, workers, more = parse_sizes(sizes), Jobs(jobs, dask, stall), steps.load_fits(fits, store)
     for fit in more.values():
         steps.refuse_heads(fit)
-    chosen = [steps.load(name) for name in names]
-    comparison = steps.compare_heads(chosen, n, sets, seed, calibration, out, more, workers)
+    chosen, rules = steps.load(head), in_order({**fixed_rules(), **more})
+    comparison = compare(chosen.name, steps.evaluate(chosen, n, sets, seed, rules, workers))
     if as_json:
         print_json(comparison_views.comparison_record(comparison))
     elif as_csv:
         print(comparison_views.comparison_csv(comparison), end="")
     else:
         comparison_views.print_comparison(comparison)
-        print(f"\nPublish a head's fit: calibrate fit {out / 'collections'}/HEAD... --name NAME")
 
 
-# What `evaluate` asks for of heads that run, and logits on disk have not.
-_OF_HEADS = (
-    "heads", "sizes", "sets", "seed", "fit_sizes", "fit_sets", "out", "jobs", "dask", "stall",
-    "as_csv",
-)  # fmt: skip
+# Options of `evaluate` that concern a head which runs, and not logits on disk.
+_OF_HEADS = ("head", "sizes", "sets", "seed", "jobs", "dask", "stall", "as_csv")
 
 
 def _evaluate_logits(path: Path, fits: str, store: Path | None, as_json: bool) -> None:

@@ -46,7 +46,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 MAX_SIZE = 1 << 20
 _SIZE = re.compile(r"\s*[0-9]{1,9}\s*")
 _SEED = re.compile(r"[0-9]{1,9}")
-_HEADS = re.compile(r"(.*-)([0-9]{1,3})\.\.([0-9]{1,3})")
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(|k|M|G)B?", re.IGNORECASE)
 
 
@@ -77,20 +76,6 @@ def parse_seeds(text: str) -> list[int]:
     if not seeds:
         raise typer.BadParameter(f"{text!r} holds no seed; write 0 or 0-9")
     return sorted(set(seeds))
-
-
-def parse_heads(text: str) -> list[str]:
-    """Names or files, "max-retrieval-0..9" is ten of them; each once, in the order given."""
-    names: list[str] = []
-    for word in filter(None, map(str.strip, text.split(","))):
-        match = _HEADS.fullmatch(word)
-        if match and int(match[2]) > int(match[3]):
-            raise typer.BadParameter(f"{word!r} ends before it begins; write max-retrieval-0..9")
-        numbers = range(int(match[2]), int(match[3]) + 1) if match else ()
-        names += [f"{match[1]}{number}" for number in numbers] if match else [word]
-    if not names:
-        raise typer.BadParameter(f"{text!r} names no head; write max-retrieval-0..9")
-    return list(dict.fromkeys(names))
 
 
 def parse_bytes(text: str) -> int:

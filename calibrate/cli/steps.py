@@ -10,12 +10,11 @@ from calibrate.cli.progress import Steps
 from calibrate.collecting import collect as collecting
 from calibrate.collecting.work_units import Unit, plan_units
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.evaluation import score_head as evaluating
 from calibrate.evaluation.baselines import ScoredRule, fitted_rules, paper
-from calibrate.evaluation.comparison import Comparison, compare
+from calibrate.evaluation.comparison import compare
 from calibrate.evaluation.diagnosis import Diagnosis, require_all_rows
 from calibrate.evaluation.diagnosis import diagnose as diagnose_collection
-from calibrate.evaluation.study import Calibration, study
+from calibrate.evaluation.score_head import Score, score_head
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import MANIFEST, Collection, open_collection
@@ -161,20 +160,28 @@ def _is_published(coefficients: Coefficients) -> bool:
 
 
 def evaluate(
-    head: Head, sizes: list[int], sets: int | None, seed: int, rules: Mapping[str, ScoredRule]
-) -> list[evaluating.Score]:
+    head: Head,
+    sizes: list[int],
+    sets: int | None,
+    seed: int,
+    rules: Mapping[str, ScoredRule],
+    jobs: Jobs = HERE,
+) -> list[Score]:
     """Scores one head, with a line per set size."""
-    with Steps("scoring", len(sizes)) as steps:
-        return evaluating.evaluate(
-            head, sizes, sets, seed, rules, lambda score: steps.advance(_scored_line(score))
-        )
+    with Steps("scoring", len(sizes), at_once=jobs.elsewhere) as steps:
+        return score_head(
+            head, sizes, sets, seed, rules, jobs=jobs,
+            report=lambda score: steps.advance(
+                f"  n = {score.size:>6,}  scored on {score.sets:,} fresh sets"
+            ),
+        )  # fmt: skip
 
 
 def report(
     path: Path,
     fit: Coefficients,
     head: Head,
-    scores: list[evaluating.Score],
+    scores: list[Score],
     seed: int,
     needed: bool = True,
 ) -> dict[str, str | None]:
@@ -183,7 +190,7 @@ def report(
     If it is not `needed`, a disk that does not take it is no error: the path is None.
     """
     stderr.print(f"drawing the report {path}")
-    comparison = compare([head.name], [scores])
+    comparison = compare(head.name, scores)
     said = {"verdict": verdict(comparison, fit.reference), "rivals": beside_rivals(comparison)}
     try:
         write_report(path, fit, head, comparison, seed)
@@ -193,35 +200,6 @@ def report(
         stderr.print(f"the report is not written: {error}")
         return {**said, "report": None}
     return {**said, "report": str(path)}
-
-
-def compare_heads(
-    heads: Sequence[Head],
-    sizes: list[int],
-    sets: int | None,
-    seed: int,
-    calibration: Calibration,
-    folder: Path,
-    more: Mapping[str, ScoredRule],
-    jobs: Jobs = HERE,
-) -> Comparison:
-    """Collects from, fits and scores every head, with a line per head and set size."""
-    alike = {head.fingerprint: head.name for head in heads}
-    if len(alike) < len(heads):
-        raise CalibrateError(
-            f"{', '.join(head.name for head in heads)}: the same head twice would count twice; "
-            "name each once"
-        )
-    n_units = sum(len(plan_units(size, calibration.sets)) for size in set(calibration.sizes))
-    n_steps = len(heads) * (n_units + len(set(sizes)))
-    with Steps("comparing", n_steps, at_once=jobs.elsewhere) as steps:
-        return study(
-            heads, sizes, sets, seed, calibration, folder, more, jobs,
-            collected=lambda head, progress: steps.advance(
-                f"{head}: collected" if progress.finished == progress.units else None
-            ),
-            scored=lambda head, score: steps.advance(f"{head}: {_scored_line(score).strip()}"),
-        )  # fmt: skip
 
 
 def diagnose(run: Path, out: Path | None, eps: float) -> tuple[Diagnosis, dict[str, Any]]:
@@ -347,7 +325,3 @@ def head_of(coefficients: Coefficients, reference: str | None) -> Head:
             f"is {head.fingerprint}; give the head that it was made for, with --head"
         )
     return head
-
-
-def _scored_line(score: evaluating.Score) -> str:
-    return f"  n = {score.size:>6,}  scored on {score.sets:,} fresh sets"

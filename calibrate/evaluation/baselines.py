@@ -37,15 +37,10 @@ class LogSize(NamedTuple):
 
 
 class Hindsight(NamedTuple):
-    """A yardstick that nobody can deploy: of 40 constants, the best of each set size.
+    """A yardstick that cannot be deployed: the best of HINDSIGHT_BETAS at each set size.
 
     The first sets choose, by whether the head is right; the others score.
     """
-
-    @staticmethod
-    def trials() -> np.ndarray:
-        """The values of beta to choose from, lowest first."""
-        return np.geomspace(1, 1000, 40)
 
 
 ScoredRule = Coefficients | LogSize | Hindsight
@@ -53,6 +48,7 @@ ScoredRule = Coefficients | LogSize | Hindsight
 PLAIN = LogSize(0.0, 1.0)
 HARD = LogSize(0.0, _BEYOND_ANY_LOGIT)  # argmax; equal maxima share
 HINDSIGHT = Hindsight()
+HINDSIGHT_BETAS = np.geomspace(1, 1000, 40)
 
 LABELS = {
     "plain": "plain softmax",

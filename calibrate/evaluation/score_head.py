@@ -1,11 +1,10 @@
-"""Evaluate: how often a head is right under several softmax rules, on sets that no fit has seen."""
+"""Scoring one head: how often it is right under several softmax rules, on sets no fit has seen."""
 
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,8 @@ from numpy.typing import ArrayLike
 
 from calibrate.collecting.work_units import attended_pieces, one_ahead, plan_units
 from calibrate.errors import CalibrateError
-from calibrate.evaluation.baselines import Hindsight, LogSize, ScoredRule
+from calibrate.evaluation.baselines import HINDSIGHT_BETAS, Hindsight, LogSize, ScoredRule
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.score_files import Outcome, add_scores, read_scores, scores_path
 from calibrate.heads import Head, sent
 from calibrate.heads.protocol import call
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
@@ -24,51 +22,56 @@ from calibrate.maths.shannon_entropy import centre, log_size
 from calibrate.parallel.jobs import HERE, Jobs, run
 
 STREAM = "evaluate"
-# Sets of each size unless told otherwise: (up to this size, so many), and beyond.
+# Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
-MOST_CHOOSING_SETS = 4_096
+MAX_CHOOSING_SETS = 4_096
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True)
+class Score:
     """Accuracy at one set size, of every rule on the same sets."""
 
     size: int
     correct: dict[str, np.ndarray]  # rule -> bool (sets,)
-    chosen_on: int = 0  # so many first sets chose the constant of "hindsight"
+    chosen_on: int = 0  # the constant of "hindsight" was chosen on so many first sets
     hindsight_beta: float = np.nan
 
     @property
     def sets(self) -> int:
         return len(next(iter(self.correct.values())))
 
-    def scored(self, rule: str, like: str | None = None) -> np.ndarray:
-        """(sets,) 1 where a rule is right, of the sets that it, or one `like` it, may count."""
-        first = self.chosen_on if "hindsight" in (rule, like) else 0
+    def outcomes(self, rule: str, paired_with: str | None = None) -> np.ndarray:
+        """(sets,) 1 where a rule is right, else 0.
+
+        The sets that chose the constant of "hindsight" are left out of its outcomes, and of those
+        of a rule that is paired with it.
+        """
+        first = self.chosen_on if "hindsight" in (rule, paired_with) else 0
         return self.correct[rule][first:].astype(float)
 
     def accuracy(self, rule: str) -> float:
         """Share of the sets that the head gets right.
 
-        What was chosen in hindsight has the accuracy of plain softmax on all sets, and what it
-        gains over it on the sets that did not choose.
+        That of "hindsight" is the accuracy of plain softmax on all sets, plus its gain over plain
+        softmax on the sets that did not choose its constant.
         """
         if rule == "hindsight" and "plain" in self.correct:
-            return float(self.scored("plain").mean() + self.gain(rule, "plain")[0])
-        return float(self.scored(rule).mean())
+            return float(self.outcomes("plain").mean() + self.gain(rule, "plain")[0])
+        return float(self.outcomes(rule).mean())
 
     def standard_error(self, rule: str) -> float:
         """Binomial standard error of the accuracy; NaN of a single set."""
-        return standard_error(self.scored(rule))
+        return standard_error(self.outcomes(rule))
 
     def gain(self, rule: str, over: str) -> tuple[float, float]:
         """(difference of accuracy, its standard error), paired set by set."""
-        difference = self.scored(rule, like=over) - self.scored(over, like=rule)
+        difference = self.outcomes(rule, over) - self.outcomes(over, rule)
         return float(difference.mean()), standard_error(difference)
 
 
 def standard_error(samples: np.ndarray) -> float:
-    """Of the mean of samples; NaN of a single one."""
+    """Standard error of the mean of samples; NaN of a single one."""
     return float(samples.std(ddof=1) / np.sqrt(len(samples))) if len(samples) > 1 else np.nan
 
 
@@ -77,50 +80,52 @@ def held_out_sets(size: int) -> int:
     return next((sets for most, sets in HELD_OUT_SETS if size <= most), HELD_OUT_SETS_BEYOND)
 
 
-def evaluate(
+def score_head(
     head: Head,
     sizes: Sequence[int],
     sets: int | None,
     seed: int,
     rules: Mapping[str, ScoredRule],
+    *,
     report: Callable[[Score], None] = lambda score: None,
-    folder: Path | None = None,
     jobs: Jobs = HERE,
 ) -> list[Score]:
     """Scores each rule on the same sets; the head runs once per set.
 
-    Other processes load the head as in `collect`.
-
     Args:
-      head: one whose attention can be scored (`correct`).
+      head: one whose attention can be scored (`correct`); processes load it as in `collect`.
       sizes: set sizes n.
-      sets: how many sets of each size, drawn from the stream "evaluate": no fit has seen them.
+      sets: how many sets of each size, drawn from the stream "evaluate", which no fit has seen.
         None is `held_out_sets`.
       seed: of the data.
-      rules: name -> fit, or another rule of `pipeline.rules`.
+      rules: name -> fit, or another rule of `calibrate.evaluation.baselines`.
       report: called after each size.
-      folder: where scores are kept, so that the same call does no work twice; None keeps none.
-      jobs: where it is done, a set size at a time; the scores do not depend on it.
+      jobs: where it runs, a set size at a time; the scores do not depend on it.
     Returns:
       One Score per size.
     Raises:
-      CalibrateError: a head that breaks the protocol, or kept scores that are damaged.
-      TypeError: a rule that is none.
+      CalibrateError: a head that breaks the protocol.
+      TypeError: a rule of another type.
     Warns:
       UserWarning: a fit that was made for another head.
     """
+    _check_rules(rules)
+    _warn_of_other_heads(head, rules.values())
+    load_head = sent(head)
+    counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
+    tasks = [partial(_score_size, load_head, n, count, seed, rules) for n, count in counts.items()]
+    return run(tasks, jobs, report)
+
+
+def _check_rules(rules: Mapping[str, ScoredRule]) -> None:
     for name, rule in rules.items():
         if not isinstance(rule, ScoredRule):
-            raise TypeError(f"rule {name!r} is {rule!r}; give a fit, or one of pipeline.rules")
+            raise TypeError(
+                f"rule {name!r} is {rule!r}; give a fit, or a rule of "
+                "calibrate.evaluation.baselines"
+            )
         if isinstance(rule, Hindsight) != (name == "hindsight"):
-            raise TypeError(f"rule {name!r} is {rule!r}; Hindsight() is called 'hindsight'")
-    _warn_of_other_heads(head, rules.values())
-    there, place = sent(head), folder and folder.absolute()
-    counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
-    tasks = [
-        partial(_score, there, size, count, seed, rules, place) for size, count in counts.items()
-    ]
-    return run(tasks, jobs, report)
+            raise TypeError(f"rule {name!r} is {rule!r}; Hindsight() must be named 'hindsight'")
 
 
 def _warn_of_other_heads(head: Head, rules: Iterable[ScoredRule]) -> None:
@@ -133,144 +138,124 @@ def _warn_of_other_heads(head: Head, rules: Iterable[ScoredRule]) -> None:
             )
 
 
-def _score(
-    sent_head: Callable[[], Head],
+def _score_size(
+    load_head: Callable[[], Head],
     size: int,
     sets: int,
     seed: int,
     rules: Mapping[str, ScoredRule],
-    folder: Path | None,
 ) -> Score:
-    """The score of one size; what the folder knows already is not computed again."""
-    head = sent_head()
-    path = folder and scores_path(folder / head_folder(head), size, sets, seed)
-    known = read_scores(path, head.fingerprint, sets) if path else {}
-    keys = {name: _key(rule, sets) for name, rule in rules.items()}
-    missing = {keys[name]: rule for name, rule in rules.items() if keys[name] not in known}
-    if missing:
-        known |= _run_head(head, size, sets, seed, missing)
-        if path:
-            add_scores(path, head.fingerprint, sets, known)
-    correct = {name: known[key].correct for name, key in keys.items()}
-    if "hindsight" not in rules:
-        return Score(size, correct)
-    return Score(size, correct, _choosing_sets(sets), known[keys["hindsight"]].beta)
+    """Runs the head over all sets of one size, once, and scores every rule on each."""
+    head = load_head()
+    fits = {name: rule for name, rule in rules.items() if isinstance(rule, Coefficients)}
+    by_size = {name: rule.beta(size) for name, rule in rules.items() if isinstance(rule, LogSize)}
+    kernel_rules = KernelRules.build(list(fits.values()), list(by_size.values()))
+    names = [*fits, *by_size]
+    search = HindsightSearch(sets) if "hindsight" in rules else None
+    correct = np.empty((sets, len(names)), bool)
+    for rows, attended in _held_out(head, size, sets, seed):
+        outcomes = _correct(head, attended, kernel_rules.plus(search.betas() if search else []))
+        correct[rows] = outcomes[:, : len(names)]
+        if search:
+            search.record(rows, outcomes[:, len(names) :])
+    by_name = dict(zip(names, correct.T.copy(), strict=True))
+    if search is None:
+        return Score(size, {name: by_name[name] for name in rules})
+    by_name["hindsight"], beta = search.result()
+    return Score(size, {name: by_name[name] for name in rules}, choosing_sets(sets), beta)
 
 
-def head_folder(head: Head) -> str:
-    """A name for what is kept of a head: two heads of one name stay apart."""
-    digest = hashlib.sha256(head.fingerprint.encode()).hexdigest()
-    return f"{Path(head.name).name}-{digest[:12]}"
+def choosing_sets(sets: int) -> int:
+    """How many of the first sets choose the constant of "hindsight"."""
+    return min(sets // 2, MAX_CHOOSING_SETS)
 
 
-def _key(rule: ScoredRule, sets: int) -> str:
-    """What determines a rule's beta, in words."""
-    if isinstance(rule, Coefficients):
-        return repr((rule.rule, rule.entries))
-    return f"{rule!r} on {_choosing_sets(sets)}" if isinstance(rule, Hindsight) else repr(rule)
-
-
-def _choosing_sets(sets: int) -> int:
-    return min(sets // 2, MOST_CHOOSING_SETS)
-
-
-class _Rules(NamedTuple):
-    """Rules at one set size, as the kernel takes them: fits first, then constants."""
+@dataclass(frozen=True)
+class KernelRules:
+    """Rules at one set size, as `attention_weights` takes them: fits first, then constants."""
 
     guards: tuple[Rule, ...]
     coefficients: np.ndarray  # (fits, 5), zeros ahead of fewer
     domains: np.ndarray  # (fits, 2)
     constants: np.ndarray  # (constants,) beta
 
-    def plus(self, constants: ArrayLike) -> "_Rules":
+    @classmethod
+    def build(cls, fits: Sequence[Coefficients], constants: Sequence[float]) -> "KernelRules":
+        entries = [fit.only for fit in fits]
+        coefficients = np.zeros((len(fits), max(N_COEFFICIENTS.values())), np.float32)
+        for row, entry in zip(coefficients, entries, strict=True):
+            row[-len(entry.coefficients) :] = entry.coefficients
+        return cls(
+            tuple(fit.rule for fit in fits),
+            coefficients,
+            np.array([entry.domain for entry in entries], np.float32).reshape(-1, 2),
+            np.array(constants, np.float32),
+        )
+
+    def plus(self, constants: ArrayLike) -> "KernelRules":
         both = np.concatenate([self.constants, np.asarray(constants, np.float32)])
-        return self._replace(constants=both)
+        return replace(self, constants=both)
+
+    def weights(self, logits: jax.Array) -> jax.Array:
+        """Attention weights under each rule, (count, rules, n)."""
+        return attention_weights(
+            logits, self.coefficients, self.domains, self.constants, guards=self.guards
+        )
 
 
-def _run_head(
-    head: Head, size: int, sets: int, seed: int, rules: Mapping[str, ScoredRule]
-) -> dict[str, Outcome]:
-    """Runs the head over all sets of one size, once, and scores every rule on each."""
-    fits = {key: rule for key, rule in rules.items() if isinstance(rule, Coefficients)}
-    sized = {key: rule for key, rule in rules.items() if isinstance(rule, LogSize)}
-    hindsight = [key for key, rule in rules.items() if isinstance(rule, Hindsight)]
-    search = _Search(sets) if hindsight else None
-    kernel_rules = _as_arrays(list(fits.values()), [rule.beta(size) for rule in sized.values()])
-    n_rules = len(fits) + len(sized)
-    correct = np.empty((sets, n_rules), bool)
-    for rows, attended in _held_out(head, size, sets, seed):
-        right = _correct(head, attended, kernel_rules.plus(search.betas() if search else []))
-        correct[rows] = right[:, :n_rules]
-        if search:
-            search.record(rows, right[:, n_rules:])
-    outcomes = {key: Outcome(correct[:, i]) for i, key in enumerate((*fits, *sized))}
-    return outcomes | {key: search.outcome() for key in hindsight if search}
-
-
-def _as_arrays(fits: list[Coefficients], constants: list[float]) -> _Rules:
-    entries = [fit.only for fit in fits]
-    powers = np.zeros((len(fits), max(N_COEFFICIENTS.values())), np.float32)
-    for row, entry in zip(powers, entries, strict=True):
-        row[-len(entry.coefficients) :] = entry.coefficients
-    return _Rules(
-        tuple(fit.rule for fit in fits),
-        powers,
-        np.array([entry.domain for entry in entries], np.float32).reshape(-1, 2),
-        np.array(constants, np.float32),
-    )
-
-
-class _Search:
-    """Chooses a constant on the first sets, and scores it on the others."""
+class HindsightSearch:
+    """Chooses the best constant on the first sets, and scores it on the others."""
 
     def __init__(self, sets: int):
-        self.trials = Hindsight.trials()
         self.chosen: int | None = None
-        self._choosing = _choosing_sets(sets)
-        self._correct = np.empty((sets, len(self.trials)), bool)
+        self._choosing = choosing_sets(sets)
+        self._correct = np.empty((sets, len(HINDSIGHT_BETAS)), bool)
 
     def betas(self) -> np.ndarray:
-        """What to score on the next sets: every value, and once it is chosen the best."""
-        return self.trials if self.chosen is None else self.trials[[self.chosen]]
+        """The constants to score on the next sets: all, or the best once it is chosen."""
+        return HINDSIGHT_BETAS if self.chosen is None else HINDSIGHT_BETAS[[self.chosen]]
 
-    def record(self, rows: slice, right: np.ndarray) -> None:
+    def record(self, rows: slice, correct: np.ndarray) -> None:
+        """Takes the outcomes of `betas()` on some sets, bool (sets, betas)."""
         if self.chosen is not None:
-            self._correct[rows, self.chosen] = right[:, 0]
+            self._correct[rows, self.chosen] = correct[:, 0]
             return
-        self._correct[rows] = right
+        self._correct[rows] = correct
         if rows.stop >= self._choosing:
             self.chosen = int(self._correct[: self._choosing].sum(axis=0).argmax())
 
-    def outcome(self) -> Outcome:
+    def result(self) -> tuple[np.ndarray, float]:
+        """(bool (sets,), outcomes of the best constant; the constant)."""
         assert self.chosen is not None
-        return Outcome(self._correct[:, self.chosen].copy(), float(self.trials[self.chosen]))
+        return self._correct[:, self.chosen].copy(), float(HINDSIGHT_BETAS[self.chosen])
 
 
 def _held_out(head: Head, size: int, sets: int, seed: int) -> Iterator[tuple[slice, Any]]:
-    """(which sets, what the head made of them), piece by piece."""
+    """(which sets, what the head's `attend` returned) piece by piece."""
     for unit in plan_units(size, sets):
         for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
             yield slice(unit.first + part.start, unit.first + part.stop), attended
 
 
-def _correct(head: Head, attended: Any, rules: _Rules) -> np.ndarray:
+def _correct(head: Head, attended: Any, rules: KernelRules) -> np.ndarray:
     """bool (count, rules): whether the head is right under each rule."""
-    weights = attention_weights(attended.logits, *rules[1:], guards=rules.guards)
+    weights = rules.weights(attended.logits)
     count, n_rules, _ = weights.shape
     if hasattr(head, "correct_each"):
-        right = call(head, "correct_each", attended, weights)
-        return _checked(head, right, (count, n_rules))
+        correct = call(head, "correct_each", attended, weights)
+        return _check_correct(head, correct, (count, n_rules))
     columns = (call(head, "correct", attended, weights[:, i]) for i in range(n_rules))
-    return np.stack([_checked(head, column, (count,)) for column in columns], axis=1)
+    return np.stack([_check_correct(head, column, (count,)) for column in columns], axis=1)
 
 
-def _checked(head: Head, right: Any, shape: tuple[int, ...]) -> np.ndarray:
-    right = np.asarray(right)
-    if right.shape != shape or right.dtype != bool:
+def _check_correct(head: Head, correct: Any, shape: tuple[int, ...]) -> np.ndarray:
+    correct = np.asarray(correct)
+    if correct.shape != shape or correct.dtype != bool:
         raise CalibrateError(
-            f"head {head.name!r}: correct gave {right.dtype}{right.shape}, expected bool {shape}"
+            f"head {head.name!r}: correct gave {correct.dtype}{correct.shape}, "
+            f"expected bool {shape}"
         )
-    return right
+    return correct
 
 
 @partial(jax.jit, static_argnames="guards")
@@ -289,7 +274,7 @@ def attention_weights(
       logits: (count, n), -inf where masked.
       coefficients: (fits, 5), highest power first; zeros ahead of the two of a log-size fit.
       domains: (fits, 2) in nats, or log n.
-      constants: (constants,) beta of rules that do not look at the rows.
+      constants: (constants,) beta of rules that do not depend on the rows.
       guards: one per fit.
     Returns:
       (count, fits + constants, n).

@@ -16,19 +16,16 @@ from calibrate.report.console import print_whole, stdout
 NOTHING = "·"
 _ARRAYS = (
     "accuracy", "error", "gain", "gain_error", "p_plain", "p_paper", "p_own",
-    "headroom", "headroom_low", "headroom_high", "per_head",
+    "headroom", "headroom_low", "headroom_high",
 )  # fmt: skip
-ERRORS_OVER = {False: "over its sets", True: "over the heads"}
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Per rule: accuracy in per cent, its standard error, and p against the two references."""
-    many = len(comparison.heads) > 1
-    who = f"{len(comparison.heads)} heads" if many else comparison.heads[0]
     stdout.print(
-        f"\nAccuracy of {who} in %, ± standard error {ERRORS_OVER[many]}, on sets that no fit has "
-        f"seen;\np-values of a two-sided paired t-test {ERRORS_OVER[many]}, uncorrected; {NOTHING} "
-        "where two rules do not differ\n",
+        f"\nAccuracy of {comparison.head} in %, ± standard error over its sets, which no fit has "
+        f"seen;\np-values of a two-sided paired t-test over its sets, uncorrected; {NOTHING} where "
+        "two rules do not differ\n",
         style="bold",
     )
     table = _table(["n", *(f"{size:,}" for size in comparison.sizes)])
@@ -42,7 +39,7 @@ def print_comparison(comparison: Comparison) -> None:
             if set(cells) != {NOTHING}:
                 table.add_row(name, *cells, style=None if name == label(rule) else "dim")
         table.add_section()
-    table.add_row("sets of each head", *(f"{sets:,}" for sets in comparison.sets), style="dim")
+    table.add_row("sets", *(f"{sets:,}" for sets in comparison.sets), style="dim")
     print_whole(table)
     if np.isfinite(comparison.headroom).any():
         _print_headroom(comparison)
@@ -51,8 +48,7 @@ def print_comparison(comparison: Comparison) -> None:
 def _print_headroom(comparison: Comparison) -> None:
     stdout.print(
         "\nRecovered headroom in %: gain over plain softmax, as a share of what the best of 40\n"
-        "constants gains, chosen in hindsight on other sets; 95 % bootstrap interval (of one head\n"
-        "over its sets, of five or more over heads)\n",
+        "constants gains, chosen in hindsight on other sets; 95 % bootstrap interval over sets\n",
         style="bold",
     )
     table = _table(["n", *(f"{size:,}" for size in comparison.sizes)])
@@ -62,10 +58,8 @@ def _print_headroom(comparison: Comparison) -> None:
         table.add_row(label(rule), *(_percent(x, 0) for x in comparison.headroom[i]))
         ranges = zip(comparison.headroom_low[i], comparison.headroom_high[i], strict=True)
         table.add_row("", *(_range(low, high) for low, high in ranges), style="dim")
-    betas = comparison.hindsight_beta
     table.add_section()
-    table.add_row("hindsight's beta, lowest", *(f"{beta:.1f}" for beta in betas.min(axis=0)))
-    table.add_row("  and highest of a head", *(f"{beta:.1f}" for beta in betas.max(axis=0)))
+    table.add_row("hindsight's beta", *(f"{beta:.1f}" for beta in comparison.hindsight_beta))
     print_whole(table)
 
 
@@ -106,7 +100,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         ]
 
     return {
-        "heads": comparison.heads,
+        "head": comparison.head,
         "sizes": comparison.sizes,
         "sets": comparison.sets,
         "hindsight_chosen_on": comparison.chosen_on,
@@ -122,30 +116,17 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def comparison_of(record: dict[str, Any]) -> Comparison:
-    """The comparison that a record was made of."""
-    return Comparison(
-        heads=record["heads"],
-        sizes=record["sizes"],
-        sets=record["sets"],
-        chosen_on=record["hindsight_chosen_on"],
-        rules=[rule["rule"] for rule in record["rules"]],
-        hindsight_beta=np.array(record["hindsight_beta"], float),
-        **{name: np.array([rule[name] for rule in record["rules"]], float) for name in _ARRAYS},
-    )
-
-
 def comparison_csv(comparison: Comparison) -> str:
-    """One line per rule, head and size."""
+    """One line per rule and size."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["rule", "label", "head", "size", "sets", "accuracy", "standard_error"])
     for i, rule in enumerate(comparison.rules):
-        for j, head in enumerate(comparison.heads):
-            for k, size in enumerate(comparison.sizes):
-                skipped = comparison.chosen_on[k] if rule == "hindsight" else 0
-                sets = comparison.sets[k] - skipped
-                p = comparison.per_head[i, j, k]
-                error = math.sqrt(max(p * (1 - p), 0) / sets)
-                writer.writerow([rule, label(rule), head, size, sets, f"{p:.6f}", f"{error:.6f}"])
+        for k, size in enumerate(comparison.sizes):
+            skipped = comparison.chosen_on[k] if rule == "hindsight" else 0
+            sets = comparison.sets[k] - skipped
+            p = comparison.accuracy[i, k]
+            error = math.sqrt(max(p * (1 - p), 0) / sets)
+            row = [rule, label(rule), comparison.head, size, sets, f"{p:.6f}", f"{error:.6f}"]
+            writer.writerow(row)
     return text.getvalue()
