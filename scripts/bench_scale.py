@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from calibrate.parallel.jobs import Jobs, started
+from calibrate.parallel.jobs import Jobs, with_cluster
 
 WAYS = {
     "1 process": Jobs(),
@@ -79,7 +79,7 @@ def largest() -> float:
 def collected(sets: int, jobs: Jobs, parent: Path) -> tuple[float, float]:
     """Seconds to collect, and MiB."""
     words = ["collect", "--head", "max-retrieval", "--sizes", N_ITEMS, "--sets", sets]
-    with started(jobs) as there:  # workers of a cluster that is there stay warm
+    with with_cluster(jobs) as there:  # workers of a cluster that is there stay warm
         words += ["--dask", there.dask] if there.dask else ["--jobs", there.processes]
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             words = json.dumps(list(map(str, words)))

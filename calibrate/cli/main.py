@@ -237,7 +237,7 @@ def fit(
     from calibrate.files.publishing import check_name
     from calibrate.fitting import fit_collection as fitting
     from calibrate.fitting import rule_fitting
-    from calibrate.parallel.jobs import HERE, Jobs
+    from calibrate.parallel.jobs import ONE_PROCESS, Jobs
     from calibrate.report import per_head_views, tables
 
     check_word(objective, rule_fitting.OBJECTIVES, "--objective")
@@ -249,7 +249,7 @@ def fit(
     options = rule_fitting.Options(objective, rows, weigh, monotone, gate)
     force = "polynomial" if force_polynomial else None
     workers = Jobs(jobs, dask, stall)
-    if paper and (options, force, workers) != (rule_fitting.Options(), None, HERE):
+    if paper and (options, force, workers) != (rule_fitting.Options(), None, ONE_PROCESS):
         raise typer.BadParameter("--paper sets all other choices; give it alone")
     collection = fitting.open_for_fit(run, allow_partial)
     arguments = (collection, name, options, force, workers)

@@ -26,7 +26,7 @@ from calibrate.fitting.per_head import ManyFits
 from calibrate.fitting.solved_rows import heads_apart, solve_collection
 from calibrate.heads import Head, is_built_in, load_head
 from calibrate.heads.logits_files import Arrays
-from calibrate.parallel.jobs import HERE, Jobs
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.console import stderr
 from calibrate.report.diagnose_views import RECORD, save_diagnosis
 from calibrate.report.fit_plots import save_fit_figure
@@ -50,7 +50,7 @@ def runs(name: str) -> Path:
 
 def collect(
     head: Head, sizes: list[int], sets: int, seed: int, folder: Path, max_bytes: int,
-    keep: str = "all", jobs: Jobs = HERE,
+    keep: str = "all", jobs: Jobs = ONE_PROCESS,
 ) -> Collection:  # fmt: skip
     """Collects from a head, with a line per set size."""
     units = [unit for size in sizes for unit in plan_units(size, sets)]
@@ -59,7 +59,7 @@ def collect(
 
 
 def collect_arrays(
-    path: Path, folder: Path | None, max_bytes: int, keep: str = "all", jobs: Jobs = HERE
+    path: Path, folder: Path | None, max_bytes: int, keep: str = "all", jobs: Jobs = ONE_PROCESS
 ) -> Collection:
     """Collects from arrays on disk, with a line per set size."""
     stderr.print(f"reading {path}")
@@ -78,7 +78,7 @@ def _collecting(
     seen: dict[int, list[collecting.Progress]] = {unit.size: [] for unit in units}
     n_units = Counter(unit.size for unit in units)
     items = sum(unit.size * unit.sets for unit in units)
-    with Steps("collecting", len(units), items, at_once=jobs.elsewhere) as steps:
+    with Steps("collecting", len(units), items, at_once=jobs.uses_workers) as steps:
 
         def report(progress: collecting.Progress) -> None:
             size = progress.receipt.size
@@ -119,7 +119,7 @@ def fit_heads(
     """
     groups, n_heads = heads_apart(collection), len(collection.heads)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
-    with Steps("fitting heads", len(groups), n_heads, at_once=jobs.elsewhere) as steps:
+    with Steps("fitting heads", len(groups), n_heads, at_once=jobs.uses_workers) as steps:
         fitted = make(lambda heads: steps.advance(work=heads))
     coefficients, written = _publish(fitted.coefficients, store)
     fitted = fitted._replace(coefficients=coefficients)
@@ -165,10 +165,10 @@ def evaluate(
     sets: int | None,
     seed: int,
     rules: Mapping[str, ScoredRule],
-    jobs: Jobs = HERE,
+    jobs: Jobs = ONE_PROCESS,
 ) -> list[Score]:
     """Scores one head, with a line per set size."""
-    with Steps("scoring", len(sizes), at_once=jobs.elsewhere) as steps:
+    with Steps("scoring", len(sizes), at_once=jobs.uses_workers) as steps:
         return score_head(
             head, sizes, sets, seed, rules, jobs=jobs,
             report=lambda score: steps.advance(

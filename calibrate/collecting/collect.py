@@ -21,7 +21,7 @@ from calibrate.heads.protocol import as_masks, call, refuse_probabilities
 from calibrate.maths.hashing import hashes
 from calibrate.maths.rule import Rule
 from calibrate.maths.shannon_entropy import entropy
-from calibrate.parallel.jobs import HERE, Jobs, run
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 STREAM = "collect"
 KEEP = ("misranked", "all")
@@ -73,7 +73,7 @@ def collect(
     max_bytes: int = 10**9,
     report: Report = no_report,
     keep: str = "all",
-    jobs: Jobs = HERE,
+    jobs: Jobs = ONE_PROCESS,
 ) -> files.Collection:
     """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
@@ -108,7 +108,7 @@ def collect_arrays(
     max_bytes: int = 10**9,
     report: Report = no_report,
     keep: str = "all",
-    jobs: Jobs = HERE,
+    jobs: Jobs = ONE_PROCESS,
 ) -> files.Collection:
     """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
     return collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)

@@ -19,7 +19,7 @@ from calibrate.heads import Head, sent
 from calibrate.heads.protocol import call
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.maths.shannon_entropy import centre, log_size
-from calibrate.parallel.jobs import HERE, Jobs, run
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 STREAM = "evaluate"
 # Default number of sets: (up to this size, so many), and beyond.
@@ -88,7 +88,7 @@ def score_head(
     rules: Mapping[str, ScoredRule],
     *,
     report: Callable[[Score], None] = lambda score: None,
-    jobs: Jobs = HERE,
+    jobs: Jobs = ONE_PROCESS,
 ) -> list[Score]:
     """Scores each rule on the same sets; the head runs once per set.
 

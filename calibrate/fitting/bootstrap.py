@@ -26,7 +26,7 @@ from calibrate.fitting.rule_fitting import (
     usable,
 )
 from calibrate.maths.rule import beta_of
-from calibrate.parallel.jobs import HERE, Jobs, run
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 N_RESAMPLES = 200
 N_CHUNKS = 8  # of resamples: what one job does at a time
@@ -49,7 +49,7 @@ class LearningPoint(NamedTuple):
     log_p: float  # mean, sizes alike, nats
 
 
-def bootstrap(candidate: Candidate, jobs: Jobs = HERE) -> Uncertainty:
+def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
     """Fits to blocks drawn anew, with replacement.
 
     Args:

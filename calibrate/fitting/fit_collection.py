@@ -20,7 +20,7 @@ from calibrate.fitting.rule_fitting import Options, usable
 from calibrate.fitting.solved_rows import Rows, solve_collection
 from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import beta_of, horner
-from calibrate.parallel.jobs import HERE, Jobs, started
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 
 # Two fits say the same when their beta differs by less than this over the domain.
 SAME_BETA = 1e-6
@@ -61,7 +61,7 @@ def fit_collection(
     name: str,
     options: Options | None = None,
     force: str | None = None,
-    jobs: Jobs = HERE,
+    jobs: Jobs = ONE_PROCESS,
 ) -> Fit:
     """Solves a collection, and fits the rule that its head needs.
 
@@ -78,7 +78,7 @@ def fit_collection(
     """
     collection = _of_one_head(collection)
     options = _options(collection, options)
-    with started(jobs) as there:
+    with with_cluster(jobs) as there:
         rows = solve_collection(collection, there)
         choice = choose(rows, options, force)
         quality = _quality(collection, rows, choice, options, there)
@@ -91,7 +91,7 @@ def fit_heads_of_collection(
     name: str,
     options: Options | None = None,
     force: str | None = None,
-    jobs: Jobs = HERE,
+    jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
 ) -> ManyFits:
     """Solves a collection that says which heads its rows are of, and fits each of them.

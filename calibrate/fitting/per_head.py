@@ -16,7 +16,7 @@ from calibrate.fitting.model_selection import LEAST_GAIN, Choice, Gain, HeldOut,
 from calibrate.fitting.rule_fitting import ADVICE, Options
 from calibrate.fitting.solved_rows import Rows, head_in_words, heads_apart, known, solve_heads
 from calibrate.maths.rule import Rule
-from calibrate.parallel.jobs import HERE, Jobs, run
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
 FAMILIES = {"log-size": ("constant", "log-size"), "polynomial": ("constant", "polynomial")}
@@ -71,7 +71,7 @@ def fit_heads(
     collection: Collection,
     options: Options,
     force: str | None = None,
-    jobs: Jobs = HERE,
+    jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
 ) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
     """Solves the rows of each head, and chooses a rule for it; see `choice.choose`.

@@ -11,7 +11,7 @@ from calibrate.files.collection import Collection, Heads, Shard, read_shard
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.rule import Rule
-from calibrate.parallel.jobs import HERE, Jobs, run
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 # Of a group of heads that are solved together; every row takes some 250 bytes then.
 ROWS_AT_ONCE = 1 << 15
@@ -86,7 +86,7 @@ def solve_heads(collection: Collection, heads: Heads | None) -> Rows:
     return join([solve_shard(shard, size) for size, shard in collection.shards(heads)])
 
 
-def solve_collection(collection: Collection, jobs: Jobs = HERE) -> Rows:
+def solve_collection(collection: Collection, jobs: Jobs = ONE_PROCESS) -> Rows:
     """The optimal beta and the likelihood profile of every row.
 
     Args:

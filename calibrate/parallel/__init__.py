@@ -1,1 +1,1 @@
-"""Where independent tasks run: this process, several, or a Dask cluster."""
+"""Where independent tasks run: in this process, in worker processes, or on a Dask cluster."""
