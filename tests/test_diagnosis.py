@@ -29,7 +29,8 @@ from calibrate.files.collection import Collection, open_collection
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
 from calibrate.report import diagnosis_plots
-from calibrate.report.diagnose_views import diagnosis_record
+from calibrate.report.blocks import as_json
+from calibrate.report.diagnosis_record import DiagnosisRecord
 from calibrate.report.plot_style import png
 
 SIZES, PER_SIZE = (16, 64, 256), 150
@@ -201,11 +202,11 @@ def test_one_set_size_has_no_slope():
     assert "per unit of log n" not in head.verdict.reason
 
 
-def test_a_target_that_never_lets_go_has_no_size():
+def test_a_target_that_never_disperses_has_no_size(here):
     z, target = planted(SHARP, 16, np.random.default_rng(0))
     done = diagnose(collected("run", logits=np.where(z == 40, 1e4, z), target=target))
     assert done.heads[0].dispersal is None
-    json.dumps(diagnosis_record(done), allow_nan=False)
+    json.dumps(as_json(DiagnosisRecord(done, here, [])), allow_nan=False)
 
 
 def test_the_largest_size_has_twenty_rows():
@@ -309,7 +310,7 @@ def test_a_head_without_rows_is_counted(collection, here):
     manifest["configuration"]["heads"].append([7, 7])
     Path("run/manifest.json").write_text(json.dumps(manifest))
     assert diagnose(open_collection(Path("run"))).without_rows == [(7, 7)]
-    assert "heads of which no row was kept: 1" in call("run").stdout
+    assert "heads without any kept row: 1" in call("run").stdout
 
 
 def test_the_folder_goes_beside_the_collection(collection, here, monkeypatch):
@@ -425,6 +426,6 @@ def test_heads_without_slope_or_interior_rows_are_drawn(found, tmp_path):
 
 
 def test_thresholds_are_in_the_record(found):
-    said = diagnosis_record(found)["thresholds"]
-    assert said["robust_slope"] == pipeline.ROBUST_SLOPE
-    assert said["min_rows"] == pipeline.MIN_ROWS
+    thresholds = DiagnosisRecord(found, Path("x.json"), []).as_json()["thresholds"]
+    assert thresholds["robust_slope"] == pipeline.ROBUST_SLOPE
+    assert thresholds["min_rows"] == pipeline.MIN_ROWS

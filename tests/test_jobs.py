@@ -8,7 +8,6 @@ import threading
 import time
 import warnings
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -100,22 +99,6 @@ def test_what_a_task_warns_of_is_warned_of_here(jobs, capfd):
     with pytest.warns(UserWarning, match="a shard is damaged"):
         run([partial(warnings.warn, "a shard is damaged"), os.getpid], jobs)
     assert capfd.readouterr().err == ""
-
-
-def span(seconds):
-    begun = time.monotonic()
-    time.sleep(seconds)
-    return begun, time.monotonic(), os.getpid(), os.environ["NPROC"]
-
-
-def test_processes_of_one_thread_even_if_there_is_one(monkeypatch):
-    monkeypatch.setenv("NPROC", "7")
-    spans = sorted(run([partial(span, 0.1)] * 3, Jobs(1, threads=1)))
-    for (_, end, pid, threads), (begun, *_) in pairwise(spans):
-        assert end <= begun
-        assert pid != os.getpid()
-        assert threads == "1"
-    assert run([partial(os.getenv, "NPROC")], TWO) == ["7"]
 
 
 def test_a_collection_is_the_same_bytes_for_any_number_of_jobs(tmp_path):
@@ -247,7 +230,6 @@ def test_workers_are_deaf_to_interrupts_before_they_can_say_so(here, jobs):
 LEAVES = """
 import os, time
 from functools import partial
-from itertools import pairwise
 from calibrate.parallel.jobs import Jobs, run
 run([partial(time.sleep, i) for i in (0, 0, 60, 60)], Jobs(2), lambda result: os._exit(130))
 """

@@ -21,8 +21,10 @@ from calibrate.files.publishing import publish
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths.rule import Rule
 from calibrate.report import fit_plots, score_plots
-from calibrate.report.logits_report import write_logits_report
-from calibrate.report.logits_views import print_scores, scores_record
+from calibrate.report.blocks import as_json
+from calibrate.report.logits_page import write_logits_page
+from calibrate.report.logits_record import LogitsRecord
+from calibrate.report.terminal import show
 from calibrate.report.verdict import verdict_on_logits
 
 
@@ -46,7 +48,7 @@ def table_of(text, title):
     return [[cell for cell in line.split("  ") if cell] for line in body]
 
 
-def test_evaluate_says_it_by_size_and_by_head(logged):
+def test_evaluate_prints_tables_by_size_and_by_head(logged):
     out = call("evaluate", "--logits", "held-out.npz", "--fits", "lines,alike").stdout
     scores = score_logits(
         Arrays(Path("held-out.npz")), {"lines@1": FITS["lines"], "alike@1": FITS["all alike"]}
@@ -62,16 +64,16 @@ def test_evaluate_says_it_by_size_and_by_head(logged):
     assert rows[0][6].strip() == f"{mean:+.4f} ± {error:.4f}"
     mean, error = scores.estimate().of(3, "p")
     (last,) = (
-        row for row in table_of(out, "Mean probability of the target, %") if "all, " in row[0]
+        row for row in table_of(out, "Mean probability of the target, %") if "all sizes" in row[0]
     )
     assert last[7].strip() == f"{100 * mean:.1f} ± {100 * error:.1f}"
     heads = table_of(out, "By head, the largest gain of lines@1 first")[1:4]
     gains = {i: scores.estimate(head=i).of(2, "log_p_gain")[0] for i in (0, 2)}
     best = scores.head_in_words(max(gains, key=gains.__getitem__))
     assert heads[0][0].strip() == best
-    assert [heads[2][0].strip(), heads[2][4].strip()] == ["layer 0, head 3", "as it is"]
+    assert [heads[2][0].strip(), heads[2][4].strip()] == ["layer 0, head 3", "unchanged"]
     assert "of the 2 heads that it has a rule for," in out
-    assert "left as they are: 1." in out
+    assert "; 1 head is unchanged." in out
 
 
 def test_progress_counts_bad_rows_and_the_tables_do_not(logged):
@@ -89,7 +91,7 @@ def test_json_has_every_head_at_every_size(logged):
         call("evaluate", "--logits", "held-out.npz", "--fits", "lines", "--json").stdout
     )
     scores = score_logits(Arrays(Path("held-out.npz")), {"lines@1": FITS["lines"]})
-    assert record == scores_record(scores)
+    assert record == as_json(LogitsRecord(scores))
     assert [rule["heads"] for rule in record["rules"]] == [0, 3, 2]
     (head,) = (x for x in record["heads"] if (x["layer"], x["head"]) == (2, 1))
     for i, size in enumerate(head["sizes"]):
@@ -98,42 +100,53 @@ def test_json_has_every_head_at_every_size(logged):
         assert (found["mean"], found["error"]) == scores.estimate(i, 2).of(2, "log_p_gain")
 
 
+VERDICT = (
+    "own makes the target {} probable: on the 2,000 rows of toy, which it was not made of, the "
+    "target's log-probability {} nats (mean probability 20.0 % to 30.0 %); {}."
+)
+
+
 @pytest.mark.parametrize(
-    ("gains", "said"),
+    ("gains", "named", "more", "moves", "heads"),
     [
-        ((0.5, 0.3), "more probable: on the 2,000 rows of toy, which it was not made of, its "
-         "log-probability rises by 0.4000 ± 0.0032 nats (mean probability 20.0 % to 30.0 %); of "
-         "the 2 heads that it has a rule for, 2 gain measurably, 0 lose, and 0 do neither."),
-        ((-0.5, 0.0), "less probable: on the 2,000 rows of toy, which it was not made of, its "
-         "log-probability falls by 0.2500 ± 0.0060 nats (mean probability 20.0 % to 30.0 %); of "
-         "the 2 heads that it has a rule for, 0 gain measurably, 1 lose, and 1 do neither."),
+        ((0.5, 0.3), 2, "more", "rises by 0.4000 ± 0.0032",
+         "of the 2 heads that it has a rule for, 2 gain measurably, 0 lose, and 0 do neither"),
+        ((-0.5, 0.0), 2, "less", "falls by 0.2500 ± 0.0060",
+         "of the 2 heads that it has a rule for, 0 gain measurably, 1 loses, and 1 does neither"),
+        ((0.5, 0.3), 1, "more", "rises by 0.4000 ± 0.0032",
+         "the only head that it has a rule for gains measurably; 1 head is unchanged"),
+        ((-0.5, 0.0), 1, "less", "falls by 0.2500 ± 0.0060",
+         "the only head that it has a rule for loses measurably; 1 head is unchanged"),
     ],
 )  # fmt: skip
-def test_the_verdict_counts_heads(gains, said):
+def test_the_verdict_counts_heads(gains, named, more, moves, heads):
     plain, own = [-2.0, 0.2, 0.0, 0.0], [[-2.0 + gain, 0.3, gain, 0.1] for gain in gains]
     mean = np.array([[plain, plain, of_head] for of_head in own])
     rows = np.array([1_000, 1_000])
     cells = Moments(rows, rows, rows, mean, mean, np.full(mean.shape, 10.0))
     identity = calibrate.identity()
+    own = identity if named == 2 else replace(identity, entries=(Entry((0.0,) * 5, (0, 1), 0, 0),))
     scores = LogitScores(
-        "toy", "sha256:toy", ["plain", "paper", "own"], [identity] * 3, [(0, 0), (0, 1)], [64],
-        [cells], [],
+        "toy", "sha256:toy", ["plain", "paper", "own"], [identity, identity, own],
+        [(0, 0), (0, 1)], [64], [cells], [],
     )  # fmt: skip
-    assert verdict_on_logits(scores, 2) == f"own makes the target {said}"
+    assert verdict_on_logits(scores, 2) == VERDICT.format(more, moves, heads)
 
 
-def test_it_is_said_how_rows_count(logged):
+def test_the_page_says_how_rows_are_weighted(logged):
     columns = {name: x for name, x in planted().items() if name not in ("layer", "head", "mask")}
     np.savez("alike.npz", **columns)
     np.savez("weighed.npz", **columns, weight=np.arange(360.0))
-    for name, how in (("alike", "count alike."), ("weighed", "count by their weights.")):
+    for name, how in (("alike", "have equal weight."), ("weighed", "are weighted.")):
         call("report", "alike", "--logits", f"{name}.npz", "--out", "r.html")
         words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
-        assert f"Rows of a size {how} Log" in words  # one size: no line of all
-    assert "360 rows of 1 head, which count by their weights; left out" in words
+        assert f"Rows of one size {how} Mean" in words  # one size: no line of all
+    assert "360 rows of 1 head, weighted; left out" in words
     call("report", "alike", "--logits", "held-out.npz", "--out", "r.html")
     words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
-    assert "count alike, and in the last line sizes count alike, but for those of fewer" in words
+    assert (
+        "have equal weight; sizes too, or less weight where they have fewer than 100 rows." in words
+    )
 
 
 def test_a_fit_that_is_named_twice_is_scored_once(logged):
@@ -151,8 +164,8 @@ def test_without_fits_the_paper_is_scored(logged):
 def test_many_heads_are_cut_short(here, capsys):
     columns = planted(rows=10, heads=tuple((i, 0) for i in range(23)))
     np.savez(here / "many.npz", **columns)
-    print_scores(score_logits(Arrays(here / "many.npz"), {"alike": FITS["all alike"]}))
-    assert "and 3 more (--json lists them all)" in capsys.readouterr().out
+    show(LogitsRecord(score_logits(Arrays(here / "many.npz"), {"alike": FITS["all alike"]})))
+    assert "and 3 more (`calibrate evaluate --json` lists them all)" in capsys.readouterr().out
 
 
 def test_rows_of_the_fit_itself_are_no_evidence(logged):
@@ -160,7 +173,7 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
     done = call("evaluate", "--logits", "held-out.npz", "--fits", "lines")
     (warned,) = (line for line in done.stderr.splitlines() if "warning" in line)
     assert "lines@2 was made of these very rows (held-out): they are not held out" in warned
-    assert "rows of held-out, the very rows it was made of, its log-prob" in done.stdout
+    assert "rows of held-out, the very rows it was made of, the target's log-prob" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -185,7 +198,7 @@ def test_refusals(logged, arguments, code, message):
     assert not (logged / "r.html").exists()
 
 
-def test_a_fit_of_arrays_is_told_of_logits(logged):
+def test_a_fit_of_arrays_is_referred_to_logits(logged):
     publish_fits(logged, head="example")
     said = refusal("report", "alike", "--out", "r.html")
     assert "made for head 'example'" in said
@@ -208,9 +221,9 @@ def test_the_page_of_many_heads(page, tmp_path):
     words = " ".join(text.words)
     for part in (
         "softmax for 2 heads, scored on the logits of held-out",
-        "lines@1 makes", "of 3 heads gain measurably", ".layer(i) probs =",
+        "lines@1 makes", "1 of 3 heads gains measurably, 0 lose", ".layer(i) probs =",
         "Logits are (..., heads, queries, items), of layer i",
-        "beta(n) = kappa log n + b, of each head its own", "0.5 log n + 0.2",
+        "beta(n) = kappa log n + b, with coefficients of its own for each head", "0.5 log n + 0.2",
         "By head", "<script>alert(1)</script>", "360 rows of 3 heads; left out: none",
     ):  # fmt: skip
         assert part in words, part
@@ -238,7 +251,7 @@ def test_the_page_of_one_head(logged):
     assert text.tags.count("img") == 3  # no map
 
 
-def test_what_says_nothing_is_no_number(logged):
+def test_undefined_values_are_not_printed_as_nan(logged):
     """A row alone, and heads and sizes none of whose rows has any weight."""
     columns = planted()
     np.savez("row.npz", **{name: x[:1] for name, x in columns.items()})
@@ -271,14 +284,14 @@ def test_the_name_of_a_file_need_not_be_utf8(logged):
     name = os.fsdecode(b"\xff<b>&.npz")
     os.rename("held-out.npz", name)
     fit = calibrate.load("alike")
-    write_logits_report(Path("r.html"), fit, score_logits(Arrays(Path(name)), {"alike@1": fit}))
+    write_logits_page(Path("r.html"), fit, score_logits(Arrays(Path(name)), {"alike@1": fit}))
     assert "logits of ?<b>&" in " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
 
 
 @pytest.mark.parametrize(
     ("whose", "said"),
     [
-        ([(None, None)], "all heads alike"),
+        ([(None, None)], "all heads"),
         ([(2, None)], "layer 2"),
         ([(2, 1)], "layer 2, head 1"),
         ([(0, None), (2, None)], "2 layers"),
@@ -286,7 +299,7 @@ def test_the_name_of_a_file_need_not_be_utf8(logged):
         ([(0, None), (2, 1)], "2 heads and layers"),
     ],
 )
-def test_whom_a_fit_is_for(whose, said, logged):
+def test_the_heads_of_a_fit(whose, said, logged):
     entries = tuple(Entry((0.0, 2.0), (2.0, 5.0), *of) for of in whose)
     publish(Coefficients(Rule.log_size(), entries, name="some"), logged / "fits")
     call("report", "some", "--logits", "held-out.npz", "--out", "r.html")

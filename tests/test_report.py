@@ -16,7 +16,7 @@ from test_comparison import make_score
 import calibrate
 from calibrate.evaluation.comparison import compare
 from calibrate.files.coefficient_file import dumps
-from calibrate.report.head_report import write_report
+from calibrate.report.head_page import write_head_page
 from calibrate.report.verdict import beside_rivals, verdict
 
 SIZES = ["--sizes", "16,256,1024", "--sets", "128"]
@@ -78,7 +78,7 @@ def test_a_hostile_name_stays_text(tmp_path, toy_head):
     fit = replace(fit, path=tmp_path / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
     comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_report(tmp_path / "r.html", fit, toy_head, comparison, 0)
+    write_head_page(tmp_path / "r.html", fit, toy_head, comparison, 0)
     text = Text((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "script" not in text.tags
     assert "<script>alert(1)</script>@1" in text.words
@@ -90,8 +90,8 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
         "report", "runs/a", "--out", "a.html"
     )
     call("fit", "runs/a", "--name", "mine", "--objective", "theta")
-    said = call("report", "runs/a", "--out", "a.html", "--sizes", "256", "--sets", "64").stdout
-    assert "mine@1 is" in " ".join(said.split())
+    output = call("report", "runs/a", "--out", "a.html", "--sizes", "256", "--sets", "64").stdout
+    assert "mine@1 is" in " ".join(output.split())
     words = " ".join(Text((here / "a.html").read_text(encoding="utf-8")).words)
     assert "one constant, fitted" in words  # its rivals, fitted to the same rows
 
@@ -100,7 +100,7 @@ def test_a_log_size_fit_has_a_page_in_words_of_its_own(here, by_size):
     fit = replace(by_size, path=here / "f.json", quality={"residuals": {"beta_r_squared": 0.25}})
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
     comparison = compare("toy", [make_score(16, rules), make_score(2048, rules)])
-    write_report(here / "r.html", fit, ToyHead(noise=3.0), comparison, 0)
+    write_head_page(here / "r.html", fit, ToyHead(noise=3.0), comparison, 0)
     text = Text((here / "r.html").read_text(encoding="utf-8"))
     words = " ".join(text.words)
     for part in (
@@ -124,7 +124,7 @@ def test_a_fit_that_says_little_of_its_rows_has_a_page_too(here, toy_head, make_
     fit = replace(make_fit(), quality={"rows": {"rows": 5}}, path=here / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
     comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_report(here / "r.html", fit, toy_head, comparison, 0)
+    write_head_page(here / "r.html", fit, toy_head, comparison, 0)
     assert "does not say which sets were left out" in (here / "r.html").read_text(encoding="utf-8")
 
 
@@ -135,7 +135,7 @@ def test_a_head_that_never_lets_go_has_a_page_too(here, make_fit):
     fit = replace(make_fit(), path=here / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
     comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_report(here / "r.html", fit, ToyHead(noise=0.0, spoil=sharpen), comparison, 0)
+    write_head_page(here / "r.html", fit, ToyHead(noise=0.0, spoil=sharpen), comparison, 0)
     words = " ".join(Text((here / "r.html").read_text(encoding="utf-8")).words)
     assert "at no size plain softmax gives the target less than half of its attention" in words
     assert "estimated from sets of 64 items: nowhere." in words
@@ -149,7 +149,7 @@ def test_a_masked_head_has_a_page_too(here, make_fit):
     fit = replace(make_fit(), path=here / "f.json")
     rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
     comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_report(here / "r.html", fit, ToyHead(spoil=mask), comparison, 0)
+    write_head_page(here / "r.html", fit, ToyHead(spoil=mask), comparison, 0)
     assert (here / "r.html").exists()
 
 

@@ -66,15 +66,11 @@ def diagnose(
     Example: calibrate diagnose runs/try
     """
     from calibrate.cli import steps
-    from calibrate.report import diagnose_views
+    from calibrate.report.terminal import show
 
     if not 0 < eps < 1:
         raise typer.BadParameter(f"--eps is {eps}; give a coefficient between 0 and 1")
-    diagnosis, record = steps.diagnose(run, out, eps)
-    if as_json:
-        print_json(record)
-    else:
-        diagnose_views.print_diagnosis(diagnosis, record)
+    show(steps.diagnose(run, out, eps), as_json)
 
 
 def evaluate(
@@ -114,7 +110,8 @@ def evaluate(
     from calibrate.evaluation.baselines import fixed_rules, in_order
     from calibrate.evaluation.comparison import compare
     from calibrate.parallel.jobs import Jobs
-    from calibrate.report import comparison_views
+    from calibrate.report.comparison_record import ComparisonRecord
+    from calibrate.report.terminal import show
 
     if logits is not None:
         refuse_beside(context, "--logits", _OF_HEADS)
@@ -127,12 +124,11 @@ def evaluate(
         steps.refuse_heads(fit)
     chosen, rules = steps.load(head), in_order({**fixed_rules(), **more})
     comparison = compare(chosen.name, steps.evaluate(chosen, n, sets, seed, rules, workers))
-    if as_json:
-        print_json(comparison_views.comparison_record(comparison))
-    elif as_csv:
-        print(comparison_views.comparison_csv(comparison), end="")
+    record = ComparisonRecord(comparison)
+    if as_csv:
+        print(record.as_csv(), end="")
     else:
-        comparison_views.print_comparison(comparison)
+        show(record, as_json)
 
 
 # Options of `evaluate` that concern a head which runs, and not logits on disk.
@@ -141,13 +137,10 @@ _OF_HEADS = ("head", "sizes", "sets", "seed", "jobs", "dask", "stall", "as_csv")
 
 def _evaluate_logits(path: Path, fits: str, store: Path | None, as_json: bool) -> None:
     from calibrate.cli import logits_steps, steps
-    from calibrate.report import logits_views
+    from calibrate.report.logits_record import LogitsRecord
+    from calibrate.report.terminal import show
 
-    scores = logits_steps.score(path, steps.load_fits(fits, store))
-    if as_json:
-        print_json(logits_views.scores_record(scores))
-    else:
-        logits_views.print_scores(scores)
+    show(LogitsRecord(logits_steps.score(path, steps.load_fits(fits, store))), as_json)
 
 
 def report(

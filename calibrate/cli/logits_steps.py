@@ -10,8 +10,8 @@ from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.heads.logits_files import Arrays
 from calibrate.report.console import stderr
-from calibrate.report.logits_report import write_logits_report
-from calibrate.report.logits_views import FIRST_FIT
+from calibrate.report.logits_page import write_logits_page
+from calibrate.report.logits_record import FIRST_FIT
 from calibrate.report.verdict import verdict_on_logits
 
 
@@ -36,5 +36,5 @@ def report(path: Path, fit: Coefficients, logits: Path) -> dict[str, str]:
     check_writable(path)
     scores = score(logits, {fit.reference: fit})
     stderr.print(f"drawing the report {path}")
-    write_logits_report(path, fit, scores)
+    write_logits_page(path, fit, scores)
     return {"verdict": verdict_on_logits(scores, FIRST_FIT), "report": str(path)}

@@ -4,7 +4,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from calibrate.cli.progress import Steps
 from calibrate.collecting import collect as collecting
@@ -12,8 +11,8 @@ from calibrate.collecting.work_units import Unit, plan_units
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.evaluation.baselines import ScoredRule, fitted_rules, paper
 from calibrate.evaluation.comparison import compare
-from calibrate.evaluation.diagnosis import Diagnosis, require_all_rows
 from calibrate.evaluation.diagnosis import diagnose as diagnose_collection
+from calibrate.evaluation.diagnosis import require_all_rows
 from calibrate.evaluation.score_head import Score, score_head
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
@@ -28,9 +27,9 @@ from calibrate.heads import Head, is_built_in, load_head
 from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.console import stderr
-from calibrate.report.diagnose_views import RECORD, save_diagnosis
+from calibrate.report.diagnosis_record import RECORD, DiagnosisRecord, save_diagnosis
 from calibrate.report.fit_plots import save_fit_figure
-from calibrate.report.head_report import write_report
+from calibrate.report.head_page import write_head_page
 from calibrate.report.per_head_views import save_gains_figure
 from calibrate.report.verdict import beside_rivals, verdict
 
@@ -193,7 +192,7 @@ def report(
     comparison = compare(head.name, scores)
     said = {"verdict": verdict(comparison, fit.reference), "rivals": beside_rivals(comparison)}
     try:
-        write_report(path, fit, head, comparison, seed)
+        write_head_page(path, fit, head, comparison, seed)
     except CalibrateError as error:
         if needed:
             raise
@@ -202,7 +201,7 @@ def report(
     return {**said, "report": str(path)}
 
 
-def diagnose(run: Path, out: Path | None, eps: float) -> tuple[Diagnosis, dict[str, Any]]:
+def diagnose(run: Path, out: Path | None, eps: float) -> DiagnosisRecord:
     """Diagnoses a collection, and writes the record and the figures into a folder of their own."""
     collection = open_collection(run)
     require_all_rows(collection)
@@ -214,7 +213,7 @@ def diagnose(run: Path, out: Path | None, eps: float) -> tuple[Diagnosis, dict[s
     with Steps(f"measuring the rows of {run}", n_steps) as steps:
         diagnosis = diagnose_collection(collection, eps, steps.advance)
     stderr.print(f"drawing into {folder}")
-    return diagnosis, save_diagnosis(folder, diagnosis)
+    return save_diagnosis(folder, diagnosis)
 
 
 def beside(run: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Blocks of a result: headings, sentences, facts and tables that the terminal prints.
+"""Blocks of a result: headings, sentences, facts, tables, curves and code to be shown.
 
 Each command makes one record, a frozen dataclass with `blocks()`. `as_json` is what --json prints
 of it: its fields, or what its own `as_json()` returns.
@@ -6,10 +6,12 @@ of it: its fields, or what its own `as_json()` returns.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+SHOWN_HEADS = 20  # in a table; --json lists all
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,27 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A sentence, or lines of code."""
+    """A sentence."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines of Python, and what they are for."""
+
+    purpose: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A small line plot; x rises, one point per half character."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    x_label: str
+    y_label: str
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted cells; every row has a cell for each column."""
+    """Formatted cells, of one line or several; every row has a cell for each column."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -43,10 +63,12 @@ class Table:
     note: str = ""  # below the table
     left: Sequence[str] = ()  # columns of text, aligned to the left
     dim: Sequence[int] = ()  # indices of rows that are shown dimmed
+    marked: Sequence[int] = ()  # indices of rows that are shown highlighted
+    bold: Collection[tuple[int, int]] = ()  # (row, column) of cells shown bold
     sections: Sequence[int] = ()  # indices of rows that end a section
 
 
-Block = Heading | Text | Facts | Table
+Block = Heading | Text | Code | Curve | Facts | Table
 
 
 class Record(Protocol):

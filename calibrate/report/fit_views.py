@@ -16,7 +16,7 @@ from calibrate.files.fit_difference import Difference, HeadDifference
 from calibrate.files.store import StoredName, find, names, open_name
 from calibrate.maths.rule import LOG_SIZE, Rule, beta_of
 from calibrate.report.console import stdout
-from calibrate.report.rule_text import guards, items, looked_at, outside, polynomial, span
+from calibrate.report.rule_text import guards, items, outside, polynomial, span, variable
 from calibrate.report.text_plot import draw_curve
 
 PLOT_POINTS = 128  # two per character
@@ -291,7 +291,7 @@ _TOLD = ("rule", "entries", "source", "x-")
 
 
 def _by(coefficients: Coefficients) -> str:
-    return f"{coefficients.reference} sets it by {looked_at(coefficients.rule)}"
+    return f"{coefficients.reference} sets it by {variable(coefficients.rule)}"
 
 
 def _changes_in_words(head: HeadDifference, kind: str) -> list[str]:

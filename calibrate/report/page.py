@@ -1,15 +1,18 @@
-"""What every page is made of: templates that share their look, and figures in the page itself."""
+"""HTML pages: one self-contained file made of blocks and figures by one template."""
 
 import base64
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from calibrate.files.atomic_io import write_atomically
 from calibrate.report import plot_style
-from calibrate.report.comparison_views import NOTHING
+from calibrate.report.blocks import Block
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,37 +21,66 @@ if TYPE_CHECKING:
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
 
 
-class Picture(NamedTuple):
-    """A figure of the page."""
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its caption."""
 
     source: str  # a data: URL
     title: str
     caption: str
-    wide: bool
+    wide: bool = False
 
 
-def write_page(path: Path, template: str, **values: Any) -> None:
-    """Writes what a template of this folder makes of values, whole or not at all.
+@dataclass(frozen=True)
+class Figures:
+    """Figures side by side."""
 
-    Values are text, and no HTML; letters that UTF-8 has not, as a file may have in its name, are
-    written as question marks.
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class Highlights:
+    """The page in a few figures: (figure, what it is)."""
+
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The text and figures of a page, in reading order."""
+
+    title: str
+    subtitle: str
+    verdict: str
+    blocks: Sequence[Block | Figures | Highlights]
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Writes a page, whole or not at all.
+
+    All text is escaped, `code` in backquotes is set as code, and characters that UTF-8 cannot
+    encode, as a file name may have, become question marks.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["thousands"] = lambda value: f"{value:,.0f}"
-    environment.filters["number"] = lambda value: NOTHING if value is None else f"{value:.3g}"
-    html = environment.get_template(template).render(values)
+    environment.filters["prose"] = _prose
+    environment.filters["kind"] = lambda block: type(block).__name__
+    html = environment.get_template("page.html.j2").render(page=page)
     write_atomically(path, html.encode(errors="replace"))
+
+
+def _prose(text: str) -> Markup:
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def draw(plot: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:
     """A picture of what `plot` draws on its first argument, an `ax`."""
-    figure = plot_style.draw(plot, *arguments, size=NARROW)
-    return Picture(encode(figure), title, caption, wide=False)
+    return picture(plot_style.draw(plot, *arguments, size=NARROW), title, caption)
 
 
-def encode(figure: "Figure") -> str:
-    """A figure as a data: URL."""
-    return "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()
+def picture(figure: "Figure", title: str, caption: str, wide: bool = False) -> Picture:
+    """A picture of a figure."""
+    source = "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()
+    return Picture(source, title, caption, wide)

@@ -17,8 +17,8 @@ def polynomial(coefficients: tuple[float, ...]) -> str:
     return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
 
 
-def looked_at(rule: Rule) -> str:
-    """What beta is a function of."""
+def variable(rule: Rule) -> str:
+    """The variable that beta is a function of."""
     return "set size" if rule.kind == LOG_SIZE else "entropy"
 
 

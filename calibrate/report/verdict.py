@@ -1,4 +1,4 @@
-"""The verdict on a fit: how much better, where, and where not; and beside its rivals."""
+"""The verdict on a fit in sentences: where it gains or loses, and how simpler rules compare."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from calibrate.evaluation.baselines import label
 from calibrate.evaluation.comparison import Comparison
 from calibrate.evaluation.score_logits import LogitScores
-from calibrate.report.comparison_views import with_error
+from calibrate.report.number_text import with_error
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
@@ -55,39 +55,41 @@ def beside_rivals(comparison: Comparison) -> str:
     for rule in (rule for rule in RIVALS if rule in comparison.rules):
         i = comparison.rules.index(rule)
         better, worse = _split(comparison.accuracy[i] - own, comparison.p_own[i])
-        for where, found in ((better, ahead), (worse, behind)):
+        for where, rules in ((better, ahead), (worse, behind)):
             if where.any():
-                found.append(f"{label(rule)} ({_ranges(comparison.sizes, where)})")
+                rules.append(f"{label(rule)} ({_ranges(comparison.sizes, where)})")
         if not (better | worse).any():
             level.append(label(rule))
     words = (("better", ahead), ("worse", behind), ("not measurably different", level))
-    said = "; ".join(f"{word}: {_listed(names)}" for word, names in words if names)
-    return f"Of its rivals, {said}."
+    groups = "; ".join(f"{word}: {_listed(names)}" for word, names in words if names)
+    return f"Of its rivals, {groups}."
 
 
 def verdict_on_logits(scores: LogitScores, rule: int) -> str:
-    """One sentence on what a fit does to the target on rows on disk, and of how many heads.
+    """One sentence on how a fit changes the target's probability on rows on disk, and by head.
 
     "Measurably" is more than two standard errors.
     """
-    found, name = scores.estimate(), scores.rules[rule]
-    gain, error = found.of(rule, "log_p_gain")
-    before, after = (100 * found.of(i, "p")[0] for i in (0, rule))
+    estimate, name = scores.estimate(), scores.rules[rule]
+    gain, error = estimate.of(rule, "log_p_gain")
+    before, after = (100 * estimate.of(i, "p")[0] for i in (0, rule))
     way = _way(gain, error)
-    does = ("no measurable difference", "the target more probable", "the target less probable")[way]
-    changes = ("changes", "rises", "falls")[way]
+    effect = (
+        "makes no measurable difference", "makes the target more probable",
+        "makes the target less probable",
+    )[way]  # fmt: skip
+    verb = ("changes", "rises", "falls")[way]
     by = with_error(abs(gain), error, ".4f") if way else with_error(gain, error, "+.4f")
-    seen = "which it was not made of" if scores.held_out(rule) else "the very rows it was made of"
+    origin = "which it was not made of" if scores.held_out(rule) else "the very rows it was made of"
     return (
-        f"{name} makes {does}: on the {found.rows:,} rows of {scores.name}, {seen}, its "
-        f"log-probability {changes} by {by} nats (mean probability {before:.1f} % to "
-        f"{after:.1f} %)"
-        f"{_heads_in_words(scores, rule)}."
+        f"{name} {effect}: on the {estimate.rows:,} rows of {scores.name}, {origin}, the target's "
+        f"log-probability {verb} by {by} nats (mean probability {before:.1f} % to "
+        f"{after:.1f} %){_heads_text(scores, rule)}."
     )
 
 
 def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:
-    """How many of the heads that a fit names do neither, gain, and lose, beyond chance."""
+    """(unchanged, gaining, losing): how many of the heads that a fit has a rule for."""
     ways = [
         _way(*scores.estimate(head=head).of(rule, "log_p_gain"))
         for head in range(len(scores.heads))
@@ -97,18 +99,28 @@ def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:
     return same, up, down
 
 
-def _heads_in_words(scores: LogitScores, rule: int) -> str:
-    """What becomes of the heads that a fit names, and how many it does not; "" of one alone."""
+def _heads_text(scores: LogitScores, rule: int) -> str:
+    """How many heads gain and lose, and how many have no rule; "" of one head alone."""
     if len(scores.heads) == 1:
         return ""
     same, up, down = heads_moved(scores, rule)
-    named = same + up + down
-    left = len(scores.heads) - named
-    others = f"; left as they are: {left:,}" * bool(left)
-    return (
-        f"; of the {named:,} heads that it has a rule for, {up:,} gain measurably, {down:,} "
-        f"lose, and {same:,} do neither{others}"
-    )
+    n_rules = same + up + down
+    others = len(scores.heads) - n_rules
+    if n_rules == 1:
+        moves = "gains" if up else "loses" if down else "does not change"
+        text = f"; the only head that it has a rule for {moves} measurably"
+    else:
+        text = (
+            f"; of the {n_rules:,} heads that it has a rule for, {up:,} {_verb(up, 'gain')} "
+            f"measurably, {down:,} {_verb(down, 'lose')}, and {same:,} {_verb(same, 'do')} neither"
+        )
+    unchanged = f"; {others:,} {'head is' if others == 1 else 'heads are'} unchanged"
+    return text + unchanged * bool(others)
+
+
+def _verb(count: int, verb: str) -> str:
+    """A verb that agrees with a count."""
+    return verb if count != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"
 
 
 def _way(gain: float, error: float) -> int:

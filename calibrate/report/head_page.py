@@ -1,0 +1,281 @@
+"""The page on a fit of one head: its scores, figures, and the sets that it was made of."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.evaluation.baselines import label, paper
+from calibrate.evaluation.comparison import Comparison
+from calibrate.evaluation.examples import (
+    STREAM,
+    Closeup,
+    estimated_dispersal,
+    look_closely,
+    measured_dispersal,
+    misranked_rows,
+    reach,
+    shares,
+)
+from calibrate.files.coefficients import Coefficients
+from calibrate.fitting.model_selection import in_words
+from calibrate.heads import Head
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.report import example_plots, fit_plots, score_plots
+from calibrate.report.blocks import Block, Facts, Heading, Table, Text
+from calibrate.report.comparison_record import ComparisonRecord
+from calibrate.report.fit_views import left_out
+from calibrate.report.number_text import NOTHING
+from calibrate.report.page import Figures, Highlights, Page, Picture, draw, picture, write_page
+from calibrate.report.page_sections import (
+    domain_text,
+    provenance_section,
+    rule_section,
+    usage_section,
+)
+from calibrate.report.rule_text import outside, variable
+from calibrate.report.verdict import beside_rivals, verdict
+
+N_EXAMPLES = 128  # sets of each size, for figures and estimates
+FITTED_RIVALS = (
+    "procedure",
+    "polynomial",
+    "kappa-log-n",
+    "constant",
+)  # they need the collection that the fit is made of
+
+
+def write_head_page(
+    path: Path, fit: Coefficients, head: Head, comparison: Comparison, seed: int
+) -> None:
+    """Writes the page, whole or not at all.
+
+    Args:
+      path: of the page.
+      fit: what was calibrated; one entry.
+      head: what it is for.
+      comparison: of the rules "plain", "paper", "own" (this fit), "hindsight" and others on it.
+      seed: of the example sets.
+    """
+    examples = look_closely(head, comparison.sizes, N_EXAMPLES, seed)
+    scored_on = (
+        f'seed {seed}, stream "evaluate"; example sets: stream "{STREAM}", '
+        f"{N_EXAMPLES} of each size"
+    )
+    blocks = [
+        Text(beside_rivals(comparison)),
+        Highlights(
+            [_largest_gain(comparison), _half_attention(examples), _in_domain(examples, fit)]
+        ),
+        *usage_section(fit),
+        *_accuracy_section(comparison, fit),
+        *_selection_section(fit),
+        Heading("Figures"),
+        Figures([*_pictures(examples, fit, comparison), *_evidence_pictures(fit)]),
+        *rule_section(fit),
+        *_left_out_section(fit),
+        *_sharpness_section(examples),
+        *provenance_section(fit, scored_on),
+    ]
+    subtitle = f"Calibration of adaptive-temperature softmax for the head {head.name}"
+    write_page(path, Page(fit.reference, subtitle, verdict(comparison, fit.reference), blocks))
+
+
+def _largest_gain(comparison: Comparison) -> tuple[str, str]:
+    plain, own = (comparison.accuracy[comparison.rules.index(r)] for r in ("plain", "own"))
+    best = int(np.argmax(own - plain))
+    return (
+        f"{100 * (own - plain)[best]:+.1f} points",
+        f"of accuracy over plain softmax at n = {comparison.sizes[best]:,}, the largest gain "
+        f"({100 * plain[best]:.1f} % to {100 * own[best]:.1f} %)",
+    )
+
+
+def _half_attention(examples: Sequence[Closeup]) -> tuple[str, str]:
+    """The size at which the target loses half of the attention: measured, or else estimated."""
+    measured = measured_dispersal(examples)
+    less = "plain softmax gives the target less than half of its attention"
+    if measured is not None:
+        return f"{measured:,.0f} items", f"from there on {less}, in half of the sets"
+    estimate, longest = estimated_dispersal(examples), max(sets.size for sets in examples)
+    source = f"(estimate from sets of {longest:,})"
+    if not np.isfinite(estimate):
+        return "at no size", f"{less} {source}"
+    return f"{estimate:,.0f} items", f"from there on {less} {source}"
+
+
+def _in_domain(examples: Sequence[Closeup], fit: Coefficients) -> tuple[str, str]:
+    """The share of the sets that are like those that the fit was made of."""
+    by_size = shares(examples, fit)
+    gated, beyond = (
+        round(100 * float(np.mean(share)), 1)
+        for share in zip(*((x.gated, x.below + x.above) for x in by_size), strict=True)
+    )
+    inside = f"{100 - gated - beyond:g} %"
+    if fit.rule.kind == LOG_SIZE:
+        return inside, f"of the sets are of sizes that the fit was made of, {domain_text(fit)}"
+    beta = "clamped at an end of the domain" if fit.rule.outside == "clamp" else "1"
+    return (
+        inside,
+        f"of the sets lie in the domain of the fit; {beyond:g} % lie outside, where beta is "
+        f"{beta}, and for {gated:g} % it is 1, as their entropy is low (mean over the sizes)",
+    )
+
+
+def _accuracy_section(comparison: Comparison, fit: Coefficients) -> Iterable[Block]:
+    yield Heading("Accuracy")
+    yield from ComparisonRecord(comparison, fit.reference).blocks()
+    if not set(FITTED_RIVALS) & set(comparison.rules):
+        rivals = "” and “".join(label(rule) for rule in FITTED_RIVALS)
+        yield Text(
+            f"Left out are “{rivals}”: they are fitted to the collection of this fit, which is not "
+            "in ./runs."
+        )
+
+
+def _selection_section(fit: Coefficients) -> Iterable[Block]:
+    """The kinds of rule that were fitted, as far as the file lists them."""
+    objective = fit.source.get("options", {}).get("objective", "likelihood")
+    unit = "nats" if objective == "likelihood" else f"of {objective}"
+    rows = [
+        (
+            in_words(candidate["kind"]),
+            f"{candidate['log_p']:.4f}",
+            f"{candidate['gain']:+.4f} {unit}",
+            f"{candidate['low']:+.4f} to {candidate['high']:+.4f}",
+        )
+        for candidate in fit.quality.get("candidates", [])
+        if candidate.keys() >= {"kind", "log_p", "gain", "low", "high"}
+    ]
+    if rows:
+        yield Heading("Which kind of rule")
+        yield Text(f"{fit.quality.get('verdict', '')}.")
+        columns = ("rule", "log p of the target (nats)", "gain over plain softmax", "95 % interval")
+        yield Table(columns, rows, "On held-out rows (five folds), equal weight per set size")
+
+
+def _pictures(
+    examples: Sequence[Closeup], fit: Coefficients, comparison: Comparison
+) -> list[Picture]:
+    fits = {"plain softmax": None, "the paper's numbers": paper(), fit.reference: fit}
+    heatmap = picture(
+        example_plots.heatmap_figure(examples, [None, fit]),
+        "Coefficients, without and with the fit",
+        f"{example_plots.N_SETS} sets (rows) and their 16 largest keys (columns), the target "
+        "rightmost. A head that retrieves puts all its weight there.",
+        wide=True,
+    )
+    return [
+        draw(score_plots.plot_accuracy, comparison, fit.reference,
+             title="Accuracy against set size",
+             caption="The share of sets that the head gets right; bands of two standard errors "
+             "around plain softmax and this fit."),
+        draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
+             caption="Accuracy less that of plain softmax on the same sets."),
+        *_rule_picture(examples, fit),
+        draw(example_plots.plot_beta_applied, examples, fit, title="Beta applied",
+             caption="The inverse temperature that this fit gives to sets of each size (dots are "
+             f"spread a little for legibility). Outside the domain: {outside(fit.rule)}."),
+        draw(example_plots.plot_shares, examples, fit, title="Sets in the domain of the fit",
+             caption="Sets outside the domain are unlike those that the fit was made of"
+             + (": the line is extrapolated." if fit.rule.kind == LOG_SIZE else
+                "; at or below the gate, beta is 1.")),
+        draw(example_plots.plot_entropy_by_size, examples, fits, title="Entropy against set size",
+             caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
+             "plain curve; the adapted curves should stay below it."),
+        heatmap,
+    ]  # fmt: skip
+
+
+def _rule_picture(examples: Sequence[Closeup], fit: Coefficients) -> list[Picture]:
+    """The fit among misranked sets; nothing if there are none."""
+    rows = misranked_rows(examples)
+    if not len(rows.interior().beta):
+        return []
+    explained = fit.quality.get("residuals", {}).get("beta_r_squared")
+    share = "" if explained is None else (
+        f" On the rows of the fit, {variable(fit.rule)} explains "
+        f"{100 * max(explained, 0):.0f} % of the variance of the optimal beta."
+    )  # fmt: skip
+    caption = (
+        f"Each dot is a misranked set, of {N_EXAMPLES} example sets of each size, at the "
+        f"temperature that is best for its target. Sets of one {variable(fit.rule)} need very "
+        f"different temperatures; the curve is a compromise between them.{share}"
+    )
+    title = "The line" if fit.rule.kind == LOG_SIZE else "The polynomial"
+    return [draw(fit_plots.plot_fit, rows, fit, paper(), title=title, caption=caption)]
+
+
+def _evidence_pictures(fit: Coefficients) -> list[Picture]:
+    """The evidence for the fit, as far as the file holds it."""
+    evidence = {
+        "held_out": (
+            fit_plots.plot_held_out,
+            "Gain in log-probability, held out",
+            "How much more probable the fit makes the target, by set size, on rows that its folds "
+            "left out; bars of two standard errors. Plain softmax is 0.",
+        ),
+        "band": (
+            fit_plots.plot_band,
+            "How certain the curve is",
+            "The fit, and the band that holds 95 % of the fits to resampled rows.",
+        ),
+        "learning_curve": (
+            fit_plots.plot_learning_curve,
+            "Would more rows help?",
+            "The held-out score of fits to a share of the rows (mean of five folds). Where the "
+            "curve is level, more rows of this kind gain nothing.",
+        ),
+    }
+    return [
+        draw(plot, fit, title=title, caption=caption)
+        for key, (plot, title, caption) in evidence.items()
+        if fit.quality.get(key)
+    ]
+
+
+def _left_out_section(fit: Coefficients) -> Iterable[Block]:
+    rows = fit.quality.get("rows", {})
+    reasons = left_out(rows)
+    used = rows.get("used", rows.get("interior"))
+    yield Heading("Which sets made the fit")
+    if reasons:
+        yield Text(f"{used:,} of {rows['rows']:,} sets. The others:")
+        yield Facts([(f"{count:,}", reason) for count, reason in reasons])
+    elif used is not None and used == rows.get("rows"):
+        yield Text(f"All {used:,} sets: none was left out.")
+    else:
+        yield Text("The file does not say which sets were left out.")
+
+
+def _sharpness_section(examples: Sequence[Closeup]) -> Iterable[Block | Figures]:
+    """Bounds and measurements of the coefficients, and where the target loses half of them."""
+    measured, longest = measured_dispersal(examples), max(sets.size for sets in examples)
+    seen = "not within these sizes" if measured is None else f"about {measured:,.0f} items"
+    estimate = estimated_dispersal(examples)
+    at = f"n* = {estimate:,.0f}" if np.isfinite(estimate) else "nowhere"
+    yield Heading("How sharp this head can be")
+    yield Figures([
+        draw(example_plots.plot_reach, examples, title="Where the target loses half its attention",
+             caption="The coefficient of the target under plain softmax, the estimate "
+             "1 / (1 + (n - 1) m) from the longest sets, and the bound of Lemma 2.1, which holds "
+             "but is loose at these sizes.")
+    ])  # fmt: skip
+    yield Text(
+        "Where the target's coefficient under plain softmax falls below one half (median of "
+        f"{N_EXAMPLES} sets of each size): measured: {seen}; estimated from sets of {longest:,} "
+        f"items: {at}. Proposition 3.1 bounds the spread of the logits by the head's weights, and "
+        "Lemma 2.1 every coefficient by the spread: both hold, and both are loose."
+    )
+    columns = ("n", "spread", "its bound (3.1)", "highest coefficient", "its bound (2.1)",
+               "target, median")  # fmt: skip
+    rows = [
+        (f"{row.size:,}", *map(_number, (row.spread, row.spread_bound, row.highest,
+                                         row.highest_bound, row.target)))
+        for row in reach(examples)
+    ]  # fmt: skip
+    yield Table(columns, rows, "Spread of the logits and largest coefficients, by set size")
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3g}"
