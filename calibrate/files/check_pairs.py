@@ -1,10 +1,10 @@
-"""Check pairs: do the coefficients still give the polynomial that was fitted?"""
+"""Check pairs: points that a file's coefficients must reproduce, and why they do not."""
 
 from decimal import Decimal
 from fractions import Fraction
 
 from calibrate.files.coefficients import Entry
-from calibrate.files.strict_json import Where, refuse, refuse_state
+from calibrate.files.strict_json import Refusal, Where, refuse
 from calibrate.maths.rule import horner
 
 TOLERANCE = 1e-9  # of the largest |p| among the pairs
@@ -12,7 +12,7 @@ TOLERANCE = 1e-9  # of the largest |p| among the pairs
 Pairs = tuple[tuple[float, float], ...]
 
 
-def verify(entry: Entry, where: Where) -> None:
+def check_polynomial(entry: Entry, where: Where) -> None:
     """As many points of the domain as coefficients determine a polynomial: it must meet them.
 
     Args:
@@ -24,18 +24,17 @@ def verify(entry: Entry, where: Where) -> None:
     lo, hi = entry.domain
     points = [x for x, _ in entry.check]
     if len(set(points)) < len(entry.coefficients) or min(points) < lo or max(points) > hi:
-        refuse_state(
-            (*where, "check"), f"at the points {points}",
-            f"give {len(entry.coefficients)} distinct ones of the domain [{lo}, {hi}]",
-        )  # fmt: skip
+        remedy = f"give {len(entry.coefficients)} distinct ones of the domain [{lo}, {hi}]"
+        raise Refusal((*where, "check"), f"at the points {points}", remedy)
     if _miss(entry.coefficients, entry.check):
         misses = [abs(horner(x, entry.coefficients) - p) for x, p in entry.check]
         worst = max(range(len(misses)), key=misses.__getitem__)
         x, expected = entry.check[worst]
         refuse(
-            (*where, "coefficients"), list(entry.coefficients),
+            list(entry.coefficients),
             f"they give p({x:.6g}) = {horner(x, entry.coefficients):.9g} where check[{worst}] "
             f"has {expected:.9g}: {_what_happened(entry)}",
+            (*where, "coefficients"),
         )  # fmt: skip
 
 

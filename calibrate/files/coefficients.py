@@ -90,9 +90,10 @@ class Coefficients:
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
 
-    def __post_init__(self):
-        low, least, most, outside, kind = self.rule
-        rule = Rule(float(low), float(least), float(most), outside, kind)
+    def __post_init__(self) -> None:
+        given = self.rule
+        guards = (float(given.min_entropy), float(given.min_beta), float(given.max_beta))
+        rule = Rule(*guards, given.outside, given.kind)
         object.__setattr__(self, "rule", rule)
         self._check_kind()
         if rule.outside not in ("clamp", "identity"):

@@ -13,25 +13,22 @@ from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.atomic_io import read_file, write_atomically
-from calibrate.files.coefficient_file import MAX_VERSION
-from calibrate.files.metadata import check_digest, check_time
-from calibrate.files.strict_json import (
-    check_integer,
-    check_keys,
-    check_pattern,
-    check_word,
-    parse,
-)
+from calibrate.files.coefficient_schema import DIGEST, TIME, VERSION
+from calibrate.files.json_shapes import Object, Pattern, Word, read_field
+from calibrate.files.strict_json import parse
 
 LOG = "log.jsonl"
 MAX_BYTES = 1 << 20
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
 
-_FIELDS = {
-    "publish": ("at", "event", "version", "id"),
-    "alias": ("at", "event", "version", "alias"),
-    "yank": ("at", "event", "version"),
-    "unyank": ("at", "event", "version"),
+_EVENTS = {
+    event: Object({"event": Word((event,)), "at": TIME, "version": VERSION, **fields}, True)
+    for event, fields in {
+        "publish": {"id": DIGEST},
+        "alias": {"alias": Pattern(ALIAS_PATTERN, "give an alias")},
+        "yank": {},
+        "unyank": {},
+    }.items()
 }
 
 
@@ -79,16 +76,8 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _check_event(event: Any) -> dict[str, Any]:
-    check_keys(event, (), ("event",), optional=event)
-    check_word(event["event"], ("event",), tuple(_FIELDS))
-    check_keys(event, (), _FIELDS[event["event"]])
-    check_time(event["at"], ("at",))
-    check_integer(event["version"], ("version",), 1, MAX_VERSION)
-    if "id" in event:
-        check_digest(event["id"], ("id",))
-    if "alias" in event:
-        check_pattern(event["alias"], ("alias",), ALIAS_PATTERN, "give an alias")
-    return event
+    kind = read_field(event, "event", Word(tuple(_EVENTS)))
+    return _EVENTS[kind](event)
 
 
 def _apply(history: History, event: dict[str, Any]) -> None:

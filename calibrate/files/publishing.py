@@ -12,7 +12,8 @@ from pathlib import Path
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.atomic_io import locked, remove_leftovers, write_atomically
-from calibrate.files.coefficient_file import NAME_PATTERN, NAME_REMEDY, digest, dumps, loads
+from calibrate.files.coefficient_file import digest, dumps, loads
+from calibrate.files.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.event_log import ALIAS_PATTERN, append_event
 from calibrate.files.store import VERSION_PATTERN, StoredName, find, open_name, stores

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficient_file import NAME_PATTERN, digest, read
+from calibrate.files.coefficient_file import digest, read
+from calibrate.files.coefficient_schema import NAME_PATTERN
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.event_log import ALIAS_PATTERN, LOG, History, read_history
 

@@ -1,0 +1,176 @@
+"""The coefficient file, field by field: what the loader checks and what the JSON Schemas say.
+
+`schemas` holds the JSON Schema of each minor version for other readers, written from the shapes
+here by scripts/write_schemas.py. A new field or kind of rule is one edit in this module.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from calibrate.files.coefficients import SCHEMA_VERSION
+from calibrate.files.json_shapes import (
+    NUMBER,
+    TEXT,
+    Integer,
+    List,
+    Map,
+    Number,
+    Numbers,
+    Object,
+    Pattern,
+    Scalar,
+    Shape,
+    Time,
+    Word,
+)
+from calibrate.maths.rule import ENTROPY_POLYNOMIAL, LOG_SIZE, N_COEFFICIENTS
+
+NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
+MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NAME_REMEDY = (
+    "use lower-case letters, digits, '.', '_' and '-', at most 64, the first a letter or digit"
+)
+
+COUNT = Integer(0, 2**63 - 1)
+DIGEST = Pattern(re.compile("sha256:[0-9a-f]{64}"), 'give "sha256:" and 64 hexadecimal digits')
+TIME = Time()
+VERSION = Integer(1, 999_999_999)
+
+FORMAT = Word(("calibrate.fit",), 'give a coefficient file, which has "calibrate.fit"')
+VERSION_OF_SCHEMA = Pattern(
+    re.compile(r"1\.(0|[1-9][0-9]{0,8})"),
+    "this calibrate reads 1.x: upgrade it if the file is newer, fit again if it is 0.x",
+)
+
+
+@dataclass(frozen=True)
+class RuleKind:
+    """What `rule` holds in files of one kind of rule, beside its `kind`."""
+
+    minor: int  # of the first schema that has it
+    words: Mapping[str, str]  # fields with one value
+    guards: Mapping[str, Shape]  # fields of Rule; Coefficients checks their range
+
+
+_BOUNDS = {
+    "min_beta": Number({"exclusiveMinimum": 0}),
+    "max_beta": Number({"exclusiveMinimum": 0, "description": "not below min_beta"}),
+}
+RULE_KINDS = {
+    ENTROPY_POLYNOMIAL: RuleKind(
+        minor=0,
+        words={"quantity": "beta", "order": "descending", "entropy_unit": "nats"},
+        guards={
+            "min_entropy": Number({"minimum": 0, "description": "nats; at or below it beta is 1"}),
+            **_BOUNDS,
+            "outside": Word(("clamp", "identity")),
+        },
+    ),
+    LOG_SIZE: RuleKind(
+        minor=1,
+        words={"quantity": "beta", "order": "descending", "size_unit": "log items"},
+        guards=_BOUNDS,
+    ),
+}
+
+KIND = Word(
+    tuple(RULE_KINDS),
+    f"this calibrate reads {' and '.join(map(json.dumps, RULE_KINDS))}: upgrade it, or fit again",
+)
+
+
+@cache
+def document_shape(minor: int, kind: str, newer: bool = False) -> Object:
+    """The whole file of a kind of rule, by schema 1.`minor`.
+
+    Args:
+      newer: the file has a later minor version, whose unknown fields are let through: never in
+        rule, entries or source, which determine beta and the digest.
+    """
+    others = "" if newer else None
+    fields: dict[str, Shape] = {
+        "format": FORMAT,
+        "schema_version": VERSION_OF_SCHEMA,
+        "name": Pattern(NAME_PATTERN, NAME_REMEDY),
+        "version": VERSION,
+        "id": DIGEST,
+        "rule": _rule_shape(kind),
+        "entries": List(_entry_shape(N_COEFFICIENTS[kind]), schema={"minItems": 1}),
+        "quality": _quality_shape(minor, N_COEFFICIENTS[kind], others),
+        "source": _SOURCE,
+        "provenance": Object({"created": TIME, "versions": Map(TEXT)}, others=others),
+    }
+    return Object(fields, required=True, others="" if newer else "x-")
+
+
+def _rule_shape(kind: str) -> Object:
+    words: dict[str, Shape] = {
+        name: Word((word,), f'this calibrate reads "{word}", and exchanging the word converts '
+                   "no numbers: fit again")
+        for name, word in {"kind": kind, **RULE_KINDS[kind].words}.items()
+    }  # fmt: skip
+    return Object({**words, **RULE_KINDS[kind].guards}, required=True)
+
+
+def _entry_shape(count: int) -> Object:
+    """One head's polynomial of so many coefficients."""
+    index = Integer(0, MAX_INDEX, null=True)
+    fields: dict[str, Shape] = {
+        "layer": index,
+        "head": index,
+        "coefficients": Numbers(count),
+        "domain": Numbers(2, {"minimum": 0, "maximum": 64}),
+        "check": List(Numbers(2), exact=count, items="pairs [x, p(x)]"),
+    }
+    return Object(fields, required=True)
+
+
+# What the fit was made from. Part of the id, and so the same in every minor version.
+_SOURCE = Object(
+    {
+        "head": TEXT,
+        "fingerprint": TEXT,
+        "collection": DIGEST,
+        "seed": Integer(0, 2**64 - 1),
+        "options": Map(Scalar()),
+        "citation": TEXT,
+    }
+)
+
+_ROW_COUNTS = (
+    "rows", "misranked", "ties", "nan", "inf", "masked_target", "kept", "sharp", "flat",
+    "interior", "unsolved",
+)  # fmt: skip
+
+
+def _quality_shape(minor: int, count: int, others: str | None) -> Object:
+    """How good the fit is."""
+
+    def numbers(names: Iterable[str], counts: Iterable[str] = (), **fields: Shape) -> Object:
+        shapes: dict[str, Shape] = {
+            **dict.fromkeys(counts, COUNT),
+            **fields,
+            **dict.fromkeys(names, NUMBER),
+        }
+        return Object(shapes, others=others)
+
+    fields: dict[str, Shape] = {
+        "rows": numbers((), _ROW_COUNTS + (("gated", "used") if minor else ())),
+        "residuals": numbers(("beta_rms", "beta_r_squared", "theta_rms")),
+        "standard_errors": List(Numbers(count)),
+        "held_out": List(numbers(("before", "after", "error"), ("size", "rows"))),
+        "verdict": TEXT,
+    }
+    if minor:
+        fields |= {
+            "candidates": List(numbers(("log_p", "gain", "low", "high"), kind=TEXT), most=16),
+            "learning_curve": List(numbers(("log_p",), ("rows",)), most=64),
+            "band": List(Numbers(3), most=512),
+            "condition": NUMBER,
+        }
+    return Object(fields, others=others)

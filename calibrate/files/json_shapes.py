@@ -1,0 +1,228 @@
+"""Shapes of JSON values: what a field may hold.
+
+A shape is called with a value and returns it in its one canonical spelling (64 in place of a float
+is 64.0, and 3.0 in place of an integer is 3), or raises Refusal, with the path from there.
+`schema` holds keywords of JSON Schema for what is checked where the value is used;
+scripts/write_schemas.py makes the schema of a whole shape.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from calibrate.files.strict_json import Refusal, check_free, refuse
+
+Shape = Callable[[Any], Any]
+Keywords = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Integer:
+    """A whole number within bounds, or null where that is allowed."""
+
+    lowest: int
+    highest: int
+    null: bool = False
+
+    def __call__(self, value: Any) -> int | None:
+        if value is None and self.null:
+            return None
+        number = int(value) if type(value) is float and value.is_integer() else value
+        if type(number) is not int or not self.lowest <= number <= self.highest:
+            refuse(value, f"give an integer from {self.lowest} to {self.highest}")
+        return number
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number."""
+
+    schema: Keywords = field(default_factory=dict)
+
+    def __call__(self, value: Any) -> float:
+        if type(value) is int:
+            try:
+                return float(value)
+            except OverflowError:
+                refuse(value, "give a number within float64")
+        if type(value) is not float:
+            refuse(value, "give a number")
+        if value - value != 0:  # inf - inf is NaN
+            raise Refusal((), "beyond float64", "give a finite number")
+        return value
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A list of so many finite numbers."""
+
+    count: int
+    schema: Keywords = field(default_factory=dict)  # of each
+
+    def __call__(self, value: Any) -> list[float]:
+        if type(value) is not list or len(value) != self.count:
+            refuse(value, f"give a list of {self.count} numbers")
+        for number in value:
+            if type(number) is not float or number - number != 0:
+                return LIST_OF_NUMBERS(value)
+        return value
+
+
+@dataclass(frozen=True)
+class Text:
+    """One printable line: it will appear in terminals."""
+
+    longest: int = 1000
+
+    def __call__(self, value: Any) -> str:
+        if type(value) is not str or not value.isprintable() or not 0 < len(value) <= self.longest:
+            refuse(value, f"give one line of 1 to {self.longest} printable characters")
+        return value
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Text that a pattern describes from end to end."""
+
+    pattern: re.Pattern[str]
+    remedy: str
+
+    def __call__(self, value: Any) -> str:
+        if type(value) is not str or not self.pattern.fullmatch(value):
+            refuse(value, self.remedy)
+        return value
+
+
+@dataclass(frozen=True)
+class Time(Pattern):
+    """A moment in UTC."""
+
+    pattern: re.Pattern[str] = re.compile(
+        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00"
+    )
+    remedy: str = "write UTC as 2026-01-31T12:00:00+00:00"
+
+    def __call__(self, value: Any) -> str:
+        super().__call__(value)
+        try:
+            datetime.fromisoformat(value)
+        except ValueError:
+            refuse(value, self.remedy)
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Word:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+    remedy: str = ""
+
+    def __call__(self, value: Any) -> str:
+        if type(value) is not str or value not in self.words:
+            choices = " or ".join(f'"{word}"' for word in self.words)
+            refuse(value, self.remedy or f"write {choices}")
+        return value
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A text, a number, true, false or null; integers of 64 bits are not made floats."""
+
+    def __call__(self, value: Any) -> Any:
+        kind = type(value)
+        if value is None or kind is bool or (kind is int and -(2**63) <= value < 2**64):
+            return value
+        if kind is str:
+            return TEXT(value)
+        if kind is int or kind is float:
+            return NUMBER(value)
+        return refuse(value, "give a text, a number, true, false or null")
+
+
+@dataclass(frozen=True)
+class List:
+    """A list of values of one shape, at most or exactly so many."""
+
+    item: Shape
+    most: int | None = None
+    exact: int | None = None
+    items: str = "items"  # what they are called
+    schema: Keywords = field(default_factory=dict)
+
+    def __call__(self, value: Any) -> list[Any]:
+        if type(value) is not list or len(value) != (self.exact or len(value)):
+            refuse(value, f"give a list of {self.exact} {self.items}".replace("None ", ""))
+        if self.most is not None and len(value) > self.most:
+            refuse(value, f"give at most {self.most}")
+        i, item_shape = 0, self.item
+        try:
+            for i, item in enumerate(value):
+                value[i] = item_shape(item)
+        except Refusal as refusal:
+            raise refusal.within(i) from None
+        return value
+
+
+@dataclass(frozen=True)
+class Map:
+    """An object whose field names are free texts."""
+
+    item: Shape
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        require_fields(value, ())
+        for name in value:
+            TEXT(name)
+        return Object(dict.fromkeys(value, self.item))(value)
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object with named fields, which are all required or all optional."""
+
+    fields: Mapping[str, Shape]
+    required: bool = False
+    others: str | None = None  # beginning of other names, whose values are free; None: refused
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        require_fields(value, self.fields if self.required else ())
+        members: dict[str, Any] = value
+        name, shapes = "", self.fields
+        try:
+            for name, item in members.items():
+                if name in shapes:
+                    members[name] = shapes[name](item)
+                elif self.others is not None and name.startswith(self.others):
+                    check_free(item)
+                else:
+                    remedy = "remove it, or upgrade calibrate if the file is newer"
+                    raise Refusal((), "not a known field", remedy)
+        except Refusal as refusal:
+            raise refusal.within(name) from None
+        return members
+
+
+def require_fields(value: Any, names: Iterable[str]) -> None:
+    """Raises Refusal unless the value is an object with these fields."""
+    if type(value) is not dict:
+        refuse(value, "give an object")
+    for name in names:
+        if name not in value:
+            raise Refusal((name,), "absent", "this field is required")
+
+
+def read_field(value: Any, name: str, shape: Shape) -> Any:
+    """One field of an object that may have others."""
+    require_fields(value, (name,))
+    try:
+        return shape(value[name])
+    except Refusal as refusal:
+        raise refusal.within(name) from None
+
+
+NUMBER = Number()
+LIST_OF_NUMBERS = List(NUMBER)
+TEXT = Text()
