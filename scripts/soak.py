@@ -68,7 +68,8 @@ class Disk:
 
 def work(job: str, folder: Path, disk: Disk) -> None:
     """Does one job in this process, in small steps."""
-    from calibrate.cli import main, steps  # noqa: F401  what takes long to load
+    # What takes long to load.
+    from calibrate.cli import collect_steps, fit_steps, main, report_steps  # noqa: F401
     from calibrate.collecting import work_units
     from calibrate.files import atomic_io
     from calibrate.heads import training

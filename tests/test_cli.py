@@ -50,7 +50,7 @@ def test_the_main_job(here):
     assert "quickstart@1 is right more often than plain softmax at n =" in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
     again = call("run", *SMALL)
-    assert "runs/quickstart is complete already" in again.stderr
+    assert "runs/quickstart is already complete" in again.stderr
     assert "no new version is written" in again.stderr
     assert "quickstart@1" in again.stdout
     record = json.loads(call("run", *SMALL, "--json").stdout)
@@ -69,7 +69,7 @@ def test_collect_then_fit_then_load(here):
         "beta(H)",
         "domain",
         "held out (five folds)",
-        "the polynomial gains",
+        "the polynomial",
         "more rows",
     ):
         assert words in out
@@ -87,26 +87,42 @@ def test_collect_then_fit_then_load(here):
         (["collect", "--head", "nope", "--out", "r"], 1, "no head is named 'nope'; use one of"),
         (["collect", "--head", "no.npz", "--out", "r"], 1, "no.npz does not exist"),
         (["collect", "--sizes", "4..2", "--out", "r"], 2, "not within 2..1048576"),
-        (["collect", "--sizes", "16,x", "--out", "r"], 2, "'x' is no size; write 16..16384"),
+        (["collect", "--sizes", "16,x", "--out", "r"], 2, "'x' is not a set size; write 16..16384"),
         (["collect", "--sizes", "1", "--out", "r"], 2, "not within 2..1048576"),
         (["collect", "--sets", "0", "--out", "r"], 2, "--sets"),
-        (["collect", "--max-bytes", "lots", "--out", "r"], 2, "no number of bytes"),
+        (["collect", "--max-bytes", "lots", "--out", "r"], 2, "'lots' is an invalid size; write"),
         (["collect", "--max-bytes", "1kB", "--out", "r"], 1, "give at least"),
-        (["collect", "--max-bytes", "1e999", "--out", "r"], 2, "no number of bytes"),
-        (["collect", "--sizes", "9" * 5_000, "--out", "r"], 2, "is no size"),
+        (["collect", "--max-bytes", "1e999", "--out", "r"], 2, "'1e999' is an invalid size; write"),
+        (["collect", "--sizes", "9" * 5_000, "--out", "r"], 2, "is not a set size"),
         (["collect", "--head", "[/x]", "--out", "r"], 1, "no head is named '[/x]'"),
         (["fit", "runs/[/b]", "--name", "x"], 1, "runs/[/b] holds no collection"),
-        (["fit", "nowhere", "--name", "x", "--figure", "."], 2, "no .png file in a folder"),
+        (
+            ["fit", "nowhere", "--name", "x", "--figure", "."],
+            2,
+            "'.' is not a .png file in an existing folder",
+        ),
         (["collect", "--logits", "no.npz"], 1, "no.npz does not exist; check the path"),
         (["verify", "nowhere"], 1, "nowhere holds no collection"),
         (["fit", "nowhere", "--name", "x"], 1, "nowhere holds no collection"),
-        (["fit", "nowhere", "--name", "x", "--rows", "few"], 2, "--rows is 'few'; use all or"),
-        (["fit", "nowhere", "--name", "x", "--paper", "--monotone"], 2, "give it alone"),
-        (["collect", "--keep", "some", "--out", "r"], 2, "--keep is 'some'; use misranked or all"),
+        (
+            ["fit", "nowhere", "--name", "x", "--rows", "few"],
+            2,
+            "'few' is not one of 'all', 'misranked'",
+        ),
+        (
+            ["fit", "nowhere", "--name", "x", "--paper", "--monotone"],
+            2,
+            "--paper cannot be used with",
+        ),
+        (["collect", "--keep", "some", "--out", "r"], 2, "'some' is not one of 'all', 'misranked'"),
         (["fit", "nowhere", "--name", "../x"], 1, "'../x' is no name for a fit"),
-        (["fit", "nowhere", "--name", "x", "--objective", "gamma"], 2, "--objective is 'gamma'"),
+        (
+            ["fit", "nowhere", "--name", "x", "--objective", "gamma"],
+            2,
+            "'gamma' is not one of 'likelihood', 'beta', 'theta'",
+        ),
         (["run", "--name", "Bad Name"], 1, "no name for a fit"),
-        (["train", "--seeds", "a"], 2, "no seed"),
+        (["train", "--seeds", "a"], 2, "'a' is not a seed; write 0 or 0-9"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
@@ -177,7 +193,7 @@ def test_a_mangled_newest_version_is_named_and_left_behind(here):
 
 def test_a_fit_named_paper_does_not_replace_the_papers(here):
     result = call("run", *SMALL, "--name", "paper", "--json")
-    assert "a fit named 'paper' comes with the package too; yours hides it" in result.stderr
+    assert "the package also has a fit named 'paper'; yours hides it" in result.stderr
     record = json.loads(result.stdout)
     last = record["scores"][-1]
     assert last["paper"]["accuracy"] != last["own"]["accuracy"]
@@ -204,7 +220,7 @@ def test_interrupt_is_130_and_the_same_command_carries_on(here):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping after this step; interrupt again to stop at once" in stderr
-    assert "calibrate: interrupted; the same command carries on" in stderr
+    assert "calibrate: interrupted; run the same command again" in stderr
     assert "Traceback" not in stderr
     assert "is unfinished" in refusal("fit", "runs/a", "--name", "x")
 
@@ -221,7 +237,7 @@ def test_an_interrupt_ends_all_processes_at_once_and_the_same_command_carries_on
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)  # once nobody holds the pipe: no worker is left
     assert process.returncode == 130
-    assert "calibrate: interrupted; the same command" in stderr
+    assert "calibrate: interrupted; run the same command again" in stderr
     assert "Traceback" not in stderr
     for folder in ("runs/a", "runs/b"):
         call("collect", *sizes, "--out", folder)
@@ -250,7 +266,7 @@ def test_an_interrupt_while_modules_are_loaded_is_not_lost(here):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 130
     assert done.stderr.splitlines()[1:] == [
-        "calibrate: interrupted; the same command carries on with what is collected, or trained"
+        "calibrate: interrupted; run the same command again to continue"
     ]
 
 
@@ -353,7 +369,7 @@ def test_evaluate_prints_a_table_json_and_csv(here):
         (["--head", "max-retrieval-10"], 1, "no head is named 'max-retrieval-10'"),
         (["--fits", "nope"], 1, "nope"),
         (["--sets", "1"], 2, "--sets"),
-        (["--json", "--csv"], 2, "exclude each other"),
+        (["--json", "--csv"], 2, "--json cannot be used with --csv"),
         (["--sizes", "1"], 2, "not within"),
     ],
 )

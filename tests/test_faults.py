@@ -15,8 +15,8 @@ from conftest import ToyHead
 from syscalls import Crash, Syscalls
 
 import calibrate
+from calibrate.cli.loading import find_fit
 from calibrate.cli.progress import Steps
-from calibrate.cli.steps import find_fit
 from calibrate.collecting import resume, work_units
 from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError

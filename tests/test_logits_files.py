@@ -263,11 +263,11 @@ def test_the_commands(here):
     source = calibrate.load("example").source
     assert source["fingerprint"] == Arrays(here / "example.npz").fingerprint
     again = run(app, ["collect", "--logits", "example.npz"])
-    assert "is complete already" in again.stderr
+    assert "is already complete" in again.stderr
     for option in (["--sizes", "16"], ["--head", "max-retrieval"], ["--seed", "1"]):
         refused = run(app, ["collect", "--logits", "example.npz", *option])
         assert refused.exit_code == 2
-        assert "says nothing beside --logits" in refused.stderr
+        assert "cannot be used with --logits" in refused.stderr
 
 
 def test_collections_of_files_whose_names_have_dots_stay_apart(here):

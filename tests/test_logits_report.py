@@ -179,17 +179,17 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["evaluate", "--logits", "held-out.npz", "--sizes", "16"], 2, "--sizes says nothing be"),
-        (["evaluate", "--logits", "held-out.npz", "--head", "x"], 2, "--head says nothing bes"),
-        (["evaluate", "--logits", "held-out.npz", "--sets", "9"], 2, "--sets says nothing bes"),
-        (["evaluate", "--logits", "held-out.npz", "--csv"], 2, "--csv says nothing beside --lo"),
+        (["evaluate", "--logits", "held-out.npz", "--sizes", "16"], 2, "--sizes cannot be used wi"),
+        (["evaluate", "--logits", "held-out.npz", "--head", "x"], 2, "--head cannot be used with"),
+        (["evaluate", "--logits", "held-out.npz", "--sets", "9"], 2, "--sets cannot be used with"),
+        (["evaluate", "--logits", "held-out.npz", "--csv"], 2, "--csv cannot be used with --lo"),
         (["evaluate", "--logits", "none.npz"], 1, "none.npz does not exist"),
         (["evaluate", "--logits", "held-out.npz", "--fits", "nope"], 1, "nope"),
         (["evaluate", "--fits", "lines"], 1, "score each head on logits on disk: --logits FILE"),
         (["report", "lines", "--out", "r.html"], 1, "on logits on disk: --logits FILE.npz"),
-        (["report", "lines", "--logits", "held-out.npz", "--out", "r.pdf"], 2, "is no .html file"),
+        (["report", "lines", "--logits", "held-out.npz", "--out", "r.pdf"], 2, "is not an .html"),
         (["report", "lines", "--logits", "held-out.npz", "--out", "r.html", "--sets", "9"], 2,
-         "--sets says nothing beside --logits"),
+         "--sets cannot be used with --logits"),
         (["report", "lines", "--logits", "none.npz", "--out", "r.html"], 1, "none.npz does not"),
     ],
 )  # fmt: skip

@@ -179,10 +179,10 @@ def test_run_says_its_results_though_the_page_cannot_be_written(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["max-retrieval", "--out", "."], 2, "'.' is no .html file"),
+        (["max-retrieval", "--out", "."], 2, "'.' is not an .html file"),
         (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
         (["runs/none", "--out", "r.html"], 1, "runs/none holds no collection"),
-        (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is no .html file"),
+        (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is not an .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
         (["paper", "--out", "r.html"], 1, "names no head; say which to score: --head"),
         (["max-retrieval", "--head", "max-retrieval-3", "--out", "r.html"], 1, "was made for"),

@@ -1,4 +1,4 @@
-"""How a command ends: a failure is one line, and the exit code says which kind."""
+"""Exit codes and failure messages: one line on stderr per failed command."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from typer.core import TyperGroup
 from calibrate.errors import CalibrateError
 
 INTERRUPTED = 130  # exit code
-_INTERRUPTED = "interrupted; the same command carries on with what is collected, or trained"
+_INTERRUPTED = "interrupted; run the same command again to continue"
 
 
 class Commands(TyperGroup):
-    """Ends a command that fails with one line, and with the exit code that says which kind."""
+    """The app's commands; a failure is one line on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,16 +37,16 @@ class Commands(TyperGroup):
         except Exception as error:
             if ctx.params["debug"] or hasattr(error, "exit_code"):
                 raise  # what has an exit code is Typer's own, a usage error for instance
-            _stop(f"{type(error).__name__}: {error}; this is a bug: see it with --debug", 1)
+            _stop(f"{type(error).__name__}: {error}; this is a bug; --debug shows the traceback", 1)
         except KeyboardInterrupt:
             _stop(_INTERRUPTED, INTERRUPTED)
 
 
 def end_interrupted(number: int, frame: FrameType | None) -> NoReturn:
-    """What an interrupt does where no step is under way, in which it would wait or clean up.
+    """Ends the process at once: the handler of interrupts while no step is under way.
 
-    An exception might hit a callback that JAX sets while it is loaded, where Python prints and
-    forgets it, or C++ aborts. Whatever is written appears whole or not at all.
+    An exception might be raised in a callback that JAX sets while it is loaded, where Python prints
+    and ignores it, or C++ aborts. Files are written atomically, so none is cut short.
     """
     os.write(2, f"calibrate: {_INTERRUPTED}\n".encode())
     os._exit(INTERRUPTED)

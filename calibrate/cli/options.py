@@ -1,16 +1,15 @@
-"""Options that commands share, and their words, parsed: set sizes, seeds, heads, bytes, figures."""
+"""Options that commands share, and parsers of their values: sizes, seeds, heads, bytes."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 LogitsOption = Annotated[
     Path | None,
-    typer.Option(help="Instead of a head: an .npz file, or a folder, of logits and targets."),
+    typer.Option(help="Logits and targets on disk in place of a head: an .npz file or a folder."),
 ]
 HeadOption = Annotated[
     str,
@@ -19,26 +18,30 @@ HeadOption = Annotated[
     ),
 ]
 SizesOption = Annotated[
-    str, typer.Option(help="Set sizes: 16..16384 doubles from 16 on; 16,64,256 is a list.")
+    str, typer.Option(help="Set sizes: 16..16384 doubles from 16; 16,64,256 is a list.")
 ]
-SetsOption = Annotated[int, typer.Option(min=1, help="How many sets to draw of each size.")]
+SetsOption = Annotated[int, typer.Option(min=1, help="Sets to draw of each size.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the data.")]
-BytesOption = Annotated[str, typer.Option(help="The collection never takes more than this.")]
+BytesOption = Annotated[str, typer.Option(help="Size limit of the collection on disk: 1GB, 500MB.")]
 StoreOption = Annotated[
     Path | None, typer.Option(help="Store of fits to write to [default: $CALIBRATE_FITS or ./fits]")
+]
+ReadStoreOption = Annotated[
+    Path | None,
+    typer.Option(help="Store to look in first; then $CALIBRATE_FITS, ./fits, the package's fits."),
 ]
 JobsOption = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
 DaskOption = Annotated[
     str | None,
     typer.Option(
-        help="Leave the work to a Dask cluster: its address, or local for one with --jobs workers."
+        help="Run on a Dask cluster: its address, or local for a new one with --jobs workers."
     ),
 ]
 StallOption = Annotated[
     float,
     typer.Option(
         min=0.1,
-        help="Give up when no process finishes a task for so long (seconds): one may be dead.",
+        help="Timeout without progress in seconds: fail if no process finishes a task.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -55,7 +58,7 @@ def parse_sizes(text: str) -> list[int]:
     for word in text.split(","):
         first, dots, last = word.partition("..")
         if not _SIZE.fullmatch(first) or (dots and not _SIZE.fullmatch(last)):
-            raise typer.BadParameter(f"{word!r} is no size; write 16..16384 or 16,64,256")
+            raise typer.BadParameter(f"{word!r} is not a set size; write 16..16384 or 16,64,256")
         size, end = int(first), int(last) if dots else int(first)
         if not 2 <= size <= end <= MAX_SIZE:
             raise typer.BadParameter(f"{word!r} is not within 2..{MAX_SIZE}, lowest first")
@@ -71,10 +74,10 @@ def parse_seeds(text: str) -> list[int]:
     for word in text.split(","):
         first, dash, last = word.partition("-")
         if not _SEED.fullmatch(first) or (dash and not _SEED.fullmatch(last)):
-            raise typer.BadParameter(f"{word!r} is no seed; write 0 or 0-9")
+            raise typer.BadParameter(f"{word!r} is not a seed; write 0 or 0-9")
         seeds.extend(range(int(first), int(last or first) + 1))
     if not seeds:
-        raise typer.BadParameter(f"{text!r} holds no seed; write 0 or 0-9")
+        raise typer.BadParameter(f"{text!r} names no seed; write 0 or 0-9")
     return sorted(set(seeds))
 
 
@@ -82,31 +85,21 @@ def parse_bytes(text: str) -> int:
     """Decimal units: "1GB", "500 MB", "2e8"."""
     match = _BYTES.fullmatch(text.strip())
     if not match:
-        raise typer.BadParameter(f"{text!r} is no number of bytes; write 1GB, 500MB or 2e8")
+        raise typer.BadParameter(f"{text!r} is an invalid size; write 1GB, 500MB or 2e8")
     return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
 
 
-def check_word(word: str, words: Sequence[str], option: str) -> None:
-    """One of a few words is given."""
-    if word not in words:
-        raise typer.BadParameter(f"{option} is {word!r}; use {' or '.join(words)}")
-
-
-def refuse_beside(context: typer.Context, option: str, others: Sequence[str]) -> None:
-    """Options that another one makes meaningless are not given."""
+def refuse_with(context: typer.Context, option: str, others: Sequence[str]) -> None:
+    """Raises BadParameter if an option is given that `option` makes meaningless."""
     for name in others:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            words = next(p.opts[0] for p in context.command.params if p.name == name)
-            raise typer.BadParameter(f"{words} says nothing beside {option}; leave it out")
+            refused = next(p.opts[0] for p in context.command.params if p.name == name)
+            raise typer.BadParameter(f"{refused} cannot be used with {option}")
 
 
-def check_figure(path: Path | None) -> None:
-    """A figure is a .png file in a folder that exists."""
+def check_figure(path: Path | None) -> Path | None:
+    """The path of a figure, a .png file in a folder that exists."""
     if path and (path.suffix != ".png" or not path.parent.is_dir()):
-        raise typer.BadParameter(f"{str(path)!r} is no .png file in a folder that exists")
-
-
-def print_json(value: Any) -> None:
-    """What --json asks for."""
-    print(json.dumps(value, indent=1))
+        raise typer.BadParameter(f"{str(path)!r} is not a .png file in an existing folder")
+    return path

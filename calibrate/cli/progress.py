@@ -1,19 +1,15 @@
 """Progress on stderr: a bar on a terminal, otherwise a line now and then."""
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from calibrate.report.console import stderr
-
-if TYPE_CHECKING:
-    from calibrate.heads import training
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -25,7 +21,7 @@ class Steps:
     callbacks, where Python prints and forgets it. A second one is raised at once; so is the first
     where other processes do the work (`at_once`), and if it is forgotten, once the step is done.
 
-    Steps may differ in how much `work` they are; the time left is estimated by it.
+    Steps may differ in `work`; the time left is estimated from it.
     """
 
     def __init__(
@@ -39,7 +35,7 @@ class Steps:
         self.title, self.total, self.done = title, total, 0
         self._work_left, self._worked = float(total if work is None else work), 0.0
         self._at_once, self._clock = at_once, clock
-        self._began = self._said_at = clock()
+        self._began = self._printed_at = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -82,23 +78,23 @@ class Steps:
             self._handler = None
 
     def advance(self, line: str | None = None, work: float = 1.0, resumed: bool = False) -> None:
-        """One step is done; `line` is said in any case. What was done before took no time now."""
+        """Counts one step, and prints `line` if given. A resumed step took no time in this run."""
         self.done += 1
         self._work_left -= work
         self._worked += 0.0 if resumed else work
         self._bar.advance(self._task)
         now = self._clock()
-        overdue = now - self._said_at >= SECONDS_BETWEEN_LINES
+        overdue = now - self._printed_at >= SECONDS_BETWEEN_LINES
         if line is None and overdue and not stderr.is_terminal:
             line = f"{self.title}: {self.done} of {self.total} steps{self._left(now)}"
         if line is not None:
             stderr.print(line)
-            self._said_at = now
+            self._printed_at = now
         if self._interrupted:
             raise KeyboardInterrupt
 
     def _left(self, now: float) -> str:
-        """The time left, in words, if anything says."""
+        """The time left, in words; "" before any step was worked on."""
         if not self._worked:
             return ""
         seconds = (now - self._began) * max(self._work_left, 0) / self._worked
@@ -113,15 +109,3 @@ def in_words(seconds: float) -> str:
     if whole < 3_600:
         return f"{whole // 60}:{whole % 60:02d} min"
     return f"{whole // 3_600}:{whole % 3_600 // 60:02d} h"
-
-
-def say_training(progress: "training.Progress") -> None:
-    """A line on the training of one head."""
-    minutes, seconds = divmod(round(progress.seconds_left), 60)
-    print(
-        f"seed {progress.seed}  step {progress.step:,}/{progress.steps:,}  "
-        f"loss {progress.loss:.4f}  accuracy {progress.accuracy:.2%}  "
-        f"{progress.steps_per_second:.0f} steps/s  {minutes}:{seconds:02d} left",
-        file=sys.stderr,
-        flush=True,
-    )

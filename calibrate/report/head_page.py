@@ -24,7 +24,7 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.fit_views import left_out
+from calibrate.report.fit_text import left_out
 from calibrate.report.number_text import NOTHING
 from calibrate.report.page import Figures, Highlights, Page, Picture, draw, picture, write_page
 from calibrate.report.page_sections import (

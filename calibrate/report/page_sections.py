@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import Block, Code, Facts, Heading, Text
-from calibrate.report.fit_views import facts, load_line
+from calibrate.report.fit_text import facts, load_line
 from calibrate.report.rule_text import guards, outside, polynomial, span
 
 

@@ -1,0 +1,76 @@
+"""Scoring rules on a head and on logits on disk, with progress on stderr."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from calibrate.cli.loading import load_fits, load_head, refuse_per_head
+from calibrate.cli.progress import Steps
+from calibrate.collecting.work_units import Unit, plan_units
+from calibrate.evaluation.baselines import ScoredRule, fixed_rules, in_order
+from calibrate.evaluation.comparison import compare
+from calibrate.evaluation.score_head import Score, score_head
+from calibrate.evaluation.score_logits import LogitScores, score_logits
+from calibrate.files.coefficients import Coefficients
+from calibrate.heads import Head
+from calibrate.heads.logits_files import Arrays
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.report.comparison_record import ComparisonRecord
+from calibrate.report.console import stderr
+from calibrate.report.logits_record import LogitsRecord
+
+
+def compare_rules(
+    reference: str,
+    fits: str,
+    store: Path | None,
+    *,
+    sizes: list[int],
+    sets: int | None,
+    seed: int,
+    jobs: Jobs,
+) -> ComparisonRecord:
+    """Scores a head under "REF,..." of fits and the fixed rules."""
+    loaded = load_fits(fits, store)
+    for fit in loaded.values():
+        refuse_per_head(fit)
+    head, rules = load_head(reference), in_order({**fixed_rules(), **loaded})
+    scores = score_with_progress(head, sizes, sets, seed, rules, jobs)
+    return ComparisonRecord(compare(head.name, scores))
+
+
+def score_with_progress(
+    head: Head,
+    sizes: list[int],
+    sets: int | None,
+    seed: int,
+    rules: Mapping[str, ScoredRule],
+    jobs: Jobs = ONE_PROCESS,
+) -> list[Score]:
+    """Scores one head, with a line per set size."""
+    with Steps("scoring", len(sizes), at_once=jobs.uses_workers) as steps:
+        return score_head(
+            head, sizes, sets, seed, rules, jobs=jobs,
+            report=lambda score: steps.advance(
+                f"  n = {score.size:>6,}  scored on {score.sets:,} fresh sets"
+            ),
+        )  # fmt: skip
+
+
+def score_logits_files(path: Path, fits: str, store: Path | None) -> LogitsRecord:
+    """Scores "REF,..." of fits on the rows of a file or folder."""
+    return LogitsRecord(score_rows(path, load_fits(fits, store)))
+
+
+def score_rows(path: Path, fits: Mapping[str, Coefficients]) -> LogitScores:
+    """Scores fits on the rows of a file or folder, with a line per set size."""
+    stderr.print(f"reading {path}")
+    arrays = Arrays(path)
+    units = sum(len(plan_units(size, arrays.count(size))) for size in arrays.sizes)
+    with Steps("scoring", units) as steps:
+
+        def report(unit: Unit) -> None:
+            count = arrays.count(unit.size)
+            done = unit.first + unit.sets == count
+            steps.advance(f"  n = {unit.size:>6,}  {count:,} rows" if done else None)
+
+        return score_logits(arrays, fits, report)

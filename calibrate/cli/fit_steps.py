@@ -1,0 +1,112 @@
+"""Fitting a collection and publishing the fit, with progress on stderr."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from calibrate.cli.fit import FitRequest
+from calibrate.cli.progress import Steps
+from calibrate.errors import CalibrateError
+from calibrate.evaluation.baselines import paper
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.collection import Collection
+from calibrate.files.publishing import check_name, publish, writing_store
+from calibrate.files.store import names, published_store
+from calibrate.fitting.fit_collection import (
+    fit_collection,
+    fit_collection_as_in_the_paper,
+    fit_heads_of_collection,
+    open_for_fit,
+    same_fit,
+)
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.solved_rows import heads_apart
+from calibrate.report.console import stderr
+from calibrate.report.fit_plots import save_fit_figure
+from calibrate.report.fit_record import FitRecord
+from calibrate.report.per_head_plots import save_gains_figure
+from calibrate.report.per_head_record import PerHeadRecord
+
+
+def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
+    """Fits one head or each head of a collection, and publishes the fit with its figure."""
+    check_name(request.name)
+    collection = open_for_fit(request.folder, request.allow_partial)
+    if collection.heads and not request.paper:
+        return _fit_heads(collection, request)
+    stderr.print(f"solving and fitting {collection.folder}")
+    if request.paper:
+        fit = fit_collection_as_in_the_paper(collection, request.name)
+    else:
+        fit = fit_collection(
+            collection, request.name, _options(request), _forced(request), request.jobs
+        )
+    coefficients, written = _publish(fit.coefficients, request.store)
+    fit = fit._replace(coefficients=coefficients)
+    figure = _draw(
+        coefficients, written, request.figure,
+        lambda path: save_fit_figure(path, fit.rows, coefficients, paper()),
+    )  # fmt: skip
+    return FitRecord(fit, figure)
+
+
+def _fit_heads(collection: Collection, request: FitRequest) -> PerHeadRecord:
+    """Fits each head, with a step per group of heads."""
+    n_groups, n_heads = len(heads_apart(collection)), len(collection.heads)
+    stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
+    with Steps("fitting heads", n_groups, n_heads, at_once=request.jobs.uses_workers) as steps:
+        fits = fit_heads_of_collection(
+            collection, request.name, _options(request), _forced(request), request.jobs,
+            report=lambda heads: steps.advance(work=heads),
+        )  # fmt: skip
+    coefficients, written = _publish(fits.coefficients, request.store)
+    fits = fits._replace(coefficients=coefficients)
+    figure = _draw(
+        coefficients, written, request.figure, lambda path: save_gains_figure(path, fits)
+    )
+    return PerHeadRecord(fits, figure)
+
+
+def _options(request: FitRequest) -> Options:
+    return Options(
+        objective=request.objective.value,
+        rows=request.rows and request.rows.value,
+        weigh=request.weigh.value,
+        monotone=request.monotone,
+        gate=request.gate,
+    )
+
+
+def _forced(request: FitRequest) -> str | None:
+    return "polynomial" if request.force_polynomial else None
+
+
+def _publish(coefficients: Coefficients, store: Path | None) -> tuple[Coefficients, bool]:
+    """The fit as it is in the store, and whether a new version was written."""
+    name = coefficients.name
+    published, written = publish(coefficients, writing_store(store), same_fit)
+    if not written:
+        stderr.print(f"{published.reference} is unchanged; no new version is written")
+    elif name in names(published_store()) and not _in_package(published):
+        stderr.print(f"the package also has a fit named {name!r}; yours hides it here")
+    return published, written
+
+
+def _in_package(coefficients: Coefficients) -> bool:
+    """Whether a fit lies in the package's own store, as in a clone."""
+    assert coefficients.path is not None
+    return coefficients.path.resolve().is_relative_to(published_store().resolve())
+
+
+def _draw(
+    coefficients: Coefficients, written: bool, figure: Path | None, save: Callable[[Path], None]
+) -> Path | None:
+    """The path of a published fit's figure; None if it could not be drawn."""
+    assert coefficients.path is not None
+    path = figure or coefficients.path.with_suffix(".png")
+    try:
+        if written or figure or not path.exists():
+            save(path)
+    except CalibrateError as error:  # the fit itself is published
+        stderr.print(f"the figure is not drawn: {error}")
+        return None
+    return path

@@ -1,0 +1,57 @@
+"""`calibrate report`: one self-contained page on a fit."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrate.cli.options import (
+    JsonOption,
+    LogitsOption,
+    ReadStoreOption,
+    SeedOption,
+    SizesOption,
+    parse_sizes,
+    refuse_with,
+)
+from calibrate.report.terminal import show
+
+FitArgument = Annotated[str, typer.Argument(help="A fit (NAME, NAME@3), or a collection's folder.")]
+OutOption = Annotated[Path, typer.Option(help="File of the page, .html.")]
+OtherHeadOption = Annotated[
+    str | None, typer.Option(help="Head to score [default: the head that the fit names]")
+]
+HeldOutSetsOption = Annotated[int, typer.Option(min=2, help="Held-out sets of each size.")]
+
+
+def report(
+    run_or_fit: FitArgument,
+    out: OutOption,
+    head: OtherHeadOption = None,
+    logits: LogitsOption = None,
+    sizes: SizesOption = "16..4096",
+    sets: HeldOutSetsOption = 4096,
+    seed: SeedOption = 0,
+    store: ReadStoreOption = None,
+    as_json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]
+) -> None:
+    """Write one self-contained page on a fit.
+
+    It has the verdict, scores, figures and provenance. If the fit's collection is in ./runs, the
+    page compares rules fitted to the same rows. A fit with an entry per head, or one made from
+    logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
+
+    Example: calibrate report max-retrieval --out report.html
+    """
+    from calibrate.cli.report_steps import report_on_head, report_on_logits
+
+    n = parse_sizes(sizes)
+    if out.suffix != ".html":
+        raise typer.BadParameter(f"{str(out)!r} is not an .html file; give --out NAME.html")
+    if logits is not None:
+        refuse_with(context, "--logits", ("head", "sizes", "sets", "seed"))
+        record = report_on_logits(run_or_fit, store, out, logits)
+    else:
+        record = report_on_head(run_or_fit, store, out, head, sizes=n, sets=sets, seed=seed)
+    show(record, as_json)

@@ -1,0 +1,82 @@
+"""Scoring a fit and writing the page on it, with progress on stderr."""
+
+from pathlib import Path
+
+from calibrate.cli.evaluate_steps import score_rows, score_with_progress
+from calibrate.cli.loading import find_fit, head_of_fit, refuse_per_head
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.evaluation.baselines import ScoredRule, beside, fitted_rules, fixed_rules
+from calibrate.evaluation.comparison import compare
+from calibrate.evaluation.score_head import Score
+from calibrate.files.atomic_io import check_writable
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.collection import Collection
+from calibrate.fitting.solved_rows import solve_collection
+from calibrate.heads import Head
+from calibrate.report.console import stderr
+from calibrate.report.head_page import write_head_page
+from calibrate.report.logits_page import write_logits_page
+from calibrate.report.logits_record import FIRST_FIT
+from calibrate.report.report_record import ReportRecord
+from calibrate.report.verdict import beside_rivals, verdict, verdict_on_logits
+
+
+def report_on_head(
+    run_or_fit: str,
+    store: Path | None,
+    page: Path,
+    reference: str | None,
+    *,
+    sizes: list[int],
+    sets: int,
+    seed: int,
+) -> ReportRecord:
+    """Scores a fit on its head, beside rules that are fitted to the same collection."""
+    fit, collection = find_fit(run_or_fit, store)
+    refuse_per_head(fit)
+    head = head_of_fit(fit, reference)
+    check_writable(page)
+    rules = beside(fit, {**fixed_rules(), **_fitted_rivals(collection)})
+    scores = score_with_progress(head, sizes, sets, seed, rules)
+    return write_head_report(page, fit, head, scores, seed)
+
+
+def report_on_logits(run_or_fit: str, store: Path | None, page: Path, logits: Path) -> ReportRecord:
+    """Scores a fit on logits on disk."""
+    fit, _ = find_fit(run_or_fit, store)
+    check_writable(page)
+    scores = score_rows(logits, {fit.reference: fit})
+    stderr.print(f"writing the report {page}")
+    write_logits_page(page, fit, scores)
+    return ReportRecord(verdict_on_logits(scores, FIRST_FIT), page)
+
+
+def write_head_report(
+    page: Path, fit: Coefficients, head: Head, scores: list[Score], seed: int, needed: bool = True
+) -> ReportRecord:
+    """Writes the page on one head's scores.
+
+    If it is not `needed`, a page that cannot be written is no error: the record's path is None.
+    """
+    stderr.print(f"writing the report {page}")
+    comparison = compare(head.name, scores)
+    path: Path | None = page
+    try:
+        write_head_page(page, fit, head, comparison, seed)
+    except CalibrateError as error:
+        if needed:
+            raise
+        stderr.print(f"the report is not written: {error}")
+        path = None
+    return ReportRecord(verdict(comparison, fit.reference), path, beside_rivals(comparison))
+
+
+def _fitted_rivals(collection: Collection | None) -> dict[str, ScoredRule]:
+    """Rules that are fitted to a fit's collection, as far as it has the rows for them."""
+    if collection is None:
+        return {}
+    try:
+        return fitted_rules(solve_collection(collection))
+    except QualityError as failure:
+        stderr.print(f"rules fitted to {collection.folder} are not compared: {failure}")
+        return {}

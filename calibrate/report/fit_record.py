@@ -1,0 +1,118 @@
+"""A fit of one head as a result to show: the rule, its rows, and its gain on held-out rows."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibrate.fitting.fit_collection import Fit
+from calibrate.fitting.model_selection import Choice, in_words
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.report.blocks import Block, Code, Facts, Heading, Table
+from calibrate.report.fit_text import left_out, load_line
+from calibrate.report.rule_text import polynomial, span
+
+WORTH_COLLECTING = 0.001  # nats, by twice the rows
+
+
+@dataclass(frozen=True)
+class FitRecord:
+    """The result of `calibrate fit` on one head; the figure is None if it was not drawn."""
+
+    fit: Fit
+    figure: Path | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The rule, its quality, and the paths."""
+        coefficients = self.fit.coefficients
+        return {
+            "reference": coefficients.reference,
+            "path": str(coefficients.path),
+            "figure": self.figure and str(self.figure),
+            "coefficients": list(coefficients.only.coefficients),
+            "domain": list(coefficients.only.domain),
+            "quality": dict(coefficients.quality),
+        }
+
+    def blocks(self) -> Iterable[Block]:
+        """The rule, its evidence, and the Python that uses it."""
+        yield from self.evidence()
+        yield self.usage()
+
+    def evidence(self) -> Iterable[Block]:
+        """The rule, its rows, the paths, and its gain on held-out rows."""
+        yield Heading(f"Fit {self.fit.coefficients.reference}")
+        yield Facts(list(self._facts()))
+        if self.fit.choice is not None:
+            yield from _choice_blocks(self.fit.choice)
+            advice = advice_on_rows(self.fit.coefficients.quality)
+            yield Facts([("verdict", self.fit.choice.verdict), ("more rows", advice)])
+
+    def usage(self) -> Code:
+        """The Python that uses the fit."""
+        load = load_line(self.fit.coefficients)
+        return Code(
+            "Use it in place of jax.nn.softmax:",
+            f"fit = {load}\nprobs = calibrate.adaptive_softmax(logits, fit)",
+        )
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        coefficients = self.fit.coefficients
+        entry, kind = coefficients.only, coefficients.rule.kind
+        by_size = kind == LOG_SIZE
+        rows = coefficients.quality["rows"]
+        yield "beta(n)" if by_size else "beta(H)", polynomial(entry.coefficients)
+        yield "fitted on" if by_size else "domain", span(entry.domain, kind)
+        if residuals := coefficients.quality.get("residuals"):
+            yield (
+                "residuals",
+                f"beta {residuals['beta_rms']:.3f} (R^2 {residuals['beta_r_squared']:.3f}), "
+                f"theta {residuals['theta_rms']:.3f}, root mean square",
+            )
+        others = ", ".join(f"{count:,} {reason}" for count, reason in left_out(rows))
+        used = rows.get("used", rows["interior"])
+        yield "rows", f"{used:,} used of {rows['rows']:,}; left out: {others or 'none'}"
+        yield "file", str(coefficients.path)
+        yield "figure", str(self.figure or "not drawn")
+
+
+def _choice_blocks(choice: Choice) -> Iterable[Block]:
+    """The score on held-out rows by set size, and the gain of each kind of rule."""
+    yield Table(
+        columns=("n", "rows", "plain softmax", "this fit", "gain ± standard error"),
+        rows=[
+            (
+                f"{size.size:,}", f"{size.rows:,}", f"{size.before:.3f}", f"{size.after:.3f}",
+                f"{size.after - size.before:+.4f} ± {size.error:.4f}",
+            )
+            for size in choice.held_out
+        ],
+        title="Log-probability of the target in nats, held out (five folds)",
+    )  # fmt: skip
+    rows = []
+    for candidate in choice.candidates:
+        gain = candidate.gain
+        taken = "published" if candidate is choice.chosen else ""
+        interval = f"{gain.low:+.4f} to {gain.high:+.4f}"
+        rows.append((in_words(candidate.kind), f"{gain.mean:+.4f}", interval, taken))
+    yield Table(
+        columns=("rule", "gain", "95 % interval", ""),
+        rows=rows,
+        title=f"Gain of each kind of rule over plain softmax in {choice.unit}, held out",
+        left=("rule", ""),
+    )
+    if choice.left_out:
+        yield Facts([(in_words(kind), f"no fit: {why}") for kind, why in choice.left_out.items()])
+
+
+def advice_on_rows(quality: Mapping[str, Any]) -> str:
+    """Whether more rows would improve the fit, by its learning curve."""
+    curve = quality["learning_curve"]
+    if len(curve) < 2:
+        return "too few to tell"
+    half, full = curve[-2], curve[-1]
+    gain = full["log_p"] - half["log_p"]
+    advice = "more would help" if gain > WORTH_COLLECTING else "more would hardly help"
+    if gain < -WORTH_COLLECTING:
+        advice = "too few rows to tell it from noise"
+    return f"from {half['rows']:,} to {full['rows']:,} changes log p by {gain:+.4f} nats: {advice}"

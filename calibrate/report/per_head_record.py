@@ -1,0 +1,80 @@
+"""A fit per head as a result to show: the heads that gain, and where the file is."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibrate.fitting.per_head import HeadFit, ManyFits
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
+from calibrate.report.fit_text import load_line
+from calibrate.report.rule_text import polynomial
+
+
+@dataclass(frozen=True)
+class PerHeadRecord:
+    """The result of `calibrate fit` on several heads; the figure is None if it was not drawn."""
+
+    fits: ManyFits
+    figure: Path | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Every head, with or without a rule, and the paths."""
+        coefficients = self.fits.coefficients
+        return {
+            "reference": coefficients.reference,
+            "path": str(coefficients.path),
+            "figure": self.figure,
+            "heads": [_head_json(head) for head in self.fits.heads],
+            "quality": dict(coefficients.quality),
+        }
+
+    def blocks(self) -> Iterable[Block]:
+        """The heads with a rule, the largest gain first, and the Python that uses the fit."""
+        coefficients, calibrated = self.fits.coefficients, self.fits.calibrated
+        yield Heading(f"Fit {coefficients.reference}")
+        yield Facts([
+            ("heads", f"{len(calibrated)} of {len(self.fits.heads)} have a rule"),
+            ("file", str(coefficients.path)),
+            ("figure", str(self.figure or "not drawn")),
+        ])  # fmt: skip
+        beta = "beta(n)" if coefficients.rule.kind == LOG_SIZE else "beta(H)"
+        rest = len(calibrated) - SHOWN_HEADS
+        yield Table(
+            columns=("layer", "head", "rows", "misranked", "gain", "95 % interval", beta),
+            rows=[_cells(head) for head in calibrated[:SHOWN_HEADS]],
+            title=f"Gain in {self.fits.unit}, held out (five folds)",
+            note=f"and {rest} more (--json lists them all)" if rest > 0 else "",
+            left=(beta,),
+        )
+        yield Facts([("verdict", coefficients.quality["verdict"])])
+        layered = any(entry.layer is not None for entry in coefficients.entries)
+        yield Code(
+            "Use it, in JAX or PyTorch, on logits (..., heads, queries, items)"
+            f"{' of layer i' * layered}:",
+            f"fit = {load_line(coefficients)}{'.layer(i)' * layered}\n"
+            "probs = calibrate.adaptive_softmax(logits, fit)",
+        )
+
+
+def _cells(head: HeadFit) -> tuple[str, ...]:
+    assert head.rule
+    gain = head.rule.gain
+    return (
+        _index(head.layer), _index(head.head), f"{head.rows:,}", f"{head.misranked:.1%}",
+        f"{gain.mean:+.4f}", f"{gain.low:+.4f} to {gain.high:+.4f}",
+        polynomial(head.rule.entry.coefficients),
+    )  # fmt: skip
+
+
+def _index(number: int | None) -> str:
+    return "all" if number is None else str(number)
+
+
+def _head_json(head: HeadFit) -> dict[str, Any]:
+    rule = head.rule
+    return {
+        "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
+        "kind": rule and rule.kind, "gain": rule and rule.gain, "why": head.why,
+    }  # fmt: skip
