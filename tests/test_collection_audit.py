@@ -53,7 +53,7 @@ def test_a_sound_collection_is_counted(here):
     assert (done.exit_code, done.stdout) == (0, "6 sound shards in run\n")
     reopen(Path("run"), "n00064-unit00002.npz")
     done = CliRunner().invoke(app, ["verify", "run"])
-    assert (done.exit_code, done.stdout) == (0, "5 sound shards in run, which is unfinished\n")
+    assert (done.exit_code, done.stdout) == (0, "5 sound shards in run (unfinished)\n")
 
 
 def test_every_fault_has_a_line(here):
@@ -73,8 +73,8 @@ def test_every_fault_has_a_line(here):
     ]
     assert lines[-1] == "4 sound shards in run"
     assert done.stderr == (
-        "calibrate: run has 1 bad, 1 missing, 2 foreign; see above for each; the same "
-        "`calibrate collect` command as before repairs shards\n"
+        "calibrate: run has 1 bad, 1 missing, 2 foreign; see above for each; run the same "
+        "`calibrate collect` command again to repair shards\n"
     )
     record = json.loads(CliRunner().invoke(app, ["verify", "run", "--json"]).stdout)
     assert record["sound"] == 4

@@ -86,7 +86,7 @@ def test_a_hostile_name_stays_text(tmp_path, toy_head):
 
 def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
     call("collect", "--sizes", "256,1024", "--sets", "512", "--out", "runs/a")
-    assert "no published fit is of the collection runs/a" in refusal(
+    assert "runs/a has no published fit; make one with" in refusal(
         "report", "runs/a", "--out", "a.html"
     )
     call("fit", "runs/a", "--name", "mine", "--objective", "theta")
@@ -166,7 +166,7 @@ def test_a_yanked_fit_is_not_reported(here):
     call("collect", "--sizes", "256,1024", "--sets", "512", "--out", "runs/a")
     call("fit", "runs/a", "--name", "mine")
     call("fits", "yank", "mine@1")
-    assert "no published fit is of the" in refusal("report", "runs/a", "--out", "a.html")
+    assert "has no published fit; make one" in refusal("report", "runs/a", "--out", "a.html")
 
 
 def test_run_says_its_results_though_the_page_cannot_be_written(here):
@@ -184,7 +184,7 @@ def test_run_says_its_results_though_the_page_cannot_be_written(here):
         (["runs/none", "--out", "r.html"], 1, "runs/none holds no collection"),
         (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is not an .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
-        (["paper", "--out", "r.html"], 1, "names no head; say which to score: --head"),
+        (["paper", "--out", "r.html"], 1, "names no head; name the one to score: --head"),
         (["max-retrieval", "--head", "max-retrieval-3", "--out", "r.html"], 1, "was made for"),
     ],
 )

@@ -36,7 +36,7 @@ class CollectionAuditRecord:
         summary = f"{self.audit.folder} has {counts}; see above for each"
         if set(kinds) == {FOREIGN}:
             return summary
-        return f"{summary}; repeat the same `calibrate collect` command to repair shards"
+        return f"{summary}; run the same `calibrate collect` command again to repair shards"
 
 
 @dataclass(frozen=True)
