@@ -17,55 +17,106 @@ from calibrate.attention import dot_product_attention
 from calibrate.files.coefficients import Entry
 
 
-@pytest.fixture(params=["one block", "many blocks"])
-def blocks(request, monkeypatch):
-    """The same results whether a call fits in one block or takes many."""
-    if request.param == "many blocks":
+def in_blocks(monkeypatch, many):
+    """One block for a call, or many."""
+    if many:
         monkeypatch.setattr(attention, "BLOCK_LOGITS", 1)
         monkeypatch.setattr(attention, "MIN_ROWS", 3)
         monkeypatch.setattr(attention, "MAX_ROWS", 3)
         monkeypatch.setattr(attention, "CAUSAL_RUNS", 2)
     attention._attend.clear_cache()
+
+
+@pytest.fixture
+def one_block(monkeypatch):
+    in_blocks(monkeypatch, many=False)
+
+
+@pytest.fixture
+def many_blocks(monkeypatch):
+    in_blocks(monkeypatch, many=True)
     yield
     attention._attend.clear_cache()
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=["heads", "groups", "one key"])
-@pytest.mark.usefixtures("blocks")
-def test_agrees_with_the_reference(case, heads, paper):
-    arrays = qkv(N=heads[0], K=heads[1])
-    actual = dot_product_attention(*arrays, coefficients=paper, **CASES[case])
-    exact = expected(*arrays, paper, **in_words_of_the_reference(CASES[case]))
-    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+@pytest.fixture(params=["one block", "many blocks"])
+def blocks(request):
+    """The same results whether a call fits in one block or takes many."""
+    request.getfixturevalue(request.param.replace(" ", "_"))
+
+
+def check_against_reference(arrays, fit, case):
+    actual = dot_product_attention(*arrays, coefficients=fit, **CASES[case])
+    exact = expected(*arrays, fit, **in_words_of_the_reference(CASES[case]))
+    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5, err_msg=case)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("many_blocks")
+def test_agrees_with_the_reference(case, paper):
+    check_against_reference(qkv(N=4, K=2), paper, case)
+
+
+@pytest.mark.parametrize("case", ["plain", "causal window", "bias", "all"])
+@pytest.mark.usefixtures("one_block")
+def test_agrees_with_the_reference_in_one_block(case, paper):
+    check_against_reference(qkv(N=4, K=2), paper, case)
+
+
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "all"])
+@pytest.mark.parametrize("n_key_heads", [4, 1])
+@pytest.mark.usefixtures("many_blocks")
+def test_any_number_of_key_heads(case, n_key_heads, paper):
+    check_against_reference(qkv(N=4, K=n_key_heads), paper, case)
+
+
+@pytest.mark.parametrize("case", ["causal", "mask", "additive -inf", "lengths", "all"])
+@pytest.mark.usefixtures("many_blocks")
 def test_log_size_counts_the_keys_that_a_query_sees(case):
-    arrays = qkv()
-    actual = dot_product_attention(*arrays, coefficients=BY_SIZE, **CASES[case])
-    exact = expected(*arrays, BY_SIZE, **in_words_of_the_reference(CASES[case]))
-    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+    check_against_reference(qkv(), BY_SIZE, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n_key_heads", [4, 2, 1])
 @pytest.mark.usefixtures("blocks")
-def test_identity_is_the_original_wherever_a_key_is_seen(case):
-    arrays = qkv(N=4, K=2)
-    ours = partial(dot_product_attention, coefficients=calibrate.identity())
-    original = jax.nn.dot_product_attention(*arrays, **CASES[case])
+def test_every_case_in_every_layout(case, n_key_heads, paper):
+    for fit in (paper, BY_SIZE):
+        check_against_reference(qkv(N=4, K=n_key_heads), fit, case)
+
+
+def queries_with_keys(case):
+    """(B, T, N) bool: queries that see a key."""
     words = in_words_of_the_reference(CASES[case])
     masks = {k: words[k] for k in ("is_causal", "window", "mask", "lengths") if k in words}
-    sees = np.moveaxis(allowed((2, 4, 11, 11), **masks).any(-1), 1, 2)
-    actual = np.asarray(ours(*arrays, **CASES[case]))
-    np.testing.assert_allclose(actual[sees], np.asarray(original)[sees], atol=1e-5)
+    return np.moveaxis(allowed((2, 4, 11, 11), **masks).any(-1), 1, 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reference_is_the_original_wherever_a_key_is_seen(case):
+    """So that what agrees with the one agrees with the other."""
+    arrays, sees = qkv(N=4, K=2), queries_with_keys(case)
+    original = np.asarray(jax.nn.dot_product_attention(*arrays, **CASES[case]))
+    exact = expected(*arrays, calibrate.identity(), **in_words_of_the_reference(CASES[case]))
+    np.testing.assert_allclose(exact[sees], original[sees], atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["plain", "window", "all"])
+@pytest.mark.usefixtures("many_blocks")
+def test_identity_is_the_original_wherever_a_key_is_seen(case):
+    arrays, sees = qkv(N=4, K=2), queries_with_keys(case)
+    original = np.asarray(jax.nn.dot_product_attention(*arrays, **CASES[case]))
+    actual = dot_product_attention(*arrays, coefficients=calibrate.identity(), **CASES[case])
+    actual = np.asarray(actual)
+    np.testing.assert_allclose(actual[sees], original[sees], atol=1e-5)
     assert (actual[~sees] == 0).all()
 
 
-@pytest.mark.parametrize(("T", "S"), [(1, 11), (7, 11), (11, 7), (1, 1), (20, 3)])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(
+    ("T", "S", "is_causal"),
+    [(1, 11, False), (1, 1, True), (7, 11, True), (11, 7, True), (20, 3, False), (20, 3, True)],
+)
+@pytest.mark.usefixtures("many_blocks")
 def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
     arrays = qkv(T=T, S=S)
     actual = dot_product_attention(*arrays, is_causal=is_causal, coefficients=paper)
@@ -105,7 +156,7 @@ def test_a_soft_cap(paper):
     np.testing.assert_allclose(actual, expected(*arrays, paper, cap=3.0), atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("many_blocks")
 def test_a_fit_per_head(make_fit):
     one, two = make_fit((0.0, 0.0, 0.0, 0.0, 3.0)), make_fit((0.0, 0.0, 0.0, 0.5, 1.0))
     fit = replace(one, entries=(replace(one.only, head=0), replace(two.only, head=3)))
@@ -120,7 +171,7 @@ def test_a_fit_per_head(make_fit):
         dot_product_attention(q[:, :, :2], k, v, coefficients=fit)
 
 
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("many_blocks")
 def test_log_size_per_head():
     one, two = BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))
     fit = replace(BY_SIZE, entries=(replace(one, head=0), replace(two, head=3)))
@@ -148,10 +199,12 @@ def test_half_precision_with_offset_keys(dtype, paper):
 
 @pytest.mark.parametrize(
     ("case", "by_size"),
-    [("plain", False), ("causal", False), ("window", False), ("all", False), ("bias", False),
-     ("all", True)],
+    [("all", False)] + [
+        pytest.param(*case, marks=pytest.mark.slow) for case in
+        (("plain", False), ("causal", False), ("window", False), ("bias", False), ("all", True))
+    ],
 )  # fmt: skip
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("many_blocks")
 def test_gradients(case, by_size, make_fit):
     """Of queries, keys, values and bias, through the entropy too."""
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
@@ -161,6 +214,7 @@ def test_gradients(case, by_size, make_fit):
     with jax.enable_x64(True):
         arrays = tuple(x.astype(np.float64) for x in qkv(scale=1.0))
 
+        @jax.jit
         def function(q, k, v, bias):
             return dot_product_attention(q, k, v, bias, coefficients=fit, **keywords)
 
@@ -186,7 +240,7 @@ def test_no_nan_in_gradients_of_queries_without_keys(paper):
          ("additive mask", False), ("additive -inf", True))
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("many_blocks")
 def test_second_derivatives_are_not_nan(case, by_size, make_fit):
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
     fit = BY_SIZE if by_size else fit
@@ -196,17 +250,12 @@ def test_second_derivatives_are_not_nan(case, by_size, make_fit):
         out = dot_product_attention(q, *arrays[1:], coefficients=fit, **CASES[case])
         return (out**2).sum()
 
-    q = arrays[0]
-    of_gradient = jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum())(q)
-    product = jax.jvp(jax.grad(loss), (q,), (q,))[1]
-    np.testing.assert_allclose(
-        of_gradient,
-        2 * jax.jvp(jax.grad(loss), (q,), (jax.grad(loss)(q),))[1],
-        rtol=1e-3,
-        atol=1e-4,
-    )
-    assert np.isfinite(product).all()
-    assert np.isfinite(jax.jvp(loss, (q,), (30 * q,))[1])
+    q, gradient = arrays[0], jax.jit(jax.grad(loss))
+    product = jax.jit(lambda q, direction: jax.jvp(gradient, (q,), (direction,))[1])
+    of_gradient = jax.jit(jax.grad(lambda q: (gradient(q) ** 2).sum()))(q)
+    np.testing.assert_allclose(of_gradient, 2 * product(q, gradient(q)), rtol=1e-3, atol=1e-4)
+    assert np.isfinite(product(q, q)).all()
+    assert np.isfinite(jax.jit(lambda q: jax.jvp(loss, (q,), (30 * q,))[1])(q))
 
 
 def test_windows_without_an_end():

@@ -30,42 +30,48 @@ def expected(logits, fit, where=None):
 
 
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_agrees_with_the_reference(case, fit):
-    actual = calibrate.adaptive_softmax(case.logits, fit, where=case.where)
-    np.testing.assert_allclose(actual, case.expected(fit), atol=1e-6, rtol=1e-5)
+def test_agrees_with_the_reference(fit):
+    for case in CASES:
+        actual = calibrate.adaptive_softmax(case.logits, fit, where=case.where)
+        exact = case.expected(fit)
+        np.testing.assert_allclose(actual, exact, atol=1e-6, rtol=1e-5, err_msg=case.name)
 
 
 @pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_half_precision_is_within_2_ulp_of_the_reference(case, dtype, fit):
+def test_half_precision_is_within_2_ulp_of_the_reference(dtype, fit):
     """On the logits as they are rounded."""
-    logits = jnp.asarray(case.logits).astype(dtype)
-    if not np.isfinite(np.asarray(logits, float)[np.isfinite(case.logits)]).all():
-        pytest.skip("the logits are beyond this dtype")
-    actual = calibrate.adaptive_softmax(logits, fit, where=case.where)
-    assert actual.dtype == dtype
-    exact = case.expected(fit, logits.dtype)
-    limits = jnp.finfo(dtype)
+    limits, n_cases = jnp.finfo(dtype), 0
     smallest = max(float(limits.smallest_subnormal), float(jnp.finfo("float32").tiny))
-    np.testing.assert_allclose(
-        np.asarray(actual, float), exact, rtol=2 * float(limits.eps),
-        atol=2 * smallest,
-    )  # fmt: skip
+    for case in CASES:
+        logits = case.logits.astype(limits.dtype)
+        if not np.isfinite(logits.astype(float)[np.isfinite(case.logits)]).all():
+            continue  # beyond this dtype
+        actual = calibrate.adaptive_softmax(logits, fit, where=case.where)
+        assert actual.dtype == dtype
+        exact = case.expected(fit, logits.dtype)
+        np.testing.assert_allclose(
+            np.asarray(actual, float), exact, rtol=2 * float(limits.eps), atol=2 * smallest,
+            err_msg=case.name,
+        )  # fmt: skip
+        n_cases += 1
+    assert n_cases > 0.6 * len(CASES)
 
 
 @pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_gradients_are_finite_and_leave_masked_items_alone(case, fit):
-    def loss(logits):
-        probs = calibrate.adaptive_softmax(logits, fit, where=case.where)
+def test_gradients_are_finite_and_leave_masked_items_alone(fit):
+    @jax.jit
+    @jax.grad
+    def gradient_of(logits, where):
+        probs = calibrate.adaptive_softmax(logits, fit, where=where)
         return (probs * jnp.cos(jnp.arange(logits.shape[-1]))).sum()
 
-    gradient = np.asarray(jax.grad(loss)(jnp.asarray(case.logits)))
-    assert np.isfinite(gradient).all()
-    if case.where is not None:
-        assert (gradient[~np.broadcast_to(case.where, gradient.shape)] == 0).all()
+    for case in CASES:
+        gradient = np.asarray(gradient_of(case.logits, case.where))
+        assert np.isfinite(gradient).all(), case.name
+        if case.where is not None:
+            masked = ~np.broadcast_to(case.where, gradient.shape)
+            assert (gradient[masked] == 0).all(), case.name
 
 
 def test_the_feature_is_on(paper):
@@ -160,12 +166,12 @@ def test_no_gradient_flows_through_the_number_of_items():
     fit, z, weights = size_fit(), jnp.asarray(rows(20, 1.0, count=2)), jnp.arange(20.0) ** 2
     beta = 0.5 * np.log(20) + 0.6
     exact = jax.grad(lambda z: (jax.nn.softmax(z * beta) * weights).sum())(z)
+
+    def value(z, flows):
+        return (calibrate.adaptive_softmax(z, fit, entropy_gradient=flows) * weights).sum()
+
     for flows in (True, False):
-        gradient = jax.grad(
-            lambda z, flows=flows: (
-                calibrate.adaptive_softmax(z, fit, entropy_gradient=flows) * weights
-            ).sum()
-        )(z)
+        gradient = jax.grad(value)(z, flows)
         np.testing.assert_allclose(gradient, exact, rtol=1e-4, atol=1e-4)
 
 
@@ -177,12 +183,13 @@ def published_procedure(logits):
     return jax.nn.softmax(logits * jnp.where(H > 0.5, jnp.maximum(p, 1.0), 1.0))
 
 
-@pytest.mark.parametrize("n", [4, 64, 512, 16_384])
-@pytest.mark.parametrize("scale", [0.3, 2.0, 6.0])
-def test_the_papers_fit_equals_the_papers_procedure(n, scale, paper):
-    logits = rows(n, scale, seed=1)
-    actual = calibrate.adaptive_softmax(logits, paper)
-    np.testing.assert_allclose(actual, published_procedure(logits), atol=1e-6, rtol=2e-4)
+@pytest.mark.parametrize("n", [4, 512, 16_384])
+def test_the_papers_fit_equals_the_papers_procedure(n, paper):
+    for scale in (0.3, 2.0, 6.0):
+        logits = rows(n, scale, seed=1)
+        actual = calibrate.adaptive_softmax(logits, paper)
+        exact = published_procedure(logits)
+        np.testing.assert_allclose(actual, exact, atol=1e-6, rtol=2e-4, err_msg=f"{scale=}")
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), (0, 1, 2), None])
@@ -340,24 +347,25 @@ def test_derivatives_of_every_kind_agree_with_differences(kind, make_fit):
         check_grads(calibrate.entropy, (z,), order=2, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "mask",
-    [-np.inf, np.finfo(np.float32).min, pytest.param(-1e4, marks=pytest.mark.slow)],
-)
-def test_no_derivative_of_masked_logits_is_nan(mask, kind, make_fit):
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("function", ["polynomial", "log size", "entropy"])
+def test_no_derivative_of_masked_logits_is_nan(function, inner, outer, make_fit):
     """In every order of forward and reverse: 0 times what is infinite, or overflows, is NaN."""
-    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0), min_entropy=0.0)
-    fit = fit if kind == "clamp" else size_fit()
-    z = jnp.array([1.0, mask, 0.5, 2.0], jnp.float32)
-    for function in (
-        lambda z: (calibrate.adaptive_softmax(z, fit) * jnp.arange(4.0)).sum(),
-        calibrate.entropy,
-    ):
-        for outer in (jax.jacfwd, jax.jacrev):
-            for inner in (jax.jacfwd, jax.jacrev):
-                assert np.isfinite(outer(inner(function))(z)).all()
-        assert np.isfinite(jax.jvp(function, (z,), (30 * jnp.arange(4.0),))[1])
+    polynomial = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0), min_entropy=0.0)
+
+    def value(z):
+        if function == "entropy":
+            return calibrate.entropy(z)
+        fit = polynomial if function == "polynomial" else size_fit()
+        return (calibrate.adaptive_softmax(z, fit) * jnp.arange(4.0)).sum()
+
+    second = jax.jit(outer(inner(value)))
+    first = jax.jit(lambda z: jax.jvp(value, (z,), (30 * jnp.arange(4.0),))[1])
+    for mask in (-np.inf, np.finfo(np.float32).min, -1e4):
+        z = jnp.array([1.0, mask, 0.5, 2.0], jnp.float32)
+        assert np.isfinite(second(z)).all(), mask
+        assert np.isfinite(first(z)), mask
 
 
 def test_what_the_original_accepts(make_fit):

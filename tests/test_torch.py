@@ -23,6 +23,8 @@ from calibrate.torch import attention as attention_module  # noqa: E402
 from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
 from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
 
+torch.set_num_threads(1)  # tensors are small: threads would wait for each other
+
 KINDS = {name: FITS[name] for name in ("clamp", "log size")}
 SMOOTH = Coefficients(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)),))
 HALF = [torch.float16, torch.bfloat16]
@@ -39,39 +41,43 @@ def normal(*shape, scale=2.0, seed=0, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_agrees_with_the_reference(case, fit):
-    actual = adaptive_softmax(tensor(case.logits), fit, where=tensor(case.where))
-    np.testing.assert_allclose(actual, case.expected(fit), atol=1e-6, rtol=1e-5)
+def test_agrees_with_the_reference(fit):
+    for case in CASES:
+        actual = adaptive_softmax(tensor(case.logits), fit, where=tensor(case.where))
+        exact = case.expected(fit)
+        np.testing.assert_allclose(actual, exact, atol=1e-6, rtol=1e-5, err_msg=case.name)
 
 
 @pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_half_precision_is_within_2_ulp_of_the_reference(case, dtype, fit):
+def test_half_precision_is_within_2_ulp_of_the_reference(dtype, fit):
     """On the logits as they are rounded."""
-    logits = tensor(case.logits).to(dtype)
-    if not np.isfinite(logits.double().numpy()[np.isfinite(case.logits)]).all():
-        pytest.skip("the logits are beyond this dtype")
-    actual = adaptive_softmax(logits, fit, where=tensor(case.where))
-    assert actual.dtype == dtype
-    rounded = case._replace(logits=logits.double().numpy())
-    limits = torch.finfo(dtype)
+    limits, n_cases = torch.finfo(dtype), 0
     smallest = max(limits.smallest_normal * limits.eps, torch.finfo(torch.float32).tiny)
-    np.testing.assert_allclose(
-        actual.double(), rounded.expected(fit, np.float64), rtol=2 * limits.eps, atol=2 * smallest
-    )
+    for case in CASES:
+        logits = tensor(case.logits).to(dtype)
+        rounded = logits.double().numpy()
+        if not np.isfinite(rounded[np.isfinite(case.logits)]).all():
+            continue  # beyond this dtype
+        actual = adaptive_softmax(logits, fit, where=tensor(case.where))
+        assert actual.dtype == dtype
+        exact = case._replace(logits=rounded).expected(fit, np.float64)
+        np.testing.assert_allclose(
+            actual.double(), exact, rtol=2 * limits.eps, atol=2 * smallest, err_msg=case.name
+        )
+        n_cases += 1
+    assert n_cases > 0.6 * len(CASES)
 
 
 @pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_gradients_are_finite_and_leave_masked_items_alone(case, fit):
-    logits, where = tensor(case.logits).requires_grad_(), tensor(case.where)
-    probs = adaptive_softmax(logits, fit, where=where)
-    (probs * torch.arange(logits.shape[-1]).cos()).sum().backward()
-    assert logits.grad.isfinite().all()
-    if where is not None:
-        assert (logits.grad[~where.expand(logits.shape)] == 0).all()
+def test_gradients_are_finite_and_leave_masked_items_alone(fit):
+    for case in CASES:
+        logits, where = tensor(case.logits).requires_grad_(), tensor(case.where)
+        probs = adaptive_softmax(logits, fit, where=where)
+        (probs * torch.arange(logits.shape[-1]).cos()).sum().backward()
+        assert logits.grad.isfinite().all(), case.name
+        if where is not None:
+            assert (logits.grad[~where.expand(logits.shape)] == 0).all(), case.name
 
 
 def test_the_feature_is_on(paper):
@@ -204,9 +210,16 @@ def test_transforms_of_torch_func(paper):
     np.testing.assert_allclose(per_row, torch.einsum("ijik->ijk", whole), atol=1e-5)
 
 
+# Tracing the graph is quick; generating code for it is not.
+backends = pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
+
+
 @of_the_compiler
+@backends
 @pytest.mark.parametrize("kind", ["paper", "by_size"])
-def test_compiled_in_one_graph(kind, request):
+def test_compiled_in_one_graph(kind, backend, request):
     """Forward and backward, as without the compiler."""
     fit = request.getfixturevalue(kind)
     torch.compiler.reset()
@@ -214,7 +227,7 @@ def test_compiled_in_one_graph(kind, request):
     def function(z, where):
         return adaptive_softmax(z, fit, where=where)
 
-    compiled = torch.compile(function, fullgraph=True)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
     where = torch.arange(40) < 30
     results = []
     for softmax in (function, compiled):
@@ -294,9 +307,10 @@ def test_loads_no_other_framework(tmp_path):
 
 @pytest.mark.parametrize("module", ["torch", "transformers"])
 def test_says_what_to_install(module, tmp_path):
-    said = run(f"import sys; sys.modules[{module!r}] = None; import calibrate.{module}", tmp_path)
-    assert said.startswith(f"ImportError: calibrate.{module} needs PyTorch")
-    assert said.endswith(f"pip install 'calibrate[{module}]'")
+    without = f"sys.modules['torch'] = types.ModuleType('torch'); sys.modules[{module!r}] = None"
+    message = run(f"import sys, types; {without}; import calibrate.{module}", tmp_path)
+    assert message.startswith(f"ImportError: calibrate.{module} needs PyTorch")
+    assert message.endswith(f"pip install 'calibrate[{module}]'")
 
 
 # --- attention ---------------------------------------------------------------------------------
@@ -333,17 +347,19 @@ def attend_to_case(arrays, fit, **masks):
 
 
 @pytest.mark.parametrize("case", ATTENTION_CASES)
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=["heads", "groups", "one key"])
 @pytest.mark.usefixtures("path")
-def test_attention_agrees_with_the_reference(case, heads, paper):
-    arrays = qkv(N=heads[0], K=heads[1])
+def test_attention_agrees_with_the_reference(case, paper):
     words = in_words_of_the_reference(ATTENTION_CASES[case])
-    for fit in (paper, BY_SIZE):
-        if fit is BY_SIZE and case == "additive mask":
-            continue  # as bias and mask in one, it would not be counted alike
-        actual = attend_to_case(arrays, fit, **words)
-        exact = expected_attention(*arrays, fit, **words)
-        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+    for n_key_heads in (4, 2, 1):
+        arrays = qkv(N=4, K=n_key_heads)
+        for fit in (paper, BY_SIZE):
+            if fit is BY_SIZE and case == "additive mask":
+                continue  # as bias and mask in one, it would not be counted alike
+            actual = attend_to_case(arrays, fit, **words)
+            exact = expected_attention(*arrays, fit, **words)
+            np.testing.assert_allclose(
+                actual, exact, atol=3e-6, rtol=1e-5, err_msg=f"{n_key_heads=}, {fit.name}"
+            )
 
 
 @pytest.mark.parametrize("case", ["plain", "causal", "mask"])
@@ -360,15 +376,15 @@ def test_identity_is_torchs_attention(case):
     ids=["identity", "log size", "polynomial"],
 )  # fmt: skip
 def test_the_stock_kernel_runs_no_more_often_than_it_must(fit, calls, monkeypatch):
-    made = []
+    calls_made = []
 
     def counting(*arguments):
         stock = kernel(*arguments)
-        return lambda *tensors: made.append(1) or stock(*tensors)
+        return lambda *tensors: calls_made.append(1) or stock(*tensors)
 
     monkeypatch.setattr(attention_module, "kernel", counting)
     attend_to_case(qkv(T=40, S=40), fit, is_causal=True)
-    assert len(made) == calls
+    assert len(calls_made) == calls
 
 
 def test_attention_agrees_with_jax(paper):
@@ -394,8 +410,8 @@ def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
 
 def test_long_sequences(paper):
     """As it runs outside of tests."""
-    arrays = qkv(T=1_500, S=1_500, N=2, K=1, B=1)
-    mask = np.arange(1_500) >= 100  # the first keys are padding, and so are their queries
+    arrays = qkv(T=700, S=700, N=2, K=1, B=1)
+    mask = np.arange(700) >= 100  # the first keys are padding, and so are their queries
     for masks in ({"is_causal": True}, {"is_causal": True, "mask": mask[None, None, None]}):
         for fit in (paper, BY_SIZE):
             actual = attend_to_case(arrays, fit, **masks)
@@ -427,16 +443,14 @@ def test_queries_without_keys_give_0(paper):
 
 
 @pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
-@pytest.mark.parametrize(
-    "case", ["mask", *(pytest.param(case, marks=pytest.mark.slow) for case in ("plain", "causal"))]
-)
+@pytest.mark.parametrize("case", ["plain", "causal", "mask"])
 @pytest.mark.usefixtures("path")
 def test_gradients_of_attention(case, fit):
     """Of queries, keys and values, through the entropy too."""
-    arrays = (x.astype(np.float64) for x in qkv(T=5, S=5, scale=1.0))
+    arrays = (x.astype(np.float64) for x in qkv(T=4, S=4, N=2, K=1, B=1, H=2, scale=1.0))
     words = in_words_of_the_reference(ATTENTION_CASES[case])
     if "mask" in words:
-        words["mask"] = words["mask"][..., :5, :5]
+        words["mask"] = words["mask"][:1, :, :4, :4]
     tensors, options = in_words_of_torch(*arrays, **words)
     tensors = [x.detach().requires_grad_() for x in tensors]
     assert torch.autograd.gradcheck(partial(attend, coefficients=fit, **options), tensors)
@@ -540,23 +554,25 @@ def test_leading_axes(paper):
     np.testing.assert_allclose(no_heads, out[2, 1, 3], atol=2e-6)
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded", "length first"])
+LAYOUTS = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "strided": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "expanded": lambda x: x[..., :1].expand(x.shape),
+    "length first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.usefixtures("path")
-def test_tensors_of_any_layout(layout, which, paper):
+def test_tensors_of_any_layout(layout, paper):
     """Kernels read beyond the row whose numbers do not lie side by side."""
-    tensors = [normal(2, 4, 11, 8, seed=i) for i in range(3)]
-    x = tensors[which]
-    tensors[which] = {
-        "transposed": lambda: x.mT.contiguous().mT,
-        "strided": lambda: x.repeat_interleave(2, -1)[..., ::2],
-        "expanded": lambda: x[..., :1].expand(x.shape),
-        "length first": lambda: x.transpose(1, 2).contiguous().transpose(1, 2),
-    }[layout]()
-    in_order = [x.clone(memory_format=torch.contiguous_format) for x in tensors]
-    exact = expected_attention(*(x.double().transpose(1, 2) for x in in_order), paper)
-    actual = attend(*tensors, coefficients=paper).transpose(1, 2)
-    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+    for changed in range(3):
+        tensors = [normal(2, 4, 11, 8, seed=i) for i in range(3)]
+        tensors[changed] = layout(tensors[changed])
+        in_order = [x.clone(memory_format=torch.contiguous_format) for x in tensors]
+        exact = expected_attention(*(x.double().transpose(1, 2) for x in in_order), paper)
+        actual = attend(*tensors, coefficients=paper).transpose(1, 2)
+        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5, err_msg=f"{changed=}")
 
 
 @pytest.mark.parametrize("odd", [1e6, torch.nan])
@@ -674,12 +690,13 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
 
 
 @of_the_compiler
+@backends
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_compiled_in_one_graph(is_causal, paper):
+def test_attention_compiled_in_one_graph(is_causal, backend, paper):
     torch.compiler.reset()
     (q, k, v), options = in_words_of_torch(*qkv(T=64, S=64, K=4), is_causal=is_causal)
     function = partial(attend, coefficients=paper, **options)
-    compiled = torch.compile(function, fullgraph=True)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
     for arguments in ((q, k, v), (q[:, :, :5], k, v)):  # two calls, and a block
         np.testing.assert_allclose(compiled(*arguments), function(*arguments), atol=3e-6)
 

@@ -20,6 +20,7 @@ from calibrate.heads.logits_files import Arrays  # noqa: E402
 from calibrate.maths import reference  # noqa: E402
 from calibrate.transformers import capture, register, verify  # noqa: E402
 
+torch.set_num_threads(1)  # models are tiny: threads would wait for each other
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 LENGTH, WINDOW = 40, 6  # prompts take two fused calls, single tokens a block
@@ -62,6 +63,7 @@ def family(request):
 
 @pytest.fixture
 def llama():
+    """One that a test may change."""
     return make_model("Llama")
 
 
@@ -115,8 +117,14 @@ def test_padding_changes_nothing(family, fit):
     np.testing.assert_allclose(padded, alone, atol=1e-4)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("cache", "padded"),
+    [
+        ("dynamic", True), ("static", False),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in (("dynamic", False), ("static", True))),
+    ],
+)  # fmt: skip
 def test_generation_with_a_cache_is_the_full_forward_pass(family, cache, padded):
     _, model = family
     prompt_mask = PADDED if padded else torch.ones_like(PADDED)
@@ -126,10 +134,10 @@ def test_generation_with_a_cache_is_the_full_forward_pass(family, cache, padded)
     options = static if cache == "static" else {}
     with torch.no_grad():
         out = model.generate(
-            IDS, attention_mask=prompt_mask, max_new_tokens=8, do_sample=False, output_logits=True,
+            IDS, attention_mask=prompt_mask, max_new_tokens=4, do_sample=False, output_logits=True,
             return_dict_in_generate=True, **options,
         )  # fmt: skip
-    ones = torch.ones(2, 8, dtype=torch.long)
+    ones = torch.ones(2, 4, dtype=torch.long)
     mask = torch.cat([prompt_mask, ones], 1)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     full = logits(
@@ -384,10 +392,11 @@ def test_half_precision(llama):
     assert error.mean() < 0.2 * (exact - plain).abs().mean()  # plain softmax must fail this
 
 
-def test_compiled(llama):
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled(backend, llama):
     expected = logits(llama, "calibrate-paper")
     torch.compiler.reset()
-    compiled = torch.compile(llama)
+    compiled = torch.compile(llama, backend=backend)
     with torch.no_grad():
         np.testing.assert_allclose(compiled(IDS).logits, expected, atol=1e-3)
 
@@ -465,10 +474,10 @@ def test_from_a_model_to_its_fit(llama, here):
             with torch.no_grad():
                 recorder.next(query=-1, target=rng.integers(0, length, 4).tolist())
                 llama(ids)
-    found = Arrays(here / "captured")
-    assert found.heads == [(1, 0), (1, 3)]
-    assert not found.sets_of_targets
-    assert sum(map(found.count, found.sizes)) == 60 * 4 * 2
+    arrays = Arrays(here / "captured")
+    assert arrays.heads == [(1, 0), (1, 3)]
+    assert not arrays.sets_of_targets
+    assert sum(map(arrays.count, arrays.sizes)) == 60 * 4 * 2
     run = CliRunner().invoke
     assert run(app, ["collect", "--logits", "captured"]).exit_code == 0
     done = run(app, ["fit", "runs/captured", "--name", "mine"])
@@ -513,7 +522,7 @@ def test_hooks_are_gone_after_an_error(llama, here):
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("positions", "message"),
     [
         ({"query": 99, "target": 0}, "query is position 99, and there are 40"),
         ({"query": -1, "target": [0, -41]}, "target is position -41, and there are 40"),
@@ -521,10 +530,10 @@ def test_hooks_are_gone_after_an_error(llama, here):
         ({"query": 1, "target": [0, 0, 0]}, "target names positions for 3 sequences, and"),
     ],
 )
-def test_positions_that_are_not_there(said, message, llama, here):
+def test_positions_that_are_not_there(positions, message, llama, here):
     def run():
         with torch.no_grad(), capture(llama, here / "captured") as recorder:
-            recorder.next(**said)
+            recorder.next(**positions)
             llama(IDS)
 
     with pytest.raises(calibrate.CalibrateError, match=message):
