@@ -51,4 +51,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LOADED_ON_USE, "__version__"})
+    dunders = {name for name in globals() if name.startswith("__")}
+    return sorted({*__all__, *dunders, "__version__"})

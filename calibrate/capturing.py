@@ -1,4 +1,4 @@
-"""Floor 2: capture of a model's logits, whatever framework it is written in."""
+"""Capture of a model's attention logits, for models of Transformers and of Flax nnx."""
 
 import sys
 from contextlib import AbstractContextManager

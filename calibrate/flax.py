@@ -1,6 +1,4 @@
-"""Floor 2, the runtime in Flax (extra "flax"): an attention function for its multi-head modules,
-and capture of their logits.
-"""
+"""Attention in Flax that applies a fit, and capture of the logits of its modules (extra "flax")."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
@@ -106,7 +104,7 @@ def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Arr
     dtype = wide(query.dtype)
     groups = query.shape[-2] // key.shape[-2]
     q = query.reshape(*query.shape[:-2], key.shape[-2], groups, query.shape[-1])
-    z = jnp.einsum(
+    z: Array = jnp.einsum(
         "...qhgd,...khd->...hgqk", q.astype(dtype), key.astype(dtype), precision=precision
     )
     z = z.reshape(*z.shape[:-4], query.shape[-2], *z.shape[-2:]) * query.shape[-1] ** -0.5

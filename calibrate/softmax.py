@@ -1,4 +1,4 @@
-"""Floor 2, the runtime in JAX: a softmax that applies a fit at inference."""
+"""Softmax in JAX that applies a fit at inference, in place of jax.nn.softmax."""
 
 from functools import partial
 from typing import Any
@@ -44,7 +44,8 @@ def inverse_temperature(
     """
     fit = check_fit(coefficients)
     goes_by_size(fit, H, n)
-    return _inverse_temperature(H, n, fit)
+    beta: jax.Array = _inverse_temperature(H, n, fit)
+    return beta
 
 
 @jax.jit
@@ -77,7 +78,8 @@ def _beta(
     """beta of x, which is H or log n, as the fit's kind has it."""
     if table is None:
         entry = coefficients.only
-        return beta_of(x, x, entry.coefficients, entry.domain, coefficients.rule, jnp)
+        beta: jax.Array = beta_of(x, x, entry.coefficients, entry.domain, coefficients.rule, jnp)
+        return beta
     rows = table.reshape(len(table), *[1] * (x.ndim + head_axis), -1, *[1] * (-head_axis - 1))
     *powers, lo, hi, calibrated = rows
     beta = beta_of(x, x, powers, (lo, hi), coefficients.rule, jnp)
@@ -121,7 +123,8 @@ def adaptive_softmax(
             f"{fit.reference} has an entry per head, and axis is {axis!r}; "
             "give logits (..., heads, queries, items) and axis=-1"
         )
-    return _adaptive_softmax(logits, fit, axis, where, entropy_gradient)
+    probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)
+    return probs
 
 
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))
@@ -145,7 +148,8 @@ def _adaptive_softmax(
         empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
         return jnp.where(where, powers / jnp.where(empty, 1, total), 0).astype(dtype)
 
-    return probabilities(logits)
+    probs: jax.Array = probabilities(logits)
+    return probs
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4, 5))
@@ -169,12 +173,14 @@ def sharpen(
         and not by its rule: then nothing in it may be infinite.
     """
     centred = centre(z, axis, finite=in_loop)
-    x = _looked_at(z, centred, coefficients, axis)
+    x = _rule_input(z, centred, coefficients, axis)
     return jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
 
 
-def _looked_at(z: jax.Array, centred: Centred, coefficients: Coefficients, axis: Axis) -> jax.Array:
-    """What beta is a function of: H, or log n."""
+def _rule_input(
+    z: jax.Array, centred: Centred, coefficients: Coefficients, axis: Axis
+) -> jax.Array:
+    """What beta is a function of: entropy H, or log n."""
     return log_size(z, axis) if coefficients.rule.kind == LOG_SIZE else centred.entropy
 
 
@@ -192,7 +198,7 @@ def _sharpen_jvp(
     centred = centre(z, axis, finite=True)
     beta_of_row = partial(_beta, table=table, coefficients=coefficients, head_axis=-3)
     if not entropy_gradient or coefficients.rule.kind == LOG_SIZE:
-        x = _looked_at(z, centred, coefficients, axis)
+        x = _rule_input(z, centred, coefficients, axis)
         return powers, powers * (beta_of_row(jax.lax.stop_gradient(x)) * dz)
     dH = centred.entropy_tangent(dz, axis)
     beta, dbeta = jax.jvp(beta_of_row, (centred.entropy,), (dH,))

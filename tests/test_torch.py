@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="needs the extra torch")
 
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature  # noqa: E402
 from calibrate.torch import attention as attention_module  # noqa: E402
+from calibrate.torch import blocks as blocks_module  # noqa: E402
 from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
 from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
 
@@ -322,8 +323,8 @@ def path(request, monkeypatch):
     blocks = request.param != "two calls"
     monkeypatch.setattr(attention_module, "FEW_QUERIES", 1 << 30 if blocks else 0)
     if request.param == "many blocks":
-        monkeypatch.setattr(attention_module, "BLOCK_LOGITS", 1)
-        monkeypatch.setattr(attention_module, "MIN_ROWS", 3)
+        monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1)
+        monkeypatch.setattr(blocks_module, "MIN_ROWS", 3)
 
 
 def in_words_of_torch(q, k, v, bias=None, scale=None, is_causal=False, **masks):
@@ -606,7 +607,7 @@ def test_under_autocast(dtype, paper):
 
 
 def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
-    monkeypatch.setattr(attention_module, "BLOCK_LOGITS", 1 << 12)
+    monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1 << 12)
     q, k, v = (normal(1, 1, 256, 4, seed=i).requires_grad_() for i in range(3))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()), lambda x: x):

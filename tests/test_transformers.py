@@ -249,7 +249,7 @@ def test_a_model_that_would_go_on_with_plain_softmax():
     model = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="calibrate-paper"
     )
-    with pytest.raises(calibrate.CoefficientsError, match="goes on with plain softmax"):
+    with pytest.raises(calibrate.CoefficientsError, match="continues with plain softmax"):
         verify(model)
     with pytest.raises(calibrate.CoefficientsError, match="attention implementation 'sdpa'; reg"):
         verify(make_model("Llama"))
@@ -355,7 +355,7 @@ def test_a_module_that_gives_no_mask_and_no_word_is_refused(llama):
     module, x = llama.model.layers[0].self_attn, torch.zeros(1, 4, 5, 8)
     del module.is_causal
     attend = AttentionInterface()["calibrate-paper"]
-    with pytest.raises(ValueError, match="LlamaAttention gives no mask, and does not say if"):
+    with pytest.raises(ValueError, match="LlamaAttention gives no mask, and no is_causal; use the"):
         attend(module, x, x, x, None)
     attend(module, x, x, x, None, is_causal=False)
     attend(module, x[:, :, :1], x, x, None)
@@ -411,7 +411,7 @@ def test_names_with_another_meaning_are_refused(name, paper):
 
 def test_what_else_is_refused(paper, monkeypatch):
     monkeypatch.setitem(AttentionInterface._global_mapping, "theirs", lambda *_: None)
-    with pytest.raises(ValueError, match="'theirs', which is registered by others"):
+    with pytest.raises(ValueError, match="'theirs', which others have registered"):
         register("theirs", paper)
     with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
         register("mine", "paper")

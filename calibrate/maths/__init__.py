@@ -1,1 +1,1 @@
-"""Floor 0, maths: arrays in, arrays out; nothing here knows of files, heads or models."""
+"""Mathematics on arrays: entropy, optimal beta, likelihood; no files, heads or models."""

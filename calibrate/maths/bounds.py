@@ -71,4 +71,4 @@ def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np
     n_others = np.maximum(real.sum(axis=1) - n_targets, 1)
     mass, rest = (weights.sum(axis=1, where=side) for side in (wins, ~wins))
     with np.errstate(divide="ignore"):  # targets far above the others never let go
-        return n_targets + (1 / eps - 1) * mass * n_others / rest
+        return np.asarray(n_targets + (1 / eps - 1) * mass * n_others / rest)

@@ -135,9 +135,9 @@ def maximise(
       low, high: bounds of beta.
       start: coefficients to start from; None is a constant between the bounds.
       tolerance: the largest gap to accept, for likelihoods, which are concave. None: the solution
-        is less exact, and the gap worked out in doubt alone.
+        is less exact, and its gap is computed only if the solver reports failure.
     Raises:
-      ArithmeticError: the best is missed, or may be.
+      ArithmeticError: the gap exceeds the tolerance, or cannot be bounded.
     """
     from scipy.optimize import minimize
 
@@ -156,17 +156,19 @@ def maximise(
         for sign, bound in sides
     ]
     start = form.ones * np.sqrt(low * high) if start is None else start
-    found = minimize(
+    result = minimize(
         loss, start, jac=True, method="SLSQP", constraints=constraints,
         options={"ftol": 1e-9 if tolerance is None else 1e-14, "maxiter": 500},
     )  # fmt: skip
-    lost, gradient = loss(found.x)
+    lost, gradient = loss(result.x)
     # At the optimum the solver may find no step that rounding does not spoil, and call it failure.
-    sure = tolerance is None and found.success
-    gap = np.nan if sure else _largest_gain(form, -gradient, found.x)
+    accepted = tolerance is None and result.success
+    gap = np.nan if accepted else _largest_gain(form, -gradient, result.x)
     if gap > (ROUGH_TOLERANCE * max(1.0, abs(lost)) if tolerance is None else tolerance):
-        raise ArithmeticError(f"the best rule is missed by up to {gap:.3g}: {found.message}")
-    return Solution(found.x, -lost, gap)
+        raise ArithmeticError(
+            f"the rule found may be short of the best by {gap:.3g}: {result.message}"
+        )
+    return Solution(result.x, -lost, gap)
 
 
 def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:
@@ -176,12 +178,12 @@ def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:
     steepest = float(np.abs(gradient).max())
     if steepest == 0:
         return 0.0
-    found = linprog(
+    result = linprog(
         -gradient / steepest,  # or a gradient near 0 drowns in the programme's tolerances
         A_ub=np.concatenate([form.matrix, -form.matrix]),
         b_ub=np.concatenate([form.high, -form.low]),
         bounds=(None, None),
     )
-    if not found.success:
-        raise ArithmeticError(f"no bound on what the best rule gains: {found.message}")
-    return float(gradient @ (found.x - c))
+    if not result.success:
+        raise ArithmeticError(f"cannot bound what the best rule gains: {result.message}")
+    return float(gradient @ (result.x - c))

@@ -97,7 +97,7 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
 def nodes(low: float, high: float) -> np.ndarray:
     """(N_NODES,) betas, Chebyshev nodes of their logarithm."""
     middle, half = _span(low, high)
-    return np.exp(middle + half * np.cos(_angles()))
+    return np.asarray(np.exp(middle + half * np.cos(_angles())))
 
 
 def from_nodes(values: np.ndarray, low: float, high: float) -> Profile:
@@ -142,4 +142,5 @@ def _log_p(logits: jax.Array, target: jax.Array, betas: jax.Array) -> jax.Array:
         mass = jnp.log(jnp.sum(jnp.exp(beta * among), axis=1))
         return (beta * best)[:, 0] + mass - jnp.log(jnp.sum(jnp.exp(beta * shifted), axis=1))
 
-    return jax.lax.map(at, betas.T[..., None]).T
+    values: jax.Array = jax.lax.map(at, betas.T[..., None])
+    return values.T

@@ -3,18 +3,23 @@
 Written for plainness, not for speed, and by other means than the code that it checks.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from calibrate.maths.rule import Rule
 
+Axis = int | tuple[int, ...] | None
 
-def _unmasked(logits, where):
+
+def _unmasked(logits: ArrayLike, where: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
     logits = np.asarray(logits, np.float64)
-    where = np.broadcast_to(True if where is None else where, logits.shape)
-    return logits, where & (logits != -np.inf)
+    real = np.broadcast_to(np.asarray(True if where is None else where, bool), logits.shape)
+    return logits, real & (logits != -np.inf)
 
 
-def _weights(logits, valid, beta, axis):
+def _weights(logits: np.ndarray, valid: np.ndarray, beta: ArrayLike, axis: Axis) -> np.ndarray:
     """exp(beta (z - max z)) over the unmasked items, and 0 elsewhere."""
     peak = np.max(logits, axis=axis, keepdims=True, where=valid, initial=-np.inf)
     with np.errstate(over="ignore"):
@@ -22,7 +27,9 @@ def _weights(logits, valid, beta, axis):
         return np.where(valid, np.exp(beta * np.where(valid, shifted, 0.0)), 0.0)
 
 
-def softmax(logits, axis=-1, where=None, beta=1.0):
+def softmax(
+    logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, beta: ArrayLike = 1.0
+) -> np.ndarray:
     """p_i = exp(beta z_i) / sum_j exp(beta z_j) over unmasked items; NaN if there is none."""
     logits, valid = _unmasked(logits, where)
     weights = _weights(logits, valid, beta, axis)
@@ -31,34 +38,49 @@ def softmax(logits, axis=-1, where=None, beta=1.0):
     return probs if where is None else np.where(where, probs, 0.0)
 
 
-def entropy(logits, axis=-1, where=None, keepdims=False):
+def entropy(
+    logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, keepdims: bool = False
+) -> np.ndarray:
     """H = -sum p log p in nats over unmasked items, with 0 log 0 = 0."""
     p = softmax(logits, axis, where)
     terms = np.where(p == 0, 0.0, -p * np.log(np.where(p == 0, 1.0, p)))
-    return terms.sum(axis=axis, keepdims=keepdims)
+    return np.asarray(terms.sum(axis=axis, keepdims=keepdims))
 
 
-def inverse_temperature(H, coefficients, domain, rule=Rule(), n=None):  # noqa: B008 (immutable)
+def inverse_temperature(
+    H: ArrayLike,
+    coefficients: Sequence[float],
+    domain: tuple[float, float],
+    rule: Rule = Rule(),  # noqa: B008 (immutable)
+    n: ArrayLike | None = None,
+) -> np.ndarray:
     """beta of rows with entropy H and n unmasked items, one by one, in the words of the rule."""
 
-    def beta_by_size(items):
+    def beta_by_size(items: float) -> float:
         kappa, b = coefficients
-        return min(max(kappa * np.log(items) + b, rule.min_beta), rule.max_beta)
+        return min(max(float(kappa * np.log(items) + b), rule.min_beta), rule.max_beta)
 
-    def beta_by_entropy(entropy):
+    def beta_by_entropy(entropy: float) -> float:
         if entropy <= rule.min_entropy:
             return 1.0
         if rule.outside == "identity" and not domain[0] <= entropy <= domain[1]:
             return 1.0
         clamped = min(max(entropy, domain[0]), domain[1])
-        return min(max(np.polyval(coefficients, clamped), rule.min_beta), rule.max_beta)
+        return min(max(float(np.polyval(coefficients, clamped)), rule.min_beta), rule.max_beta)
 
     if rule.kind == "log-size":
-        return np.vectorize(beta_by_size, otypes=[np.float64])(n)
-    return np.vectorize(beta_by_entropy, otypes=[np.float64])(H)
+        return np.asarray(np.vectorize(beta_by_size, otypes=[np.float64])(n))
+    return np.asarray(np.vectorize(beta_by_entropy, otypes=[np.float64])(H))
 
 
-def adaptive_softmax(logits, coefficients, domain, rule=Rule(), axis=-1, where=None):  # noqa: B008
+def adaptive_softmax(
+    logits: ArrayLike,
+    coefficients: Sequence[float],
+    domain: tuple[float, float],
+    rule: Rule = Rule(),  # noqa: B008 (immutable)
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> np.ndarray:
     """softmax(beta z), with beta by the entropy of softmax(z) or by the number of its items."""
     H = entropy(logits, axis, where, keepdims=True)
     _, valid = _unmasked(logits, where)
@@ -67,7 +89,7 @@ def adaptive_softmax(logits, coefficients, domain, rule=Rule(), axis=-1, where=N
     return softmax(logits, axis, where, beta=beta)
 
 
-def expected_excess(beta, logits, target):
+def expected_excess(beta: float, logits: np.ndarray, target: int) -> float:
     """E_beta[z] - z_t of one row: rises with beta and is 0 at the optimal beta."""
     u = np.asarray(logits, np.float64) - np.float64(logits[target])
     u = u[u > -np.inf]
@@ -75,42 +97,44 @@ def expected_excess(beta, logits, target):
     return float(weights @ u / weights.sum())
 
 
-def optimal_beta(logits, target):
+def optimal_beta(logits: np.ndarray, target: int | np.ndarray) -> float:
     """The root of E_beta[z] = z_t of one row by bisection; 0 if flat, inf if sharp.
 
     Of a set of targets, (n,) bool: where their log odds are greatest, by a dense grid.
     """
-    if np.ndim(target):
+    if isinstance(target, np.ndarray) and target.ndim:
         return _optimal_beta_of_set(logits, target)
-    u = np.asarray(logits, np.float64) - np.float64(logits[target])
+    t = int(target)
+    u = np.asarray(logits, np.float64) - np.float64(logits[t])
     u = u[u > -np.inf]
     if u.max() == 0 and u.mean() < 0:
         return np.inf
     if u.mean() >= 0:
         return 0.0
     lo, hi = 0.0, 1.0 / (u.max() - u.min())
-    while expected_excess(hi, logits, target) < 0:
+    while expected_excess(hi, logits, t) < 0:
         lo, hi = hi, 2 * hi
     for _ in range(200):
         middle = (lo + hi) / 2
-        if expected_excess(middle, logits, target) < 0:
+        if expected_excess(middle, logits, t) < 0:
             lo = middle
         else:
             hi = middle
-    return (lo + hi) / 2
+    return float((lo + hi) / 2)
 
 
-def log_odds(beta, logits, target):
+def log_odds(beta: ArrayLike, logits: ArrayLike, target: np.ndarray) -> np.ndarray:
     """log of the mass of the targets of one row over that of the others, at each beta (betas,)."""
-    z, beta = np.asarray(logits, np.float64), np.asarray(beta, np.float64)
+    z, betas = np.asarray(logits, np.float64), np.asarray(beta, np.float64)
 
-    def log_sum(z):
-        return beta * z.max() + np.log(np.exp(beta[:, None] * (z - z.max())).sum(axis=1))
+    def log_sum(z: np.ndarray) -> np.ndarray:
+        powers = np.exp(betas[:, None] * (z - z.max()))
+        return np.asarray(betas * z.max() + np.log(powers.sum(axis=1)))
 
-    return log_sum(z[target]) - log_sum(z[~target])
+    return np.asarray(log_sum(z[target]) - log_sum(z[~target]))
 
 
-def _optimal_beta_of_set(logits, target):
+def _optimal_beta_of_set(logits: np.ndarray, target: np.ndarray) -> float:
     """The best of 0, infinity, and every peak of a dense grid, zoomed into; ties go in this order.
 
     A peak counts if it is above both ends by more than rounding.

@@ -91,7 +91,8 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
       NaN where all unmasked items are -inf (there is no distribution).
     Reference: Velickovic et al. 2024, section 3.
     """
-    return _entropy_of_logits(logits, hashable(axis), where)
+    H: jax.Array = _entropy_of_logits(logits, hashable(axis), where)
+    return H
 
 
 @partial(jax.jit, static_argnames="axis")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from calibrate.maths import target_sets
 from calibrate.maths.root_finding import MAX_PASSES, Passes, advance, moments
@@ -28,7 +29,9 @@ class OptimalBeta(NamedTuple):
     status: np.ndarray  # int8: INTERIOR, SHARP, FLAT or UNSOLVED
 
 
-def optimal_beta(logits, target, where=None) -> OptimalBeta:
+def optimal_beta(
+    logits: ArrayLike, target: ArrayLike, where: ArrayLike | None = None
+) -> OptimalBeta:
     """Inverse temperature that maximises the target's probability, row by row.
 
     Solves E_beta[z] = z_t for beta > 0; the left side rises with beta, so the root is unique. Of a
@@ -49,15 +52,17 @@ def optimal_beta(logits, target, where=None) -> OptimalBeta:
         an unmasked item, a logit that is NaN or +inf (all checked on the host).
     Reference: Velickovic et al. 2024, section 3.
     """
-    logits, target = _checked(logits, target, where)
-    rows, per_row = logits.shape[:-1], target.shape[logits.ndim - 1 :]
-    beta, _ = _solve_in_blocks(logits.reshape(-1, logits.shape[-1]), target.reshape(-1, *per_row))
+    z, targets = _checked(logits, target, where)
+    rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
+    beta, _ = _solve_in_blocks(z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row))
     beta = beta.reshape(rows)
     classes = [beta == np.inf, beta == 0, np.isnan(beta)]
     return OptimalBeta(beta, np.select(classes, [SHARP, FLAT, UNSOLVED], INTERIOR).astype(np.int8))
 
 
-def _checked(logits, target, where) -> tuple[np.ndarray, np.ndarray]:
+def _checked(
+    logits: ArrayLike, target: ArrayLike, where: ArrayLike | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Validated logits, masked items set to -inf, and targets."""
     logits, target = np.asarray(logits), np.asarray(target)
     per_row, remedy = (
@@ -76,7 +81,7 @@ def _checked(logits, target, where) -> tuple[np.ndarray, np.ndarray]:
     return logits, check(target, logits)
 
 
-def _checked_logits(logits, where) -> np.ndarray:
+def _checked_logits(logits: np.ndarray, where: ArrayLike | None) -> np.ndarray:
     """Validated logits, masked items set to -inf."""
     if logits.dtype != np.float64:
         logits = logits.astype(np.float32)
@@ -118,7 +123,7 @@ def _first(rows: np.ndarray) -> tuple[int, ...]:
     return tuple(np.argwhere(rows)[0].tolist())
 
 
-def _solve_in_blocks(logits, target) -> tuple[np.ndarray, np.ndarray]:
+def _solve_in_blocks(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """beta and number of passes for (rows, n) logits, in blocks of one traced shape."""
     kernel = _solve if target.ndim == 1 else target_sets.solve
     beta = np.empty(len(logits), logits.dtype)

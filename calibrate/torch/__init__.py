@@ -1,4 +1,4 @@
-"""Floor 2, the runtime in PyTorch (extra "torch"): softmax and attention that apply a fit.
+"""Softmax and attention in PyTorch that apply a fit (extra "torch").
 
 Loads neither JAX nor Transformers.
 """

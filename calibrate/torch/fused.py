@@ -46,7 +46,10 @@ def _kernel_of_cpu(
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value = map(_in_one_piece, (query, key, value))
-        return op(query, key, value, is_causal=is_causal, attn_mask=mask, scale=scale)
+        result: tuple[Tensor, Tensor] = op(
+            query, key, value, is_causal=is_causal, attn_mask=mask, scale=scale
+        )
+        return result
 
     return attend
 

@@ -1,5 +1,6 @@
 """A softmax that applies a fit at inference, in place of torch.softmax."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ def adaptive_softmax(
     table = _head_table(fit, z, -3)
     if z.numel() == 0:
         return torch.softmax(z, dim).to(logits.dtype)
-    probs = _AdaptiveSoftmax.apply(z, table, _How(fit, dim, entropy_gradient))
+    apply: Callable[..., Tensor] = _AdaptiveSoftmax.apply
+    probs = apply(z, table, _How(fit, dim, entropy_gradient))
     if where is not None:
         probs = torch.where(where, probs, 0)
     return probs.to(logits.dtype)
@@ -163,7 +165,8 @@ def _beta(x: Tensor, table: Tensor | None, fit: Coefficients) -> Tensor:
     """beta of x, which is H or log n, as the fit's kind has it."""
     if table is None:
         entry = fit.only
-        return beta_of(x, x, entry.coefficients, entry.domain, fit.rule, torch)
+        beta: Tensor = beta_of(x, x, entry.coefficients, entry.domain, fit.rule, torch)
+        return beta
     *powers, lo, hi, calibrated = table
     beta = beta_of(x, x, powers, (lo, hi), fit.rule, torch)
     return torch.where(calibrated == 1, beta, 1.0)

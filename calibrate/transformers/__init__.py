@@ -1,5 +1,5 @@
-"""Floor 2, the runtime in Hugging Face Transformers (extra "transformers"): attention that applies
-a fit, and what is needed to make one: the logits of a model's heads.
+"""Attention in Hugging Face Transformers that applies a fit, and capture of the logits of a model's
+heads (extra "transformers").
 """
 
 try:

@@ -15,19 +15,19 @@ from calibrate.torch import scaled_dot_product_attention
 
 Tensor = torch.Tensor
 
-# What Transformers looks for in a name, to treat the model as one with that implementation.
-_TAKEN = ("eager", "sdpa", "flash", "flex", "paged")
+# Transformers treats a model whose implementation contains one of these as that implementation.
+_RESERVED = ("eager", "sdpa", "flash", "flex", "paged")
 # Additive masks hold the least number of some dtype, or what older models add: -10,000, which
 # bfloat16 rounds to -9,984. Keys with so much less have no weight.
 _MASKED = -9_000.0
-# What models choose keys by, for the kernels of other implementations: no mask shows it.
-_UNSEEN = ("indices", "block_indices", "cache")
+# Arguments by which models choose keys for other implementations; the mask does not show them.
+_UNSUPPORTED = ("indices", "block_indices", "cache")
 
 registered: dict[str, Coefficients] = {}
 
 
 def register(name: str, coefficients: Coefficients) -> None:
-    """Makes a fit known to Transformers as an attention implementation of that name.
+    """Registers a fit with Transformers as an attention implementation of that name.
 
     Models loaded with `attn_implementation=name`, and those given it by
     `model.set_attn_implementation(name)`, then apply it in every attention layer; with entries per
@@ -45,26 +45,28 @@ def register(name: str, coefficients: Coefficients) -> None:
     Raises:
       CoefficientsError: no fit was given; in a forward pass, one that does not fit the heads, or
         has entries per layer for a module that does not know its layer.
-      ValueError: a name that Transformers has, or reads a meaning into; in a forward pass, a model
-        that passes what chooses keys elsewhere than in its mask.
+      ValueError: a name that is taken, or that Transformers interprets; in a forward pass, a model
+        that chooses keys by other arguments than its mask.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    name_is_free = isinstance(name, str) and not any(word in name.lower() for word in _TAKEN)
+    name_is_free = isinstance(name, str) and not any(word in name.lower() for word in _RESERVED)
     if not name_is_free or not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(
             f"name is {name!r}; give letters, digits, '.', '_' or '-', and none of "
-            f"{', '.join(_TAKEN)}, which Transformers reads a meaning into"
+            f"{', '.join(_RESERVED)}, which Transformers interprets"
         )
     if name in AttentionInterface() and name not in registered:
-        raise ValueError(f"name is {name!r}, which is registered by others; give another")
+        raise ValueError(
+            f"name is {name!r}, which is registered already, and not by calibrate; give another"
+        )
     registered[name] = fit
     AttentionMaskInterface.register(name, make_mask)
     AttentionInterface.register(name, attention_function(fit))
 
 
 def verify(model: PreTrainedModel) -> None:
-    """Raises unless the model applies a fit that `register` made known.
+    """Raises unless the model applies a registered fit.
 
     Transformers accepts any registered name, for models too whose code never looks it up: they
     would go on with plain softmax.
@@ -73,8 +75,8 @@ def verify(model: PreTrainedModel) -> None:
       model: any of Transformers' models.
     Raises:
       CoefficientsError: it has no softmax attention, or a part of it (an encoder, say) has an
-        attention implementation that is no fit's, code that does not look implementations up, or
-        lacks a layer that the fit names.
+        attention implementation that is not a registered fit, code that does not look
+        implementations up, or lacks a layer that the fit names.
     """
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     parts = [part for part in parts if _has_attention(part)]
@@ -93,8 +95,7 @@ def _verify_part(model: PreTrainedModel) -> None:
         )
     if not model._can_set_attn_implementation():
         raise CoefficientsError(
-            f"{called} does not look its attention up among the registered; it goes on with plain "
-            "softmax"
+            f"{called} does not look up registered attention; it continues with plain softmax"
         )
     layers = {getattr(module, "layer_idx", None) for module in model.modules()}
     absent = set(_fits_of_layers(registered[name])) - layers
@@ -129,7 +130,7 @@ def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | N
     return sdpa_mask(*arguments, config=config, **options)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _understand_none(configuration: str) -> bool:
     """Whether all models with the configurations of that module are written for PyTorch's own
     attention, and so for masks that are left out."""
@@ -153,7 +154,7 @@ def attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
         softcap: float | None = None, s_aux: Tensor | None = None, sinks: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        _refuse_what_no_mask_shows(module, others)
+        _refuse_unsupported(module, others)
         layer: Any = getattr(module, "layer_idx", None)
         if of_layer and layer is None:
             raise CoefficientsError(
@@ -176,18 +177,19 @@ def attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
     return attend
 
 
-def is_causal_alone(module: Any, mask: Tensor | None, n_queries: int, said: bool | None) -> bool:
+def is_causal_alone(
+    module: Any, mask: Tensor | None, n_queries: int, is_causal: bool | None
+) -> bool:
     """Whether it is left to attention to be causal.
 
     A query alone without a mask is the last one, and sees all; several are the first ones.
     """
     if mask is not None or n_queries == 1:
         return False
-    causal = getattr(module, "is_causal", None) if said is None else said
+    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if causal is None:
         raise ValueError(
-            f"{type(module).__name__} gives no mask, and does not say if it is causal; use the "
-            "model without a fit"
+            f"{type(module).__name__} gives no mask, and no is_causal; use the model without a fit"
         )
     return bool(causal)
 
@@ -197,7 +199,7 @@ def _fits_of_layers(fit: Coefficients) -> dict[int, Coefficients]:
     return {entry.layer: fit.layer(entry.layer) for entry in fit.entries if entry.layer is not None}
 
 
-def _refuse_what_no_mask_shows(module: Any, others: dict[str, Any]) -> None:
+def _refuse_unsupported(module: Any, others: dict[str, Any]) -> None:
     config = getattr(module, "config", None)
     name = None if config is None else config._attn_implementation
     if config is not None and name not in AttentionMaskInterface._global_mapping:
@@ -205,7 +207,7 @@ def _refuse_what_no_mask_shows(module: Any, others: dict[str, Any]) -> None:
             f"attention is registered as {name!r}, and no mask function is: causality and padding "
             "would be lost; use calibrate.transformers.register"
         )
-    for word in _UNSEEN:
+    for word in _UNSUPPORTED:
         if others.get(word) is not None:
             raise ValueError(
                 f"{type(module).__name__} passes {word!r}, which calibrate.transformers does not "

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import identity
 from calibrate.files.logits_recorder import Recorder
-from calibrate.torch.attention import masked_logits
+from calibrate.torch.blocks import masked_logits
 from calibrate.transformers.attention import (
     Tensor,
     attention_function,
