@@ -469,7 +469,7 @@ def test_from_a_model_to_its_fit(llama, here):
     rng = np.random.default_rng(0)
     with capture(llama, here / "captured", layers=[1], heads=[0, 3]) as recorder:
         for _ in range(60):
-            length = int(rng.integers(8, 40))
+            length = int(rng.choice([10, 20, 40]))
             ids = torch.tensor(rng.integers(1, 60, (4, length)))
             with torch.no_grad():
                 recorder.next(query=-1, target=rng.integers(0, length, 4).tolist())
