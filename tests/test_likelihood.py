@@ -67,15 +67,16 @@ def form_of(H, **options):
     return polynomial_form(H, DOMAIN, LOW, HIGH, **options)
 
 
-def planted_polynomial(seed=0):
+@pytest.fixture(scope="module")
+def planted_polynomial():
     def beta(h, n):
         return basis((np.clip(h, *DOMAIN) - DOMAIN[0]) / (DOMAIN[1] - DOMAIN[0]), 4) @ PLANTED
 
-    return planted(beta, seed=seed)
+    return planted(beta)
 
 
-def test_a_planted_polynomial_and_no_allowed_one_is_better():
-    rows, H, _ = planted_polynomial()
+def test_a_planted_polynomial_and_no_allowed_one_is_better(planted_polynomial):
+    rows, H, _ = planted_polynomial
     weight = np.random.default_rng(5).uniform(0.5, 1.5, len(H))
     form = form_of(H)
     found = best(rows, form, weight)
@@ -103,8 +104,8 @@ def test_bounds_hold_on_the_whole_domain():
     assert beta.min() < LOW + 0.05  # and it is reached
 
 
-def test_monotone_never_falls():
-    rows, H, _ = planted_polynomial()
+def test_monotone_never_falls(planted_polynomial):
+    rows, H, _ = planted_polynomial
     free, rising = (best(rows, form_of(H, monotone=m), np.ones(len(H))) for m in (False, True))
     t = np.linspace(0, 1, 1_001)
     assert np.diff(basis(t, 4) @ free.coefficients).min() < -1e-4

@@ -12,19 +12,18 @@ from calibrate.maths.shannon_entropy import susceptibility
 
 
 @pytest.mark.parametrize("n", [1, 2, 64, 16_384])
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0, 1e4])
-def test_agrees_with_the_reference(n, scale):
-    logits = (np.random.default_rng(n).standard_normal((8, n)) * scale).astype(np.float32)
-    np.testing.assert_allclose(
-        calibrate.entropy(logits), reference.entropy(logits), atol=1e-5, rtol=0
-    )
+def test_agrees_with_the_reference(n):
+    for scale in (1e-6, 1.0, 30.0, 1e4):
+        logits = (np.random.default_rng(n).standard_normal((8, n)) * scale).astype(np.float32)
+        actual, exact = calibrate.entropy(logits), reference.entropy(logits)
+        np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=0, err_msg=f"{scale=}")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_agrees_on_the_table_of_cases(case):
-    actual = np.asarray(calibrate.entropy(case.logits, where=case.where))
-    exact = reference.entropy(case.logits.astype(np.float64), where=case.where)
-    np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=0)
+def test_agrees_on_the_table_of_cases():
+    for case in CASES:
+        actual = np.asarray(calibrate.entropy(case.logits, where=case.where))
+        exact = reference.entropy(case.logits.astype(np.float64), where=case.where)
+        np.testing.assert_allclose(actual, exact, atol=1e-5, rtol=0, err_msg=case.name)
 
 
 def test_closed_forms():
@@ -94,16 +93,16 @@ def test_float64_stays_float64():
         assert float(H) == pytest.approx(float(reference.entropy(logits)), abs=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_susceptibility_is_the_variance_of_the_logits(case):
-    z = case.logits.astype(np.float64)
-    p = reference.softmax(z, where=case.where)
-    real = np.nan_to_num(p) > 0
-    z = np.where(real, z - z.max(axis=-1, where=real, initial=-np.inf, keepdims=True), 0)
-    mean = np.sum(p * z, axis=-1, keepdims=True, where=real)
-    exact = np.sum(p * (z - mean) ** 2, axis=-1, where=real)
-    found = susceptibility(case.logits, where=case.where)
-    np.testing.assert_allclose(found, exact, rtol=2e-3, atol=1e-12)
+def test_susceptibility_is_the_variance_of_the_logits():
+    for case in CASES:
+        z = case.logits.astype(np.float64)
+        p = reference.softmax(z, where=case.where)
+        real = np.nan_to_num(p) > 0
+        z = np.where(real, z - z.max(axis=-1, where=real, initial=-np.inf, keepdims=True), 0)
+        mean = np.sum(p * z, axis=-1, keepdims=True, where=real)
+        exact = np.sum(p * (z - mean) ** 2, axis=-1, where=real)
+        actual = susceptibility(case.logits, where=case.where)
+        np.testing.assert_allclose(actual, exact, rtol=2e-3, atol=1e-12, err_msg=case.name)
 
 
 def test_susceptibility_is_how_commitment_grows_with_beta():
