@@ -58,8 +58,7 @@ def test_identity_gives_flaxs_own_result(module, mask):
     np.testing.assert_allclose(ours, module(None, mask=mask), atol=2e-6)
 
 
-@pytest.mark.parametrize("module", [in_nnx, in_linen])
-@pytest.mark.parametrize("kind", ["paper", "by_size"])
+@pytest.mark.parametrize(("module", "kind"), [(in_nnx, "paper"), (in_linen, "by_size")])
 def test_a_fit_changes_it_as_the_whole_matrix_would(module, kind, request, monkeypatch):
     """The feature is on, and causality survives."""
     fit = request.getfixturevalue(kind)
@@ -121,18 +120,14 @@ def test_dropout_comes_after_the_entropy(paper, broadcast):
     np.testing.assert_allclose(sown.sum(-1), 1, atol=1e-6)  # before dropout
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_dtype_is_honoured(paper, dtype):
-    exact = in_nnx(paper)
-    for module in (in_nnx, in_linen):
-        assert module(paper, dtype=dtype).dtype == dtype
-    np.testing.assert_allclose(
-        in_nnx(paper, dtype=dtype).astype(np.float32), exact, atol=0.1, rtol=0.05
-    )
+@pytest.mark.parametrize(("module", "dtype"), [(in_nnx, jnp.bfloat16), (in_linen, jnp.float16)])
+def test_dtype_is_honoured(paper, module, dtype):
+    actual = module(paper, dtype=dtype)
+    assert actual.dtype == dtype
+    np.testing.assert_allclose(actual.astype(np.float32), module(paper), atol=0.1, rtol=0.05)
 
 
-@pytest.mark.parametrize("kind", ["paper", "by_size"])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("kind", "is_causal"), [("paper", True), ("by_size", False)])
 def test_precision_takes_the_whole_matrix_to_the_same_result(kind, is_causal, request):
     fit = request.getfixturevalue(kind)
     by_matrix = in_nnx(fit, precision="highest", is_causal=is_causal)
