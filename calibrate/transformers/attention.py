@@ -32,7 +32,7 @@ def register(name: str, coefficients: Coefficients) -> None:
     Models loaded with `attn_implementation=name`, and those given it by
     `model.set_attn_implementation(name)`, then apply it in every attention layer; with entries per
     layer, by the layer's `layer_idx`. Registered with it is the function that makes masks, without
-    which Transformers would make none, and causality would be lost without a word.
+    which Transformers would make none, and causality would silently be lost.
 
     Masks may be boolean or additive; causality, padding, sliding windows, grouped queries, a
     logit soft-cap, attention sinks (items of the entropy like others), position biases and dropout
@@ -57,9 +57,7 @@ def register(name: str, coefficients: Coefficients) -> None:
             f"{', '.join(_RESERVED)}, which Transformers interprets"
         )
     if name in AttentionInterface() and name not in registered:
-        raise ValueError(
-            f"name is {name!r}, which is registered already, and not by calibrate; give another"
-        )
+        raise ValueError(f"name is {name!r}, which others have registered; give another")
     registered[name] = fit
     AttentionMaskInterface.register(name, make_mask)
     AttentionInterface.register(name, attention_function(fit))
