@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.fitting.model_selection import mean_by_size, scores
+from calibrate.fitting.model_selection import mean_by_size, row_scores
 from calibrate.fitting.solved_rows import Rows
 from calibrate.maths.likelihood import Form, likelihood, maximise
 from calibrate.maths.likelihood_profile import from_nodes, nodes
@@ -50,12 +50,14 @@ def scores_beyond(
 ) -> dict[str, float]:
     """Rule -> mean log p_t above the gate on held-out rows, sizes alike; and on a mixture."""
     train, test = (_above_gate(*rows) for rows in ((fitted, fitted_gap), (held_out, held_out_gap)))
-    found = {"plain": mean_by_size(test[0], scores(test[0], np.ones(len(test[1])), "likelihood"))}
+    found = {
+        "plain": mean_by_size(test[0], row_scores(test[0], np.ones(len(test[1])), "likelihood"))
+    }
     found |= {name: _score(train, test, *VARIABLES[name]) for name in VARIABLES}
     mixed_train, mixed_test = (
         _with_diffuse(*rows, seed) for seed, rows in enumerate((train, test))
     )
-    plain = scores(mixed_test[0], np.ones(len(mixed_test[1])), "likelihood")
+    plain = row_scores(mixed_test[0], np.ones(len(mixed_test[1])), "likelihood")
     found["mixture: plain"] = mean_by_size(mixed_test[0], plain)
     for name in MIXED:
         found[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
@@ -78,11 +80,11 @@ def _score(
     matrix = design[chosen]
     ones = np.eye(design.shape[1])[0]
     form = Form(design, matrix, np.full(len(matrix), LOW), np.full(len(matrix), HIGH), ones)
-    weight = _sizes_alike(train[0])
+    weight = _equal_sizes(train[0])
     objective = likelihood(train[0].profile, weight)
     c = maximise(objective, form, LOW, HIGH, tolerance=1e-3).coefficients
     beta = np.clip(design_test @ c, LOW, HIGH)
-    return mean_by_size(test[0], scores(test[0], beta, "likelihood"))
+    return mean_by_size(test[0], row_scores(test[0], beta, "likelihood"))
 
 
 def _place(x: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
@@ -99,7 +101,7 @@ def _products(x: np.ndarray, degree: int) -> np.ndarray:
     return np.column_stack([single[:, picked, p].prod(axis=1) for p in wanted])
 
 
-def _sizes_alike(rows: Rows) -> np.ndarray:
+def _equal_sizes(rows: Rows) -> np.ndarray:
     sizes, place, count = np.unique(rows.size, return_inverse=True, return_counts=True)
     return 1 / (len(sizes) * count[place])
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from calibrate.fitting.solved_rows import Rows, join, solve
+from calibrate.fitting.solved_rows import Rows, concatenate_rows, solve_rows
 from calibrate.maths.reference import entropy, softmax
 
 
@@ -16,5 +16,5 @@ def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 
         H = entropy(z)
         p = softmax(z, beta=np.broadcast_to(beta_of(H, n), H.shape)[:, None])
         target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
-        parts.append(solve(z, target.astype(np.int32), H, n))
-    return join(parts)
+        parts.append(solve_rows(z, target.astype(np.int32), H, n))
+    return concatenate_rows(parts)

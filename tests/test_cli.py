@@ -110,7 +110,7 @@ def test_collect_then_fit_then_load(here):
             "'few' is not one of 'all', 'misranked'",
         ),
         (
-            ["fit", "nowhere", "--name", "x", "--paper", "--monotone"],
+            ["fit", "nowhere", "--name", "x", "--paper", "--gate", "0.5"],
             2,
             "--paper cannot be used with",
         ),
@@ -134,7 +134,7 @@ def test_bad_input_gets_one_clear_line(here, arguments, code, message):
 @pytest.mark.parametrize(
     "options",
     [
-        ["--objective", "likelihood", "--rows", "all"], ["--monotone"], ["--weigh", "rows"],
+        ["--objective", "likelihood", "--rows", "all"],
         ["--rows", "misranked", "--objective", "beta"], ["--paper"], ["--gate", "0.5"],
         ["--objective", "theta", "--jobs", "2"],
     ],

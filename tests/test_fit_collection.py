@@ -42,8 +42,8 @@ def test_a_collection_becomes_a_file_that_loads(folder, tmp_path, objective):
     assert loaded.source["head"] == "toy"
     assert loaded.source["fingerprint"] == "sha256:toy-0.2"
     assert loaded.source["options"] == {
-        "degree": 4, "force": "polynomial", "monotone": False, "objective": objective,
-        "rows": "all", "weigh": "sizes", "gate": 0.0,
+        "degree": 4, "force": "polynomial", "objective": objective,
+        "rows": "all", "gate": 0.0,
     }  # fmt: skip
     rows = loaded.quality["rows"]
     assert rows["kept"] == 1_800

@@ -104,15 +104,6 @@ def test_bounds_hold_on_the_whole_domain():
     assert beta.min() < LOW + 0.05  # and it is reached
 
 
-def test_monotone_never_falls(planted_polynomial):
-    rows, H, _ = planted_polynomial
-    free, rising = (best(rows, form_of(H, monotone=m), np.ones(len(H))) for m in (False, True))
-    t = np.linspace(0, 1, 1_001)
-    assert np.diff(basis(t, 4) @ free.coefficients).min() < -1e-4
-    assert np.diff(basis(t, 4) @ rising.coefficients).min() > -1e-7
-    assert rising.value < free.value
-
-
 def test_rows_that_already_win_push_beta_to_its_bound():
     z = np.tile(np.float32([3.0, 1.0, 0.0]), (200, 1))
     rows = profile(z, np.zeros(200, int), LOW, HIGH)

@@ -69,7 +69,7 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
     assert last[7].strip() == f"{100 * mean:.1f} ± {100 * error:.1f}"
     heads = table_of(out, "By head, the largest gain of lines@1 first")[1:4]
     gains = {i: scores.estimate(head=i).of(2, "log_p_gain")[0] for i in (0, 2)}
-    best = scores.head_in_words(max(gains, key=gains.__getitem__))
+    best = scores.head_label(max(gains, key=gains.__getitem__))
     assert heads[0][0].strip() == best
     assert [heads[2][0].strip(), heads[2][4].strip()] == ["layer 0, head 3", "unchanged"]
     assert "of the 2 heads that it has a rule for," in out

@@ -6,15 +6,15 @@ from planted import planted_rows
 
 from calibrate.errors import QualityError
 from calibrate.fitting.model_selection import (
-    _gain,
-    _held_out,
     applied_beta,
     choose,
+    estimate_gain,
+    held_out_by_size,
     mean_by_size,
-    scores,
+    row_scores,
 )
-from calibrate.fitting.rule_fitting import Options, deal, row_weights
-from calibrate.fitting.solved_rows import join, solve
+from calibrate.fitting.rule_fitting import Options, assign_blocks, row_weights
+from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
 
 OPTIONS = Options()
 
@@ -100,18 +100,18 @@ def test_scores_are_of_rows_that_the_fit_has_not_seen():
     """With few rows the polynomial follows them: what it gains on its own rows is no gain."""
     rows = planted_rows(lambda H, n: np.full_like(H, 2.5), (16, 64), count=60)
     polynomial = next(c for c in choose(rows, OPTIONS).candidates if c.kind == "polynomial")
-    own = scores(rows, applied_beta(polynomial.fit, rows), "likelihood")
+    own = row_scores(rows, applied_beta(polynomial.fit, rows), "likelihood")
     assert mean_by_size(rows, own) > polynomial.mean_log_p
 
 
 def test_the_interval_covers():
     """Of 200 samples about 190 have the mean within."""
     rows = planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=200)
-    block, rng = deal(rows), np.random.default_rng(0)
+    block, rng = assign_blocks(rows), np.random.default_rng(0)
     inside = 0
     for _ in range(200):
         difference = rng.exponential(1.0, len(block)) - 1
-        gain = _gain(block, row_weights(rows, OPTIONS), difference)
+        gain = estimate_gain(block, row_weights(rows), difference)
         inside += gain.low <= 0 <= gain.high
     assert 175 <= inside <= 199
 
@@ -121,7 +121,7 @@ def test_a_size_with_few_rows_counts_less():
     for seed in range(3):
         many = planted_rows(lambda H, n: np.full_like(H, 2.0), (64, 256), seed=seed)
         few = planted_rows(lambda H, n: np.full_like(H, 2.0), (16,), count=4, seed=seed)
-        choice = choose(join([few, many]), OPTIONS)
+        choice = choose(concatenate_rows([few, many]), OPTIONS)
         assert choice.chosen.kind == "constant"
         assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(2, abs=0.25)
 
@@ -129,7 +129,7 @@ def test_a_size_with_few_rows_counts_less():
 def test_items_that_are_all_alike_need_no_rule():
     z = np.zeros((300, 8), np.float32)
     H = np.full(300, np.log(8)) - np.linspace(0, 1e-3, 300)  # as if they were not quite alike
-    rows = join([solve(z, np.zeros(300, np.int32), H, 8)])
+    rows = concatenate_rows([solve_rows(z, np.zeros(300, np.int32), H, 8)])
     with pytest.raises(QualityError, match="not for this head"):
         choose(rows, OPTIONS)
 
@@ -147,9 +147,9 @@ def test_the_interval_covers_where_what_is_misranked_is_chance():
 
     def gain(seed):
         rows = planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=150, seed=seed)
-        log_p = scores(rows, np.full(len(rows.size), 1.5), "likelihood")
-        plain = scores(rows, np.ones(len(rows.size)), "likelihood")
-        return _gain(deal(rows), row_weights(rows, OPTIONS), log_p - plain)
+        log_p = row_scores(rows, np.full(len(rows.size), 1.5), "likelihood")
+        plain = row_scores(rows, np.ones(len(rows.size)), "likelihood")
+        return estimate_gain(assign_blocks(rows), row_weights(rows), log_p - plain)
 
     gains = [gain(seed) for seed in range(60)]
     truth = np.mean([g.mean for g in gains])
@@ -162,7 +162,7 @@ def test_the_held_out_error_counts_rows_by_their_weight():
     own = np.zeros(1_000, np.float32)
     own[[3, 7]] = 5
     one = np.ones(1_000)
-    plain, sharp = (scores(rows, beta, "likelihood") for beta in (one, 2 * one))
-    (of_all,) = _held_out(rows._replace(weight=own), plain, sharp)
-    (of_two,) = _held_out(rows.take(own > 0), plain[own > 0], sharp[own > 0])
+    plain, sharp = (row_scores(rows, beta, "likelihood") for beta in (one, 2 * one))
+    (of_all,) = held_out_by_size(rows._replace(weight=own), plain, sharp)
+    (of_two,) = held_out_by_size(rows.take(own > 0), plain[own > 0], sharp[own > 0])
     assert of_all.error == pytest.approx(of_two.error)

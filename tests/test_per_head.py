@@ -15,9 +15,9 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.logits_recorder import Recorder
 from calibrate.fitting import solved_rows
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection, same_fit
-from calibrate.fitting.per_head import fit_each, in_one_file, quality_of_heads
+from calibrate.fitting.per_head import combine_heads, fit_each_head, quality_of_heads
 from calibrate.fitting.rule_fitting import Options, fit_rule
-from calibrate.fitting.solved_rows import join, solve_collection
+from calibrate.fitting.solved_rows import concatenate_rows, solve_collection
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
 from calibrate.maths.solver import STATUS_NAMES
@@ -39,11 +39,11 @@ def rows_of(wants=WANTS, **options):
         rows = planted_rows(beta_of, seed=seed, **options)
         ones = np.ones(len(rows.size), np.int16)
         parts.append(rows._replace(layer=layer * ones, head=head * ones))
-    return join(parts)
+    return concatenate_rows(parts)
 
 
 def fit_heads(rows, options, force=None):
-    return in_one_file(fit_each(rows, options, force), options)
+    return combine_heads(fit_each_head(rows, options, force), options)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_heads_that_gain_have_a_rule_and_no_others(found):
     np.testing.assert_allclose(
         np.polyval(fit.entries[1].coefficients, n), np.maximum(0.5 * n, 1), atol=0.25
     )
-    assert "not for this head: no rule beats plain softmax" in heads[3].why
+    assert "not for this head: no rule beats plain softmax" in heads[3].verdict
 
 
 def test_each_head_is_fitted_as_by_itself(rows, found):
@@ -98,9 +98,9 @@ def test_no_head_that_gains_is_an_answer():
 
 def test_a_head_of_few_rows_is_left_alone(rows):
     few = rows_of({(5, 5): WANTS[0, 1]}, sizes=(16, 64), count=30)
-    fit, heads = fit_heads(join([rows, few]), Options(rows="all"))
+    fit, heads = fit_heads(concatenate_rows([rows, few]), Options(rows="all"))
     assert (5, 5) not in [(e.layer, e.head) for e in fit.entries]
-    assert "60 usable rows, fewer than the 100" in heads[-1].why
+    assert "60 usable rows, fewer than the 100" in heads[-1].verdict
 
 
 def test_evidence_is_of_the_calibrated_heads_together(found):
@@ -197,7 +197,7 @@ def test_a_refit_that_differs_in_a_head_is_new(logged, here):
 def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
     collect_arrays(Arrays(logged), here / "run")
     fit = fit_heads_of_collection(here / "run", "model")
-    monkeypatch.setattr(solved_rows, "ROWS_AT_ONCE", 1)  # one head at a time
+    monkeypatch.setattr(solved_rows, "ROWS_PER_GROUP", 1)  # one head at a time
     groups = []
     other = fit_heads_of_collection(here / "run", "model", jobs=Jobs(2), report=groups.append)
     assert other.heads == fit.heads
@@ -232,7 +232,7 @@ def test_heads_that_cover_each_others_errors_are_sharpened(here):
     recorder.finish()
     rows = solve_collection(collect_arrays(Arrays(here / "captured"), here / "run"))
     for head in range(4):
-        weighed = rows.take(rows.are_of(3, head))
+        weighed = rows.take(rows.is_of(3, head))
         alike = weighed._replace(weight=np.ones_like(weighed.weight))
         cautious, found = (
             fit_rule(of_head, "constant").only.coefficients[-1] for of_head in (alike, weighed)

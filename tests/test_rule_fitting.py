@@ -6,19 +6,21 @@ from planted import planted_rows
 
 from calibrate.errors import QualityError
 from calibrate.fitting import rule_fitting
-from calibrate.fitting.model_selection import applied_beta, mean_by_size, scores
+from calibrate.fitting.model_selection import applied_beta, mean_by_size, row_scores
 from calibrate.fitting.rule_fitting import (
     KINDS,
     N_BLOCKS,
     Distances,
     Options,
-    Table,
-    deal,
-    draw,
-    export,
+    PooledProfiles,
+    assign_blocks,
+    build_problem,
+    checked_coefficients,
     fit_rule,
-    solve,
+    row_weights,
+    solve_problem,
 )
+from calibrate.fitting.solved_rows import concatenate_rows
 from calibrate.maths.likelihood import likelihood, maximise, polynomial_form
 
 
@@ -59,75 +61,65 @@ def test_a_planted_polynomial_comes_back(rows):
 @pytest.mark.parametrize("which", rule_fitting.ROWS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_rule_of_the_kind_is_closer_to_the_objective(rows, objective, which, kind):
-    sample = draw(rows, deal(rows), kind, Options(objective, which))
-    c = solve(sample)
-    objective_of = sample.objectives.under(np.ones(N_BLOCKS))
+    problem = build_problem(rows, assign_blocks(rows), kind, Options(objective, which))
+    c = solve_problem(problem)
+    objective_of = problem.data.objective(np.ones(N_BLOCKS))
 
     def value(c):
-        return objective_of(np.clip(sample.form.design @ c, 1, 64))[0]
+        return objective_of(np.clip(problem.form.design @ c, 1, 64))[0]
 
     rng = np.random.default_rng(0)
     tried = 0
     for scale in (1e-2, 0.1):
         for _ in range(60):
             other = c + scale * rng.standard_normal(len(c))
-            bound = sample.form.matrix @ other
-            if ((bound >= sample.form.low) & (bound <= sample.form.high)).all():
+            bound = problem.form.matrix @ other
+            if ((bound >= problem.form.low) & (bound <= problem.form.high)).all():
                 tried += 1
                 assert value(other) <= value(c) + 2e-5
     assert tried or np.isclose(np.abs(c - 1).min(), 0, atol=1e-6)  # at a bound, few are allowed
 
 
 def test_pooling_by_cells_is_as_good_as_every_row(rows):
-    sample = draw(rows, deal(rows), "polynomial", Options())
-    assert isinstance(sample.objectives, Table)
-    used = rows.take(rule_fitting.usable(rows, "polynomial", Options()))
-    weight = rule_fitting.row_weights(used, Options())
-    form = polynomial_form(used.entropy, sample.domain, 1.0, 64.0)
+    problem = build_problem(rows, assign_blocks(rows), "polynomial", Options())
+    assert isinstance(problem.data, PooledProfiles)
+    used = rows.take(rule_fitting.usable_rows(rows, "polynomial", Options()))
+    weight = row_weights(used)
+    form = polynomial_form(used.entropy, problem.domain, 1.0, 64.0)
     exact = maximise(likelihood(used.profile, weight), form, 1.0, 64.0)
-    beta = np.clip(form.design @ solve(sample), 1, 64)
+    beta = np.clip(form.design @ solve_problem(problem), 1, 64)
     assert weight @ used.profile.log_p(beta) == pytest.approx(exact.value, abs=2e-5)
 
 
 def test_weights_of_blocks_are_those_of_rows(rows):
-    block = deal(rows)
+    block = assign_blocks(rows)
     half = (np.arange(N_BLOCKS) < N_BLOCKS // 2).astype(float)
     some = rows.take(block < N_BLOCKS // 2)
     for options in (Options(), Options("beta", "misranked")):
-        sample = draw(rows, block, "constant", options)
-        of_half = export(sample, solve(sample, half, start=solve(sample)))
+        problem = build_problem(rows, block, "constant", options)
+        of_half = checked_coefficients(
+            problem, solve_problem(problem, half, start=solve_problem(problem))
+        )
         alone = fit_rule(some, "constant", options)
         assert of_half.only.coefficients[-1] == pytest.approx(alone.only.coefficients[-1], rel=0.01)
 
 
 def test_blocks_share_every_size_alike(rows):
-    block = deal(rows)
+    block = assign_blocks(rows)
     for size in np.unique(rows.size):
         counts = np.bincount(block[rows.size == size], minlength=N_BLOCKS)
         assert np.ptp(counts) <= 1
 
 
-def test_sizes_or_rows_count_alike():
+def test_set_sizes_have_equal_weight_whatever_their_number_of_rows():
     many, few = (planted_rows(lambda H, n, b=b: np.full_like(H, b), (size,), count)
                  for b, size, count in ((4.0, 64, 3_000), (1.5, 65, 300)))  # fmt: skip
-    rows = rule_fitting.Rows(
-        *(np.concatenate(pair) for pair in zip(many[:-1], few[:-1], strict=True)),
-        many.profile._replace(series=np.concatenate([many.profile.series, few.profile.series])),
-    )
-    alike, single = (
-        fit_rule(rows, "constant", Options(weigh=weigh)).only.coefficients[-1]
-        for weigh in ("sizes", "rows")
-    )
-    assert single > alike + 0.3
-
-
-def test_monotone_rules_never_fall():
-    rows = planted_rows(lambda H, n: np.maximum(4 - 0.6 * H, 1))
-    for kind in ("log-size", "polynomial"):
-        free, rising = (fit_rule(rows, kind, Options(monotone=m)) for m in (False, True))
-        x = np.linspace(*rising.only.domain, 200)
-        assert np.diff(np.polyval(free.only.coefficients, x)).min() < -1e-4
-        assert np.diff(np.polyval(rising.only.coefficients, x)).min() > -1e-7
+    rows = concatenate_rows([many, few])
+    weight = row_weights(rows)
+    assert weight[rows.size == 64].sum() == pytest.approx(0.5)
+    assert weight[rows.size == 65].sum() == pytest.approx(0.5)
+    alone, both = (fit_rule(r, "constant").only.coefficients[-1] for r in (many, rows))
+    assert both < alone - 0.3
 
 
 def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
@@ -135,12 +127,12 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
     gated = rows.entropy <= 0.5
     assert gated.sum() > 10
     options = Options(gate=0.5)
-    assert not rule_fitting.usable(rows, "polynomial", options)[gated].any()
-    with pytest.raises(QualityError, match="looks at no entropy, and so has no gate"):
+    assert not rule_fitting.usable_rows(rows, "polynomial", options)[gated].any()
+    with pytest.raises(QualityError, match="does not depend on entropy, and so has no gate"):
         fit_rule(rows, "log-size", options)
-    assert rule_fitting.usable(rows, "polynomial", Options())[gated].all()
+    assert rule_fitting.usable_rows(rows, "polynomial", Options())[gated].all()
     assert fit_rule(rows, "polynomial", options).rule.min_entropy == 0.5
-    assert not rule_fitting.usable(rows, "constant", Options(rows="misranked"))[
+    assert not rule_fitting.usable_rows(rows, "constant", Options(rows="misranked"))[
         ~rows.misranked
     ].any()
 
@@ -165,14 +157,14 @@ def test_a_domain_too_narrow_for_plain_powers_is_refused(rows):
 
 def test_a_robust_distance_is_not_moved_by_far_rows(rows):
     """Optimal betas are clipped to the bounds, and those far away pull no harder than others."""
-    sample = draw(rows, deal(rows), "constant", Options("beta", "misranked"))
-    assert isinstance(sample.objectives, Distances)
-    optimum = sample.objectives.optimum
+    problem = build_problem(rows, assign_blocks(rows), "constant", Options("beta", "misranked"))
+    assert isinstance(problem.data, Distances)
+    optimum = problem.data.optimum
     assert optimum.max() > 3 * np.median(optimum)
-    assert solve(sample)[0] < optimum.mean()
+    assert solve_problem(problem)[0] < optimum.mean()
 
 
 def test_scores_are_means_over_sizes(rows):
-    log_p = scores(rows, np.ones(len(rows.size)), "likelihood")
+    log_p = row_scores(rows, np.ones(len(rows.size)), "likelihood")
     by_size = [log_p[rows.size == n].mean() for n in (16, 64, 256)]
     assert mean_by_size(rows, log_p) == pytest.approx(np.mean(by_size))

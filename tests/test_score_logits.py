@@ -268,7 +268,7 @@ def test_fits_of_other_heads_are_refused(here):
     arrays = save(here / "unnamed.npz", unnamed)
     scores = score_logits(arrays, {"all alike": FITS["all alike"]})
     assert scores.heads == [(None, None)]
-    assert scores.head_in_words(0) == "unnamed"
+    assert scores.head_label(0) == "unnamed"
     for name, axis in (("lines", "layer"), ("bent", "layer"), ("by layer", "layer")):
         with pytest.raises(
             CalibrateError, match=rf"{name} has an entry per {axis}, and unnamed do"

@@ -6,7 +6,7 @@ from conftest import ToyHead
 
 from calibrate.collecting.collect import collect
 from calibrate.files.collection import open_collection
-from calibrate.fitting.solved_rows import join, solve, solve_collection
+from calibrate.fitting.solved_rows import concatenate_rows, solve_collection, solve_rows
 from calibrate.maths import reference, solver
 from calibrate.parallel.jobs import Jobs
 
@@ -40,7 +40,7 @@ def test_the_number_of_jobs_changes_nothing(tmp_path):
 
 def test_masked_items_are_not_counted_and_ranks_are_known():
     z = np.array([[3, 1, -np.inf, 0], [3, 1, 2, 0]], np.float32)
-    rows = solve(z, np.array([0, 2], np.int32), reference.entropy(z), 4)
+    rows = solve_rows(z, np.array([0, 2], np.int32), reference.entropy(z), 4)
     np.testing.assert_array_equal(rows.items, [3, 4])
     np.testing.assert_array_equal(rows.size, [4, 4])
     np.testing.assert_array_equal(rows.misranked, [False, True])
@@ -49,8 +49,8 @@ def test_masked_items_are_not_counted_and_ranks_are_known():
 def test_take_and_join_undo_each_other():
     rng = np.random.default_rng(0)
     z = rng.standard_normal((10, 8)).astype(np.float32)
-    rows = solve(z, rng.integers(0, 8, 10).astype(np.int32), reference.entropy(z), 8)
-    halves = join([rows.take(np.arange(5)), rows.take(np.arange(5, 10))])
+    rows = solve_rows(z, rng.integers(0, 8, 10).astype(np.int32), reference.entropy(z), 8)
+    halves = concatenate_rows([rows.take(np.arange(5)), rows.take(np.arange(5, 10))])
     for one, other in zip(rows[:-1], halves[:-1], strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(rows.profile.series, halves.profile.series)

@@ -7,7 +7,7 @@ from calibrate.errors import CalibrateError
 from calibrate.evaluation.diagnosis import diagnose, require_all_rows
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.collection import MANIFEST, open_collection
-from calibrate.fitting.solved_rows import heads_apart
+from calibrate.fitting.solved_rows import group_heads
 from calibrate.report.console import stderr
 from calibrate.report.diagnosis_record import RECORD, DiagnosisRecord, save_diagnosis
 
@@ -20,7 +20,7 @@ def diagnose_and_draw(run: Path, out: Path | None, eps: float) -> DiagnosisRecor
     if folder.resolve().is_relative_to(run.resolve()) or (folder / MANIFEST).exists():
         raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
     check_writable(folder / RECORD)
-    n_steps = len(heads_apart(collection)) * len(collection.manifest["shards"])
+    n_steps = len(group_heads(collection)) * len(collection.manifest["shards"])
     with Steps(f"measuring the rows of {run}", n_steps) as steps:
         diagnosis = diagnose(collection, eps, steps.advance)
     stderr.print(f"drawing into {folder}")

@@ -34,13 +34,6 @@ class Rows(StrEnum):
     MISRANKED = "misranked"
 
 
-class Weigh(StrEnum):
-    """What has equal weight."""
-
-    SIZES = "sizes"
-    ROWS = "rows"
-
-
 @dataclass(frozen=True)
 class FitRequest:
     """What `calibrate fit` is asked for."""
@@ -49,8 +42,6 @@ class FitRequest:
     name: str
     objective: Objective = Objective.LIKELIHOOD
     rows: Rows | None = None
-    weigh: Weigh = Weigh.SIZES
-    monotone: bool = False
     gate: float = 0.0  # nats
     force_polynomial: bool = False
     paper: bool = False
@@ -84,8 +75,6 @@ ObjectiveOption = Annotated[
 RowsOption = Annotated[
     Rows | None, typer.Option(help="Rows to fit [default: what the collection keeps]")
 ]
-WeighOption = Annotated[Weigh, typer.Option(help="Equal weight per set size, or per row.")]
-MonotoneOption = Annotated[bool, typer.Option(help="Beta never falls as the entropy rises.")]
 GateOption = Annotated[
     float,
     typer.Option(
@@ -117,8 +106,6 @@ def fit(
     name: NameOption,
     objective: ObjectiveOption = Objective.LIKELIHOOD,
     rows: RowsOption = None,
-    weigh: WeighOption = Weigh.SIZES,
-    monotone: MonotoneOption = False,
     gate: GateOption = 0.0,
     force_polynomial: ForceOption = False,
     paper: PaperOption = False,
@@ -144,7 +131,7 @@ def fit(
     from calibrate.cli.fit_steps import fit_and_publish
 
     request = FitRequest(
-        run, name, objective, rows, weigh, monotone, gate, force_polynomial, paper, allow_partial,
+        run, name, objective, rows, gate, force_polynomial, paper, allow_partial,
         Jobs(jobs, dask, stall), store, figure,
     )  # fmt: skip
     request.refuse_choices_with_paper()

@@ -1,6 +1,7 @@
 """Fitting a collection and publishing the fit, with progress on stderr."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from calibrate.cli.fit import FitRequest
@@ -19,7 +20,7 @@ from calibrate.fitting.fit_collection import (
     same_fit,
 )
 from calibrate.fitting.rule_fitting import Options
-from calibrate.fitting.solved_rows import heads_apart
+from calibrate.fitting.solved_rows import group_heads
 from calibrate.report.console import stderr
 from calibrate.report.fit_plots import save_fit_figure
 from calibrate.report.fit_record import FitRecord
@@ -41,7 +42,7 @@ def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
             collection, request.name, _options(request), _forced(request), request.jobs
         )
     coefficients, written = _publish(fit.coefficients, request.store)
-    fit = fit._replace(coefficients=coefficients)
+    fit = replace(fit, coefficients=coefficients)
     figure = _draw(
         coefficients, written, request.figure,
         lambda path: save_fit_figure(path, fit.rows, coefficients, paper()),
@@ -51,7 +52,7 @@ def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
 
 def _fit_heads(collection: Collection, request: FitRequest) -> PerHeadRecord:
     """Fits each head, with a step per group of heads."""
-    n_groups, n_heads = len(heads_apart(collection)), len(collection.heads)
+    n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
     with Steps("fitting heads", n_groups, n_heads, at_once=request.jobs.uses_workers) as steps:
         fits = fit_heads_of_collection(
@@ -59,7 +60,7 @@ def _fit_heads(collection: Collection, request: FitRequest) -> PerHeadRecord:
             report=lambda heads: steps.advance(work=heads),
         )  # fmt: skip
     coefficients, written = _publish(fits.coefficients, request.store)
-    fits = fits._replace(coefficients=coefficients)
+    fits = replace(fits, coefficients=coefficients)
     figure = _draw(
         coefficients, written, request.figure, lambda path: save_gains_figure(path, fits)
     )
@@ -70,8 +71,6 @@ def _options(request: FitRequest) -> Options:
     return Options(
         objective=request.objective.value,
         rows=request.rows and request.rows.value,
-        weigh=request.weigh.value,
-        monotone=request.monotone,
         gate=request.gate,
     )
 

@@ -9,8 +9,15 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.collection import Collection, Heads, Shard, refuse_bad_rows
-from calibrate.fitting.rule_fitting import MIN_ROWS, Options, row_weights
-from calibrate.fitting.solved_rows import Rows, head_in_words, heads_apart, join, known, solve_shard
+from calibrate.fitting.rule_fitting import MIN_ROWS, row_weights
+from calibrate.fitting.solved_rows import (
+    Rows,
+    concatenate_rows,
+    group_heads,
+    head_label,
+    known_index,
+    solve_shard,
+)
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_blocks import in_blocks
@@ -139,19 +146,19 @@ def diagnose(
     Args:
       collection: complete, of a sample of all rows.
       eps: the coefficient below which a target is said to be lost, between 0 and 1.
-      report: called after each shard of each group of `heads_apart`.
+      report: called after each shard of each group of `group_heads`.
     Raises:
       CalibrateError: the collection keeps misranked rows only, or is damaged.
       QualityError: it has no rows, or too many bad ones.
     """
     require_all_rows(collection)
     heads: list[HeadDiagnosis] = []
-    for group in heads_apart(collection):
+    for group in group_heads(collection):
         heads += _diagnose_group(collection, group, eps, report)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows; collect more sets")
     found = {(head.layer, head.head) for head in heads}
-    without_rows = [name for name in collection.heads if tuple(map(known, name)) not in found]
+    without_rows = [name for name in collection.heads if tuple(map(known_index, name)) not in found]
     heads.sort(key=lambda head: (head.verdict.word == FEW, -head.headroom.constant))
     return Diagnosis(collection, eps, heads, sorted(without_rows))
 
@@ -166,12 +173,12 @@ def _diagnose_group(
     if not parts:
         return []
     rows, *columns = zip(*parts, strict=True)
-    every = Measured(join(list(rows)), *map(np.concatenate, columns))
+    every = Measured(concatenate_rows(list(rows)), *map(np.concatenate, columns))
     unnamed = collection.manifest["configuration"].get("head", "head")
     return [
         _diagnose_head(
-            every.take(every.rows.are_of(layer, head)),
-            head_in_words(known(layer), known(head)) or str(unnamed),
+            every.take(every.rows.is_of(layer, head)),
+            head_label(known_index(layer), known_index(head)) or str(unnamed),
         )
         for layer, head in every.rows.heads()
     ]
@@ -196,7 +203,7 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     interior = rows.beta[rows.status == solver.INTERIOR]
     slope, room = commitment_slope(rows.items, contexts.commitment), headroom(rows)
     on_top = 1 - float(rows.misranked.mean())
-    layer, head = known(rows.layer[0]), known(rows.head[0])
+    layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
     return HeadDiagnosis(
         name, layer, head, len(rows.size), sizes, slope,
         largest=last.size,
@@ -252,7 +259,7 @@ def headroom(rows: Rows) -> Headroom:
 
     Both are chosen by the rows that they are scored on, and so upper estimates.
     """
-    weight = row_weights(rows, Options())
+    weight = row_weights(rows)
     betas = np.geomspace(rows.profile.low, rows.profile.high, N_BETAS)  # the first is plain softmax
     log_p = rows.profile.log_p_at_each(betas)
     mean = weight @ log_p

@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.collecting.work_units import Unit, attended_pieces
 from calibrate.files.coefficients import Coefficients
-from calibrate.fitting.solved_rows import Rows, join, solve
+from calibrate.fitting.solved_rows import Rows, concatenate_rows, solve_rows
 from calibrate.heads import Head
 from calibrate.maths.bounds import coefficient_bounds, dispersal_size
 from calibrate.maths.reference import entropy, softmax
@@ -92,9 +92,9 @@ def misranked_rows(closeups: Sequence[Closeup]) -> Rows:
     parts = []
     for closeup in closeups:
         logits = closeup.logits.astype(np.float32)
-        solved = solve(logits, closeup.target, closeup.entropy, closeup.size)
+        solved = solve_rows(logits, closeup.target, closeup.entropy, closeup.size)
         parts.append(solved.take(solved.misranked))
-    return join(parts)
+    return concatenate_rows(parts)
 
 
 class Reach(NamedTuple):

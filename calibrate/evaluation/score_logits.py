@@ -14,7 +14,7 @@ from calibrate.evaluation.baselines import paper
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import COUNTS, refuse_bad_rows
 from calibrate.fitting.rule_fitting import ENOUGH_ROWS
-from calibrate.fitting.solved_rows import head_in_words, known
+from calibrate.fitting.solved_rows import head_label, known_index
 from calibrate.heads.logits_files import MOST_HEADS, Arrays, LoggedRows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import Rule, beta_of
@@ -149,9 +149,9 @@ class LogitScores(NamedTuple):
         """Whether the fit was made of anything but these very rows, as far as it says."""
         return self.fits[rule].fingerprint != self.fingerprint
 
-    def head_in_words(self, head: int) -> str:
+    def head_label(self, head: int) -> str:
         """What to call a head: of logits that do not say, their name."""
-        return head_in_words(*self.heads[head]) or self.name
+        return head_label(*self.heads[head]) or self.name
 
 
 def _sizes_alike(sizes: Moments) -> Estimate:
@@ -250,12 +250,12 @@ def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
     if heads and all(fit.entry_of(*head) is None for head in heads):
         raise CalibrateError(
             f"{name} names none of the {len(heads)} heads that the rows of {arrays.name} are of "
-            f"(the first is {head_in_words(*heads[0])}); give a fit of this model"
+            f"(the first is {head_label(*heads[0])}); give a fit of this model"
         )
 
 
 def _heads(arrays: Arrays) -> list[tuple[int | None, int | None]]:
-    return [(known(layer), known(head)) for layer, head in arrays.heads]
+    return [(known_index(layer), known_index(head)) for layer, head in arrays.heads]
 
 
 def _by_head(fit: Coefficients, arrays: Arrays) -> _ByHead:

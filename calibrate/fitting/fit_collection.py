@@ -1,10 +1,10 @@
-"""Fit: from a collection to one calibrated rule, with its evidence and provenance."""
+"""Fitting a collection: a calibrated rule with its evidence and provenance."""
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,32 +13,33 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
 from calibrate.files.collection_audit import open_unfinished
 from calibrate.fitting.bootstrap import bootstrap, learning_curve
-from calibrate.fitting.model_selection import Choice, choose, unit
+from calibrate.fitting.model_selection import Choice, choose, score_unit
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper, refuse_negative
-from calibrate.fitting.per_head import ManyFits, fit_heads, quality_of_heads
-from calibrate.fitting.rule_fitting import Options, usable
+from calibrate.fitting.per_head import PerHeadResult, fit_heads, quality_of_heads
+from calibrate.fitting.rule_fitting import Options, usable_rows
 from calibrate.fitting.solved_rows import Rows, solve_collection
 from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import beta_of, horner
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 
-# Two fits say the same when their beta differs by less than this over the domain.
+# A fit is unchanged if its beta differs by less than this over the domain.
 SAME_BETA = 1e-6
 
 
-class Fit(NamedTuple):
-    """A fit, the rows behind it, and why it is of this kind (None: by the paper's procedure)."""
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """A fit, the rows that it was made of, and why it is of this kind."""
 
     coefficients: Coefficients
     rows: Rows
-    choice: Choice | None
+    choice: Choice | None  # None: by the paper's procedure
 
 
 def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
-    """Opens a collection that is to be fitted.
+    """Opens a collection to fit it.
 
     Args:
-      allow_partial: take what is there of an unfinished one.
+      allow_partial: accept an unfinished one.
     Raises:
       CalibrateError: there is none, it is damaged, or it is unfinished and that is not allowed.
     Warns:
@@ -50,7 +51,7 @@ def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
     if collection.partial:
         shards = collection.manifest["shards"]
         warnings.warn(
-            f"{folder} is unfinished; the fit is of the {len(shards)} shards that are there",
+            f"{folder} is unfinished; the fit is made of its {len(shards)} finished shards",
             stacklevel=2,
         )
     return collection
@@ -62,28 +63,29 @@ def fit_collection(
     options: Options | None = None,
     force: str | None = None,
     jobs: Jobs = ONE_PROCESS,
-) -> Fit:
+) -> FitResult:
     """Solves a collection, and fits the rule that its head needs.
 
     Args:
       collection: or its folder.
       name: of the fit.
       options: of the fits; None are the defaults.
-      force: a kind of rule to publish if it beats plain softmax, whatever does better.
+      force: a kind of rule to choose if it beats plain softmax, even if another is better.
       jobs: where solver and bootstrap run; the result does not depend on it.
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
         rows asked for.
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
     """
-    collection = _of_one_head(collection)
-    options = _options(collection, options)
-    with with_cluster(jobs) as there:
-        rows = solve_collection(collection, there)
+    collection = _open_unnamed(collection)
+    options = _resolve_options(collection, options)
+    with with_cluster(jobs) as running:
+        rows = solve_collection(collection, running)
         choice = choose(rows, options, force)
-        quality = _quality(collection, rows, choice, options, there)
-    said = _said(options, force)
-    return Fit(_described(choice.chosen.fit, name, collection, quality, said), rows, choice)
+        quality = _quality(collection, rows, choice, options, running)
+    record = _options_record(options, force)
+    fit = _add_metadata(choice.chosen.fit, name, collection, quality, record)
+    return FitResult(fit, rows, choice)
 
 
 def fit_heads_of_collection(
@@ -93,21 +95,22 @@ def fit_heads_of_collection(
     force: str | None = None,
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
-) -> ManyFits:
-    """Solves a collection that says which heads its rows are of, and fits each of them.
+) -> PerHeadResult:
+    """Solves a collection of named heads, and fits each of them.
 
-    Args and errors are those of `fit_collection`; a task of `jobs` is a few heads, and `report` is
-    called after each with how many they are.
+    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, and
+    `report` is called after each with their number.
     """
-    collection = _opened(collection)
-    options = _options(collection, options)
+    collection = _open_checked(collection)
+    options = _resolve_options(collection, options)
     fits, heads, statuses = fit_heads(collection, options, force, jobs, report)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
-    coefficients = _described(fits, name, collection, quality, _said(options, force))
-    return ManyFits(coefficients, heads, unit(options))
+    record = _options_record(options, force)
+    coefficients = _add_metadata(fits, name, collection, quality, record)
+    return PerHeadResult(coefficients, heads, score_unit(options))
 
 
-def _opened(collection: Collection | Path) -> Collection:
+def _open_checked(collection: Collection | Path) -> Collection:
     """A collection without too many bad rows."""
     if not isinstance(collection, Collection):
         collection = open_for_fit(Path(collection))
@@ -115,9 +118,9 @@ def _opened(collection: Collection | Path) -> Collection:
     return collection
 
 
-def _of_one_head(collection: Collection | Path) -> Collection:
-    """A collection whose rows are of one head, for all heads alike."""
-    collection = _opened(collection)
+def _open_unnamed(collection: Collection | Path) -> Collection:
+    """A collection that names no heads: its fit is one rule for all."""
+    collection = _open_checked(collection)
     if collection.heads:
         raise CalibrateError(
             f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
@@ -126,12 +129,12 @@ def _of_one_head(collection: Collection | Path) -> Collection:
     return collection
 
 
-def _said(options: Options, force: str | None) -> dict[str, Any]:
+def _options_record(options: Options, force: str | None) -> dict[str, Any]:
     return {**options._asdict(), "degree": DEGREE} | ({"force": force} if force else {})
 
 
-def _options(collection: Collection, options: Options | None) -> Options:
-    """The options, with the rows that the collection has if none are named."""
+def _resolve_options(collection: Collection, options: Options | None) -> Options:
+    """The options, whose rows are those of the collection if none are asked for."""
     options = options or Options()
     kept = collection.manifest["configuration"].get("keep", "misranked")
     if options.rows == "all" and kept != "all":
@@ -142,7 +145,7 @@ def _options(collection: Collection, options: Options | None) -> Options:
     return options._replace(rows=options.rows or kept)
 
 
-def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> Fit:
+def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> FitResult:
     """Solves a collection, and fits the polynomial by the paper's procedure.
 
     Raises:
@@ -150,7 +153,7 @@ def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> 
       QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
         on its whole domain.
     """
-    collection = _of_one_head(collection)
+    collection = _open_unnamed(collection)
     rows = solve_collection(collection)
     fit = fit_as_in_the_paper(rows)
     refuse_negative(fit.only)
@@ -159,11 +162,11 @@ def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> 
         "rows": counts | {"used": counts["interior"]},
         "residuals": _residuals(rows, fit),
     }
-    said = {"degree": DEGREE, "objective": "beta"}
-    return Fit(_described(fit, name, collection, quality, said), rows, None)
+    record = {"degree": DEGREE, "objective": "beta"}
+    return FitResult(_add_metadata(fit, name, collection, quality, record), rows, None)
 
 
-def _described(
+def _add_metadata(
     fit: Coefficients,
     name: str,
     collection: Collection,
@@ -180,7 +183,7 @@ def _described(
 
 
 def same_fit(newest: Coefficients, new: Coefficients) -> bool:
-    """Whether a refit says nothing new: the same source, and the same beta over the domain."""
+    """Whether a refit is unchanged: the same source, and the same beta over the domain."""
     if newest.source != new.source or newest.rule != new.rule:
         return False
     if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
@@ -201,7 +204,7 @@ def _quality(
 ) -> dict[str, Any]:
     chosen = choice.chosen
     uncertainty = bootstrap(chosen, jobs)
-    used = usable(rows, chosen.kind, options)
+    used = usable_rows(rows, chosen.kind, options)
     counts = {
         "used": int(used.sum()),
         "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),
@@ -209,11 +212,16 @@ def _quality(
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [list(uncertainty.standard_errors)],
-        "condition": chosen.sample.condition,
+        "condition": chosen.problem.condition,
         "held_out": [size._asdict() for size in choice.held_out],
         "candidates": [
-            {"kind": c.kind, "log_p": c.mean_log_p}
-            | dict(zip(("gain", "low", "high"), c.gain, strict=True))
+            {
+                "kind": c.kind,
+                "log_p": c.mean_log_p,
+                "gain": c.gain.mean,
+                "low": c.gain.low,
+                "high": c.gain.high,
+            }
             for c in choice.candidates
         ],
         "learning_curve": [p._asdict() for p in learning_curve(choice, options)],

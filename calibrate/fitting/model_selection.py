@@ -1,7 +1,7 @@
-"""Choice: which kind of rule a head needs, by the score of rows that the rule has not seen."""
+"""Choosing the kind of rule that a head needs, by its score on rows that folds leave out."""
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +12,13 @@ from calibrate.fitting.rule_fitting import (
     KINDS,
     N_BLOCKS,
     Options,
-    Sample,
-    as_rule,
-    deal,
-    draw,
-    export,
+    Problem,
+    assign_blocks,
+    build_problem,
+    checked_coefficients,
     row_weights,
-    solve,
+    solve_problem,
+    to_coefficients,
 )
 from calibrate.fitting.solved_rows import Rows
 from calibrate.maths import solver
@@ -27,9 +27,9 @@ from calibrate.maths.rule import beta_of
 N_FOLDS = 5
 N_RESAMPLES = 2_000
 INTERVAL = (2.5, 97.5)  # per cent
-NEARLY_MOST = 0.99
-LEAST_GAIN = 1e-4  # nats, or of beta or theta: less is within the errors of profiles and solver
-_WORDS = {
+NEAR_MAX_BETA = 0.99
+MIN_GAIN = 1e-4  # nats, or of beta or theta: less is within the errors of profiles and solver
+KIND_LABELS = {
     "constant": "one constant",
     "log-size": "kappa log n + b",
     "polynomial": "the polynomial",
@@ -37,7 +37,7 @@ _WORDS = {
 
 
 class Gain(NamedTuple):
-    """What one rule has over another, sizes alike, and its 95 % bootstrap interval."""
+    """Mean difference of two rules' scores, sizes equal, and its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -46,21 +46,22 @@ class Gain(NamedTuple):
     @property
     def evident(self) -> bool:
         """Whether it is beyond chance, and beyond rounding."""
-        return self.low > LEAST_GAIN
+        return self.low > MIN_GAIN
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Candidate:
     """A kind of rule, fitted to all rows, and its scores on rows that folds left out."""
 
     kind: str
-    sample: Sample
+    problem: Problem
     solution: np.ndarray  # coefficients in the form's own basis
     fit: Coefficients
     beta: np.ndarray  # (rows,) held out
     score: np.ndarray  # (rows,) the objective
     log_p: np.ndarray  # (rows,) nats
     gain: Gain  # of the objective, over plain softmax
-    mean_log_p: float  # sizes alike, nats
+    mean_log_p: float  # sizes equal, nats
 
 
 class HeldOut(NamedTuple):
@@ -73,91 +74,111 @@ class HeldOut(NamedTuple):
     error: float  # standard error of the difference
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Choice:
     """The rule to publish, and why."""
 
     chosen: Candidate
     candidates: list[Candidate]  # simplest first
     left_out: dict[str, str]  # kind -> why it could not be fitted
     rows: Rows  # those that were solved
-    block: np.ndarray  # (rows,) as they were dealt
+    block: np.ndarray  # (rows,) block of each
     unit: str  # of gains
     held_out: list[HeldOut]
     verdict: str
 
 
+@dataclass(frozen=True, eq=False)
+class _PlainScores:
+    """The rows that rules are scored on, and their scores under plain softmax, all (rows,)."""
+
+    rows: Rows
+    block: np.ndarray
+    weight: np.ndarray
+    objective: str
+    score: np.ndarray
+    log_p: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Rows, objective: str) -> "_PlainScores":
+        one = np.ones_like(rows.beta)
+        score, log_p = (row_scores(rows, one, name) for name in (objective, "likelihood"))
+        return cls(rows, assign_blocks(rows), row_weights(rows), objective, score, log_p)
+
+    def gain(self, difference: np.ndarray) -> Gain:
+        return estimate_gain(self.block, self.weight, difference)
+
+
 def choose(
     rows: Rows, options: Options, force: str | None = None, kinds: Sequence[str] = KINDS
 ) -> Choice:
-    """Fits every kind of rule, and takes the simplest that no other beats beyond chance.
+    """Fits every kind of rule, and chooses the simplest that no other beats beyond chance.
 
     Args:
       rows: of a collection; those that the solver did not solve are left out.
       options: of the fits.
-      force: a kind to take whatever the others score, if it beats plain softmax.
+      force: a kind to choose whatever the others score, if it beats plain softmax.
       kinds: those to choose from, simplest first.
     Raises:
       QualityError: too few rows for any fit, or none that beats plain softmax.
     """
     rows = rows.take(rows.status != solver.UNSOLVED)
-    block, weight, one = deal(rows), row_weights(rows, options), np.ones_like(rows.beta)
-    plain_log_p = scores(rows, one, "likelihood")
-    plain = plain_log_p
-    if options.objective != "likelihood":
-        plain = scores(rows, one, options.objective)
-    judge = partial(_gain, block, weight)
+    plain = _PlainScores.of(rows, options.objective)
     candidates, left_out = [], {}
     for kind in kinds:
         try:
-            sample = draw(rows, block, kind, options)
-            found = _candidate(rows, block, weight, sample, options.objective, plain)
-            candidates.append(found)
+            candidates.append(_fit_candidate(plain, kind, options))
         except QualityError as failure:
             left_out[kind] = str(failure)
     if not candidates or force in left_out:
         raise QualityError(left_out[force or "constant"])
-    free: Candidate | None = None
+    unforced: Candidate | None = None
     for candidate in candidates:
-        over = candidate.gain if free is None else judge(candidate.score - free.score)
-        free = candidate if over.evident else free
-    best = next((c for c in candidates if c.kind == force), free)
-    if best is None or free is None or not best.gain.evident:
-        raise QualityError(_not_worth_it(candidates, options, force))
-    beside = {c.kind: judge(best.score - c.score).mean for c in candidates if c is not best}
-    verdict = _verdict(best, free, beside, left_out, float(weight @ plain_log_p), options)
-    held_out = _held_out(rows, plain_log_p, best.log_p)
-    return Choice(best, candidates, left_out, rows, block, unit(options), held_out, verdict)
+        lead = plain.gain(candidate.score - unforced.score) if unforced else candidate.gain
+        unforced = candidate if lead.evident else unforced
+    best = next((c for c in candidates if c.kind == force), unforced)
+    if best is None or unforced is None or not best.gain.evident:
+        raise QualityError(_refusal(candidates, options, force))
+    leads = {c.kind: plain.gain(best.score - c.score).mean for c in candidates if c is not best}
+    verdict = "; ".join([
+        *_gain_sentences(best, unforced, leads, left_out, options),
+        *_warnings(best, float(plain.weight @ plain.log_p)),
+    ])  # fmt: skip
+    held_out = held_out_by_size(rows, plain.log_p, best.log_p)
+    unit = score_unit(options)
+    return Choice(best, candidates, left_out, rows, plain.block, unit, held_out, verdict)
 
 
-def _candidate(
-    rows: Rows,
-    block: np.ndarray,
-    weight: np.ndarray,
-    sample: Sample,
-    objective: str,
-    plain: np.ndarray,
-) -> Candidate:
-    """The best rule of its kind; `plain` is the (rows,) objective under plain softmax."""
-    solution = solve(sample)
-    fit = export(sample, solution)
-    beta = held_out_beta(rows, block, sample, solution)
-    log_p = scores(rows, beta, "likelihood")
-    score = log_p if objective == "likelihood" else scores(rows, beta, objective)
-    gain = _gain(block, weight, score - plain)
-    mean_log_p = float(weight @ log_p)
-    return Candidate(sample.kind, sample, solution, fit, beta, score, log_p, gain, mean_log_p)
+def _fit_candidate(plain: _PlainScores, kind: str, options: Options) -> Candidate:
+    """The best rule of its kind, with its held-out scores."""
+    rows = plain.rows
+    problem = build_problem(rows, plain.block, kind, options)
+    solution = solve_problem(problem)
+    beta = held_out_beta(rows, plain.block, problem, solution)
+    score, log_p = (row_scores(rows, beta, name) for name in (plain.objective, "likelihood"))
+    return Candidate(
+        kind=kind,
+        problem=problem,
+        solution=solution,
+        fit=checked_coefficients(problem, solution),
+        beta=beta,
+        score=score,
+        log_p=log_p,
+        gain=plain.gain(score - plain.score),
+        mean_log_p=float(plain.weight @ log_p),
+    )
 
 
 def held_out_beta(
-    rows: Rows, block: np.ndarray, sample: Sample, solution: np.ndarray
+    rows: Rows, block: np.ndarray, problem: Problem, solution: np.ndarray
 ) -> np.ndarray:
     """(rows,) beta that a fit to the other folds gives to each row."""
     beta = np.empty(len(block))
     for fold in range(N_FOLDS):
         others = (np.arange(N_BLOCKS) % N_FOLDS != fold).astype(float)
-        fit = as_rule(sample, solve(sample, others, start=solution))
-        mine = block % N_FOLDS == fold
-        beta[mine] = applied_beta(fit, rows.take(mine))
+        fit = to_coefficients(problem, solve_problem(problem, others, start=solution))
+        in_fold = block % N_FOLDS == fold
+        beta[in_fold] = applied_beta(fit, rows.take(in_fold))
     return beta
 
 
@@ -168,7 +189,7 @@ def applied_beta(fit: Coefficients, rows: Rows) -> np.ndarray:
     return beta_of(rows.entropy, log_n, entry.coefficients, entry.domain, fit.rule, np)
 
 
-def scores(rows: Rows, beta: np.ndarray, objective: str) -> np.ndarray:
+def row_scores(rows: Rows, beta: np.ndarray, objective: str) -> np.ndarray:
     """(rows,) the objective at each row's beta, within the bounds; more is better."""
     low, high = rows.profile.low, rows.profile.high
     if objective == "likelihood":
@@ -180,12 +201,12 @@ def scores(rows: Rows, beta: np.ndarray, objective: str) -> np.ndarray:
 
 
 def mean_by_size(rows: Rows, score: np.ndarray) -> float:
-    """The mean over set sizes of the mean of each; sizes with few rows count less."""
-    return float(row_weights(rows, Options()) @ score)
+    """The mean over set sizes of the mean of each; sizes with few rows have less weight."""
+    return float(row_weights(rows) @ score)
 
 
-def _gain(block: np.ndarray, weight: np.ndarray, difference: np.ndarray) -> Gain:
-    """Weighted mean of a difference, (rows,), and its interval when whole blocks are drawn anew."""
+def estimate_gain(block: np.ndarray, weight: np.ndarray, difference: np.ndarray) -> Gain:
+    """Weighted mean of a difference, (rows,), and its interval when whole blocks are resampled."""
     total = np.bincount(block, weight * difference, N_BLOCKS)
     share = np.bincount(block, weight, N_BLOCKS)
     drawn = np.random.default_rng(0).multinomial(N_BLOCKS, [1 / N_BLOCKS] * N_BLOCKS, N_RESAMPLES)
@@ -193,69 +214,76 @@ def _gain(block: np.ndarray, weight: np.ndarray, difference: np.ndarray) -> Gain
     return Gain(float(total.sum()), float(low), float(high))
 
 
-def _held_out(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> list[HeldOut]:
+def held_out_by_size(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> list[HeldOut]:
     """By set size, of (rows,) log p_t under plain softmax and under the rule."""
-    found = []
+    sizes = []
     for n in np.unique(rows.size):
-        mine = rows.size == n
-        before, after, own = plain[mine], log_p[mine], rows.weight[mine].astype(float)
-        count, own = len(own), own if own.any() else np.ones(len(own))
-        before, after = (float(np.average(x, weights=own)) for x in (before, after))
-        spread = own / own.sum() * (log_p[mine] - plain[mine] - (after - before))
-        alike = own.sum() ** 2 / (own @ own)  # so many rows of one weight would say as much
-        error = float(np.linalg.norm(spread) * np.sqrt(alike / max(alike - 1, 1)))
-        found.append(HeldOut(int(n), count, before, after, error))
-    return found
+        of_size = rows.size == n
+        before, after = plain[of_size], log_p[of_size]
+        weight = rows.weight[of_size].astype(float)
+        weight = weight if weight.any() else np.ones(len(weight))
+        mean_before, mean_after = (float(np.average(x, weights=weight)) for x in (before, after))
+        spread = weight / weight.sum() * (after - before - (mean_after - mean_before))
+        effective = weight.sum() ** 2 / (weight @ weight)  # as many rows of equal weight
+        error = float(np.linalg.norm(spread) * np.sqrt(effective / max(effective - 1, 1)))
+        sizes.append(HeldOut(int(n), len(weight), mean_before, mean_after, error))
+    return sizes
 
 
-def in_words(kind: str) -> str:
+def kind_label(kind: str) -> str:
     """What a kind of rule is called in sentences."""
-    return _WORDS.get(kind, kind)
+    return KIND_LABELS.get(kind, kind)
 
 
-def unit(options: Options) -> str:
-    """What a score is measured in."""
+def score_unit(options: Options) -> str:
+    """The unit of a score."""
     return "nats of log p" if options.objective == "likelihood" else f"of {options.objective}"
 
 
-def _verdict(
+def _gain_sentences(
     best: Candidate,
-    free: Candidate,
-    beside: dict[str, float],
+    unforced: Candidate,
+    leads: dict[str, float],
     left_out: dict[str, str],
-    plain_log_p: float,
     options: Options,
-) -> str:
-    """One sentence: what was taken, what it gains over plain softmax, and over the others."""
+) -> list[str]:
+    """What was chosen, what it gains over plain softmax and over the others, and what is absent."""
     mean, low, high = best.gain
-    said = [
-        f"{in_words(best.kind)} gains {mean:.4f} {unit(options)} over plain softmax "
-        f"({low:.4f} to {high:.4f})",
-        *(f"{gain:+.4f} over {in_words(kind)}" for kind, gain in beside.items()),
+    gain = (
+        f"{kind_label(best.kind)} gains {mean:.4f} {score_unit(options)} over plain softmax "
+        f"({low:.4f} to {high:.4f})"
+    )
+    if best is unforced and best.kind == "constant" and not left_out:
+        gain = f"one constant does as well on this head: {gain}"
+    sentences = [gain, *(f"{lead:+.4f} over {kind_label(kind)}" for kind, lead in leads.items())]
+    if best is not unforced:
+        sentences.append(f"forced: {kind_label(unforced.kind)} does as well or better")
+    return sentences + [
+        f"{kind_label(kind)} was left out: {reason}" for kind, reason in left_out.items()
     ]
-    if best is not free:
-        said.append(f"forced: {in_words(free.kind)} does as well or better")
-    elif best.kind == "constant" and not left_out:
-        said[0] = f"one constant does as well on this head: {said[0]}"
-    said += [f"{in_words(kind)} was left out: {reason}" for kind, reason in left_out.items()]
+
+
+def _warnings(best: Candidate, plain_log_p: float) -> list[str]:
+    """What a gain may hide."""
+    sentences = []
     if best.mean_log_p < plain_log_p:
-        said.append(
+        sentences.append(
             f"but the log-probability of the target falls from {plain_log_p:.3f} to "
             f"{best.mean_log_p:.3f}: the rule is sharp where it is wrong, too"
         )
-    if np.median(best.beta) > NEARLY_MOST * best.fit.rule.max_beta:
-        said.append("beta is at its upper bound: this head may take its highest logit as well")
-    return "; ".join(said)
+    if np.median(best.beta) > NEAR_MAX_BETA * best.fit.rule.max_beta:
+        sentences.append("beta is at its upper bound: on this head hard attention may do as well")
+    return sentences
 
 
-def _not_worth_it(candidates: list[Candidate], options: Options, force: str | None) -> str:
-    found = ", ".join(
-        f"{in_words(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
+def _refusal(candidates: list[Candidate], options: Options, force: str | None) -> str:
+    gains = ", ".join(
+        f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
     )
-    nothing = "no rule beats" if force is None else f"{in_words(force)} does not beat"
+    subject = "no rule beats" if force is None else f"{kind_label(force)} does not beat"
     return (
-        f"not for this head: {nothing} plain softmax on held-out rows ({unit(options)}, sizes "
-        f"alike: {found}); leave its softmax as it is, or check that the targets are the items "
-        "that should win"
+        f"not for this head: {subject} plain softmax on held-out rows ({score_unit(options)}, "
+        f"sizes equal: {gains}); leave its softmax as it is, or check that the targets are the "
+        "items that should win"
     )

@@ -1,4 +1,4 @@
-"""The paper's procedure: least squares on the optimal beta of misranked rows, each row alike."""
+"""The paper's procedure: least squares on the optimal beta of misranked rows, all rows equal."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from calibrate.fitting.rule_fitting import (
     ADVICE,
     DOMAIN_PERCENTILES,
     RANK_TOLERANCE,
-    refuse_few,
+    require_rows,
 )
 from calibrate.fitting.solved_rows import Rows
 from calibrate.maths.likelihood import DEGREE
@@ -41,31 +41,22 @@ def fit_polynomial(
     Raises:
       QualityError: fewer than 100 rows, or a rank-deficient fit.
     """
-    refuse_few(len(entropy), "interior")
-    from sklearn.linear_model import LinearRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    features = make_pipeline(StandardScaler(), PolynomialFeatures(DEGREE, include_bias=False))
-    design = features.fit_transform(entropy[:, None])
-    regression = LinearRegression().fit(design, beta)
-    rank = int((regression.singular_ > RANK_TOLERANCE * regression.singular_.max()).sum())
+    require_rows(len(entropy), "interior")
+    mean, deviation = float(entropy.mean()), float(entropy.std())
+    deviation = deviation if deviation > RANK_TOLERANCE * abs(mean) else 1.0
+    powers = np.polynomial.polynomial.polyvander((entropy - mean) / deviation, DEGREE)[:, 1:]
+    centre = powers.mean(axis=0)
+    slopes, _, rank, _ = np.linalg.lstsq(powers - centre, beta - beta.mean(), rcond=RANK_TOLERANCE)
     if rank < DEGREE:
         raise QualityError(
-            f"the rows' entropies determine only {rank + 1} of the {DEGREE + 1} "
-            f"coefficients; {ADVICE}"
+            f"the rows' entropies determine only {rank + 1} of the {DEGREE + 1} coefficients; "
+            f"{ADVICE}"
         )
-    ascending = np.append(regression.intercept_, regression.coef_)
-    coefficients = _plain_powers(ascending, features[0].mean_[0], features[0].scale_[0])
-    lo, hi = (float(h) for h in np.percentile(entropy, DOMAIN_PERCENTILES))
-    return coefficients, (lo, hi)
-
-
-def _plain_powers(ascending: np.ndarray, mean: float, deviation: float) -> tuple[float, ...]:
-    """Coefficients of the standardised entropy -> of H itself, highest power first."""
+    ascending = [beta.mean() - centre @ slopes, *slopes]
     standardised = np.polynomial.Polynomial([-mean / deviation, 1 / deviation])
-    plain = np.polynomial.Polynomial(ascending)(standardised)
-    return tuple(float(c) for c in plain.coef[::-1])
+    plain = np.polynomial.Polynomial(ascending)(standardised).coef[::-1]
+    lo, hi = (float(h) for h in np.percentile(entropy, DOMAIN_PERCENTILES))
+    return tuple(plain.tolist()), (lo, hi)
 
 
 def refuse_negative(entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""Solve: what every collected row says of the beta that would serve its target."""
+"""Solved rows: optimal beta and likelihood profile of every collected row."""
 
 from functools import partial
 from itertools import pairwise
@@ -13,22 +13,22 @@ from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
-# Of a group of heads that are solved together; every row takes some 250 bytes then.
-ROWS_AT_ONCE = 1 << 15
+# Of a group of heads that are solved together; a row takes some 250 bytes.
+ROWS_PER_GROUP = 1 << 15
 
 
 class Rows(NamedTuple):
-    """Every collected row, solved."""
+    """Solved rows; every array but the profile is (rows,)."""
 
     entropy: np.ndarray  # nats
     beta: np.ndarray  # optimal beta
     status: np.ndarray  # of solver
     size: np.ndarray  # set size that was asked for
-    items: np.ndarray  # unmasked items, what a rule by size looks at
+    items: np.ndarray  # unmasked items, the n of a rule by size
     misranked: np.ndarray  # bool
-    layer: np.ndarray  # which head's; -1 where nobody says
-    head: np.ndarray
-    weight: np.ndarray  # how much a row counts, beside others of its head
+    layer: np.ndarray  # -1 where unknown
+    head: np.ndarray  # -1 where unknown
+    weight: np.ndarray  # of a row among others of its head
     profile: Profile  # of log p_t, over the bounds of a rule
 
     def take(self, chosen: np.ndarray) -> "Rows":
@@ -39,11 +39,11 @@ class Rows(NamedTuple):
         return self._replace(**columns, profile=self.profile.take(chosen))
 
     def heads(self) -> Heads:
-        """The (layer, head) that there are, in order."""
+        """The distinct (layer, head), in order."""
         return sorted(set(zip(self.layer.tolist(), self.head.tolist(), strict=True)))
 
-    def are_of(self, layer: int, head: int) -> np.ndarray:
-        """(rows,) bool: which are of that head."""
+    def is_of(self, layer: int, head: int) -> np.ndarray:
+        """(rows,) bool: whether a row is of that head."""
         return (self.layer == layer) & (self.head == head)
 
     def interior(self) -> "Rows":
@@ -54,36 +54,36 @@ class Rows(NamedTuple):
         return {name: int((self.status == s).sum()) for s, name in solver.STATUS_NAMES.items()}
 
 
-def known(index: int) -> int | None:
-    """A layer's or a head's number; None where nobody says."""
+def known_index(index: int) -> int | None:
+    """A layer's or a head's number; None where it is unknown (-1)."""
     return None if index < 0 else int(index)
 
 
-def head_in_words(layer: int | None, head: int | None) -> str:
-    """A head, as far as anybody says which it is; "" if nobody does."""
-    said = (("layer", layer), ("head", head))
-    return ", ".join(f"{word} {i}" for word, i in said if i is not None)
+def head_label(layer: int | None, head: int | None) -> str:
+    """ "layer 2, head 5", as far as they are known; "" if neither is."""
+    numbers = (("layer", layer), ("head", head))
+    return ", ".join(f"{word} {number}" for word, number in numbers if number is not None)
 
 
-def heads_apart(collection: Collection) -> list[Heads | None]:
-    """The heads of a collection in groups, each of about ROWS_AT_ONCE rows, if all have as many.
+def group_heads(collection: Collection) -> list[Heads | None]:
+    """The heads of a collection in groups, each of about ROWS_PER_GROUP rows if all have as many.
 
     Rows of all heads together may be more than fit in memory, and those of one lie in many shards:
-    whoever works head by head reads the shards once for each group. None stands for all rows, where
-    nobody says which heads they are of.
+    work by head reads the shards once for each group. None stands for all rows of a collection that
+    does not name heads.
     """
     heads = collection.heads
     if not heads:
         return [None]
     kept = sum(entry["kept"] for entry in collection.manifest["shards"])
-    n_groups = max(1, min(-(-kept // ROWS_AT_ONCE), len(heads)))
+    n_groups = max(1, min(-(-kept // ROWS_PER_GROUP), len(heads)))
     ends = [len(heads) * i // n_groups for i in range(n_groups + 1)]
     return [heads[first:end] for first, end in pairwise(ends)]
 
 
 def solve_heads(collection: Collection, heads: Heads | None) -> Rows:
     """The rows of some heads, solved; one shard is in memory at a time."""
-    return join([solve_shard(shard, size) for size, shard in collection.shards(heads)])
+    return concatenate_rows([solve_shard(shard, size) for size, shard in collection.shards(heads)])
 
 
 def solve_collection(collection: Collection, jobs: Jobs = ONE_PROCESS) -> Rows:
@@ -91,33 +91,35 @@ def solve_collection(collection: Collection, jobs: Jobs = ONE_PROCESS) -> Rows:
 
     Args:
       collection: with the rows of one head or of many.
-      jobs: where it is done, a shard at a time; the result does not depend on it.
+      jobs: where it runs, a shard at a time; the result does not depend on it.
     """
     folder = collection.folder.absolute()  # workers may have another working folder
     shards = collection.manifest["shards"]
-    return join(run([partial(_solve_shard, folder, entry) for entry in shards], jobs))
+    return concatenate_rows(
+        run([partial(_read_and_solve, folder, entry) for entry in shards], jobs)
+    )
 
 
-def _solve_shard(folder: Path, entry: dict[str, Any]) -> Rows:
-    shard = read_shard(folder, entry)  # where it is solved: logits do not travel
+def _read_and_solve(folder: Path, entry: dict[str, Any]) -> Rows:
+    shard = read_shard(folder, entry)  # by the process that solves it: logits do not travel
     return solve_shard(shard, entry["size"])
 
 
 def solve_shard(shard: Shard, size: int) -> Rows:
-    """Rows of one set size, with all that a shard says of them."""
-    rows = solve(shard.logits, shard.target, shard.entropy, size)
-    said = {name: getattr(shard, name) for name in ("layer", "head", "weight")}
-    return rows._replace(**{name: column for name, column in said.items() if column is not None})
+    """The rows of a shard, with its layer, head and weight where it has them."""
+    rows = solve_rows(shard.logits, shard.target, shard.entropy, size)
+    columns = {name: getattr(shard, name) for name in ("layer", "head", "weight")}
+    return rows._replace(**{name: column for name, column in columns.items() if column is not None})
 
 
-def solve(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int) -> Rows:
+def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
     solved = solver.optimal_beta(logits, target)
     if target.ndim == 1:
         at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
     else:
         at_target = logits.max(axis=1, where=target, initial=-np.inf)
-    guards, nobody = Rule(), np.full(len(logits), -1, np.int16)
+    bounds, unknown = Rule(), np.full(len(logits), -1, np.int16)
     return Rows(
         entropy=np.asarray(entropy, float),
         beta=solved.beta.astype(float),
@@ -125,14 +127,14 @@ def solve(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int
         size=np.full(len(logits), size, np.int32),
         items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
         misranked=logits.max(axis=1) > at_target,
-        layer=nobody,
-        head=nobody,
+        layer=unknown,
+        head=unknown,
         weight=np.ones(len(logits), np.float32),
-        profile=profile(logits, target, guards.min_beta, guards.max_beta),
+        profile=profile(logits, target, bounds.min_beta, bounds.max_beta),
     )
 
 
-def join(parts: list[Rows]) -> Rows:
+def concatenate_rows(parts: list[Rows]) -> Rows:
     """The rows of all parts, in order."""
     first = parts[0]
     columns = {

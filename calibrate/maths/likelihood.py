@@ -48,19 +48,11 @@ def constant_form(rows: int, low: float, high: float) -> Form:
     return Form(np.ones((rows, 1)), one, np.array([low]), np.array([high]), one[0])
 
 
-def log_size_form(log_n: np.ndarray, low: float, high: float, monotone: bool = False) -> Form:
-    """beta = kappa log n + b, within the bounds at every size of the rows.
-
-    `monotone`: it never falls.
-    """
-    least, most = log_n.min(), log_n.max()
+def log_size_form(log_n: np.ndarray, low: float, high: float) -> Form:
+    """beta = kappa log n + b, within the bounds at every size of the rows."""
     design = np.column_stack([log_n, np.ones(len(log_n))])
-    matrix = np.array([[least, 1.0], [most, 1.0], [most - least, 0.0]])
-    rise = 0.0 if monotone else low - high
-    return Form(
-        design, matrix, np.array([low, low, rise]), np.array([high, high, high - low]),
-        np.array([0.0, 1.0]),
-    )  # fmt: skip
+    matrix = np.array([[log_n.min(), 1.0], [log_n.max(), 1.0]])
+    return Form(design, matrix, np.full(2, low), np.full(2, high), np.array([0.0, 1.0]))
 
 
 def polynomial_form(
@@ -69,23 +61,17 @@ def polynomial_form(
     low: float,
     high: float,
     degree: int = DEGREE,
-    monotone: bool = False,
 ) -> Form:
     """beta = a polynomial of entropy in Bernstein form, within the bounds on all of its domain.
 
     The bounds hold for its coefficients of degree 24: enough for the polynomial to keep them, and
-    nearly necessary. `monotone`: it never falls.
+    nearly necessary.
     """
     lo, hi = domain
     matrix = elevation(degree, ELEVATED_TO)
-    least, most = np.full(len(matrix), low), np.full(len(matrix), high)
-    if monotone:
-        steps = np.diff(matrix, axis=0)
-        matrix = np.concatenate([matrix, steps])
-        least = np.concatenate([least, np.zeros(len(steps))])
-        most = np.concatenate([most, np.full(len(steps), high - low)])
     t = (np.clip(entropy, lo, hi) - lo) / (hi - lo)
-    return Form(basis(t, degree), matrix, least, most, np.ones(degree + 1))
+    bounds = np.full(len(matrix), low), np.full(len(matrix), high)
+    return Form(basis(t, degree), matrix, *bounds, np.ones(degree + 1))
 
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]

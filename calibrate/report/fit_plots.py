@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.solved_rows import head_in_words
+from calibrate.fitting.solved_rows import head_label
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.plot_style import (
     BETA_LABEL,
@@ -138,7 +138,7 @@ def plot_betas(ax: "Axes", fit: Coefficients, order: Sequence[Entry]) -> "Axes":
         ax.plot(
             *curve, "--" if i >= len(HEAD_STYLES) else "-", color=colour,
             marker=marker, markevery=(i * 5, 50), ms=5, lw=1.5, zorder=3,
-            label=head_in_words(entry.layer, entry.head) or short(fit.reference),
+            label=head_label(entry.layer, entry.head) or short(fit.reference),
         )  # fmt: skip
     if len(order) > coloured:
         ax.plot([], [], color=GATED, lw=0.8, label=f"{len(order) - coloured:,} other heads")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.fitting.fit_collection import Fit
-from calibrate.fitting.model_selection import Choice, in_words
+from calibrate.fitting.fit_collection import FitResult
+from calibrate.fitting.model_selection import Choice, kind_label
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
 from calibrate.report.fit_text import left_out, load_line
@@ -19,7 +19,7 @@ WORTH_COLLECTING = 0.001  # nats, by twice the rows
 class FitRecord:
     """The result of `calibrate fit` on one head; the figure is None if it was not drawn."""
 
-    fit: Fit
+    fit: FitResult
     figure: Path | None
 
     def as_json(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _choice_blocks(choice: Choice) -> Iterable[Block]:
         gain = candidate.gain
         taken = "published" if candidate is choice.chosen else ""
         interval = f"{gain.low:+.4f} to {gain.high:+.4f}"
-        rows.append((in_words(candidate.kind), f"{gain.mean:+.4f}", interval, taken))
+        rows.append((kind_label(candidate.kind), f"{gain.mean:+.4f}", interval, taken))
     yield Table(
         columns=("rule", "gain", "95 % interval", ""),
         rows=rows,
@@ -102,7 +102,7 @@ def _choice_blocks(choice: Choice) -> Iterable[Block]:
         left=("rule", ""),
     )
     if choice.left_out:
-        yield Facts([(in_words(kind), f"no fit: {why}") for kind, why in choice.left_out.items()])
+        yield Facts([(kind_label(kind), f"no fit: {why}") for kind, why in choice.left_out.items()])
 
 
 def advice_on_rows(quality: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from calibrate.evaluation.examples import (
     shares,
 )
 from calibrate.files.coefficients import Coefficients
-from calibrate.fitting.model_selection import in_words
+from calibrate.fitting.model_selection import kind_label
 from calibrate.heads import Head
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report import example_plots, fit_plots, score_plots
@@ -139,7 +139,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
     unit = "nats" if objective == "likelihood" else f"of {objective}"
     rows = [
         (
-            in_words(candidate["kind"]),
+            kind_label(candidate["kind"]),
             f"{candidate['log_p']:.4f}",
             f"{candidate['gain']:+.4f} {unit}",
             f"{candidate['low']:+.4f} to {candidate['high']:+.4f}",

@@ -9,7 +9,7 @@ import numpy as np
 from calibrate.evaluation.score_logits import LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.rule_fitting import ENOUGH_ROWS
-from calibrate.fitting.solved_rows import head_in_words
+from calibrate.fitting.solved_rows import head_label
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import Block, Heading, Text
 from calibrate.report.logits_record import FIRST_FIT, LogitsRecord
@@ -50,7 +50,7 @@ def _heads_of(fit: Coefficients) -> str:
     """The heads that the entries are for."""
     first, *others = fit.entries
     if not others:
-        return head_in_words(first.layer, first.head) or "all heads"
+        return head_label(first.layer, first.head) or "all heads"
     of_layers = [entry.head is None for entry in fit.entries]
     words = "heads" if not any(of_layers) else "layers" if all(of_layers) else "heads and layers"
     return f"{len(fit.entries):,} {words}"
@@ -78,7 +78,7 @@ def _heads_or_best_size(scores: LogitScores) -> tuple[str, str]:
         _, up, down = heads_moved(scores, FIRST_FIT)
         best = scores.ranked(FIRST_FIT)[0]
         gain, _ = scores.estimate(head=best).of(FIRST_FIT, "log_p_gain")
-        most = f"; the most {scores.head_in_words(best)}, {gain:+.4f} nats" * math.isfinite(gain)
+        most = f"; the most {scores.head_label(best)}, {gain:+.4f} nats" * math.isfinite(gain)
         verb = "gains" if up == 1 else "gain"
         loss = f"{down:,} {'loses' if down == 1 else 'lose'}"
         return f"{up:,} of {len(scores.heads):,} heads", f"{verb} measurably, {loss}{most}"

@@ -115,7 +115,7 @@ class LogitsRecord:
 
     def _head_row(self, head: int, fits: range) -> list[str]:
         scores, estimate = self.scores, self.scores.estimate(head=head)
-        row = [scores.head_in_words(head), f"{estimate.rows:,}"]
+        row = [scores.head_label(head), f"{estimate.rows:,}"]
         row += [_mean(estimate, 0, "log_p"), _mean(estimate, 0, "p")]
         for rule in fits:
             if scores.names(rule, head):

@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.fitting.per_head import ManyFits
+from calibrate.fitting.per_head import PerHeadResult
 from calibrate.report.plot_style import draw, plot_head_map, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def save_gains_figure(path: Path, fits: ManyFits) -> None:
+def save_gains_figure(path: Path, fits: PerHeadResult) -> None:
     """Writes the gain of each head as PNG."""
     save_figure(path, draw(plot_gains, fits))
 
 
-def plot_gains(ax: "Axes", fits: ManyFits) -> "Axes":
+def plot_gains(ax: "Axes", fits: PerHeadResult) -> "Axes":
     """Draws the gain of each head; heads without a rule are marked with an x."""
     gains = {(head.layer, head.head): head.gain if head.rule else None for head in fits.heads}
     n = len(fits.calibrated)

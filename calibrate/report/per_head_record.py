@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.fitting.per_head import HeadFit, ManyFits
+from calibrate.fitting.per_head import HeadFit, PerHeadResult
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
 from calibrate.report.fit_text import load_line
@@ -16,7 +16,7 @@ from calibrate.report.rule_text import polynomial
 class PerHeadRecord:
     """The result of `calibrate fit` on several heads; the figure is None if it was not drawn."""
 
-    fits: ManyFits
+    fits: PerHeadResult
     figure: Path | None
 
     def as_json(self) -> dict[str, Any]:
@@ -76,5 +76,5 @@ def _head_json(head: HeadFit) -> dict[str, Any]:
     rule = head.rule
     return {
         "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
-        "kind": rule and rule.kind, "gain": rule and rule.gain, "why": head.why,
+        "kind": rule and rule.kind, "gain": rule and rule.gain, "why": head.verdict,
     }  # fmt: skip
