@@ -28,7 +28,12 @@ from calibrate.fitting.fit_collection import fit_collection
 from calibrate.heads import training
 
 ROOT = Path(__file__).parents[1]
-FAULTS = [errno.ENOSPC, errno.EIO, errno.EACCES, None]  # None: the process dies there
+FAULTS = [
+    pytest.param(errno.ENOSPC, id="ENOSPC"),
+    pytest.param(errno.EIO, id="EIO", marks=pytest.mark.slow),
+    pytest.param(errno.EACCES, id="EACCES", marks=pytest.mark.slow),
+    pytest.param(None, id="death"),  # of the process
+]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +72,7 @@ def damaged(folder):
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda code: errno.errorcode.get(code, "death"))
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("begin", [lambda folder: None, interrupted, damaged],
                          ids=["fresh", "interrupted", "damaged"])  # fmt: skip
 def test_whatever_call_fails_nothing_is_half_written_and_the_same_command_finishes(
@@ -268,10 +273,10 @@ def load_soak():
     return soak
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(40, marks=pytest.mark.slow)])
-def test_kills_at_random_moments_lose_nothing(kills, here):
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_nothing(here):
     """Of collect, train and fit alike; scripts/soak.py does it by the hundred."""
-    found = load_soak().soak(kills=kills, seed=0, place=here)
-    assert (found["kills"], found["bytes_lost"], found["problems"]) == (kills, 0, 0)
-    assert found["faults"] > 0
-    assert found["finished"] >= 2
+    counts = load_soak().soak(kills=40, seed=0, place=here)
+    assert (counts["kills"], counts["bytes_lost"], counts["problems"]) == (40, 0, 0)
+    assert counts["faults"] > 0
+    assert counts["finished"] >= 2

@@ -8,11 +8,13 @@ import threading
 import time
 import warnings
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ToyHead
+from tasks import die, double, fail, is_deaf, span
 from typer.testing import CliRunner
 
 from calibrate import heads
@@ -27,7 +29,7 @@ from calibrate.heads import load_head
 from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
 
-SIZES, SETS = [8, 64, 100], 300
+SIZES, SETS = [8, 64], 384  # three units each
 TWO = Jobs(2)
 SHORT = 3.0  # seconds; the error is the same if a worker takes longer to start
 
@@ -49,10 +51,6 @@ class Once(ToyHead):
             self.marker.write_text(str(os.getpid()))
             self.misfortune()
         return super().attend(batch)
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang():
@@ -78,11 +76,7 @@ def carries_on(folder, message, head, jobs):
     kept = {name: data for name, data in bytes_of(folder / "run").items() if name[0] == "n"}
     assert kept.items() <= whole.items()
     head.marker.touch()  # a worker may not have come so far
-    assert collected(folder / "run", Jobs(jobs.processes, jobs.dask), head) == whole
-
-
-def double(x):
-    return 2 * x
+    assert collected(folder / "run", Jobs(dask=jobs.dask), head) == whole
 
 
 @pytest.mark.parametrize("jobs", [Jobs(), TWO])
@@ -101,11 +95,11 @@ def test_what_a_task_warns_of_is_warned_of_here(jobs, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_collection_is_the_same_bytes_for_any_number_of_jobs(tmp_path):
-    assert collected(tmp_path / "one", Jobs()) == collected(tmp_path / "two")
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_collection_is_the_same_bytes_for_any_number_of_jobs(tmp_path, n):
     head = load_head("max-retrieval-3")
-    one, three = (collected(tmp_path / f"head-{n}", Jobs(n), head, [16, 1024], 200) for n in (1, 3))
-    assert one == three
+    one, several = (collected(tmp_path / f"{n}", Jobs(n), head, [16, 1024], 200) for n in (1, n))
+    assert one == several
 
 
 def test_arrays_are_read_where_they_are(here):
@@ -120,9 +114,30 @@ def test_arrays_are_read_where_they_are(here):
     assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
 
 
+MODULE = """
+from conftest import ToyHead
+from tasks import die, double, fail, is_deaf, span
+
+class Head(ToyHead):
+    def __reduce__(self):
+        raise TypeError("too large to be sent")
+"""
+
+
+def test_a_head_of_ones_own_is_found_by_workers(here):
+    Path("head_of_jobs.py").write_text(MODULE)
+    common = ["collect", "--head", "head_of_jobs:Head", "--sizes", "8,64", "--sets", "300"]
+    for n in (1, 2):
+        done = CliRunner().invoke(app, [*common, "--out", f"runs/{n}", "--jobs", str(n)])
+        assert done.exit_code == 0, done.output
+    assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
+
+
 def test_scores_are_the_same_for_any_number_of_jobs():
-    head, rules = load_head("max-retrieval"), fixed_rules()
-    one, two = (score_head(head, [16, 256], 64, 0, rules, jobs=Jobs(n)) for n in (1, 2))
+    rules = {name: fixed_rules()[name] for name in ("plain", "hindsight")}
+    one, two = (
+        score_head(ToyHead(), [16, 32], 64, 0, rules, jobs=jobs) for jobs in (ONE_PROCESS, TWO)
+    )
     for a, b in zip(one, two, strict=True):
         assert a.size == b.size
         for name in rules:
@@ -150,6 +165,7 @@ def test_a_worker_that_is_killed_is_one_line_and_the_same_call_carries_on(tmp_pa
     carries_on(tmp_path, "a worker process died", head, TWO)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_one_line_and_the_same_call_carries_on(tmp_path):
     head = Once(tmp_path / "marker", hang)
     carries_on(tmp_path, "no worker finished a task for 3 s", head, Jobs(2, stall=SHORT))
@@ -160,6 +176,12 @@ def test_a_single_task_that_hangs_is_one_line_too():
         run([partial(time.sleep, 10)], Jobs(2, stall=1))
 
 
+def test_what_a_task_raises_is_raised_here():
+    with pytest.raises(QualityError, match="^no such layer$"):
+        run([partial(abs, 1), fail], TWO)
+
+
+@pytest.mark.slow
 def test_what_a_head_does_wrong_is_said_as_in_one_process(tmp_path):
     class Broken(ToyHead):
         def attend(self, batch):
@@ -174,10 +196,20 @@ def test_what_a_head_does_wrong_is_said_as_in_one_process(tmp_path):
         collected(tmp_path / "bad", head=ToyHead(spoil=spoil))
 
 
+def test_processes_of_one_thread_even_if_there_is_one(monkeypatch):
+    monkeypatch.setenv("NPROC", "7")
+    spans = sorted(run([partial(span, 0.1)] * 3, Jobs(1, threads=1)))
+    for (_, end, pid, threads), (begun, *_) in pairwise(spans):
+        assert end <= begun
+        assert pid != os.getpid()
+        assert threads == "1"
+    assert run([partial(os.getenv, "NPROC")], TWO) == ["7"]
+
+
 def test_a_head_that_cannot_be_sent_is_named(tmp_path):
     head = ToyHead()
     head.lock = threading.Lock()
-    with pytest.raises(CalibrateError, match="cannot be sent to another process .* by a name"):
+    with pytest.raises(CalibrateError, match="cannot be sent to another process .* by its name"):
         collected(tmp_path / "run", head=head)
 
 
@@ -196,40 +228,15 @@ def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here, monkeypatch
         elsewhere()
 
 
-MODULE = """
-from conftest import ToyHead
-
-class Head(ToyHead):
-    def __reduce__(self):
-        raise TypeError("too large to be sent")
-"""
-
-
-def test_a_head_of_ones_own_is_found_by_workers(here):
-    Path("head_of_jobs.py").write_text(MODULE)
-    common = ["collect", "--head", "head_of_jobs:Head", "--sizes", "8,64", "--sets", "300"]
-    for n in (1, 2):
-        done = CliRunner().invoke(app, [*common, "--out", f"runs/{n}", "--jobs", str(n)])
-        assert done.exit_code == 0, done.output
-    assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
-
-
-def is_deaf():
-    """Whether this process was deaf to Ctrl-C from its start."""
-    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-@pytest.mark.parametrize("jobs", [TWO, Jobs(1, "local")])
-def test_workers_are_deaf_to_interrupts_before_they_can_say_so(here, jobs):
-    if jobs.dask:
-        pytest.importorskip("distributed", reason="needs the extra dask")
-    assert run([is_deaf, is_deaf], jobs) == [True, True]
+def test_workers_are_deaf_to_interrupts_before_they_can_say_so():
+    assert run([is_deaf, is_deaf], TWO) == [True, True]
     assert not is_deaf()
 
 
 LEAVES = """
 import os, time
 from functools import partial
+from itertools import pairwise
 from calibrate.parallel.jobs import Jobs, run
 run([partial(time.sleep, i) for i in (0, 0, 60, 60)], Jobs(2), lambda result: os._exit(130))
 """
@@ -281,28 +288,79 @@ def distributed():
     return pytest.importorskip("distributed", reason="needs the extra dask")
 
 
-@pytest.fixture(scope="module")
-def cluster(distributed):
-    with with_cluster(Jobs(2, "local")) as jobs:
-        yield jobs
+def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, distributed):
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50,
+        scheduler_kwargs={"allowed_failures": 0},
+    ) as cluster:  # fmt: skip
+        jobs = Jobs(dask=cluster.scheduler_address)
+        seen = []
+        assert run((partial(double, i) for i in range(20)), jobs, seen.append) == [
+            2 * i for i in range(20)
+        ]
+        assert sorted(seen) == [2 * i for i in range(20)]
+        with pytest.warns(UserWarning, match="a shard is damaged"):
+            _, pid = run([partial(warnings.warn, "a shard is damaged"), os.getpid], jobs)
+        assert pid != os.getpid()
+        with pytest.raises(QualityError, match="^no such layer") as failure:
+            run([os.getpid, fail], jobs)
+        assert "in fail" in failure.value.__notes__[0]
+        with pytest.raises(CalibrateError, match=r"no worker finished a task for 0\.5 s"):
+            run([partial(time.sleep, 3)], Jobs(dask=jobs.dask, stall=0.5))
+        with pytest.raises(CalibrateError, match="the Dask cluster gave up a task .*KilledWorker"):
+            run([die], jobs)
 
 
-def test_a_cluster_loses_a_worker_in_mid_task_and_the_run_goes_on(tmp_path, cluster):
-    """Killed from outside; the cluster gives its task to another worker."""
-    whole = collected(tmp_path / "whole", Jobs())
-    marker = tmp_path / "marker"
-
-    def kill():
-        while not marker.exists() or not marker.read_text():
-            time.sleep(0.01)
-        os.kill(int(marker.read_text()), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    assert collected(tmp_path / "run", cluster, Once(marker, hang)) == whole
-    killer.join()
+def test_no_scheduler_and_no_worker_are_one_line(distributed):
+    with pytest.raises(CalibrateError, match="names no certificates"):
+        run([partial(abs, -1)], Jobs(dask="tls://127.0.0.1:9"))
+    with pytest.raises(CalibrateError, match="no Dask scheduler answers at 'nonsense'"):
+        run([partial(double, 1)], Jobs(dask="nonsense"))
+    with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
+        jobs = Jobs(dask=cluster.scheduler_address, stall=0.1)
+        with pytest.raises(CalibrateError, match=r"had no worker for 0\.1 s; start some"):
+            run([partial(double, 1)], jobs)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("distributed")
+class TestLocalCluster:
+    @pytest.fixture(scope="class")
+    def cluster(self):
+        with with_cluster(Jobs(2, "local")) as jobs:
+            yield jobs
+
+    def test_loses_a_worker_in_mid_task_and_the_run_goes_on(self, tmp_path, cluster):
+        """Killed from outside; the cluster gives its task to another worker."""
+        whole = collected(tmp_path / "whole", Jobs())
+        marker = tmp_path / "marker"
+
+        def kill():
+            while not marker.exists() or not marker.read_text():
+                time.sleep(0.01)
+            os.kill(int(marker.read_text()), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        assert collected(tmp_path / "run", cluster, Once(marker, hang)) == whole
+        killer.join()
+
+    def test_gives_the_same_fit(self, tmp_path, cluster):
+        folder = tmp_path / "run"
+        collect(ToyHead(), [64, 256], 300, 0, folder)
+        here, there = (
+            fit_collection(folder, "toy", jobs=jobs).coefficients for jobs in (ONE_PROCESS, cluster)
+        )
+        assert here.entries == there.entries
+        assert here.quality == there.quality
+
+    def test_of_one_worker_is_not_passed_over_and_ignores_interrupts(self, here):
+        pid, deaf = run([os.getpid, is_deaf], Jobs(1, "local"))
+        assert pid != os.getpid()
+        assert deaf
+
+
+@pytest.mark.slow
 def test_a_cluster_that_gives_a_task_up_is_one_line_and_the_same_call_carries_on(
     tmp_path, distributed
 ):
@@ -315,28 +373,12 @@ def test_a_cluster_that_gives_a_task_up_is_one_line_and_the_same_call_carries_on
         carries_on(tmp_path, message, Once(tmp_path / "marker", die), jobs)
 
 
-def test_no_scheduler_and_no_worker_are_one_line(tmp_path, distributed):
-    with pytest.raises(CalibrateError, match="names no certificates"):
-        run([partial(abs, -1)], Jobs(dask="tls://127.0.0.1:9"))
-    with pytest.raises(CalibrateError, match="no Dask scheduler answers at 'nonsense'"):
-        run([partial(double, 1)], Jobs(dask="nonsense"))
-    with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
-        jobs = Jobs(dask=cluster.scheduler_address, stall=0.1)
-        with pytest.raises(CalibrateError, match=r"had no worker for 0\.1 s; start some"):
-            run([partial(double, 1)], jobs)
-
-
-def test_a_fit_on_a_cluster_is_the_same(tmp_path, cluster):
-    folder = tmp_path / "run"
-    collect(ToyHead(), [64, 256], 300, 0, folder)
-    here, there = (
-        fit_collection(folder, "toy", jobs=jobs).coefficients for jobs in (ONE_PROCESS, cluster)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_that_goes_away_is_one_line(distributed):
+    cluster = distributed.LocalCluster(
+        n_workers=1, dashboard_address="127.0.0.1:0", silence_logs=50
     )
-    assert here.entries == there.entries
-    assert here.quality == there.quality
-
-
-def test_a_cluster_of_one_worker_is_not_passed_over(here):
-    """Told to use one worker, joblib would stay in this process."""
-    pytest.importorskip("distributed", reason="needs the extra dask")
-    assert run([os.getpid], Jobs(1, "local")) != [os.getpid()]
+    threading.Timer(1, cluster.close).start()
+    with pytest.raises(CalibrateError, match="gave up a task .*connection-lost"):
+        run([partial(time.sleep, 30)], Jobs(dask=cluster.scheduler_address, stall=25))

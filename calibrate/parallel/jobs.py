@@ -107,16 +107,13 @@ def _in_processes(tasks: Iterable[Callable[[], Any]], jobs: Jobs) -> Outcomes:
     )
     calls = (delayed(call)(number, serialise(task)) for number, task in enumerate(tasks))
     with warnings.catch_warnings():
-        # A worker that has grown by 300 MB is replaced; no task is lost.
+        # A worker that has grown by 300 MB is replaced: no task is lost.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
+        # Tasks are given up after an interrupt or a failure, as they should be.
+        warnings.filterwarnings("ignore", r"\d+ tasks (have been|which were)")
         with quiet_start():
             outcomes = parallel(calls)
-        try:
-            yield from outcomes
-        finally:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of tasks that are given up, as they should be
-                outcomes.close()
+        yield from outcomes
 
 
 @contextlib.contextmanager

@@ -1,0 +1,31 @@
+"""Small tasks for worker processes: a module of its own, so that these import nothing else."""
+
+import os
+import signal
+import time
+
+from calibrate.errors import QualityError
+
+
+def double(x):
+    return 2 * x
+
+
+def fail():
+    raise QualityError("no such layer")
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_deaf():
+    """Whether this process was deaf to Ctrl-C from its start."""
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def span(seconds):
+    """(start, end, process, threads) of a task that takes so long."""
+    begun = time.monotonic()
+    time.sleep(seconds)
+    return begun, time.monotonic(), os.getpid(), os.environ["NPROC"]
