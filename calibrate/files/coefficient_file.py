@@ -28,7 +28,7 @@ from calibrate.files.coefficient_schema import (
     document_shape,
 )
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.json_shapes import read_field
+from calibrate.files.json_shapes import Object, read_field
 from calibrate.files.strict_json import Refusal, parse, refuse
 from calibrate.maths.rule import Rule
 
@@ -139,9 +139,9 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
     if len(data) > MAX_BYTES:
         raise Refusal((), "longer than 1 MiB", "give a coefficient file, which never is")
     document = parse(data)
-    minor, kind = _minor_and_kind(document)
-    shape = document_shape(min(minor, NEWEST_MINOR), kind, newer=minor > NEWEST_MINOR)
+    shape = _shape_of(document)
     shape(document)
+    kind = document["rule"]["kind"]
     guards = {name: document["rule"][name] for name in RULE_KINDS[kind].guards}
     coefficients = Coefficients(
         rule=Rule(**{"min_entropy": 0.0, **guards}, kind=kind),
@@ -159,17 +159,31 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
     return coefficients if source is document["source"] else replace(coefficients, source=source)
 
 
-def _minor_and_kind(document: Any) -> tuple[int, str]:
-    """(minor version, kind of rule), which determine the shape of the whole."""
+def _shape_of(document: Any) -> Object:
+    """The shape of the whole file, by its schema version and the kind of its rule."""
+    try:
+        return _SHAPES[document["schema_version"], document["rule"]["kind"]]
+    except (TypeError, KeyError):
+        pass  # what is wrong, or newer, takes a closer look
     read_field(document, "format", FORMAT)
     minor = int(read_field(document, "schema_version", VERSION_OF_SCHEMA).removeprefix("1."))
-    kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", KIND))
+    kind = read_field(document, "rule", _kind)
     if minor < RULE_KINDS[kind].minor:
-        remedy = (
-            f'schema 1.{minor} has no such rule: write schema_version "1.{RULE_KINDS[kind].minor}"'
-        )
+        needed = f'"1.{RULE_KINDS[kind].minor}"'
+        remedy = f"schema 1.{minor} has no such rule: write schema_version {needed}"
         refuse(kind, remedy, ("rule", "kind"))
-    return minor, kind
+    return document_shape(NEWEST_MINOR, kind, newer=True)
+
+
+_SHAPES = {
+    (f"1.{minor}", kind): document_shape(minor, kind)
+    for kind in RULE_KINDS
+    for minor in range(RULE_KINDS[kind].minor, NEWEST_MINOR + 1)
+}
+
+
+def _kind(rule: Any) -> Any:
+    return read_field(rule, "kind", KIND)
 
 
 def _entry(value: dict[str, Any], i: int) -> Entry:

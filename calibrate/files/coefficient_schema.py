@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from calibrate.files.coefficients import SCHEMA_VERSION
 from calibrate.files.json_shapes import (
@@ -84,7 +83,6 @@ KIND = Word(
 )
 
 
-@cache
 def document_shape(minor: int, kind: str, newer: bool = False) -> Object:
     """The whole file of a kind of rule, by schema 1.`minor`.
 

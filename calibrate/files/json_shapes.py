@@ -176,7 +176,8 @@ class Map:
         require_fields(value, ())
         for name in value:
             TEXT(name)
-        return Object(dict.fromkeys(value, self.item))(value)
+            value[name] = read_field(value, name, self.item)
+        return dict(value)
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,10 @@ class Object:
     others: str | None = None  # beginning of other names, whose values are free; None: refused
 
     def __call__(self, value: Any) -> dict[str, Any]:
-        require_fields(value, self.fields if self.required else ())
-        members: dict[str, Any] = value
         name, shapes = "", self.fields
+        if type(value) is not dict or (self.required and not shapes.keys() <= value.keys()):
+            require_fields(value, shapes)
+        members: dict[str, Any] = value
         try:
             for name, item in members.items():
                 if name in shapes:
