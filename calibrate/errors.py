@@ -1,13 +1,13 @@
-"""The errors that reach a user: one line each, what was wrong and the remedy."""
+"""Errors for users: one line each, with the cause and the remedy."""
 
 _LONGEST = 2000
 
 
 class CalibrateError(Exception):
-    """What the user can put right; the command line prints it as one line and exits with 1.
+    """An error that the user can correct; the command line prints it and exits with `exit_code`.
 
-    Messages name paths and values that anybody may have chosen: whatever is not printable is
-    escaped, and what is endless is cut.
+    Messages name untrusted paths and values: unprintable characters are escaped, and long
+    messages are cut in the middle.
     """
 
     exit_code = 1
@@ -20,11 +20,11 @@ class CalibrateError(Exception):
 
 
 class DamagedError(CalibrateError):
-    """A file that can be read, and does not hold what it should."""
+    """A file that can be read, with invalid content."""
 
 
 class CoefficientsError(CalibrateError):
-    """The one exception of coefficient files, references to them and their store."""
+    """An error of a coefficient file, a reference to one, or a store."""
 
 
 class QualityError(CalibrateError):

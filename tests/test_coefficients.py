@@ -714,7 +714,7 @@ def test_a_file_too_large_is_refused_before_it_is_read(tmp_path):
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for path in (Path("/dev/zero"), tmp_path / "pipe.json"):
-        with pytest.raises(calibrate.CoefficientsError, match="it is no regular file"):
+        with pytest.raises(calibrate.CoefficientsError, match="not a regular file"):
             read(path)
 
 

@@ -440,7 +440,7 @@ def test_a_killed_attempt_is_swept_when_the_run_resumes(tmp_path):
 
 
 def test_an_absent_collection_is_named(tmp_path):
-    with pytest.raises(CalibrateError, match="holds no collection"):
+    with pytest.raises(CalibrateError, match="is not a collection"):
         open_collection(tmp_path / "none")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,21 @@ from calibrate.heads.logits_files import Arrays
 SHARD = Path("run/n00016-unit00001.npz")
 
 
-@pytest.fixture(autouse=True)
-def run(here, monkeypatch):
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
     """A collection of two sizes with three shards each."""
+    folder = tmp_path_factory.mktemp("original") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
+        collect(ToyHead(), [16, 64], 300, 0, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def run(here, original, monkeypatch):
+    """A copy of the collection."""
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
-    collect(ToyHead(), [16, 64], 300, 0, here / "run")
-    return here / "run"
+    return Path(shutil.copytree(original, here / "run"))
 
 
 def reopen(folder: Path, *lost: str) -> None:
@@ -50,10 +60,10 @@ def faults(folder: Path = Path("run")) -> list[tuple[str, str]]:
 
 def test_a_sound_collection_is_counted(here):
     done = CliRunner().invoke(app, ["verify", "run"])
-    assert (done.exit_code, done.stdout) == (0, "6 sound shards in run\n")
+    assert (done.exit_code, done.stdout) == (0, "6 intact shards in run\n")
     reopen(Path("run"), "n00064-unit00002.npz")
     done = CliRunner().invoke(app, ["verify", "run"])
-    assert (done.exit_code, done.stdout) == (0, "5 sound shards in run (unfinished)\n")
+    assert (done.exit_code, done.stdout) == (0, "5 intact shards in run (unfinished)\n")
 
 
 def test_every_fault_has_a_line(here):
@@ -71,7 +81,7 @@ def test_every_fault_has_a_line(here):
         ["foreign", "run/n00064-unit00009.npz"],
         ["foreign", "run/notes.txt"],
     ]
-    assert lines[-1] == "4 sound shards in run"
+    assert lines[-1] == "4 intact shards in run"
     assert done.stderr == (
         "calibrate: run has 1 bad, 1 missing, 2 foreign; see above for each; run the same "
         "`calibrate collect` command again to repair shards\n"
@@ -86,20 +96,20 @@ def test_every_fault_has_a_line(here):
 
 
 def test_a_name_that_plays_tricks_on_the_terminal_is_escaped(here):
-    for name in (b"a\x1b[2J\n9 sound shards in run", b"\xff"):
+    for name in (b"a\x1b[2J\n9 intact shards in run", b"\xff"):
         Path("run", os.fsdecode(name)).touch()
     done = CliRunner().invoke(app, ["verify", "run"])
     assert done.stdout.splitlines() == [
-        r"foreign  run/a\x1b[2J 9 sound shards in run is not of this collection; move it away",
+        r"foreign  run/a\x1b[2J 9 intact shards in run is not of this collection; move it away",
         r"foreign  run/\udcff is not of this collection; move it away",
-        "6 sound shards in run",
+        "6 intact shards in run",
     ]
 
 
 def test_no_collection_is_an_error(here):
     done = CliRunner().invoke(app, ["verify", "elsewhere"])
     assert done.exit_code == 1
-    assert "elsewhere holds no collection; give a folder" in done.stderr
+    assert "elsewhere is not a collection; give a folder" in done.stderr
 
 
 def test_counts_that_are_not_the_shards_are_named(here):

@@ -349,10 +349,10 @@ def test_misranked_rows_alone_are_refused(logged, here):
 
 def test_odd_folders_get_one_clear_line(collection, here):
     Path("empty").mkdir()
-    assert "empty holds no collection" in refusal("empty")
-    assert "nowhere holds no collection" in refusal("nowhere")
+    assert "empty is not a collection" in refusal("empty")
+    assert "nowhere is not a collection" in refusal("nowhere")
     Path("file").write_text("")
-    assert "file holds no collection" in refusal("file")
+    assert "file is not a collection" in refusal("file")
     assert os_names(here) == ["empty", "file"]
     shutil.copytree(collection.folder, "bad")
     shard = sorted(Path("bad").glob("*.npz"))[0]

@@ -119,10 +119,13 @@ def twice(data: bytes = npy(np.arange(1000.0)), times: int = 50) -> bytes:
         (lambda data: member(file_size=100 << 30, compress_size=100 << 30), "promise 10737"),
         (lambda data: member(file_size=100 << 30), "compressed, expected stored"),
         (lambda data: twice(), "entries promise|Overlapped"),
-        (lambda data: member("../x.npy"), "no name of an array"),
-        (lambda data: member("/etc/x.npy"), "no name of an array"),
-        (lambda data: member("a\\..\\x.npy"), "no name of an array"),
-        (lambda data: twice(times=1).replace(b"x0.npy", b"x.npy\0"), "no name|one name"),
+        (lambda data: member("../x.npy"), "not a valid array name"),
+        (lambda data: member("/etc/x.npy"), "not a valid array name"),
+        (lambda data: member("a\\..\\x.npy"), "not a valid array name"),
+        (
+            lambda data: twice(times=1).replace(b"x0.npy", b"x.npy\0"),
+            "valid array name|the same name",
+        ),
         (lambda data: entry_with(b"")[:-22] * 2 + entry_with(b"")[-22:], "not a readable npz"),
     ],
 )
@@ -160,7 +163,7 @@ def test_no_bytes_crash_the_reader(npz):
 
 def test_a_file_larger_than_any_is_refused_unread(npz):
     os.truncate(npz, 100 << 30)  # sparse
-    with pytest.raises(CalibrateError, match="has 107,374,182,400 bytes, and such a file at most"):
+    with pytest.raises(CalibrateError, match="has 107,374,182,400 bytes, more than the limit of"):
         read_arrays(npz)
 
 
@@ -172,7 +175,7 @@ def test_a_file_that_grows_before_it_is_read_is_refused(npz, monkeypatch):
         return read_file(path, most)
 
     monkeypatch.setattr(npz_format, "read_file", read_later)
-    with pytest.raises(DamagedError, match="a.npz has .* bytes, and such a file at most"):
+    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than the limit of"):
         npz_format.read_bytes(npz, size)
 
 
@@ -181,7 +184,7 @@ def test_a_file_that_no_memory_takes_is_named(npz, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(npz_format, "read_file", fail)
-    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than the memory takes; del"):
+    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than fits into memory; rest"):
         read_arrays(npz)
 
 
@@ -232,7 +235,7 @@ def test_exclusive_never_overwrites(tmp_path):
 def test_what_is_no_file_leaves_no_descriptor_open(tmp_path, make):
     make(tmp_path / "a")
     before = os.listdir("/dev/fd")
-    with pytest.raises(OSError, match="Is a directory|it is no regular file"):
+    with pytest.raises(OSError, match="Is a directory|not a regular file"):
         read_file(tmp_path / "a", 100)
     assert os.listdir("/dev/fd") == before
 

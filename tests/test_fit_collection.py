@@ -109,7 +109,7 @@ def test_too_few_rows_are_exit_3_with_advice(tmp_path):
 
 
 def test_an_absent_or_unfinished_collection_is_named(tmp_path):
-    with pytest.raises(CalibrateError, match="holds no collection"):
+    with pytest.raises(CalibrateError, match="is not a collection"):
         fit_collection(tmp_path, "x")
 
 

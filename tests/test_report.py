@@ -181,7 +181,7 @@ def test_run_says_its_results_though_the_page_cannot_be_written(here):
     [
         (["max-retrieval", "--out", "."], 2, "'.' is not an .html file"),
         (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
-        (["runs/none", "--out", "r.html"], 1, "runs/none holds no collection"),
+        (["runs/none", "--out", "r.html"], 1, "runs/none is not a collection"),
         (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is not an .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
         (["paper", "--out", "r.html"], 1, "names no head; name the one to score: --head"),

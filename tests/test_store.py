@@ -105,8 +105,8 @@ def test_nothing_is_written_through_links(tmp_path):
 
 @pytest.mark.parametrize("store", ["nowhere", "a\0b", "\ud800", "x\ny"])
 def test_a_store_that_is_none_is_refused(store):
-    refuses("is no folder; give a store of fits", calibrate.load, "paper", store)
-    refuses("is no folder", alias, "paper@1", "stable", store)
+    refuses("is not a folder; give a folder of fits", calibrate.load, "paper", store)
+    refuses("is not a folder", alias, "paper@1", "stable", store)
 
 
 @pytest.mark.parametrize("reference", ["a\nb.json", "\x1b[2J/a.json", "\ud800.json", "x" * 10**5])
@@ -234,15 +234,15 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
         ("paper@stable", "has no alias 'stable' .it has none.; `calibrate fits alias"),
         ("../paper", "does not exist"),
         ("max-retreival", "did you mean 'max-retrieval'?"),
-        (3, "3 is no reference"),
-        (None, "None is no reference"),
-        (b"paper", "b'paper' is no reference"),
-        ("Paper", "is no reference"),
-        ("paper@", "is no reference"),
-        ("paper@-1", "is no reference"),
-        ("paper@01", "is no reference"),
-        ("paper@1@1", "is no reference"),
-        ("paper@" + "9" * 5_000, "is no reference"),
+        (3, "3 is not a valid reference"),
+        (None, "None is not a valid reference"),
+        (b"paper", "b'paper' is not a valid reference"),
+        ("Paper", "is not a valid reference"),
+        ("paper@", "is not a valid reference"),
+        ("paper@-1", "is not a valid reference"),
+        ("paper@01", "is not a valid reference"),
+        ("paper@1@1", "is not a valid reference"),
+        ("paper@" + "9" * 5_000, "is not a valid reference"),
         ("a\0/b.json", "cannot read"),
         ("nowhere/fit.json", "nowhere/fit.json does not exist"),
     ],
@@ -288,7 +288,7 @@ def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b"])
 def test_names_stay_in_the_store(tmp_path, name):
-    refuses("no name for a fit", publish, fit(name), tmp_path)
+    refuses("not a valid fit name", publish, fit(name), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -358,12 +358,12 @@ def test_nothing_leads_to_a_yanked_version_unseen(three):
 @pytest.mark.parametrize(
     ("reference", "name", "message"),
     [
-        ("made@1", "1", "'1' is no alias"),
-        ("made@1", "Stable", "is no alias"),
-        ("made@1", "../x", "is no alias"),
-        ("made", "stable", "'made' names no version by its number; use NAME@VERSION"),
-        ("made@stable", "newest", "names no version by its number"),
-        ("made@1", "v1.json", "is no alias"),
+        ("made@1", "1", "'1' is not a valid alias"),
+        ("made@1", "Stable", "is not a valid alias"),
+        ("made@1", "../x", "is not a valid alias"),
+        ("made", "stable", "'made' has no version number; use NAME@VERSION"),
+        ("made@stable", "newest", "has no version number"),
+        ("made@1", "v1.json", "is not a valid alias"),
         ("made@9", "stable", "'made@9' does not exist"),
         ("paper@1", "stable", "'paper' is not in .* but in .*; give that as the store"),
     ],
@@ -413,7 +413,7 @@ def test_a_log_that_cannot_be_read_is_refused(three):
     refuses("log.jsonl is longer than 1 MiB", calibrate.load, "made", three)
     log.unlink()
     os.mkfifo(log)
-    refuses("log.jsonl: it is no regular file", calibrate.load, "made", three)
+    refuses("log.jsonl: not a regular file", calibrate.load, "made", three)
 
 
 def test_a_full_log_takes_no_more_and_stays_readable(three):

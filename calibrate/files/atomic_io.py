@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and folders that one process writes at a time."""
+"""Atomic file writing, reading of regular files only, and locks on folders."""
 
 import contextlib
 import errno
@@ -26,18 +26,18 @@ def write_atomically(
     error: type[CalibrateError] = CalibrateError,
     exclusive: bool = False,
 ) -> None:
-    """Publishes a file in one step: a temporary name in the same folder, fsync, then rename.
+    """Writes a file that appears complete or not at all: temporary name, fsync, rename.
 
     Args:
-      path: where the file shall appear; its folder is made if it is absent.
-      data: what it shall hold.
-      error: the exception that a failing disk is reported as.
-      exclusive: publish only if nothing has that name yet. Where the disk knows no hard links,
-        that takes a `locked` folder to be certain.
+      path: of the file; its folder is made if it is absent.
+      data: its content.
+      error: the exception to raise when the disk fails.
+      exclusive: only if nothing has that name yet. On a disk without hard links this is certain
+        only in a `locked` folder.
     Raises:
       FileExistsError: `exclusive`, and the name is taken.
-      error: the folder cannot be made or written. Nothing is left behind, unless what failed was
-        the last step, making the name survive a power cut: then the whole file stays.
+      error: the folder cannot be made or written. Nothing is left behind, unless the last step
+        failed, the fsync of the folder: then the complete file stays.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -58,22 +58,22 @@ def write_atomically(
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """A regular file's bytes, or one more than `most`: whoever asks then refuses it.
+    """A regular file's bytes, or one more than `most`, for the caller to refuse.
 
-    Of one that grows meanwhile, what it had; no more memory is asked for than that.
+    No more memory is allocated than the file has bytes; what is appended meanwhile is not read.
 
     Raises:
-      OSError: it cannot be read, or is something else than a file: a pipe would never end.
+      OSError: it cannot be read, or is not a regular file, such as a pipe, which would never end.
     """
     with open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "not a regular file")
         return bytes(most + 1) if status.st_size > most else file.read(status.st_size)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A descriptor, which `open` closes again if it is a folder's; of a pipe without a wait."""
+    """Opens without waiting for the other end of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -83,13 +83,13 @@ def locked(
     error: type[CalibrateError] = CalibrateError,
     waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[bool]:
-    """Waits until no other process holds the folder, which is made if it is absent.
+    """Locks a folder, which is made if it is absent; yields whether the system has locks.
 
-    The lock ends with the process, however it ends. Where the system has no locks (Windows, some
-    network disks) nobody waits, and it yields False; exclusive names still keep writers apart.
+    The lock ends with the process, however it ends. Without locks (Windows, some network disks)
+    it does not wait; exclusive names still keep writers apart.
 
     Args:
-      waiting: called once if another process has it.
+      waiting: called once if another process has the lock.
     Raises:
       error: the folder cannot be made or written.
     """
@@ -125,7 +125,7 @@ def _lock(
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its parents so that each survives a power cut."""
+    """Makes a folder and its parents, each with fsync."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -135,7 +135,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
-    """Makes a file's folder: what takes long should not fail in its last step.
+    """Checks that a file can be written, before long work; makes its folder.
 
     Raises:
       error: the folder cannot be made or written, or `path` is one.
@@ -151,9 +151,9 @@ def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> 
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:
-    """Removes what killed processes left of their attempts to write such files in a folder.
+    """Removes temporary files that killed processes left in a folder.
 
-    Only where nobody else writes them meanwhile: another's attempt under way would be lost.
+    Only under a lock: another process's file in progress would be lost.
     """
     with contextlib.suppress(OSError):
         for leftover in fnmatch.filter(os.listdir(folder), f".{pattern}.*.tmp"):
@@ -161,7 +161,7 @@ def remove_leftovers(folder: Path, pattern: str) -> None:
 
 
 def unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> CalibrateError:
-    """The error of a disk that does not take a file."""
+    """The error for a file that cannot be written."""
     return error(
         f"cannot write {path}: {failure.strerror or failure}; "
         "free some space or choose a folder that you may write to"
@@ -180,7 +180,7 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def _link(temporary: Path, path: Path) -> None:
-    """Gives a file its name unless something has it."""
+    """Renames a file unless the new name is taken."""
     try:
         os.link(temporary, path)
     except OSError as failure:
@@ -192,9 +192,9 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Makes new names in a folder survive a power cut."""
+    """fsync of a folder, so that new names survive a power cut."""
     if os.name == "nt":
-        return  # it opens no folders
+        return  # Windows opens no folders
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -2,7 +2,7 @@
 
 manifest.json is written when the collection starts ("partial": its configuration) and once more
 when it is complete (its counts per size, and each shard's digest). In between, the shards present
-are the progress: each appears whole or not at all. The folder also has a lock, which is empty.
+are the progress: each is written atomically. The folder also has a lock, an empty file.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048,
 
 
 class Receipt(NamedTuple):
-    """What the manifest says of a shard."""
+    """A shard's entry in the manifest, with its counts."""
 
     size: int
     unit: int
@@ -56,26 +56,26 @@ class Receipt(NamedTuple):
 
 @contextlib.contextmanager
 def collection_lock(folder: Path) -> Iterator[None]:
-    """Holds a collection's folder while it is collected; another process that wants it waits."""
-    what = f"another process is collecting into {folder}; waiting until it is done"
+    """Locks a collection's folder while it is collected; another process waits."""
+    message = f"another process is collecting into {folder}; waiting until it is done"
     check_writable(folder / MANIFEST)
-    with locked(folder, waiting=lambda: warnings.warn(what, stacklevel=2)) as certain:
-        if certain:
+    with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
+        if has_locks:
             remove_leftovers(folder, "*")
         yield
-        if certain:  # of workers that died on the way
+        if has_locks:  # of workers that died on the way
             remove_leftovers(folder, "*")
 
 
 def write_shard(
     folder: Path, size: int, unit: int, shard: Shard, listed: str | None = None
 ) -> Receipt:
-    """Publishes a shard, whole or not at all.
+    """Writes a shard atomically.
 
     Args:
       listed: the digest that a complete collection's manifest has of it, if it has.
     Raises:
-      CalibrateError: it is not the one that is listed, or the disk does not take it.
+      CalibrateError: its digest is not the listed one, or it cannot be written.
     """
     path = shard_path(folder, size, unit)
     data = pack_shard(shard)
@@ -90,20 +90,20 @@ def write_shard(
 
 
 def receipt_of(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
-    """What the manifest shall say of a shard with these bytes."""
+    """The manifest's entry for a shard with these bytes."""
     counts = dict(zip(COUNTS, shard.counts.tolist(), strict=True))
     return Receipt(size, unit, len(shard.target), counts, len(data), digest_of(data))
 
 
 def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | None:
-    """The receipt of the shard of an unfinished collection, if it is there and sound.
+    """The receipt of a shard of an unfinished collection; None if it is absent or damaged.
 
     Args:
       sets: the indices of the sets that the unit consists of.
     Warns:
-      UserWarning: it is there, and damaged.
+      UserWarning: it is damaged.
     Raises:
-      CalibrateError: it is there, and cannot be read.
+      CalibrateError: it cannot be read.
     """
     path = shard_path(folder, size, unit)
     if not path.exists():
@@ -121,7 +121,7 @@ def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | Non
 
 
 class Collection(NamedTuple):
-    """A collection; complete, unless somebody asked for what there is of one."""
+    """A collection; complete, unless opened by `open_unfinished`."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -129,13 +129,13 @@ class Collection(NamedTuple):
 
     @property
     def heads(self) -> Heads:
-        """Those that the rows are of; none if nobody says."""
+        """The heads that the rows belong to; empty if unknown."""
         return [(layer, head) for layer, head in self.manifest["configuration"].get("heads", [])]
 
     @property
     def partial(self) -> bool:
         """Whether it was not finished."""
-        return self.manifest["status"] != "complete"
+        return bool(self.manifest["status"] != "complete")
 
     def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, Shard]]:
         """(set size, shard) of every shard; of some heads only, if they are given."""
@@ -144,12 +144,12 @@ class Collection(NamedTuple):
 
 
 def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) -> Shard:
-    """The shard that an entry of a manifest is about, checked against its digest.
+    """The shard of an entry of the manifest, checked against its digest.
 
     Args:
-      heads: whose rows alone are wanted; None are all.
+      heads: keep only their rows; None keeps all.
     Raises:
-      DamagedError: it is absent, or another one.
+      DamagedError: it is absent, or has another digest.
       CalibrateError: it cannot be read.
     """
     path = shard_path(folder, entry["size"], entry["unit"])
@@ -169,7 +169,7 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
 
 
 def listed_bytes(folder: Path, entry: dict[str, Any]) -> bytes | None:
-    """The bytes of the shard that an entry is about; None if it is absent, or another one."""
+    """The bytes of the shard of an entry; None if it is absent or has another digest."""
     path = shard_path(folder, entry["size"], entry["unit"])
     if not path.exists():
         return None
@@ -183,16 +183,16 @@ def open_collection(folder: Path) -> Collection:
     """Opens a complete collection.
 
     Raises:
-      CalibrateError: there is none, or it is unfinished or damaged.
+      CalibrateError: it is absent, unfinished or damaged.
     """
     if not (folder / MANIFEST).is_file():
-        raise CalibrateError(f"{folder} holds no collection; `calibrate collect` makes one")
+        raise CalibrateError(f"{folder} is not a collection; make one with `calibrate collect`")
     data = _read_manifest_bytes(folder)
     manifest = parse_manifest(data, folder / MANIFEST)
     if manifest["status"] != "complete":
         raise CalibrateError(
             f"{folder} is unfinished; run the same `calibrate collect` command again to finish it, "
-            "or take what is there by `calibrate fit --allow-partial`"
+            "or fit the shards that are there: `calibrate fit --allow-partial`"
         )
     return Collection(folder, manifest, digest_of(data))
 
@@ -227,7 +227,7 @@ def write_manifest(
 
     Raises:
       FileExistsError: without receipts, and there is a manifest.
-      CalibrateError: the disk does not take it.
+      CalibrateError: it cannot be written.
     """
     text = manifest_text(configuration, receipts, "partial" if receipts is None else "complete")
     write_atomically(folder / MANIFEST, text.encode(), exclusive=receipts is None)
@@ -236,7 +236,7 @@ def write_manifest(
 def manifest_text(
     configuration: dict[str, Any], receipts: list[Receipt] | None, status: str
 ) -> str:
-    """What the manifest says; of shards and their counts if there are receipts."""
+    """The text of the manifest; with shards and their counts if there are receipts."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,

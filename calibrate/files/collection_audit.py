@@ -1,4 +1,4 @@
-"""What is in a collection's folder: every shard against the manifest and the format.
+"""Audit of a collection: every file of its folder against the manifest and the format.
 
 Of an unfinished collection the manifest lists no shard: what is there is checked by itself.
 """
@@ -35,15 +35,15 @@ class Fault(NamedTuple):
 
     path: Path
     kind: str  # BAD, MISSING or FOREIGN
-    error: str  # in words, one printable line
+    error: str  # one printable line
 
 
 class Audit(NamedTuple):
-    """What the audit of a collection came to."""
+    """The result of the audit of a collection."""
 
     folder: Path
     status: str  # of the collection: partial or complete
-    sound: int  # shards
+    sound: int  # intact shards
     faults: list[Fault]
 
 
@@ -51,25 +51,25 @@ def audit_collection(folder: Path) -> Audit:
     """Checks every file of a collection, finished or not.
 
     Raises:
-      CalibrateError: there is none, or its manifest is damaged.
+      CalibrateError: the folder has no manifest, or a damaged one.
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        raise CalibrateError(f"{folder} holds no collection; give a folder with a {MANIFEST}")
+        raise CalibrateError(f"{folder} is not a collection; give a folder with a {MANIFEST}")
     complete = manifest["status"] == "complete"
-    known, sound, faults = set(), 0, []
-    for path, found in (_listed if complete else _unlisted)(folder, manifest):
+    known, intact, faults = set(), 0, []
+    for path, result in (_listed if complete else _unlisted)(folder, manifest):
         known.add(path.name)
-        if isinstance(found, CalibrateError):
-            faults.append(Fault(path, BAD if path.exists() else MISSING, str(found)))
+        if isinstance(result, CalibrateError):
+            faults.append(Fault(path, BAD if path.exists() else MISSING, str(result)))
         else:
-            sound += 1
+            intact += 1
     # Hidden files are the lock, and what a killed process left of an attempt.
     names = {name for name in os.listdir(folder) if not name.startswith(".")} - known - {MANIFEST}
     for path in (folder / name for name in sorted(names)):
-        what = CalibrateError(f"{path} is not of this collection; move it away")
-        faults.append(Fault(path, FOREIGN, str(what)))
-    return Audit(folder, manifest["status"], sound, faults)
+        error = CalibrateError(f"{path} is not of this collection; move it away")
+        faults.append(Fault(path, FOREIGN, str(error)))
+    return Audit(folder, manifest["status"], intact, faults)
 
 
 def _listed(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, CalibrateError | None]]:
@@ -88,8 +88,8 @@ def _listed(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, Cali
         counts = zip(COUNTS, shard.counts.tolist(), strict=True)
         seen.update({(entry["size"], name): count for name, count in counts})
         yield path, None
-    said = {(size["size"], name): size[name] for size in manifest["sizes"] for name in COUNTS}
-    if not faults and any(seen[key] != count for key, count in said.items()):
+    listed = {(size["size"], name): size[name] for size in manifest["sizes"] for name in COUNTS}
+    if not faults and any(seen[key] != count for key, count in listed.items()):
         yield (
             folder / MANIFEST,
             DamagedError(
@@ -102,7 +102,7 @@ def _listed(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, Cali
 def _unlisted(
     folder: Path, manifest: dict[str, Any]
 ) -> Iterator[tuple[Path, Receipt | CalibrateError]]:
-    """Every shard of an unfinished collection, in order, and what it holds or why it is none."""
+    """Every shard of an unfinished collection, in order: its receipt, or why it is damaged."""
     configuration = manifest["configuration"]
     last: dict[int, int] = {}  # index of the last row so far, by size
     for size, unit in sorted(filter(None, map(_size_and_unit, os.listdir(folder)))):
@@ -124,38 +124,40 @@ def _unlisted(
 
 
 def _check_heads(shard: Shard, path: Path, configuration: dict[str, Any]) -> None:
-    """Raises DamagedError unless the rows are of the heads that are said, if any are."""
-    said = {(layer, head) for layer, head in configuration.get("heads", [])}
+    """Raises DamagedError unless the rows are of the heads in the configuration, if any."""
+    heads = {(layer, head) for layer, head in configuration.get("heads", [])}
     if shard.layer is None or shard.head is None:
-        right = not said
+        valid = not heads
     else:
-        right = said.issuperset(zip(shard.layer.tolist(), shard.head.tolist(), strict=True))
-    require(right, path, f"its rows are of other heads than {MANIFEST} says")
+        valid = heads.issuperset(zip(shard.layer.tolist(), shard.head.tolist(), strict=True))
+    require(valid, path, f"its rows are of other heads than {MANIFEST} says")
 
 
 def _size_and_unit(name: str) -> tuple[int, int] | None:
-    """What a shard's name says; None if it is no shard's."""
+    """(size, unit) of a shard's file name; None of other files."""
     match = _SHARD_NAME.fullmatch(name)
-    found = (int(match[1]), int(match[2])) if match else None
-    return found if found and shard_path(Path(), *found).name == name else None
+    if not match:
+        return None
+    size, unit = int(match[1]), int(match[2])
+    return (size, unit) if shard_path(Path(), size, unit).name == name else None
 
 
 def open_unfinished(folder: Path) -> Collection:
-    """Opens a collection, and an unfinished one as that of the shards which are there.
+    """Opens a collection; of an unfinished one, the shards that are there.
 
-    Its digest is then that of the manifest which it would have: of what was used.
+    The digest of an unfinished one is that of the manifest which lists these shards.
 
     Raises:
-      CalibrateError: there is none, it has no shard yet, or one is damaged.
+      CalibrateError: the folder has no manifest, no shard yet, or a damaged one.
     """
     manifest = read_manifest(folder)
     if manifest is None or manifest["status"] == "complete":
         return open_collection(folder)
     receipts = []
-    for _, found in _unlisted(folder, manifest):
-        if isinstance(found, CalibrateError):
-            raise found
-        receipts.append(found)
+    for _, result in _unlisted(folder, manifest):
+        if isinstance(result, CalibrateError):
+            raise result
+        receipts.append(result)
     if not receipts:
         raise CalibrateError(
             f"{folder} has no shard yet; run the same `calibrate collect` command again"

@@ -1,8 +1,7 @@
-"""The log of a fit's name: versions given out, where its aliases lead, what was yanked.
+"""The event log of a fit's name: versions published, aliases, versions yanked.
 
-`NAME/log.jsonl` holds one event a line, oldest first. It is replaced whole, by one writer at a
-time, and read with the same suspicion as the files themselves. A name without a log is a name
-whose files say everything.
+`NAME/log.jsonl` holds one event a line, oldest first. It is rewritten atomically, by one writer at
+a time, and checked as strictly as the coefficient files. A name needs no log.
 """
 
 import json
@@ -33,13 +32,13 @@ _EVENTS = {
 
 
 class History(NamedTuple):
-    """What the log of one name says."""
+    """The state that the log of one name amounts to."""
 
-    # Version -> ids that it was given out with: one, unless writers without locks met.
+    # Version -> ids that it was published with: one, unless two writers met without locks.
     ids: dict[int, set[str]]
     aliases: dict[str, int]
     yanked: set[int]
-    mentioned: set[int]  # every version that any event names: none of them is given out again
+    mentioned: set[int]  # every version that any event names: none is published again
 
 
 def read_history(folder: Path) -> History:
@@ -71,7 +70,7 @@ def _lines(path: Path) -> list[bytes]:
         reason = getattr(failure, "strerror", None) or failure
         raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
     if len(data) > MAX_BYTES:
-        raise CoefficientsError(f"{path} is longer than 1 MiB, which no log is; restore it")
+        raise CoefficientsError(f"{path} is longer than 1 MiB, the limit of a log; restore it")
     return data.splitlines()
 
 
@@ -97,7 +96,7 @@ def append_event(folder: Path, event: str, version: int, **fields: str) -> None:
     """Adds an event to the log; the caller has the store locked.
 
     Raises:
-      CoefficientsError: the disk does not take it, or the log is full; it is as it was.
+      CoefficientsError: it cannot be written, or is full; it is then unchanged.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
     line = json.dumps({"at": at, "event": event, "version": version, **fields})

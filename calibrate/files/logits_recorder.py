@@ -1,7 +1,7 @@
-"""Recording: logits of a running model's heads, as the arrays on disk that a collection is made of.
+"""Recorder of the logits of a running model's heads, as arrays for `calibrate collect`.
 
-One npz file for each forward pass that is recorded, whole or not at all. Of more passes than fit,
-those whose number has the lowest hash stay: a fair sample, whatever comes first.
+One npz file for each recorded forward pass, written atomically. Of more passes than fit, those
+whose number has the lowest hash stay: an unbiased sample in any order.
 """
 
 import heapq
@@ -21,14 +21,14 @@ Positions = int | Sequence[int | Sequence[int]]
 
 
 class _Pass(NamedTuple):
-    """What was said of the forward pass to come."""
+    """The positions for the next forward pass."""
 
     query: Sequence[int] | int
     target: Positions
 
 
 class Recorder:
-    """Takes the logits of one forward pass after the other, and keeps a sample on disk."""
+    """Keeps a sample of the logits of many forward passes on disk."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Recorder:
         layers: Collection[int] | None = None,
         heads: Collection[int] | None = None,
     ):
-        """Into a new folder, or an empty one.
+        """Starts a recording in a new or empty folder.
 
         Raises:
           CalibrateError: the folder holds files, or cannot be made.
@@ -60,7 +60,7 @@ class Recorder:
             raise CalibrateError(f"{folder} holds files already; give a new folder")
 
     def next(self, query: Sequence[int] | int, target: Positions) -> None:
-        """Says what the next forward pass is to be recorded at.
+        """Sets the positions that the next forward pass is recorded at.
 
         Args:
           query: the position of the query, one for all sequences or one each; -1 is the last.
@@ -135,7 +135,7 @@ class Recorder:
         return mask
 
     def finish(self) -> None:
-        """Writes what there is.
+        """Writes the last pass.
 
         Raises:
           CalibrateError: nothing was recorded.
@@ -147,7 +147,7 @@ class Recorder:
             )
 
     def flush(self) -> None:
-        """Writes what the last forward pass gave, if it belongs to the sample."""
+        """Writes the last forward pass, if it belongs to the sample."""
         rows, self._rows, self._pass = self._rows, {}, None
         if not any(len(layer["target"]) for layer in rows.values()):
             return
@@ -160,9 +160,9 @@ class Recorder:
         self._keep(number, columns)
 
     def _keep(self, number: int, columns: dict[str, np.ndarray]) -> None:
-        """Writes a file unless it would not stay, and removes what does not fit beside it."""
+        """Writes a file if it fits into the budget, and removes those that no longer do."""
         rank = int(hashes(np.array([number]))[0])
-        if rank > self._limit:  # in a gap that a long pass leaves, short ones would gather
+        if rank > self._limit:  # else short passes would fill what a long one leaves
             return
         size = sum(column.nbytes for column in columns.values()) + FILE_OVERHEAD
         heapq.heappush(self._kept, (-rank, size))
@@ -181,7 +181,7 @@ class Recorder:
 
 
 def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """How much of a layer's attention to the target each head gives, as a multiple of the mean.
+    """Each head's share of its layer's attention to the target, as a multiple of the mean.
 
     Heads of a layer that look for the same item cover each other's errors: what one of them misses
     need not count much against it. These are the responsibilities of a mixture of the heads, the

@@ -1,4 +1,4 @@
-"""The manifest of a collection, read without trust: what it says is checked before it is used."""
+"""The manifest of a collection: strict reading."""
 
 import json
 import re
@@ -18,15 +18,15 @@ COUNTS = ("rows", "misranked", "ties", *BAD)
 STATUS = ("partial", "complete")
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_MOST = 1 << 62  # of any count; what is meant to be a number of bytes or rows is far below
+_MAX_COUNT = 1 << 62  # of bytes, rows or items
 
 
 def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
     """The manifest in the bytes of a file.
 
     Raises:
-      CalibrateError: it is no manifest, its numbers contradict each other or are absurd, or it is
-        of another version.
+      CalibrateError: it is not a manifest, its numbers contradict each other or are out of
+        range, or it has another version.
     """
     try:
         manifest = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
@@ -45,7 +45,7 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
         raise CalibrateError(
             f"{path} is not a manifest ({failure!r}); restore it or collect into a new folder"
         ) from failure
-    return manifest
+    return dict(manifest)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def _check_configuration(configuration: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def _check_shards(manifest: dict[str, Any]) -> None:
 
 def _require_counts(mapping: dict[Any, Any], keys: Iterable[Any]) -> None:
     for key in keys:
-        if type(mapping[key]) is not int or not 0 <= mapping[key] < _MOST:
+        if type(mapping[key]) is not int or not 0 <= mapping[key] < _MAX_COUNT:
             raise ValueError(f"{key} is {mapping[key]!r}, not an integer of rows, items or bytes")
 
 

@@ -1,4 +1,4 @@
-"""Named arrays in npz files: written whole, read without trust."""
+"""npz files: named arrays, written atomically and checked before they are read."""
 
 import hashlib
 import io
@@ -16,11 +16,12 @@ from numpy.typing import ArrayLike
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files.atomic_io import read_file, write_atomically
 
-MOST_BYTES = 1 << 30  # of a file that says nothing of its size beforehand, such as weights
+MAX_BYTES = 1 << 30  # of a file whose size nothing else bounds, such as weights
+_REMEDY = "restore it from a copy, or write it again"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
-    """Writes arrays as npz, whole or not at all."""
+    """Writes arrays as npz, atomically."""
     write_atomically(path, pack_arrays(arrays))
 
 
@@ -36,22 +37,20 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     return parse_arrays(read_bytes(path), path)
 
 
-def read_bytes(
-    path: Path, most: int = MOST_BYTES, remedy: str = "delete it and make it again"
-) -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES, remedy: str = _REMEDY) -> bytes:
     """A file's bytes.
 
     Args:
       most: how many it may have; a larger file is refused before it is read.
       remedy: for such a file.
     Raises:
-      DamagedError: it is too large, or no regular file.
+      DamagedError: it is too large, or not a regular file.
       CalibrateError: it is absent, or cannot be read.
     """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise DamagedError(f"{path} is no regular file; put one in its place")
+            raise DamagedError(f"{path} is not a regular file; put one in its place")
         data = read_file(path, most) if status.st_size <= most else b""
     except FileNotFoundError:
         raise CalibrateError(f"{path} does not exist; check the path") from None
@@ -61,11 +60,11 @@ def read_bytes(
         ) from failure
     except MemoryError:
         raise DamagedError(
-            f"{path} has {status.st_size:,} bytes, more than the memory takes; {remedy}"
+            f"{path} has {status.st_size:,} bytes, more than fits into memory; {remedy}"
         ) from None
     size = max(status.st_size, len(data))  # it may have grown meanwhile
     if size > most:
-        raise DamagedError(f"{path} has {size:,} bytes, and such a file at most {most:,}; {remedy}")
+        raise DamagedError(f"{path} has {size:,} bytes, more than the limit of {most:,}; {remedy}")
     return data
 
 
@@ -84,10 +83,8 @@ def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
             entries = archive.infolist()
             _refuse_entries(entries, len(data))
             return {_name(entry): _read_entry(archive, entry) for entry in entries}
-    except Exception as failure:  # whatever zipfile and NumPy come to on bytes that nobody wrote
-        raise DamagedError(
-            f"{path} is not a readable npz file ({failure}); delete it and make it again"
-        ) from failure
+    except Exception as failure:  # zipfile and NumPy raise many kinds on malformed bytes
+        raise DamagedError(f"{path} is not a readable npz file ({failure}); {_REMEDY}") from failure
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
@@ -95,21 +92,21 @@ def _name(entry: zipfile.ZipInfo) -> str:
 
 
 def _refuse_entries(entries: list[zipfile.ZipInfo], most: int) -> None:
-    """Raises ValueError for a directory of entries that no writer of ours makes."""
+    """Raises ValueError for an archive that `pack_arrays` cannot have written."""
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
             raise ValueError(f"{entry.filename} is compressed, expected stored")
-        # Nothing is extracted. Who asks for a path outside means harm, or wrote something else.
+        # Nothing is extracted, but a path outside the archive is an attack or another format.
         parts = entry.orig_filename.replace("\\", "/").split("/")
         if "\0" in entry.orig_filename or not {"", ".", ".."}.isdisjoint(parts):
-            raise ValueError(f"{entry.orig_filename!r} is no name of an array")
+            raise ValueError(f"{entry.orig_filename!r} is not a valid array name")
     names = [_name(entry) for entry in entries]
     if len(set(names)) < len(names):
-        raise ValueError("two arrays have one name")
-    # Entries may lie over each other: a small file would be read again and again.
-    promised = sum(entry.file_size for entry in entries)
-    if promised > most:
-        raise ValueError(f"its entries promise {promised} bytes, and the file has {most}")
+        raise ValueError("two arrays have the same name")
+    # Entries may overlap: a small file would take much memory.
+    total = sum(entry.file_size for entry in entries)
+    if total > most:
+        raise ValueError(f"its entries promise {total} bytes, and the file has {most}")
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
@@ -117,9 +114,9 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
         shape, fortran_order, dtype = _read_header(file)
         if dtype.hasobject:
             raise ValueError(f"{entry.filename} holds Python objects")
-        promised, held = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
-        if promised != held:
-            raise ValueError(f"{entry.filename} promises {promised} bytes and holds {held}")
+        expected, size = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
+        if expected != size:
+            raise ValueError(f"{entry.filename} promises {expected} bytes and holds {size}")
         data = file.read()
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C")
 

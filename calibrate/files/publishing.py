@@ -1,7 +1,7 @@
-"""Publishing: the next version of a name, its aliases, and versions withdrawn.
+"""Publishing: the next version of a name, its aliases, and yanked versions.
 
-Versions are integers, immutable, and never given out twice, even if the file was deleted. Writers
-take turns, and whatever they write appears whole.
+Versions are integers, immutable, and never reused, even if the file was deleted. Writers take
+turns, and files are written atomically.
 """
 
 import os
@@ -20,15 +20,15 @@ from calibrate.files.store import VERSION_PATTERN, StoredName, find, open_name, 
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that new fits go to: the one given, $CALIBRATE_FITS, or ./fits."""
+    """The store for new fits: the one given, $CALIBRATE_FITS, or ./fits."""
     return Path(store) if store else stores()[0]
 
 
 def check_name(name: str) -> None:
-    """Raises CoefficientsError unless a store can hold a fit of that name."""
+    """Raises CoefficientsError unless it is a valid name of a fit in a store."""
     if not NAME_PATTERN.fullmatch(name) or name.endswith(".json"):
         raise CoefficientsError(
-            f"{name!r} is no name for a fit; {NAME_REMEDY}, and no .json at the end"
+            f"{name!r} is not a valid fit name; {NAME_REMEDY}, and no .json at the end"
         )
 
 
@@ -39,23 +39,23 @@ def publish(
 ) -> tuple[Coefficients, bool]:
     """Writes a fit as the next version of its name.
 
-    The log takes note of the version before the file appears, so that no crash can make a number
-    be given out twice; a crash in between leaves a number without a file.
+    The version is logged before the file appears, so that no crash makes a number be reused; a
+    crash in between leaves a number without a file.
 
     Args:
-      unchanged: (newest, new) -> whether the new fit says nothing that the newest does not.
+      unchanged: (newest, new) -> whether they are the same fit.
     Returns:
       (the fit with its version and path, whether a file was written); the newest version as it
       stands if it is `unchanged`.
     Raises:
-      CoefficientsError: a name that the store cannot hold, a fit that could not be loaded again,
-        or a disk that cannot be written.
+      CoefficientsError: an invalid name, a fit that could not be loaded again, or a disk that
+        cannot be written.
     """
     check_name(coefficients.name)
     while True:
         try:
-            with locked(store, CoefficientsError) as alone:
-                return _publish(coefficients, store, unchanged, alone)
+            with locked(store, CoefficientsError) as has_locks:
+                return _publish(coefficients, store, unchanged, has_locks)
         except FileExistsError:
             continue  # without locks, another writer took the number
 
@@ -64,7 +64,7 @@ def _publish(
     coefficients: Coefficients,
     store: Path,
     unchanged: Callable[[Coefficients, Coefficients], bool],
-    alone: bool,
+    has_locks: bool,
 ) -> tuple[Coefficients, bool]:
     stored = open_name(store, coefficients.name)
     newest = _newest(stored)
@@ -76,7 +76,7 @@ def _publish(
     numbered = replace(coefficients, version=number, path=path)
     data = dumps(numbered).encode()
     numbered = loads(data, path)  # what cannot be loaded is not published
-    if alone:
+    if has_locks:
         remove_leftovers(stored.folder, "*.json*")
     append_event(stored.folder, "publish", number, id=digest(numbered))
     write_atomically(path, data, CoefficientsError, exclusive=True)
@@ -90,7 +90,7 @@ def _refuse_link(folder: Path) -> None:
 
 
 def _newest(stored: StoredName) -> Coefficients | None:
-    """The highest version present; one that is damaged does not stand in the way of the next."""
+    """The highest version present; None, with a warning, if it is damaged."""
     if not stored.versions:
         return None
     try:
@@ -101,17 +101,17 @@ def _newest(stored: StoredName) -> Coefficients | None:
 
 
 def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
-    """Makes NAME@alias lead to the version that "name@version" names, and logs it.
+    """Makes NAME@alias stand for the version that "name@version" names, and logs it.
 
     Args:
       store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
     Raises:
-      CoefficientsError: no alias, no such version, a yanked or damaged one, or a store that cannot
-        be written.
+      CoefficientsError: an invalid alias, an absent, yanked or damaged version, or a store that
+        cannot be written.
     """
     if not ALIAS_PATTERN.fullmatch(name):
         raise CoefficientsError(
-            f"{name!r} is no alias; {NAME_REMEDY.replace('letter or digit', 'letter')}"
+            f"{name!r} is not a valid alias; {NAME_REMEDY.replace('letter or digit', 'letter')}"
         )
     stored, version = _pinned(reference, store)
     if version in stored.history.yanked:
@@ -128,7 +128,7 @@ def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None
 def yank(
     reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False
 ) -> StoredName:
-    """Takes "name@version" out of what a bare name stands for, or puts it back, and logs it.
+    """Excludes "name@version" from what a bare name stands for, or includes it again; logs it.
 
     Args:
       store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
@@ -145,7 +145,7 @@ def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Store
     name, _, version = reference.partition("@")
     if not NAME_PATTERN.fullmatch(name) or not VERSION_PATTERN.fullmatch(version):
         raise CoefficientsError(
-            f"{reference!r} names no version by its number; use NAME@VERSION, such as {name}@1"
+            f"{reference!r} has no version number; use NAME@VERSION, such as {name}@1"
         )
     stored, number = find(reference, store)
     if store and stored.folder.parent != Path(store):

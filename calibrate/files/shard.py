@@ -21,7 +21,7 @@ SHARD_OVERHEAD = 2_048
 ENTROPY_ERROR = 1e-3  # nats, far more than float32 makes
 REPAIR = "the same `calibrate collect` command as before repairs it"
 
-Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where nobody says
+Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def pack_shard(shard: Shard) -> bytes:
 
 
 def parse_unlisted(data: bytes, path: Path, size: int) -> Shard:
-    """The shard in bytes that no digest vouches for; see `parse_shard`."""
+    """The shard in bytes without a known digest; see `parse_shard`."""
     shard = parse_shard(data, path, size)
     require(pack_shard(shard) == data, path, "it holds more than its arrays")
     return shard
@@ -72,7 +72,7 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
     """The shard of that set size in the bytes of a file.
 
     Raises:
-      DamagedError: it is none, or holds rows that no collection keeps.
+      DamagedError: it is not a shard, or its values are not those of a collection.
     """
     arrays = parse_arrays(data, path)
     n_rows = len(np.atleast_1d(arrays.get("target", ())))
@@ -92,8 +92,8 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
     for name, (dtype, shape) in expected.items():
         array = arrays.get(name)
         right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), shape)
-        found = "absent" if array is None else f"{array.dtype}{array.shape}"
-        require(right, path, f"{name} is {found}, expected {np.dtype(dtype)}{shape}")
+        actual = "absent" if array is None else f"{array.dtype}{array.shape}"
+        require(right, path, f"{name} is {actual}, expected {np.dtype(dtype)}{shape}")
     require(arrays.keys() == expected.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
     shard = Shard(**{name: arrays[name] for name in expected})
     _check_values(shard, path, size)
@@ -101,7 +101,7 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
 
 
 def _check_values(shard: Shard, path: Path, size: int) -> None:
-    """Raises DamagedError for what no row is like that a collection keeps."""
+    """Raises DamagedError for values that a collection cannot have."""
     rows, *some = shard.counts.tolist()
     require(min(some) >= 0 and max(sum(some), len(shard.target)) <= rows, path,
             f"counts are {[rows, *some]}, of {len(shard.target)} rows kept")  # fmt: skip
@@ -124,11 +124,11 @@ def _check_values(shard: Shard, path: Path, size: int) -> None:
     index = shard.index
     require(index[0] >= 0 and (index[:-1] < index[1:]).all(), path, "index does not rise")
     if shard.weight is not None:
-        sound = ((shard.weight >= 0) & (shard.weight < np.inf)).all()
-        require(sound, path, "a weight is negative or not finite")
+        valid = ((shard.weight >= 0) & (shard.weight < np.inf)).all()
+        require(valid, path, "a weight is negative or not finite")
 
 
 def require(right: bool | np.bool_, path: Path, what: str) -> None:
-    """Raises DamagedError unless what is wrong with a shard is right."""
+    """Raises DamagedError, saying what is wrong, unless a condition holds."""
     if not right:
         raise DamagedError(f"{path}: {what}; {REPAIR}")

@@ -1,7 +1,7 @@
-"""The fits store: what it holds, and which version a reference stands for.
+"""The fits store: its names and versions, and loading a fit by a reference.
 
 A store is a folder of NAME/VERSION.json, with the log of each name beside its versions
-(`history.py`). Reading looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits,
+(`event_log.py`). Reading looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits,
 and the fits published with the package; the first that holds the name decides. `publishing.py`
 writes.
 """
@@ -24,7 +24,7 @@ _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
 
 
 class StoredName(NamedTuple):
-    """A name in the store that holds it."""
+    """A name in a store: its versions and its history."""
 
     folder: Path  # STORE/NAME
     versions: list[int]  # those present, lowest first
@@ -41,11 +41,11 @@ class StoredName(NamedTuple):
         return usable[-1] if usable else None
 
     def path(self, version: int) -> Path:
-        """Where a version is."""
+        """The path of a version."""
         return self.folder / f"{version}.json"
 
     def resolve(self, which: str) -> int:
-        """The version present that "3", an alias, or "" for the bare name stands for."""
+        """The version that "3", an alias, or "" for the bare name stands for; it is present."""
         if VERSION_PATTERN.fullmatch(which):
             version = int(which)
         elif which:
@@ -84,7 +84,7 @@ class StoredName(NamedTuple):
         return version
 
     def read(self, version: int) -> Coefficients:
-        """A version that is present; it must be the one published under that number."""
+        """Reads a version, which must be the one published under that number."""
         coefficients = read(self.path(version))
         if (coefficients.name, coefficients.version) != (self.name, version):
             raise CoefficientsError(
@@ -111,13 +111,13 @@ def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path
     """The folders that a reference is looked up in, first to last, and how each was chosen.
 
     Raises:
-      CoefficientsError: `store` is given and is no folder; the others need not exist yet.
+      CoefficientsError: `store` is given and is not a folder; the others need not exist yet.
     """
     if store and not os.path.isdir(store):
-        raise CoefficientsError(f"{store} is no folder; give a store of fits")
+        raise CoefficientsError(f"{store} is not a folder; give a folder of fits")
     chosen = [("--store", store), ("$CALIBRATE_FITS", os.environ.get("CALIBRATE_FITS"))]
-    found = [(origin, Path(folder)) for origin, folder in chosen if folder]
-    return [*found, ("./fits", Path("fits")), ("package", published_store())]
+    folders = [(origin, Path(folder)) for origin, folder in chosen if folder]
+    return [*folders, ("./fits", Path("fits")), ("package", published_store())]
 
 
 def stores(store: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -164,10 +164,10 @@ def load(
 
 
 def _for_another_head(coefficients: Coefficients, fingerprint: str) -> str:
-    theirs = coefficients.fingerprint
-    made_for = f"made for head {coefficients.source.get('head', 'without a name')!r} ({theirs})"
+    own = coefficients.fingerprint
+    made_for = f"made for head {coefficients.source.get('head', 'without a name')!r} ({own})"
     return (
-        f"{coefficients.reference} is {made_for if theirs else 'made for no head in particular'}, "
+        f"{coefficients.reference} is {made_for if own else 'made for no head in particular'}, "
         f"not for {fingerprint}; calibrate this head, or leave `fingerprint` out if you mean it"
     )
 
@@ -175,7 +175,7 @@ def _for_another_head(coefficients: Coefficients, fingerprint: str) -> str:
 def is_path(reference: str | os.PathLike[str]) -> bool:
     """Whether a reference is the path of a file, not a name."""
     if not isinstance(reference, str | os.PathLike):
-        raise CoefficientsError(f"{reference!r} is no reference; use a name or a path")
+        raise CoefficientsError(f"{reference!r} is not a valid reference; use a name or a path")
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
 
 
@@ -189,8 +189,8 @@ def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[S
     known = VERSION_PATTERN.fullmatch(which) or ALIAS_PATTERN.fullmatch(which)
     if not NAME_PATTERN.fullmatch(name) or (at and not known):
         raise CoefficientsError(
-            f"{reference!r} is no reference; use NAME, NAME@VERSION, NAME@ALIAS or a path to a "
-            ".json file"
+            f"{reference!r} is not a valid reference; use NAME, NAME@VERSION, NAME@ALIAS or "
+            "a path to a .json file"
         )
     stored = find_name(name, store)
     return stored, stored.resolve(which)
@@ -205,8 +205,8 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredN
             return StoredName(folder / name, present, read_history(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
     known = [other for folder in searched for other in names(folder)]
-    meant = difflib.get_close_matches(name, known, 1)
-    remedy = f"did you mean {meant[0]!r}?" if meant else "`calibrate fit` makes one"
+    similar = difflib.get_close_matches(name, known, 1)
+    remedy = f"did you mean {similar[0]!r}?" if similar else "`calibrate fit` makes one"
     raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
 
 
@@ -217,18 +217,18 @@ def open_name(store: Path, name: str) -> StoredName:
 
 def versions(store: Path, name: str) -> list[int]:
     """The versions of a name in one store, lowest first."""
-    found = map(_VERSION_FILE.fullmatch, _entries(store / name))
-    return sorted(int(match[1]) for match in found if match)
+    matches = map(_VERSION_FILE.fullmatch, _entries(store / name))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def names(store: Path) -> list[str]:
-    """The names that one store holds, also those that only their log remembers."""
-    found = _entries(store)
-    return sorted(name for name in found if NAME_PATTERN.fullmatch(name) and _holds(store, name))
+    """The names in one store, also those of which only the log is left."""
+    entries = filter(NAME_PATTERN.fullmatch, _entries(store))
+    return sorted(name for name in entries if _is_name(store, name))
 
 
 def _entries(folder: Path) -> list[str]:
-    """What lies in a folder; nothing if there is none."""
+    """The names in a folder; empty if it is absent."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -237,8 +237,8 @@ def _entries(folder: Path) -> list[str]:
         raise CoefficientsError(f"cannot read {folder}: {failure}") from failure
 
 
-def _holds(store: Path, name: str) -> bool:
+def _is_name(store: Path, name: str) -> bool:
     try:
         return bool(versions(store, name)) or os.path.lexists(store / name / LOG)
     except CoefficientsError:
-        return True  # whoever looks at it will say what is wrong
+        return True  # reading it will say what is wrong

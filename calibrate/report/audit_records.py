@@ -21,11 +21,11 @@ class CollectionAuditRecord:
         return self.audit._asdict()
 
     def blocks(self) -> Iterable[Block]:
-        """A line per fault, and the number of sound shards."""
+        """A line per fault, and the number of intact shards."""
         for fault in self.audit.faults:
             yield Text(f"{fault.kind:<8} {fault.error}")
         unfinished = "" if self.audit.status == "complete" else " (unfinished)"
-        yield Text(f"{self.audit.sound:,} sound shards in {self.audit.folder}{unfinished}")
+        yield Text(f"{self.audit.sound:,} intact shards in {self.audit.folder}{unfinished}")
 
     def failure(self) -> str | None:
         """What is wrong and the remedy, in one line; None if there is no fault."""
