@@ -308,6 +308,7 @@ def test_the_heads_of_a_fit(whose, said, logged):
 
 
 @browser
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_in_a_browser(page, width, scheme):
     check_in_a_browser(page, width, scheme)

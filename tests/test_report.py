@@ -1,4 +1,4 @@
-"""The report: what it says, and how it behaves in a real browser."""
+"""The page on a fit: its text, its figures, and how it behaves in a real browser."""
 
 import os
 import re
@@ -16,10 +16,25 @@ from test_comparison import make_score
 import calibrate
 from calibrate.evaluation.comparison import compare
 from calibrate.files.coefficient_file import dumps
+from calibrate.report import head_page, plot_style
 from calibrate.report.head_page import write_head_page
 from calibrate.report.verdict import beside_rivals, verdict
 
-SIZES = ["--sizes", "16,256,1024", "--sets", "128"]
+SIZES = ["--sizes", "16,256", "--sets", "64"]
+RULES = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_examples():
+    """Figures of 32 sets of each size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head_page, "N_EXAMPLES", 32)
+        yield
+
+
+@pytest.fixture
+def small_figures(monkeypatch):
+    monkeypatch.setattr(plot_style, "DPI", 30)
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +43,13 @@ def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     call("report", "max-retrieval", "--out", path, *SIZES)
     return path
+
+
+def write_toy_page(fit, head, sizes=(16, 64)):
+    """The page on a fit of a toy head, in ./r.html."""
+    comparison = compare("toy", [make_score(n, RULES) for n in sizes])
+    write_head_page(Path("r.html"), replace(fit, path=Path("f.json")), head, comparison, 0)
+    return Text(Path("r.html").read_text(encoding="utf-8"))
 
 
 class Text(HTMLParser):
@@ -73,35 +95,30 @@ def test_the_same_fit_gives_the_same_page(page, tmp_path):
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 
-def test_a_hostile_name_stays_text(tmp_path, toy_head):
-    fit = replace(calibrate.load("max-retrieval"), name="<script>alert(1)</script>", source={})
-    fit = replace(fit, path=tmp_path / "f.json")
-    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_head_page(tmp_path / "r.html", fit, toy_head, comparison, 0)
-    text = Text((tmp_path / "r.html").read_text(encoding="utf-8"))
+def test_a_hostile_name_stays_text(small_figures, toy_head, make_fit):
+    fit = replace(make_fit(), name="<script>alert(1)</script>", quality={"rows": {"rows": 5}})
+    text = write_toy_page(fit, toy_head)
     assert "script" not in text.tags
     assert "<script>alert(1)</script>@1" in text.words
+    assert "does not say which sets were left out" in " ".join(text.words)
 
 
-def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
-    call("collect", "--sizes", "256,1024", "--sets", "512", "--out", "runs/a")
-    assert "runs/a has no published fit; make one with" in refusal(
-        "report", "runs/a", "--out", "a.html"
-    )
+def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here, small_figures):
+    call("collect", "--sizes", "256,512", "--sets", "256", "--out", "runs/a")
+    no_fit = "runs/a has no published fit; make one with"
+    assert no_fit in refusal("report", "runs/a", "--out", "a.html")
     call("fit", "runs/a", "--name", "mine", "--objective", "theta")
-    output = call("report", "runs/a", "--out", "a.html", "--sizes", "256", "--sets", "64").stdout
-    assert "mine@1 is" in " ".join(output.split())
+    done = call("report", "runs/a", "--out", "a.html", "--sizes", "256", "--sets", "64")
+    assert "mine@1 is" in " ".join(done.stdout.split())
     words = " ".join(Text((here / "a.html").read_text(encoding="utf-8")).words)
     assert "one constant, fitted" in words  # its rivals, fitted to the same rows
+    call("fits", "yank", "mine@1")
+    assert no_fit in refusal("report", "runs/a", "--out", "b.html")
 
 
-def test_a_log_size_fit_has_a_page_in_words_of_its_own(here, by_size):
-    fit = replace(by_size, path=here / "f.json", quality={"residuals": {"beta_r_squared": 0.25}})
-    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare("toy", [make_score(16, rules), make_score(2048, rules)])
-    write_head_page(here / "r.html", fit, ToyHead(noise=3.0), comparison, 0)
-    text = Text((here / "r.html").read_text(encoding="utf-8"))
+def test_a_log_size_fit_has_a_page_of_its_own(small_figures, by_size):
+    fit = replace(by_size, quality={"residuals": {"beta_r_squared": 0.25}})
+    text = write_toy_page(fit, ToyHead(noise=3.0), sizes=(16, 2048))
     words = " ".join(text.words)
     for part in (
         "beta(n) = 0.5 log n + 0.6",
@@ -114,43 +131,32 @@ def test_a_log_size_fit_has_a_page_in_words_of_its_own(here, by_size):
     assert text.tags.count("img") == 8
 
 
-def test_a_head_that_misranks_nothing_has_a_page_too(here):
-    call("report", "max-retrieval", "--out", "r.html", "--sizes", "2", "--sets", "32")
-    text = Text((here / "r.html").read_text(encoding="utf-8"))
+def test_a_head_that_misranks_nothing_has_a_page_too(small_figures, make_fit):
+    text = write_toy_page(make_fit(), ToyHead(noise=0.0), sizes=(2,))
     assert text.tags.count("img") == 7  # all but the polynomial among misranked sets
 
 
-def test_a_fit_that_says_little_of_its_rows_has_a_page_too(here, toy_head, make_fit):
-    fit = replace(make_fit(), quality={"rows": {"rows": 5}}, path=here / "f.json")
-    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_head_page(here / "r.html", fit, toy_head, comparison, 0)
-    assert "does not say which sets were left out" in (here / "r.html").read_text(encoding="utf-8")
+def test_the_sets_that_made_the_fit(small_figures, toy_head, make_fit):
+    rows = {"rows": 900, "misranked": 100, "kept": 900, "interior": 100, "used": 900}
+    words = " ".join(write_toy_page(replace(make_fit(), quality={"rows": rows}), toy_head).words)
+    assert "All 900 sets: none was left out." in words
 
 
-def test_a_head_that_never_lets_go_has_a_page_too(here, make_fit):
+def test_a_head_that_never_disperses_has_a_page_too(small_figures, make_fit):
     def sharpen(logits):
         logits *= 1e5
 
-    fit = replace(make_fit(), path=here / "f.json")
-    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_head_page(here / "r.html", fit, ToyHead(noise=0.0, spoil=sharpen), comparison, 0)
-    words = " ".join(Text((here / "r.html").read_text(encoding="utf-8")).words)
+    words = " ".join(write_toy_page(make_fit(), ToyHead(noise=0.0, spoil=sharpen)).words)
     assert "at no size plain softmax gives the target less than half of its attention" in words
     assert "estimated from sets of 64 items: nowhere." in words
     assert "inf" not in words.split()
 
 
-def test_a_masked_head_has_a_page_too(here, make_fit):
+def test_a_masked_head_has_a_page_too(small_figures, make_fit):
     def mask(logits):
         logits[:, logits.shape[1] // 2 :] = -np.inf
 
-    fit = replace(make_fit(), path=here / "f.json")
-    rules = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-    comparison = compare("toy", [make_score(16, rules), make_score(64, rules)])
-    write_head_page(here / "r.html", fit, ToyHead(spoil=mask), comparison, 0)
-    assert (here / "r.html").exists()
+    assert write_toy_page(make_fit(), ToyHead(spoil=mask)).tags.count("img") == 8
 
 
 def test_a_file_names_no_path_of_this_machine(here):
@@ -158,22 +164,15 @@ def test_a_file_names_no_path_of_this_machine(here):
     fit = replace(calibrate.load("max-retrieval"), name="f", path=None)
     write = replace(fit, source=dict(fit.source) | {"head": "pipe.npz"})
     Path("f.json").write_text(dumps(write), encoding="utf-8")
-    said = refusal("report", "./f.json", "--out", "r.html")
-    assert "made for head 'pipe.npz', which does not come with the package; give its" in said
+    message = refusal("report", "./f.json", "--out", "r.html")
+    assert "made for head 'pipe.npz', which does not come with the package; give its" in message
 
 
-def test_a_yanked_fit_is_not_reported(here):
-    call("collect", "--sizes", "256,1024", "--sets", "512", "--out", "runs/a")
-    call("fit", "runs/a", "--name", "mine")
-    call("fits", "yank", "mine@1")
-    assert "has no published fit; make one" in refusal("report", "runs/a", "--out", "a.html")
-
-
-def test_run_says_its_results_though_the_page_cannot_be_written(here):
+def test_run_prints_its_results_though_the_page_cannot_be_written(here):
     (here / "fits/mine/1.html").mkdir(parents=True)
-    said = call("run", "--sizes", "256,1024", "--sets", "256", "--name", "mine")
-    assert "the report is not written: cannot write" in said.stderr
-    assert "calibrate.load(" in said.stdout
+    done = call("run", "--sizes", "64,256", "--sets", "128", "--name", "mine")
+    assert "the report is not written: cannot write" in done.stderr
+    assert "calibrate.load(" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -199,23 +198,26 @@ browser = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium on this 
 
 
 @browser
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(390, "dark"), *(pytest.param(*case, marks=pytest.mark.slow)
+                      for case in [(390, "light"), (1280, "light"), (1280, "dark")])],
+)  # fmt: skip
 def test_in_a_browser(page, width, scheme):
     check_in_a_browser(page, width, scheme)
 
 
 def check_in_a_browser(page, width, scheme):
-    """It loads nothing, says nothing, and keeps to the window."""
+    """It requests nothing, logs nothing, and fits into the window."""
     with Browser() as window:
         events = window.open(page.as_uri(), width, prefers_color_scheme=scheme)
-        said = [e for e in events if e["method"] in (
+        logged = [e for e in events if e["method"] in (
             "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")]  # fmt: skip
-        assert said == []
-        asked = [e["params"]["request"]["url"] for e in events
+        assert logged == []
+        requested = [e["params"]["request"]["url"] for e in events
                  if e["method"] == "Network.requestWillBeSent"]  # fmt: skip
-        assert {re.split("[:]", url)[0] for url in asked} <= {"file", "data"}
-        assert asked.count(page.as_uri()) == 1
+        assert {re.split("[:]", url)[0] for url in requested} <= {"file", "data"}
+        assert requested.count(page.as_uri()) == 1
         assert window.evaluate("innerWidth") == width
         assert window.evaluate("document.documentElement.scrollWidth") <= width
         # What is wider than the page lies in a box that scrolls.
@@ -237,13 +239,13 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
     }
     rules = ("plain", "paper", "own", "constant", "hard")
     scores = [make_score(n, dict(zip(rules, x, strict=True))) for n, x in shares.items()]
-    found = compare("toy", scores)
-    assert verdict(found, "mine@2") == (
+    comparison = compare("toy", scores)
+    assert verdict(comparison, "mine@2") == (
         "mine@2 is right more often than plain softmax at n = 64 to 256, most at n = 256 (50.0 % "
         "to 80.0 %); it is right less often at n = 1,024, by up to 10.0 points; it makes no "
         "measurable difference at n = 16."
     )
-    assert beside_rivals(found) == (
+    assert beside_rivals(comparison) == (
         "Of its rivals, better: the paper's numbers (n = 1,024); worse: the paper's numbers "
         "(n = 64 to 256) and hard attention (n = 256); not measurably different: one constant, "
         "fitted."
@@ -252,9 +254,11 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
 
 def test_verdict_without_any_difference():
     same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
-    found = compare("toy", [make_score(16, same), make_score(64, same)])
-    assert verdict(found, "mine@1") == (
+    comparison = compare("toy", [make_score(16, same), make_score(64, same)])
+    assert verdict(comparison, "mine@1") == (
         "mine@1 is nowhere measurably better than plain softmax on 2,000 sets of a size."
     )
-    assert beside_rivals(found) == ("Of its rivals, not measurably different: the paper's numbers.")
+    assert beside_rivals(comparison) == (
+        "Of its rivals, not measurably different: the paper's numbers."
+    )
     assert np.isnan(compare("toy", [make_score(16, same)]).p_plain).all()

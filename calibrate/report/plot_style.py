@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
 # Of heads side by side; the markers distinguish them without colour.
 HEAD_STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
+DPI = 150
 MAX_LETTERS = 20  # of a name in the legend of a narrow figure
 ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
 BETA_LABEL = r"inverse temperature $\beta = 1/\theta$"
@@ -49,7 +50,7 @@ def save_figure(path: Path, figure: "Figure") -> None:
 def png(figure: "Figure") -> bytes:
     """A figure as PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
