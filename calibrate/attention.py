@@ -70,7 +70,7 @@ def dot_product_attention(
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation is {implementation!r}; only 'xla' computes the entropy")
     if return_residual:
-        raise ValueError("return_residual is True; partial results cannot be combined, leave it")
+        raise ValueError("return_residual is True; partial results cannot be combined: leave it")
     shape = jnp.shape(query)
     q, k, v = (_four_axes(x) for x in (query, key, value))
     bias, mask = (None if x is None else _four_axes(x) for x in (bias, mask))

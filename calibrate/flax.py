@@ -38,7 +38,7 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
       sees no key gives 0.
     Raises:
       CoefficientsError: no fit was given; when called, one that does not fit the heads.
-      ValueError: when called, with an einsum of linen's own: it would be passed over in silence.
+      ValueError: when called, with a custom einsum.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
@@ -53,7 +53,7 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         qk_attn_weights_einsum: Any = None, attn_weights_value_einsum: Any = None,
     ) -> Array:  # fmt: skip
         if qk_attn_weights_einsum or attn_weights_value_einsum:
-            raise ValueError("an einsum of your own is set; calibrate.flax computes with its own")
+            raise ValueError("a custom einsum is set; calibrate.flax cannot use it, leave it out")
         dtype = dtype or jnp.result_type(query, key, value, float)
         query, key, value = (x.astype(dtype) for x in (query, key, value))
         mask = None if mask is None else mask.astype(bool)
@@ -191,7 +191,7 @@ def _recorded_logits(recorder: Recorder, given: dict[str, Any]) -> np.ndarray:
     query, key = given["query"], given["key"]
     if isinstance(query, jax.core.Tracer):
         raise CalibrateError(
-            "the model runs under jit, where nothing can be recorded; run it as is"
+            "the model runs under jit, where nothing can be recorded; run it without jit"
         )
     query, key = (x.reshape(-1, *x.shape[-3:]) for x in (query, key))
     B, T, N, _ = query.shape

@@ -179,7 +179,7 @@ def test_a_decoding_cache(paper):
 
 
 def test_an_einsum_of_your_own_is_refused_not_ignored(paper):
-    with pytest.raises(ValueError, match="an einsum of your own"):
+    with pytest.raises(ValueError, match="a custom einsum is set; calibrate.flax cannot use it"):
         in_linen(paper, qk_attn_weights_einsum_cls=lambda: jnp.einsum,
                  attn_weights_value_einsum_cls=lambda: jnp.einsum)  # fmt: skip
 

@@ -46,20 +46,20 @@ def best(rows, form, weight):
 def test_a_planted_constant():
     rows, H, _ = planted(lambda h, n: np.full_like(h, 2.5))
     weight = np.ones(len(H))
-    found = best(rows, constant_form(len(H), LOW, HIGH), weight)
-    assert found.coefficients[0] == pytest.approx(2.5, abs=0.1)
+    solution = best(rows, constant_form(len(H), LOW, HIGH), weight)
+    assert solution.coefficients[0] == pytest.approx(2.5, abs=0.1)
     by_other_means = minimize_scalar(
         lambda b: -rows.log_p(np.full(len(H), b)).mean(), bounds=(LOW, HIGH), method="bounded",
         options={"xatol": 1e-8},
     )  # fmt: skip
-    assert found.value == pytest.approx(-by_other_means.fun, abs=1e-7)
+    assert solution.value == pytest.approx(-by_other_means.fun, abs=1e-7)
 
 
 def test_a_planted_log_of_the_size():
     rows, H, size = planted(lambda h, n: np.full_like(h, 0.6 * np.log(n) + 0.4))
-    found = best(rows, log_size_form(np.log(size), LOW, HIGH), np.ones(len(H)))
+    solution = best(rows, log_size_form(np.log(size), LOW, HIGH), np.ones(len(H)))
     for n in (16, 64, 256):
-        beta = found.coefficients @ [np.log(n), 1]
+        beta = solution.coefficients @ [np.log(n), 1]
         assert beta == pytest.approx(0.6 * np.log(n) + 0.4, rel=0.06)
 
 
@@ -79,27 +79,30 @@ def test_a_planted_polynomial_and_no_allowed_one_is_better(planted_polynomial):
     rows, H, _ = planted_polynomial
     weight = np.random.default_rng(5).uniform(0.5, 1.5, len(H))
     form = form_of(H)
-    found = best(rows, form, weight)
+    solution = best(rows, form, weight)
     true = form.design @ PLANTED
     seen = (H > 1) & (H < 4)
-    assert np.sqrt(np.mean((form.design @ found.coefficients - true)[seen] ** 2)) < 0.35
-    assert found.value >= weight @ rows.log_p(true) / weight.sum()
+    assert np.sqrt(np.mean((form.design @ solution.coefficients - true)[seen] ** 2)) < 0.35
+    assert solution.value >= weight @ rows.log_p(true) / weight.sum()
     rng = np.random.default_rng(1)
     for size in (1e-3, 1e-2, 0.3):
         for _ in range(40):
-            other = found.coefficients + size * rng.standard_normal(5)
+            other = solution.coefficients + size * rng.standard_normal(5)
             if ((form.matrix @ other >= form.low) & (form.matrix @ other <= form.high)).all():
                 beta = np.clip(form.design @ other, LOW, HIGH)
-                assert weight @ rows.log_p(beta) / weight.sum() <= found.value + found.gap + 1e-12
-    assert found.gap < TOLERANCE
+                assert (
+                    weight @ rows.log_p(beta) / weight.sum()
+                    <= solution.value + solution.gap + 1e-12
+                )
+    assert solution.gap < TOLERANCE
 
 
 def test_bounds_hold_on_the_whole_domain():
     """Targets drawn at beta = 0.2 want less than the least that is allowed."""
     rows, H, _ = planted(lambda h, n: np.where(h < 2.5, 0.2, 5.0))
-    found = best(rows, form_of(H), np.ones(len(H)))
+    solution = best(rows, form_of(H), np.ones(len(H)))
     t = np.linspace(0, 1, 1_001)
-    beta = basis(t, 4) @ found.coefficients
+    beta = basis(t, 4) @ solution.coefficients
     assert beta.min() > LOW - 1e-6
     assert beta.min() < LOW + 0.05  # and it is reached
 
@@ -107,8 +110,8 @@ def test_bounds_hold_on_the_whole_domain():
 def test_rows_that_already_win_push_beta_to_its_bound():
     z = np.tile(np.float32([3.0, 1.0, 0.0]), (200, 1))
     rows = profile(z, np.zeros(200, int), LOW, HIGH)
-    found = best(rows, constant_form(200, LOW, HIGH), np.ones(200))
-    assert found.value == pytest.approx(0, abs=1e-5)
+    solution = best(rows, constant_form(200, LOW, HIGH), np.ones(200))
+    assert solution.value == pytest.approx(0, abs=1e-5)
 
 
 def test_the_bound_on_what_is_missed_is_the_tangents():
@@ -134,14 +137,14 @@ def test_the_form_of_a_polynomial_is_that_of_its_degree():
 def test_rows_far_away_pull_no_harder_than_others(of_theta):
     optimum = np.concatenate([np.full(60, 2.0), np.linspace(1.5, 2.5, 39), [HIGH]])
     weight = np.full(100, 0.01)
-    found = maximise(
+    solution = maximise(
         closeness(optimum, weight, of_theta), constant_form(100, LOW, HIGH), LOW, HIGH,
         tolerance=None,
     )  # fmt: skip
-    assert found.coefficients[0] == pytest.approx(2.0, abs=0.05)
+    assert solution.coefficients[0] == pytest.approx(2.0, abs=0.05)
     for step in (-1e-3, 1e-3):  # and no beta nearby is closer
-        beta = np.full(100, found.coefficients[0] + step)
-        assert closeness(optimum, weight, of_theta)(beta)[0] < found.value
+        beta = np.full(100, solution.coefficients[0] + step)
+        assert closeness(optimum, weight, of_theta)(beta)[0] < solution.value
 
 
 @pytest.mark.parametrize("of_theta", [False, True])

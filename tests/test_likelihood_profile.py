@@ -31,7 +31,7 @@ def exact(logits, target, beta):
 @pytest.mark.parametrize("spread", [0.1, 6.0, 150.0])
 def test_values_between_the_bounds(n, spread):
     logits, target = rows(n, spread=spread)
-    found = profile(logits, target, LOW, HIGH)
+    series = profile(logits, target, LOW, HIGH)
     rng = np.random.default_rng(1)
     for beta in (np.full(200, LOW), np.full(200, HIGH), rng.uniform(LOW, HIGH, 200)):
         expected = exact(logits, target, beta)
@@ -39,7 +39,7 @@ def test_values_between_the_bounds(n, spread):
         # Where many items are nearly alike, 24 nodes cannot follow as well.
         atol = 5e-5 if n < 1000 or spread > 100 else 2e-3
         np.testing.assert_allclose(
-            found.log_p(beta)[finite], expected[finite], rtol=2e-6, atol=atol
+            series.log_p(beta)[finite], expected[finite], rtol=2e-6, atol=atol
         )
 
 
@@ -54,11 +54,11 @@ def test_masked_items_have_no_part():
 
 
 def test_derivatives_are_those_of_the_values():
-    found = profile(*rows(80), LOW, HIGH)
+    series = profile(*rows(80), LOW, HIGH)
     beta, h = np.random.default_rng(2).uniform(1.1, 60, 200), 1e-4
-    value, first, second = found.derivatives(beta)
-    above, below = found.derivatives(beta + h), found.derivatives(beta - h)
-    np.testing.assert_array_equal(value, found.log_p(beta))
+    value, first, second = series.derivatives(beta)
+    above, below = series.derivatives(beta + h), series.derivatives(beta - h)
+    np.testing.assert_array_equal(value, series.log_p(beta))
     np.testing.assert_allclose(first, (above[0] - below[0]) / (2 * h), atol=1e-6)
     np.testing.assert_allclose(second, (above[1] - below[1]) / (2 * h), atol=1e-6)
 
@@ -68,8 +68,8 @@ def test_the_slope_is_zero_at_the_optimal_beta_and_falls():
     solved = optimal_beta(logits, target)
     chosen = (solved.status == INTERIOR) & (solved.beta > LOW) & (solved.beta < HIGH)
     assert chosen.sum() > 50
-    found = profile(logits[chosen], target[chosen], LOW, HIGH)
-    _, first, second = found.derivatives(solved.beta[chosen].astype(float))
+    series = profile(logits[chosen], target[chosen], LOW, HIGH)
+    _, first, second = series.derivatives(solved.beta[chosen].astype(float))
     assert (second < 0).all()  # log p_t is concave in beta
     # What is off in beta, relative to it.
     assert np.abs(first / second / solved.beta[chosen]).max() < 1e-2
@@ -84,25 +84,25 @@ def test_the_mass_of_several_targets():
     np.testing.assert_array_equal(profile(logits, several, LOW, HIGH).log_p(beta), one)
     several[:, :5] = True
     expected = exact(logits, several, beta)
-    found = profile(logits, several, LOW, HIGH).log_p(beta)
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=5e-5)
-    assert (found >= one - 1e-5).all()
+    series = profile(logits, several, LOW, HIGH).log_p(beta)
+    np.testing.assert_allclose(series, expected, rtol=2e-6, atol=5e-5)
+    assert (series >= one - 1e-5).all()
 
 
 def test_some_of_the_rows():
-    found = profile(*rows(30), LOW, HIGH)
-    part = found.take(np.arange(200) % 3 == 0)
+    series = profile(*rows(30), LOW, HIGH)
+    part = series.take(np.arange(200) % 3 == 0)
     assert isinstance(part, Profile)
     beta = np.full(len(part.series), 2.0)
-    np.testing.assert_array_equal(part.log_p(beta), found.log_p(np.full(200, 2.0))[::3])
+    np.testing.assert_array_equal(part.log_p(beta), series.log_p(np.full(200, 2.0))[::3])
 
 
 def test_no_rows():
-    found = profile(np.empty((0, 8), np.float32), np.empty(0, int), LOW, HIGH)
-    assert found.log_p(np.empty(0)).shape == (0,)
+    series = profile(np.empty((0, 8), np.float32), np.empty(0, int), LOW, HIGH)
+    assert series.log_p(np.empty(0)).shape == (0,)
 
 
 def test_each_row_at_each_beta():
-    found, betas = profile(*rows(50), LOW, HIGH), np.array([LOW, 1.7, 20.0, HIGH])
-    one_by_one = np.stack([found.log_p(np.full(200, beta)) for beta in betas], axis=1)
-    np.testing.assert_allclose(found.log_p_at_each(betas), one_by_one, atol=1e-10)
+    series, betas = profile(*rows(50), LOW, HIGH), np.array([LOW, 1.7, 20.0, HIGH])
+    one_by_one = np.stack([series.log_p(np.full(200, beta)) for beta in betas], axis=1)
+    np.testing.assert_allclose(series.log_p_at_each(betas), one_by_one, atol=1e-10)

@@ -46,6 +46,7 @@ def test_agrees_with_the_reference(fit):
         pytest.param("float16", KINDS["clamp"], marks=pytest.mark.slow),
         pytest.param("bfloat16", KINDS["log size"], marks=pytest.mark.slow),
     ],
+    ids=["bfloat16-entropy", "float16-size", "float16-entropy", "bfloat16-size"],
 )  # fmt: skip
 def test_half_precision_is_within_2_ulp_of_the_reference(dtype, fit):
     """On the logits as they are rounded."""

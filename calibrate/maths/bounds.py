@@ -1,4 +1,4 @@
-"""How sharp a head can be: bounds on its coefficients, and the size at which it lets go.
+"""Bounds on attention coefficients, and the set size at which a target's coefficient is too small.
 
 The two bounds hold for every row and are loose; `dispersal_size` is an estimate, and close.
 """
@@ -70,5 +70,5 @@ def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np
     n_targets = wins.sum(axis=1)
     n_others = np.maximum(real.sum(axis=1) - n_targets, 1)
     mass, rest = (weights.sum(axis=1, where=side) for side in (wins, ~wins))
-    with np.errstate(divide="ignore"):  # targets far above the others never let go
+    with np.errstate(divide="ignore"):  # targets far above the others
         return np.asarray(n_targets + (1 / eps - 1) * mass * n_others / rest)

@@ -20,7 +20,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def log_size(cls, min_beta: float = 1.0, max_beta: float = 64.0) -> "Rule":
-        """The rule that knows no entropy, and so neither a gate nor an end of its domain."""
+        """A rule of kind "log-size", without an entropy gate and without limits of its domain."""
         return cls(0.0, min_beta, max_beta, "clamp", LOG_SIZE)
 
 
@@ -50,7 +50,7 @@ def beta_of(
       H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. Not
         looked at by "log-size".
       log_n: array, natural logarithm of the number of unmasked items; likewise. Looked at by
-        "log-size" alone. Who has one kind of rule at a time may give the same array for both.
+        "log-size" alone. Callers with one kind of rule may pass the same array for both.
       coefficients: of the polynomial, highest power first; numbers, or arrays that broadcast.
       domain: (lo, hi), the entropies, or log n, that it was fitted on; likewise.
       rule: the kind and the guards.

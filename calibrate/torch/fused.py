@@ -1,4 +1,4 @@
-"""Stock attention kernels that return the log of their normaliser; what they keep private is here.
+"""Stock attention kernels that return the log of their normaliser (some are private API).
 
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """

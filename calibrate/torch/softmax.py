@@ -60,7 +60,7 @@ def adaptive_softmax(
     if z.numel() == 0:
         return torch.softmax(z, dim).to(logits.dtype)
     apply: Callable[..., Tensor] = _AdaptiveSoftmax.apply
-    probs = apply(z, table, _How(fit, dim, entropy_gradient))
+    probs = apply(z, table, _Options(fit, dim, entropy_gradient))
     if where is not None:
         probs = torch.where(where, probs, 0)
     return probs.to(logits.dtype)
@@ -192,7 +192,7 @@ def _log_size(z: Tensor, dim: int) -> Tensor:
     return (z > -torch.inf).sum(dim, keepdim=True).clamp(min=1).to(z.dtype).log()
 
 
-class _How(NamedTuple):
+class _Options(NamedTuple):
     """What makes probabilities of logits, but for the numbers of each head."""
 
     fit: Coefficients
@@ -206,28 +206,27 @@ class _AdaptiveSoftmax(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, table: Tensor | None, how: _How) -> Tensor:
-        shifted = _shifted(z, how.dim)
-        by_size = how.fit.rule.kind == LOG_SIZE
-        beta = _beta(
-            _log_size(z, how.dim) if by_size else _entropy(shifted, how.dim)[0], table, how.fit
-        )
+    def forward(z: Tensor, table: Tensor | None, options: _Options) -> Tensor:
+        fit, dim, _ = options
+        shifted = _shifted(z, dim)
+        x = _log_size(z, dim) if fit.rule.kind == LOG_SIZE else _entropy(shifted, dim)[0]
+        beta = _beta(x, table, fit)
         if not torch.compiler.is_compiling():
-            return torch.softmax(shifted.mul_(beta), how.dim)
+            return torch.softmax(shifted.mul_(beta), dim)
         if z.device.type == "cpu":
             # Else its compiler works the polynomial out again for every item of a row.
             beta = beta.as_strided(beta.shape, beta.stride())
         powers = (shifted * beta).exp()  # one pass less than softmax: the highest is 0
-        return powers * powers.sum(how.dim, keepdim=True).reciprocal()
+        return powers * powers.sum(dim, keepdim=True).reciprocal()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        z, table, ctx.how = inputs
+        z, table, ctx.options = inputs
         ctx.save_for_backward(z, table)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (z, table), (fit, dim, entropy_gradient) = ctx.saved_tensors, ctx.how
+        (z, table), (fit, dim, entropy_gradient) = ctx.saved_tensors, ctx.options
         shifted = _shifted(z, dim)
         if fit.rule.kind == LOG_SIZE:
             beta = _beta(_log_size(z, dim), table, fit)

@@ -67,7 +67,7 @@ def verify(model: PreTrainedModel) -> None:
     """Raises unless the model applies a registered fit.
 
     Transformers accepts any registered name, for models too whose code never looks it up: they
-    would go on with plain softmax.
+    would continue with plain softmax.
 
     Args:
       model: any of Transformers' models.
@@ -85,28 +85,27 @@ def verify(model: PreTrainedModel) -> None:
 
 
 def _verify_part(model: PreTrainedModel) -> None:
-    name, called = model.config._attn_implementation, type(model).__name__
+    name, model_type = model.config._attn_implementation, type(model).__name__
     if name not in registered:
         raise CoefficientsError(
-            f"{called} has attention implementation {name!r}; register a fit, and load the model "
-            "with attn_implementation= its name (or verify the part that is to have a fit)"
+            f"{model_type} has attention implementation {name!r}; register a fit, and load the "
+            "model with attn_implementation= its name (or verify the part that is to have a fit)"
         )
     if not model._can_set_attn_implementation():
         raise CoefficientsError(
-            f"{called} does not look up registered attention; it continues with plain softmax"
+            f"{model_type} does not look up registered attention; it continues with plain softmax"
         )
     layers = {getattr(module, "layer_idx", None) for module in model.modules()}
     absent = set(_fits_of_layers(registered[name])) - layers
     if absent:
         raise CoefficientsError(
             f"{registered[name].reference} has entries for layers {sorted(absent)}, "
-            f"which {called} does not have; load the fit of this model"
+            f"which {model_type} does not have; load the fit of this model"
         )
 
 
 def _has_attention(model: PreTrainedModel) -> bool:
-    """Whether a module of its own, and not of a model inside it with another configuration, is
-    one of attention."""
+    """Whether it has attention of its own, not only in inner models with another configuration."""
     inner = [
         part for part in model.modules()
         if isinstance(part, PreTrainedModel) and part.config is not model.config
@@ -119,9 +118,9 @@ def _has_attention(model: PreTrainedModel) -> bool:
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
-    """A bool mask, or None where causality, or nothing at all, is all that it would say.
+    """A bool mask; None where it would hide nothing, or no more than causality does.
 
-    That None is understood by models that are written for it; to others it would be no mask.
+    Only models written for PyTorch's own attention understand None; others always get a mask.
     """
     if not _understand_none(type(config).__module__):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}

@@ -1,4 +1,4 @@
-"""Capture in Transformers: the logits of a running model's heads, at positions that one names."""
+"""Capture in Transformers: attention logits of a running model, at given positions."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ def capture(
     is what it was when the block ends, also by an error.
 
     Args:
-      model: any that looks its attention up among the registered.
+      model: any that looks up registered attention.
       folder: a new one, of npz files as `calibrate collect --logits` takes them.
       layers: their numbers, `layer_idx`; None means all.
       heads: query heads; None means all.
@@ -57,7 +57,7 @@ def capture(
       the query does not see (a sliding window, say), which are not recorded.
     Raises:
       CalibrateError: the folder is not empty, a position is out of range, or nothing was recorded.
-      CoefficientsError: the model does not look its attention up.
+      CoefficientsError: the model does not look up registered attention.
     """
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     was = [(part.config, part.config._attn_implementation) for part in parts]
