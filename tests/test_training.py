@@ -29,8 +29,8 @@ def test_weights_do_not_depend_on_the_seeds_beside(tmp_path, monkeypatch):
     # Workers share compiled code through this cache: compiling is most of their work here.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    both = training.train_seeds([0, 1], 50, tmp_path / "both", 1, quiet)
-    alone = training.train_seeds([1], 50, tmp_path / "alone", 1, quiet)
+    both = training.train_seeds([0, 1], 2, tmp_path / "both", 1, quiet)
+    alone = training.train_seeds([1], 2, tmp_path / "alone", 1, quiet)
     assert both[1].read_bytes() == alone[0].read_bytes()
     assert both[0].read_bytes() != both[1].read_bytes()
 
@@ -170,7 +170,7 @@ def test_workers_end_with_the_command(tmp_path, blow):
 
 
 def spawned_by(parent):
-    """Worker processes of a command (spawn's resource tracker is none)."""
+    """Worker processes of a command (the resource trackers are none)."""
     pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
-    return [pid for pid, command in commands.items() if "spawn_main" in command]
+    return [pid for pid, command in commands.items() if "popen_loky" in command]

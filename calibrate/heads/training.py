@@ -12,14 +12,10 @@ changes the order of float32 sums: a seed's bytes depend on nothing but the seed
 """
 
 import functools
-import multiprocessing
-import multiprocessing.connection
-import os
-import threading
+import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +28,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import remove_leftovers
 from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.heads import max_retrieval as head
+from calibrate.parallel.jobs import Jobs, run
 
 BATCH = 128
 SIZES = (5, 16)
@@ -84,42 +81,15 @@ def train_seeds(
       seeds: one head each; its weights do not depend on the others.
       steps: gradient steps; a finished head of fewer steps is carried on from its checkpoint.
       folder: weights appear there as max-retrieval-SEED.npz, checkpoints beside them.
-      report: called in the worker process every few seconds, so a module-level function.
+      report: called in the worker process every few seconds.
     Raises:
-      CalibrateError: optax is absent, a file cannot be read or written, or a head that is there
-        would be lost.
+      CalibrateError: optax is absent, a file cannot be read or written, a finished head would be
+        overwritten, or a worker process died.
     """
     _optimiser()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(seeds)), context, _begin_worker) as pool:
-        tasks = [pool.submit(train, seed, steps, folder, report) for seed in seeds]
-        try:
-            for task in as_completed(tasks):
-                task.result()
-        except BaseException as failure:
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            if isinstance(failure, BrokenProcessPool):
-                raise CalibrateError(
-                    "a training process was killed (out of memory?); "
-                    "the same command carries on from its checkpoint"
-                ) from failure
-            raise
+    tasks = [partial(train, seed, steps, folder.absolute(), report) for seed in seeds]
+    run(tasks, Jobs(jobs, stall=math.inf, threads=1))
     return [weights_path(folder, seed) for seed in seeds]
-
-
-def _begin_worker() -> None:
-    # XLA reads the size of its thread pool from here when the process first uses it.
-    os.environ["NPROC"] = "1"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed must not train on beside the next one."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
 
 
 def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None]) -> None:
