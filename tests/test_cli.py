@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from calibrate.cli.progress import Steps
 from calibrate.collecting.collect import collect
 from calibrate.files.publishing import publish
 
-SMALL = ["--sizes", "64..512", "--sets", "512"]
+SMALL = ["--sizes", "64,512", "--sets", "512"]
 
 
 def call(*arguments, code=0):
@@ -38,6 +39,20 @@ def refusal(*arguments, code=1):
     return result.stderr.strip().splitlines()[-1]
 
 
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    """A collection that keeps all rows, made once."""
+    folder = tmp_path_factory.mktemp("collected") / "a"
+    call("collect", *SMALL, "--out", folder)
+    return folder
+
+
+@pytest.fixture
+def run_a(here, collected):
+    """A copy of it as runs/a."""
+    return Path(shutil.copytree(collected, "runs/a"))
+
+
 def test_the_main_job(here):
     out = call("run", *SMALL).stdout
     assert "Fit quickstart@1" in out
@@ -49,22 +64,31 @@ def test_the_main_job(here):
     assert (here / "fits/quickstart/1.png").read_bytes().startswith(b"\x89PNG")
     assert "quickstart@1 is right more often than plain softmax at n =" in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
-    again = call("run", *SMALL)
-    assert "runs/quickstart is already complete" in again.stderr
-    assert "no new version is written" in again.stderr
-    assert "quickstart@1" in again.stdout
-    record = json.loads(call("run", *SMALL, "--json").stdout)
-    assert record["report"] == "fits/quickstart/1.html"
-    assert [score["size"] for score in record["scores"]] == [64, 128, 256, 512]
-    assert record["reference"] == "quickstart@1"
 
 
-def test_collect_then_fit_then_load(here):
-    counts = json.loads(call("collect", *SMALL, "--out", "runs/a", "--json").stdout)
-    assert [size["size"] for size in counts["sizes"]] == [64, 128, 256, 512]
-    table = call("collect", *SMALL, "--out", "runs/a").stdout
-    assert "misranked" in table
-    out = call("fit", "runs/a", "--name", "mine", "--force-polynomial").stdout
+def test_the_main_job_again_and_as_json(here, collected):
+    """A fit named paper does not replace the paper's."""
+    shutil.copytree(collected, "runs/paper")
+    call("fit", "runs/paper", "--name", "paper")
+    result = call("run", *SMALL, "--name", "paper", "--json")
+    assert "runs/paper is already complete" in result.stderr
+    assert "paper@1 is unchanged; no new version is written" in result.stderr
+    record = json.loads(result.stdout)
+    assert record["reference"] == "paper@1"
+    assert record["report"] == "fits/paper/1.html"
+    assert [score["size"] for score in record["scores"]] == [64, 512]
+    last = record["scores"][-1]
+    assert last["paper"]["accuracy"] != last["own"]["accuracy"]
+
+
+def test_collect_says_what_it_counted(run_a):
+    counts = json.loads(call("collect", *SMALL, "--out", run_a, "--json").stdout)
+    assert [size["size"] for size in counts["sizes"]] == [64, 512]
+    assert "misranked" in call("collect", *SMALL, "--out", run_a).stdout
+
+
+def test_fit_then_load(here, run_a):
+    published = call("fit", run_a, "--name", "mine", "--force-polynomial", "--figure", "drawn.png")
     for words in (
         "beta(H)",
         "domain",
@@ -72,13 +96,11 @@ def test_collect_then_fit_then_load(here):
         "the polynomial",
         "more rows",
     ):
-        assert words in out
-    record = json.loads(call("fit", "runs/a", "--name", "mine", "--paper", "--json").stdout)
+        assert words in published.stdout
+    assert (here / "drawn.png").exists()
+    record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
     assert list(calibrate.load("mine").only.coefficients) == record["coefficients"]
-    call("fit", "runs/a", "--name", "mine", "--store", "else", "--figure", "drawn.png")
-    assert calibrate.load("mine@1", "else").path == Path("else/mine/1.json")
-    assert (here / "drawn.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -131,21 +153,18 @@ def test_bad_input_gets_one_clear_line(here, arguments, code, message):
     assert os.listdir(here) == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--objective", "likelihood", "--rows", "all"],
-        ["--rows", "misranked", "--objective", "beta"], ["--paper"], ["--gate", "0.5"],
-        ["--objective", "theta", "--jobs", "2"],
-    ],
-)  # fmt: skip
-def test_every_option_of_a_fit(here, options):
-    call("collect", "--sizes", "64,512", "--sets", "400", "--out", "runs/a")
-    record = json.loads(call("fit", "runs/a", "--name", "mine", "--json", *options).stdout)
-    fit = calibrate.load("mine")
-    assert list(fit.only.coefficients) == record["coefficients"]
-    if "--paper" not in options:
-        assert [size["size"] for size in record["quality"]["held_out"]] == [64, 512]
+def test_every_option_of_a_fit(run_a):
+    for choice in (
+        ["--objective", "likelihood", "--rows", "all", "--gate", "0.5"],
+        ["--rows", "misranked", "--objective", "beta"],
+        ["--objective", "theta"],
+        ["--paper"],
+    ):
+        record = json.loads(call("fit", run_a, "--name", "mine", "--json", *choice).stdout)
+        fit = calibrate.load("mine")
+        assert list(fit.only.coefficients) == record["coefficients"], choice
+        if "--paper" not in choice:
+            assert [size["size"] for size in record["quality"]["held_out"]] == [64, 512], choice
 
 
 def test_shuffled_targets_are_exit_3_and_why(here):
@@ -154,7 +173,7 @@ def test_shuffled_targets_are_exit_3_and_why(here):
             batch = super().sample(seed, size, count)
             return batch._replace(target=np.random.default_rng(seed).integers(0, size, count))
 
-    collect(Shuffled(), [64, 256], 500, 0, Path("runs/shuffled"))
+    collect(Shuffled(), [64, 512], 512, 0, Path("runs/shuffled"))
     line = refusal("fit", "runs/shuffled", "--name", "none", code=3)
     assert "not for this head: no rule beats plain softmax" in line
     assert "check that the targets are the items that should win" in line
@@ -162,13 +181,13 @@ def test_shuffled_targets_are_exit_3_and_why(here):
 
 
 def test_all_rows_need_a_collection_that_keeps_them(here):
-    call("collect", "--sizes", "64,256", "--sets", "300", "--keep", "misranked", "--out", "runs/a")
+    collect(ToyHead(), [64, 512], 512, 0, Path("runs/a"), keep="misranked")
     line = refusal("fit", "runs/a", "--name", "mine", "--rows", "all", code=1)
     assert "collect with --keep all into another folder" in line
 
 
 def test_too_few_rows_are_exit_3(here):
-    call("collect", "--sizes", "16", "--sets", "64", "--out", "runs/few")
+    collect(ToyHead(), [64], 64, 0, Path("runs/few"))
     line = refusal("fit", "runs/few", "--name", "few", code=3)
     assert "fewer than the 100" in line
     assert "collect more sets" in line
@@ -181,28 +200,22 @@ def test_a_full_or_read_only_disk_is_one_line(here):
     assert "cannot write runs/a/manifest.json" in refusal("collect", *SMALL, "--out", "runs/a")
 
 
-def test_a_mangled_newest_version_is_named_and_left_behind(here):
-    call("collect", *SMALL, "--out", "runs/a")
-    call("fit", "runs/a", "--name", "mine")
+def test_a_mangled_newest_version_is_named_and_left_behind(run_a):
+    call("fit", run_a, "--name", "mine", "--paper")
     path = Path("fits/mine/1.json")
     path.write_text(path.read_text().replace("0.5", "0.6", 1))
-    result = call("fit", "runs/a", "--name", "mine")
-    assert "calibrate: warning: fits/mine/1.json: id is " in result.stderr
+    result = call("fit", run_a, "--name", "mine", "--paper")
+    assert "calibrate: warning: fits/mine/1.json: " in result.stderr
     assert 'calibrate.load("mine@2")' in result.stdout
 
 
-def test_a_fit_named_paper_does_not_replace_the_papers(here):
-    result = call("run", *SMALL, "--name", "paper", "--json")
+def test_names_are_printed_as_they_are(run_a):
+    """And a fit that hides one of the package's is announced."""
+    run_a.rename("runs/[red]a")
+    result = call("fit", "runs/[red]a", "--name", "paper", "--store", "st[v1]", "--paper")
+    assert "file       st[v1]/paper/1.json" in result.stdout
+    assert "solving and fitting runs/[red]a" in result.stderr
     assert "the package also has a fit named 'paper'; yours hides it" in result.stderr
-    record = json.loads(result.stdout)
-    last = record["scores"][-1]
-    assert last["paper"]["accuracy"] != last["own"]["accuracy"]
-
-
-def test_names_are_printed_as_they_are(here):
-    call("collect", *SMALL, "--out", "runs/[red]a")
-    out = call("fit", "runs/[red]a", "--name", "mine", "--store", "st[v1]").stdout
-    assert "file       st[v1]/mine/1.json" in out
 
 
 def test_debug_shows_the_traceback(here):
@@ -227,7 +240,7 @@ def test_interrupt_is_130_and_the_same_command_carries_on(here):
 
 def test_an_interrupt_ends_all_processes_at_once_and_the_same_command_carries_on(here):
     """As Ctrl-C does: every process of the terminal gets the signal."""
-    sizes = ["--sizes", "64..1024", "--sets", "4096"]
+    sizes = ["--sizes", "64..512", "--sets", "2048"]
     command = [sys.executable, "-m", "calibrate", "collect", *sizes, "--out", "runs/a"]
     process = subprocess.Popen(
         [*command, "--jobs", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -379,7 +392,7 @@ def test_evaluate_refuses(here, arguments, code, message):
 
 
 def test_a_fit_named_like_a_rule_does_not_replace_it(here):
-    small = ["--head", "max-retrieval", "--sizes", "256", "--sets", "64"]
+    small = ["--head", "max-retrieval-1", "--sizes", "512", "--sets", "256"]
     before = json.loads(call("evaluate", *small, "--json").stdout)
     names = ["plain", "own", "hindsight"]
     for name in names:

@@ -6,7 +6,8 @@ from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.evaluation.diagnosis import diagnose, require_all_rows
 from calibrate.files.atomic_io import check_writable
-from calibrate.files.collection import MANIFEST, open_collection
+from calibrate.files.collection import open_collection
+from calibrate.files.manifest import MANIFEST
 from calibrate.fitting.solved_rows import group_heads
 from calibrate.report.console import stderr
 from calibrate.report.diagnosis_record import RECORD, DiagnosisRecord, save_diagnosis

@@ -6,7 +6,8 @@ from pathlib import Path
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import MANIFEST, Collection, open_collection
+from calibrate.files.collection import Collection, open_collection
+from calibrate.files.manifest import MANIFEST
 from calibrate.heads import Head, is_built_in
 from calibrate.heads import load_head as load_head_quietly
 from calibrate.report.console import stderr

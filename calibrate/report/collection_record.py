@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from calibrate.files.collection import BAD, Collection
+from calibrate.files.collection import Collection
+from calibrate.files.manifest import BAD
 from calibrate.report.blocks import Block, Table
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import BAD
+from calibrate.files.manifest import BAD
 from calibrate.files.store import find
 
 
