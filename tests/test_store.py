@@ -481,7 +481,10 @@ def test_the_faults_are_in_the_way_of_publishing():
     assert len(CALLS) > 25
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize(
+    "code",
+    [errno.ENOSPC, *(pytest.param(e, marks=pytest.mark.slow) for e in (errno.EACCES, errno.EIO))],
+)
 @pytest.mark.parametrize(("at", "name"), CALLS, ids=[f"{i}-{name}" for i, name in CALLS])
 @pytest.mark.parametrize("empty", [False, True], ids=["second", "first"])
 def test_a_disk_that_fails_at_any_call(tmp_path, at, name, code, empty):
