@@ -1,4 +1,4 @@
-"""Close-up: sets item by item, as the head made them."""
+"""Example sets, item by item, as the head made them."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 
 import calibrate
 from calibrate.evaluation.examples import (
+    draw_examples,
     estimated_dispersal,
-    look_closely,
     measured_dispersal,
     misranked_rows,
     reach,
@@ -19,15 +19,15 @@ from calibrate.maths.reference import entropy, softmax
 
 
 @pytest.fixture(scope="module")
-def closeups():
-    return look_closely(load_head("max-retrieval-1"), [16, 128, 1024], 48, 0)
+def examples():
+    return draw_examples(load_head("max-retrieval-1"), [16, 128, 1024], 48, 0)
 
 
-def test_the_largest_items_are_those_of_the_largest_keys(closeups):
+def test_the_largest_items_are_those_of_the_largest_keys(examples):
     head = load_head("max-retrieval-1")
     from calibrate.collecting.work_units import Unit, unit_seed
 
-    for closeup in closeups:
+    for closeup in examples:
         seed = unit_seed("closeup", 0, Unit(closeup.size, 0, 0, 48))
         batch = head.sample(seed, closeup.size, 48)
         np.testing.assert_array_equal(closeup.target, batch.target)
@@ -37,7 +37,7 @@ def test_the_largest_items_are_those_of_the_largest_keys(closeups):
 
 
 def test_a_head_without_keys_shows_its_highest_logits_and_the_target_last(toy_head):
-    (closeup,) = look_closely(toy_head, [64], 20, 0)
+    (closeup,) = draw_examples(toy_head, [64], 20, 0)
     assert closeup.spread_bound is None
     np.testing.assert_array_equal(closeup.largest[:, -1], closeup.target)
     others = np.take_along_axis(closeup.logits, closeup.largest[:, :-1], axis=1)
@@ -50,13 +50,13 @@ def test_bad_rows_are_left_out():
     def spoil(logits):
         logits[0, 3], logits[1, 2] = np.nan, np.inf
 
-    (closeup,) = look_closely(ToyHead(spoil=spoil), [16], 10, 0)
+    (closeup,) = draw_examples(ToyHead(spoil=spoil), [16], 10, 0)
     assert len(closeup.logits) == 8
 
 
-def test_coefficients_under_a_fit_are_those_of_the_runtime(closeups, by_size):
+def test_coefficients_under_a_fit_are_those_of_the_runtime(examples, by_size):
     fit = calibrate.load("max-retrieval")
-    for closeup in closeups:
+    for closeup in examples:
         sized = np.asarray(calibrate.adaptive_softmax(closeup.logits.astype(np.float32), by_size))
         np.testing.assert_allclose(closeup.coefficients(by_size), sized, atol=2e-5)
         expected = np.asarray(calibrate.adaptive_softmax(closeup.logits.astype(np.float32), fit))
@@ -65,27 +65,27 @@ def test_coefficients_under_a_fit_are_those_of_the_runtime(closeups, by_size):
         np.testing.assert_allclose(closeup.entropy, entropy(closeup.logits))
 
 
-def test_misranked_rows_are_solved(closeups):
-    rows = misranked_rows(closeups).interior()
+def test_misranked_rows_are_solved(examples):
+    rows = misranked_rows(examples).interior()
     assert set(rows.size) <= {16, 128, 1024}
     assert (rows.beta > 0).all()
     assert len(rows.beta) > 10
 
 
-def test_shares_add_up_and_follow_the_domain(closeups, make_fit):
+def test_shares_add_up_and_follow_the_domain(examples, make_fit):
     fit = make_fit(domain=(1.0, 2.0))
-    for closeup, share in zip(closeups, shares(closeups, fit), strict=True):
+    for closeup, share in zip(examples, shares(examples, fit), strict=True):
         assert sum(share[1:]) == pytest.approx(1)
         assert share.above == pytest.approx((closeup.entropy > 2).mean())
         assert share.gated == pytest.approx((closeup.entropy <= 0.5).mean())
 
 
-def test_shares_of_a_log_size_fit_are_of_the_sizes_that_it_was_made_of(closeups, by_size):
+def test_shares_of_a_log_size_fit_are_of_the_sizes_that_it_was_made_of(examples, by_size):
     """16, 128 and 1,024 items; its domain ends at the first and the last."""
     (entry,) = by_size.entries
     smaller = replace(by_size, entries=(replace(entry, domain=(float(np.log(17)), 6.0)),))
     for fit, inside in ((by_size, [1, 1, 1]), (smaller, [0, 1, 0])):
-        found = shares(closeups, fit)
+        found = shares(examples, fit)
         assert [share.inside for share in found] == inside
         assert [share.gated for share in found] == [0, 0, 0]
         assert found[0].below == 1 - inside[0]
@@ -98,17 +98,17 @@ def test_masked_items_are_not_counted(by_size):
     def mask(logits):
         logits[:, 16:] = -np.inf
 
-    (closeup,) = look_closely(ToyHead(spoil=mask), [64], 200, 0)
+    (closeup,) = draw_examples(ToyHead(spoil=mask), [64], 200, 0)
     np.testing.assert_allclose(closeup.beta(by_size), 0.5 * np.log(16) + 0.6)
 
 
-def test_reach_holds_bounds_over_what_was_seen(closeups):
-    for found in reach(closeups):
+def test_reach_holds_bounds_over_what_was_seen(examples):
+    for found in reach(examples):
         assert found.spread <= found.spread_bound
         assert found.highest <= found.highest_bound
-    assert 100 < estimated_dispersal(closeups) < 1_000
-    assert 128 < measured_dispersal(closeups) < 1_024
-    assert measured_dispersal(closeups[:1]) is None
+    assert 100 < estimated_dispersal(examples) < 1_000
+    assert 128 < measured_dispersal(examples) < 1_024
+    assert measured_dispersal(examples[:1]) is None
 
 
 def test_bounds_of_a_masked_head_count_its_unmasked_items():
@@ -118,7 +118,7 @@ def test_bounds_of_a_masked_head_count_its_unmasked_items():
         logits[:, 3:] = -np.inf
         logits[:, :3] += 40 * np.arange(len(logits))[:, None]  # rows at very different heights
 
-    closeups = look_closely(ToyHead(spoil=mask), [64], 200, 0)
-    (found,) = reach(closeups)
+    examples = draw_examples(ToyHead(spoil=mask), [64], 200, 0)
+    (found,) = reach(examples)
     assert found.highest <= found.highest_bound <= 1
     assert found.spread < 10

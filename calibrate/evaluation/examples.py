@@ -1,4 +1,4 @@
-"""Close-up: a few held-out sets of every size, item by item, for figures and estimates."""
+"""Example sets: a few held-out sets of every size, item by item, for figures and estimates."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ N_LARGEST = 16
 ROUNDING = 1e-9
 
 
-class Closeup(NamedTuple):
+class ExampleSets(NamedTuple):
     """Some sets of one size, good rows only."""
 
     size: int
@@ -33,7 +33,7 @@ class Closeup(NamedTuple):
         """(rows,) log n of the unmasked items."""
         return np.log((self.logits > -np.inf).sum(axis=1))
 
-    def looked_at(self, fit: Coefficients) -> np.ndarray:
+    def rule_input(self, fit: Coefficients) -> np.ndarray:
         """(rows,) what a fit's beta is a function of: H, or log n."""
         return self.log_size if fit.rule.kind == LOG_SIZE else self.entropy
 
@@ -53,19 +53,19 @@ class Closeup(NamedTuple):
         return np.take_along_axis(self.coefficients(fit), self.target[:, None], axis=1)[:, 0]
 
 
-def look_closely(head: Head, sizes: Sequence[int], sets: int, seed: int) -> list[Closeup]:
+def draw_examples(head: Head, sizes: Sequence[int], sets: int, seed: int) -> list[ExampleSets]:
     """Runs the head over a few sets of each size, drawn from a stream that no fit has seen."""
-    return [_look(head, size, sets, seed) for size in sorted(set(sizes))]
+    return [_draw_size(head, size, sets, seed) for size in sorted(set(sizes))]
 
 
-def _look(head: Head, size: int, sets: int, seed: int) -> Closeup:
+def _draw_size(head: Head, size: int, sets: int, seed: int) -> ExampleSets:
     pieces = list(_rows_of(head, Unit(size, 0, 0, sets), seed))
     logits, target, keys, *bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
     at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
     good = np.isfinite(at_target) & (logits.max(axis=1) < np.inf) & ~np.isnan(logits).any(axis=1)
     logits, target = logits[good], target[good]
     largest = _largest(keys[good], target)
-    return Closeup(
+    return ExampleSets(
         size, logits, target, entropy(logits), largest, bound[0][good] if bound else None
     )
 
@@ -87,12 +87,12 @@ def _largest(keys: np.ndarray, target: np.ndarray) -> np.ndarray:
     return np.argsort(keys, axis=1)[:, -N_LARGEST:]
 
 
-def misranked_rows(closeups: Sequence[Closeup]) -> Rows:
+def misranked_rows(examples: Sequence[ExampleSets]) -> Rows:
     """The misranked sets, solved: what a fit of theirs would be made of."""
     parts = []
-    for closeup in closeups:
-        logits = closeup.logits.astype(np.float32)
-        solved = solve_rows(logits, closeup.target, closeup.entropy, closeup.size)
+    for sets in examples:
+        logits = sets.logits.astype(np.float32)
+        solved = solve_rows(logits, sets.target, sets.entropy, sets.size)
         parts.append(solved.take(solved.misranked))
     return concatenate_rows(parts)
 
@@ -108,44 +108,44 @@ class Reach(NamedTuple):
     target: float  # median coefficient of the target
 
 
-def reach(closeups: Sequence[Closeup]) -> list[Reach]:
+def reach(examples: Sequence[ExampleSets]) -> list[Reach]:
     """Bounds and what is observed, by set size, under plain softmax."""
     found = []
-    for closeup in closeups:
-        finite = np.where(np.isfinite(closeup.logits), closeup.logits, np.nan)
+    for sets in examples:
+        finite = np.where(np.isfinite(sets.logits), sets.logits, np.nan)
         spread = np.nanmax(finite, axis=1) - np.nanmin(finite, axis=1)
-        n_items = np.isfinite(closeup.logits).sum(axis=1)
-        bound = closeup.spread_bound
+        n_items = np.isfinite(sets.logits).sum(axis=1)
+        bound = sets.spread_bound
         found.append(
             Reach(
-                size=closeup.size,
+                size=sets.size,
                 spread=float(spread.max()),
                 spread_bound=None if bound is None else float(bound.max()),
-                highest=float(closeup.coefficients(None).max()),
+                highest=float(sets.coefficients(None).max()),
                 highest_bound=float(coefficient_bounds(spread, n_items)[1].max()),
-                target=float(np.median(closeup.target_coefficient(None))),
+                target=float(np.median(sets.target_coefficient(None))),
             )
         )
     return found
 
 
-def estimated_dispersal(closeups: Sequence[Closeup], eps: float = 0.5) -> float:
+def estimated_dispersal(examples: Sequence[ExampleSets], eps: float = 0.5) -> float:
     """The size from which on the target gets less than eps in half of the sets.
 
     Estimated from the longest sets: the longer they are, the better.
     """
-    largest = max(closeups, key=lambda closeup: closeup.size)
+    largest = max(examples, key=lambda sets: sets.size)
     return float(np.median(dispersal_size(largest.logits, largest.target, eps)))
 
 
-def measured_dispersal(closeups: Sequence[Closeup], eps: float = 0.5) -> float | None:
+def measured_dispersal(examples: Sequence[ExampleSets], eps: float = 0.5) -> float | None:
     """The same as it is seen, between two sizes that bracket it; None if none do."""
-    medians = [float(np.median(closeup.target_coefficient(None))) for closeup in closeups]
-    for i in range(len(closeups) - 1):
+    medians = [float(np.median(sets.target_coefficient(None))) for sets in examples]
+    for i in range(len(examples) - 1):
         before, after = medians[i], medians[i + 1]
         if before >= eps > after:
             share = (before - eps) / (before - after)
-            low, high = np.log([closeups[i].size, closeups[i + 1].size])
+            low, high = np.log([examples[i].size, examples[i + 1].size])
             return float(np.exp(low + share * (high - low)))
     return None
 
@@ -160,15 +160,15 @@ class Share(NamedTuple):
     above: float  # H, or log n, above the domain
 
 
-def shares(closeups: Sequence[Closeup], fit: Coefficients) -> list[Share]:
+def shares(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Share]:
     """How many rows a fit's gate and domain touch, by set size."""
     lo, hi = fit.only.domain
     result = []
-    for closeup in closeups:
-        x = closeup.looked_at(fit)
+    for sets in examples:
+        x = sets.rule_input(fit)
         gated = (fit.rule.min_entropy >= x) & (fit.rule.kind != LOG_SIZE)
         # The ends of a domain of sizes are sizes of rows, up to the rounding of their logarithm.
         below, above = lo - x > ROUNDING, x - hi > ROUNDING
         parts = (gated, ~gated & below, ~gated & ~below & ~above, ~gated & above)
-        result.append(Share(closeup.size, *(float(part.mean()) for part in parts)))
+        result.append(Share(sets.size, *(float(part.mean()) for part in parts)))
     return result

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.evaluation.examples import Closeup, estimated_dispersal, reach, shares
+from calibrate.evaluation.examples import ExampleSets, estimated_dispersal, reach, shares
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import LOG_SIZE
@@ -32,7 +32,9 @@ N_PANELS = 8
 MIDDLE = (10, 50, 90)  # per cent of the rows: a band and its median
 
 
-def heatmap_figure(examples: Sequence[Closeup], fits: Sequence[Coefficients | None]) -> "Figure":
+def heatmap_figure(
+    examples: Sequence[ExampleSets], fits: Sequence[Coefficients | None]
+) -> "Figure":
     """The paper's Figures 2 and 6: coefficients of the 16 largest keys of 32 sets.
 
     A column of panels per set size, a row of panels per fit; None is plain softmax.
@@ -55,7 +57,7 @@ def heatmap_figure(examples: Sequence[Closeup], fits: Sequence[Coefficients | No
     return figure
 
 
-def plot_coefficients(ax: "Axes", sets: Closeup, fit: Coefficients | None) -> "Axes":
+def plot_coefficients(ax: "Axes", sets: ExampleSets, fit: Coefficients | None) -> "Axes":
     """One panel of a heatmap."""
     part = sets.coefficients(fit)[:N_SETS]
     largest = np.take_along_axis(part, sets.largest[:N_SETS], axis=1)
@@ -65,7 +67,7 @@ def plot_coefficients(ax: "Axes", sets: Closeup, fit: Coefficients | None) -> "A
 
 
 def plot_entropy_by_size(
-    ax: "Axes", examples: Sequence[Closeup], fits: dict[str, Coefficients | None]
+    ax: "Axes", examples: Sequence[ExampleSets], fits: dict[str, Coefficients | None]
 ) -> "Axes":
     """Entropy of the coefficients against set size: the median, and the middle 80 %."""
     sizes = [sets.size for sets in examples]
@@ -82,10 +84,10 @@ def plot_entropy_by_size(
     return ax
 
 
-def plot_beta_applied(ax: "Axes", examples: Sequence[Closeup], fit: Coefficients) -> "Axes":
+def plot_beta_applied(ax: "Axes", examples: Sequence[ExampleSets], fit: Coefficients) -> "Axes":
     """beta against entropy, or set size, and on it the rows of every set size."""
     entry, by_size = fit.only, fit.rule.kind == LOG_SIZE
-    x_rows = np.concatenate([sets.looked_at(fit) for sets in examples])
+    x_rows = np.concatenate([sets.rule_input(fit) for sets in examples])
     x = np.linspace(0, 1.05 * max(entry.domain[1], float(x_rows.max())), 800)
     across, beta = rule_curve(fit, entry, x)
     on_axis = np.exp if by_size else np.asarray
@@ -102,7 +104,7 @@ def plot_beta_applied(ax: "Axes", examples: Sequence[Closeup], fit: Coefficients
     return ax
 
 
-def plot_shares(ax: "Axes", examples: Sequence[Closeup], fit: Coefficients) -> "Axes":
+def plot_shares(ax: "Axes", examples: Sequence[ExampleSets], fit: Coefficients) -> "Axes":
     """Shares of the rows of each size that are gated, in the domain, or outside it."""
     by_size = shares(examples, fit)
     outside = "clamped" if fit.rule.outside == "clamp" else "beta is 1"
@@ -128,7 +130,7 @@ def plot_shares(ax: "Axes", examples: Sequence[Closeup], fit: Coefficients) -> "
     return ax
 
 
-def plot_reach(ax: "Axes", examples: Sequence[Closeup]) -> "Axes":
+def plot_reach(ax: "Axes", examples: Sequence[ExampleSets]) -> "Axes":
     """The target's coefficient against set size, the estimate, and the bound of Lemma 2.1."""
     sizes = [sets.size for sets in examples]
     got = [np.percentile(sets.target_coefficient(None), MIDDLE) for sets in examples]

@@ -9,9 +9,9 @@ from calibrate.evaluation.baselines import label, paper
 from calibrate.evaluation.comparison import Comparison
 from calibrate.evaluation.examples import (
     STREAM,
-    Closeup,
+    ExampleSets,
+    draw_examples,
     estimated_dispersal,
-    look_closely,
     measured_dispersal,
     misranked_rows,
     reach,
@@ -57,7 +57,7 @@ def write_head_page(
       comparison: of the rules "plain", "paper", "own" (this fit), "hindsight" and others on it.
       seed: of the example sets.
     """
-    examples = look_closely(head, comparison.sizes, N_EXAMPLES, seed)
+    examples = draw_examples(head, comparison.sizes, N_EXAMPLES, seed)
     scored_on = (
         f'seed {seed}, stream "evaluate"; example sets: stream "{STREAM}", '
         f"{N_EXAMPLES} of each size"
@@ -91,7 +91,7 @@ def _largest_gain(comparison: Comparison) -> tuple[str, str]:
     )
 
 
-def _half_attention(examples: Sequence[Closeup]) -> tuple[str, str]:
+def _half_attention(examples: Sequence[ExampleSets]) -> tuple[str, str]:
     """The size at which the target loses half of the attention: measured, or else estimated."""
     measured = measured_dispersal(examples)
     less = "plain softmax gives the target less than half of its attention"
@@ -104,7 +104,7 @@ def _half_attention(examples: Sequence[Closeup]) -> tuple[str, str]:
     return f"{estimate:,.0f} items", f"from there on {less} {source}"
 
 
-def _in_domain(examples: Sequence[Closeup], fit: Coefficients) -> tuple[str, str]:
+def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str, str]:
     """The share of the sets that are like those that the fit was made of."""
     by_size = shares(examples, fit)
     gated, beyond = (
@@ -155,7 +155,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
 
 
 def _pictures(
-    examples: Sequence[Closeup], fit: Coefficients, comparison: Comparison
+    examples: Sequence[ExampleSets], fit: Coefficients, comparison: Comparison
 ) -> list[Picture]:
     fits = {"plain softmax": None, "the paper's numbers": paper(), fit.reference: fit}
     heatmap = picture(
@@ -187,7 +187,7 @@ def _pictures(
     ]  # fmt: skip
 
 
-def _rule_picture(examples: Sequence[Closeup], fit: Coefficients) -> list[Picture]:
+def _rule_picture(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Picture]:
     """The fit among misranked sets; nothing if there are none."""
     rows = misranked_rows(examples)
     if not len(rows.interior().beta):
@@ -248,7 +248,7 @@ def _left_out_section(fit: Coefficients) -> Iterable[Block]:
         yield Text("The file does not say which sets were left out.")
 
 
-def _sharpness_section(examples: Sequence[Closeup]) -> Iterable[Block | Figures]:
+def _sharpness_section(examples: Sequence[ExampleSets]) -> Iterable[Block | Figures]:
     """Bounds and measurements of the coefficients, and where the target loses half of them."""
     measured, longest = measured_dispersal(examples), max(sets.size for sets in examples)
     seen = "not within these sizes" if measured is None else f"about {measured:,.0f} items"
