@@ -15,7 +15,8 @@ from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, LINES, planted
 
 import calibrate
-from calibrate.evaluation.score_logits import LogitScores, Moments, score_logits
+from calibrate.evaluation.moments import Moments
+from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
 from calibrate.heads.logits_files import Arrays

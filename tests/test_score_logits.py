@@ -9,7 +9,8 @@ import pytest
 import calibrate
 from calibrate.collecting import work_units
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evaluation.score_logits import LogitScores, Moments, score_logits
+from calibrate.evaluation.moments import Moments
+from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference

@@ -109,8 +109,10 @@ def _resample_sets(gains: np.ndarray) -> np.ndarray:
     """(N_RESAMPLES, 2) mean gains over sets drawn with replacement."""
     # Sets differ in nine ways only: how often each is drawn is multinomial.
     kinds, counts = np.unique(gains, axis=0, return_counts=True)
-    rng = np.random.default_rng(0)
-    return rng.multinomial(counts.sum(), counts / counts.sum(), N_RESAMPLES) @ kinds / counts.sum()
+    n_sets = counts.sum()
+    drawn = np.random.default_rng(0).multinomial(n_sets, counts / n_sets, N_RESAMPLES)
+    means: np.ndarray = drawn @ kinds / n_sets
+    return means
 
 
 def headroom_share(gains: np.ndarray, resampled: np.ndarray) -> tuple[float, float, float]:

@@ -8,16 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.collection import Collection, Heads, Shard, refuse_bad_rows
+from calibrate.files.collection import Collection, refuse_bad_rows
+from calibrate.files.shard import Heads, Shard
+from calibrate.fitting import solved_rows
 from calibrate.fitting.rule_fitting import MIN_ROWS, row_weights
-from calibrate.fitting.solved_rows import (
-    Rows,
-    concatenate_rows,
-    group_heads,
-    head_label,
-    known_index,
-    solve_shard,
-)
+from calibrate.fitting.solved_rows import Rows, head_label, known_index
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_blocks import in_blocks
@@ -153,7 +148,7 @@ def diagnose(
     """
     require_all_rows(collection)
     heads: list[HeadDiagnosis] = []
-    for group in group_heads(collection):
+    for group in solved_rows.group_heads(collection):
         heads += _diagnose_group(collection, group, eps, report)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows; collect more sets")
@@ -173,7 +168,7 @@ def _diagnose_group(
     if not parts:
         return []
     rows, *columns = zip(*parts, strict=True)
-    every = Measured(concatenate_rows(list(rows)), *map(np.concatenate, columns))
+    every = Measured(solved_rows.concatenate_rows(list(rows)), *map(np.concatenate, columns))
     unnamed = collection.manifest["configuration"].get("head", "head")
     return [
         _diagnose_head(
@@ -185,7 +180,7 @@ def _diagnose_group(
 
 
 def _measure(eps: float, size: int, shard: Shard) -> Measured:
-    rows = solve_shard(shard, size)
+    rows = solved_rows.solve_shard(shard, size)
     variance, n_star = np.empty(len(rows.size)), np.empty(len(rows.size))
     for part, (logits,) in in_blocks(shard.logits):
         n_rows = part.stop - part.start

@@ -31,7 +31,8 @@ class ExampleSets(NamedTuple):
     @property
     def log_size(self) -> np.ndarray:
         """(rows,) log n of the unmasked items."""
-        return np.log((self.logits > -np.inf).sum(axis=1))
+        log_n: np.ndarray = np.log((self.logits > -np.inf).sum(axis=1))
+        return log_n
 
     def rule_input(self, fit: Coefficients) -> np.ndarray:
         """(rows,) what a fit's beta is a function of: H, or log n."""
@@ -42,7 +43,9 @@ class ExampleSets(NamedTuple):
         if fit is None:
             return np.ones_like(self.entropy)
         entry = fit.only
-        return beta_of(self.entropy, self.log_size, entry.coefficients, entry.domain, fit.rule, np)
+        return np.asarray(
+            beta_of(self.entropy, self.log_size, entry.coefficients, entry.domain, fit.rule, np)
+        )
 
     def coefficients(self, fit: Coefficients | None) -> np.ndarray:
         """(rows, n) attention coefficients under a fit."""

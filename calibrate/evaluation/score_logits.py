@@ -1,6 +1,5 @@
-"""Score logits on disk: how probable fits make the targets, head by head and size by size."""
+"""Scoring logits on disk: the probability of targets under fits, by head and set size."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -11,8 +10,10 @@ from calibrate.collecting.collect import examine
 from calibrate.collecting.work_units import Unit, plan_units
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evaluation.baselines import paper
+from calibrate.evaluation.moments import Moments, expand_axes
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.collection import COUNTS, refuse_bad_rows
+from calibrate.files.collection import refuse_bad_rows
+from calibrate.files.manifest import COUNTS
 from calibrate.fitting.rule_fitting import ENOUGH_ROWS
 from calibrate.fitting.solved_rows import head_label, known_index
 from calibrate.heads.logits_files import MOST_HEADS, Arrays, LoggedRows
@@ -22,70 +23,7 @@ from calibrate.maths.rule import Rule, beta_of
 # Of every row under every rule: log p of the target, or of the total mass of several; p itself;
 # and both less those of plain softmax on the same row.
 MEASURES = ("log_p", "p", "log_p_gain", "p_gain")
-LEAST_ALIKE = 1.5  # rows that count alike: where weights leave fewer, nothing says their spread
-
-
-class Moments(NamedTuple):
-    """Rows in cells: of each cell what its weighted mean and the error of that mean are made of."""
-
-    rows: np.ndarray  # (cells,)
-    weight: np.ndarray  # (cells,): its sum
-    squared: np.ndarray  # (cells,): the sum of its squares
-    mean: np.ndarray  # (cells, ...)
-    centre: np.ndarray  # (cells, ...): the mean by the squares of the weights
-    squares: np.ndarray  # (cells, ...): squared deviations from that, by the same
-
-    @classmethod
-    def of(
-        cls, values: np.ndarray, cell: np.ndarray, n_cells: int, weight: np.ndarray | None = None
-    ) -> "Moments":
-        """Of values (rows, ...), each row in its cell, and all alike if there is no weight."""
-        own = np.ones(len(cell)) if weight is None else weight.astype(float)
-        square = own**2
-        flat = values.reshape(len(values), math.prod(values.shape[1:]))
-
-        def total(by: np.ndarray, flat: np.ndarray) -> np.ndarray:
-            columns = [np.bincount(cell, by * column, n_cells) for column in flat.T]
-            return np.stack(columns, axis=1)
-
-        in_cell, squared = (np.bincount(cell, by, n_cells) for by in (own, square))
-        mean = total(own, flat) / _or_one(in_cell)[:, None]
-        centre = total(square, flat) / _or_one(squared)[:, None]
-        squares = total(square, (flat - centre[cell]) ** 2)
-        shaped = (x.reshape(n_cells, *values.shape[1:]) for x in (mean, centre, squares))
-        return cls(np.bincount(cell, minlength=n_cells), in_cell, squared, *shaped)
-
-    def merge(self, other: "Moments") -> "Moments":
-        """Of the rows of both, cell by cell."""
-        return Moments(*map(np.stack, zip(self, other, strict=True))).pool()
-
-    def pool(self) -> "Moments":
-        """Of the rows of all cells; no large sums cancel (Chan, Golub and LeVeque)."""
-        if len(self.rows) == 1:
-            return Moments(*(x[0] for x in self))
-        mean, _ = _joined(self.weight, self.mean)
-        centre, between = _joined(self.squared, self.centre)
-        rows, weight, squared, squares = (
-            x.sum(axis=0) for x in (self.rows, self.weight, self.squared, self.squares)
-        )
-        return Moments(rows, weight, squared, mean, centre, squares + between)
-
-
-def _joined(weight: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of all along the first axis, and the squares of what is between them."""
-    own = _across(weight, mean.ndim)
-    joint = np.sum(own / _or_one(own.sum(axis=0)) * mean, axis=0)
-    return joint, np.sum(own * (mean - joint) ** 2, axis=0)
-
-
-def _across(of_cells: np.ndarray, ndim: int) -> np.ndarray:
-    """With as many axes as the values of the cells have."""
-    return of_cells.reshape(of_cells.shape + (1,) * (ndim - of_cells.ndim))
-
-
-def _or_one(weight: np.ndarray) -> np.ndarray:
-    """What to divide by: of no weight, anything."""
-    return np.where(weight > 0, weight, 1.0)
+MIN_EFFECTIVE_ROWS = 1.5  # with fewer, the spread of the rows is unknown
 
 
 class Estimate(NamedTuple):
@@ -111,29 +49,29 @@ class LogitScores(NamedTuple):
     fingerprint: str
     rules: list[str]  # "plain", "paper", and the fits
     fits: list[Coefficients]  # those rules
-    heads: list[tuple[int | None, int | None]]  # (layer, head), None where nobody says
+    heads: list[tuple[int | None, int | None]]  # (layer, head), None where unknown
     sizes: list[int]
     by_size: list[Moments]  # of each size: cells are heads, values (rules, MEASURES)
     counts: list[dict[str, int]]  # of each size: its rows, and the bad ones by reason
 
     @property
     def weighed(self) -> bool:
-        """Whether rows count by weights, and not alike."""
-        return any((found.weight != found.rows).any() for found in self.by_size)
+        """Whether rows have weights that are not all equal."""
+        return any((moments.weight != moments.rows).any() for moments in self.by_size)
 
     def estimate(self, size: int | None = None, head: int | None = None) -> Estimate:
-        """Of one set size, one head (their places in the lists), both, or all there is.
+        """Of one set size, one head (their indices in the lists), both, or all rows.
 
-        Rows of one size count by their weight, whatever their head. Sizes count alike, but for
-        those of fewer than 100 rows, whatever they weigh. Errors take all rows to be independent.
+        Rows of one size have their weight, whatever their head. Sizes have equal weight, those of
+        fewer than 100 rows less. Errors assume that all rows are independent.
         """
         cells = self.by_size if size is None else [self.by_size[size]]
         picked = slice(None) if head is None else slice(head, head + 1)
         pooled = [Moments(*(x[picked] for x in cell)).pool() for cell in cells]
-        return _sizes_alike(Moments(*map(np.stack, zip(*pooled, strict=True))))
+        return _mean_over_sizes(Moments(*map(np.stack, zip(*pooled, strict=True))))
 
     def names(self, rule: int, head: int) -> bool:
-        """Whether a rule has something to say of a head; else it stays as it is."""
+        """Whether a rule has an entry for a head; else it keeps plain softmax."""
         return rule > 0 and self.fits[rule].entry_of(*self.heads[head]) is not None
 
     def ranked(self, rule: int) -> list[int]:
@@ -146,32 +84,33 @@ class LogitScores(NamedTuple):
         return sorted(range(len(self.heads)), key=place)
 
     def held_out(self, rule: int) -> bool:
-        """Whether the fit was made of anything but these very rows, as far as it says."""
+        """Whether the fit was made of other rows than these, as far as its file records."""
         return self.fits[rule].fingerprint != self.fingerprint
 
     def head_label(self, head: int) -> str:
-        """What to call a head: of logits that do not say, their name."""
+        """What a head is called; the name of the logits where they name no heads."""
         return head_label(*self.heads[head]) or self.name
 
 
-def _sizes_alike(sizes: Moments) -> Estimate:
-    """The mean over set sizes, those of few rows counting less; see `LogitScores.estimate`."""
-    n_rows, some = int(sizes.rows.sum()), sizes.weight > 0
-    if not some.any():
-        nothing = np.full(sizes.mean.shape[1:], np.nan)
-        return Estimate(n_rows, nothing, nothing)
-    rows, weight, squared = (_across(x[some], sizes.mean.ndim) for x in sizes[:3])
-    means, centre, squares = (x[some] for x in sizes[3:])
+def _mean_over_sizes(sizes: Moments) -> Estimate:
+    """The mean over set sizes, of less weight with few rows; see `LogitScores.estimate`."""
+    n_rows, weighted = int(sizes.rows.sum()), sizes.weight > 0
+    if not weighted.any():
+        undefined = np.full(sizes.mean.shape[1:], np.nan)
+        return Estimate(n_rows, undefined, undefined)
+    rows, weight, squared = (
+        expand_axes(x[weighted], sizes.mean.ndim) for x in (sizes.rows, sizes.weight, sizes.squared)
+    )
+    means, centre, squares = (x[weighted] for x in (sizes.mean, sizes.centre, sizes.squares))
     share = np.minimum(rows, ENOUGH_ROWS)
     share = share / share.sum()
     mean = np.sum(share * means, axis=0)
-    # So many rows that count alike would say as much.
-    alike = weight**2 / squared
-    alone = alike < LEAST_ALIKE
+    effective = weight**2 / squared  # as many rows of equal weight
+    alone = effective < MIN_EFFECTIVE_ROWS
     # sum w^2 (x - mean)^2 / (sum w)^2: how far a row lies from the mean may go with its weight.
     variance = (squares + squared * (centre - means) ** 2) / weight**2
-    variance = variance * alike / np.where(alone, 1, alike - 1)
-    # A row that is alone in its size does not say how far others would be from it.
+    variance = variance * effective / np.where(alone, 1, effective - 1)
+    # The spread of a size with one row is taken from its distance to the mean of all.
     variance = np.where(alone, (means - mean) ** 2, variance)
     error = np.sqrt(np.sum(share**2 * variance, axis=0))
     if alone.all() and len(alone) == 1:
@@ -205,14 +144,14 @@ def score_logits(
     out.
 
     Args:
-      arrays: the rows; other ones than the fits are made of.
-      fits: by name, with an entry for all heads alike, or one for each.
+      arrays: the rows, which the fits should not be made of.
+      fits: by name, with an entry for all heads, or one for each.
       report: called after each piece.
     Raises:
-      CalibrateError: a fit is for heads that are not these, or the rows do not say whose they are.
-      QualityError: there are no rows of any weight, or more than 1 % of all are bad.
+      CalibrateError: a fit for other heads, or rows that do not name their heads.
+      QualityError: no rows of any weight, or more than 1 % bad rows.
     Warns:
-      UserWarning: a fit was made of these very rows.
+      UserWarning: a fit that was made of these rows.
     """
     for name, fit in fits.items():
         _check_heads(name, fit, arrays)
@@ -225,11 +164,11 @@ def score_logits(
     by_head = [_by_head(fit, arrays) for fit in rules.values()]
     by_size, counts = [], []
     for size in arrays.sizes:
-        found, count = _score_size(arrays, size, by_head, report)
-        by_size.append(found)
+        moments, count = _score_size(arrays, size, by_head, report)
+        by_size.append(moments)
         counts.append({"size": size} | dict(zip(COUNTS, count.tolist(), strict=True)))
     refuse_bad_rows({"sizes": counts})
-    if not any(found.weight.any() for found in by_size):
+    if not any(moments.weight.any() for moments in by_size):
         raise QualityError(f"{arrays.name} has no row of any weight to score; give some")
     return LogitScores(
         arrays.name, arrays.fingerprint, list(rules), list(rules.values()),
@@ -238,11 +177,11 @@ def score_logits(
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
-    """A fit for other heads would leave every row as it is, without a word."""
+    """Refuses a fit for other heads, which would silently leave every row as it is."""
     heads = _heads(arrays)
     for axis in ("layer", "head"):
-        told = any(getattr(entry, axis) is not None for entry in fit.entries)
-        if told and any(pair[axis == "head"] is None for pair in heads):
+        named = any(getattr(entry, axis) is not None for entry in fit.entries)
+        if named and any(pair[axis == "head"] is None for pair in heads):
             raise CalibrateError(
                 f"{name} has an entry per {axis}, and {arrays.name} does not say which {axis} its "
                 f"rows are of; give an array {axis!r} (rows,)"
@@ -260,8 +199,8 @@ def _heads(arrays: Arrays) -> list[tuple[int | None, int | None]]:
 
 def _by_head(fit: Coefficients, arrays: Arrays) -> _ByHead:
     entries = [fit.entry_of(*head) for head in _heads(arrays)]
-    some = fit.entries[0]  # where there is none, any numbers do
-    numbers = [(*entry.coefficients, *entry.domain) for entry in (x or some for x in entries)]
+    filler = fit.entries[0]  # its numbers are not used where a head has no entry
+    numbers = [(*entry.coefficients, *entry.domain) for entry in (x or filler for x in entries)]
     named = np.array([entry is not None for entry in entries], bool)
     return _ByHead(fit.rule, np.array(numbers).T, named)
 
@@ -269,20 +208,20 @@ def _by_head(fit: Coefficients, arrays: Arrays) -> _ByHead:
 def _score_size(
     arrays: Arrays, size: int, by_head: list[_ByHead], report: Callable[[Unit], None]
 ) -> tuple[Moments, np.ndarray]:
-    """The rows of one size: what they score, and the counts of COUNTS."""
-    found: Moments | None = None
+    """The scores of the rows of one size, and the counts of COUNTS."""
+    moments: Moments | None = None
     count = np.zeros(len(COUNTS), np.int64)
     for unit in plan_units(size, arrays.count(size)):
         rows = arrays.rows(unit.size, unit.first, unit.sets)
-        good, _, H, seen = map(np.asarray, examine(rows.logits, rows.target))
+        good, _, H, counted = map(np.asarray, examine(rows.logits, rows.target))
         rows = LoggedRows(*(x[good] for x in rows))
         values, of_head = _measure(rows, H[good], arrays, by_head)
         piece = Moments.of(values, of_head, len(arrays.heads), rows.weight)
-        found = piece if found is None else found.merge(piece)
-        count += seen
+        moments = piece if moments is None else moments.merge(piece)
+        count += counted
         report(unit)
-    assert found is not None
-    return found, count
+    assert moments is not None
+    return moments, count
 
 
 def _measure(
@@ -294,12 +233,14 @@ def _measure(
     )
     log_n = np.log((rows.logits > -np.inf).sum(axis=1))
     betas = np.stack([rule.beta(of_head, H.astype(float), log_n) for rule in by_head], axis=1)
-    found = log_p(rows.logits, rows.target, betas).astype(float)
-    p = np.exp(found)
-    return np.stack([found, p, found - found[:, :1], p - p[:, :1]], axis=2), of_head
+    log_probability = log_p(rows.logits, rows.target, betas).astype(float)
+    p = np.exp(log_probability)
+    gains = log_probability - log_probability[:, :1], p - p[:, :1]
+    return np.stack([log_probability, p, *gains], axis=2), of_head
 
 
 def _code(heads: np.ndarray) -> np.ndarray:
     """(heads, 2) -> one number for each, in the same order."""
     layer, head = heads.astype(np.int64).T + 1
-    return layer * (MOST_HEADS + 1) + head
+    codes: np.ndarray = layer * (MOST_HEADS + 1) + head
+    return codes

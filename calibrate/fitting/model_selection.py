@@ -186,7 +186,8 @@ def applied_beta(fit: Coefficients, rows: Rows) -> np.ndarray:
     """(rows,) beta under a fit."""
     entry = fit.only
     log_n = np.log(rows.items)
-    return beta_of(rows.entropy, log_n, entry.coefficients, entry.domain, fit.rule, np)
+    beta = beta_of(rows.entropy, log_n, entry.coefficients, entry.domain, fit.rule, np)
+    return np.asarray(beta)
 
 
 def row_scores(rows: Rows, beta: np.ndarray, objective: str) -> np.ndarray:
@@ -195,9 +196,8 @@ def row_scores(rows: Rows, beta: np.ndarray, objective: str) -> np.ndarray:
     if objective == "likelihood":
         return rows.profile.log_p(np.clip(beta, low, high))
     optimum = np.clip(rows.beta, low, high)
-    if objective == "theta":
-        return -np.abs(1 / beta - 1 / optimum)
-    return -np.abs(beta - optimum)
+    difference = 1 / beta - 1 / optimum if objective == "theta" else beta - optimum
+    return np.asarray(-np.abs(difference))
 
 
 def mean_by_size(rows: Rows, score: np.ndarray) -> float:

@@ -11,7 +11,8 @@ from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.collection import Collection, Heads
+from calibrate.files.collection import Collection
+from calibrate.files.shard import Heads
 from calibrate.fitting.model_selection import MIN_GAIN, Choice, Gain, HeldOut, choose, score_unit
 from calibrate.fitting.rule_fitting import ADVICE, Options
 from calibrate.fitting.solved_rows import Rows, group_heads, head_label, known_index, solve_heads

@@ -131,7 +131,7 @@ def assign_blocks(rows: Rows) -> np.ndarray:
 
 def usable_rows(rows: Rows, kind: str, options: Options) -> np.ndarray:
     """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
-    usable = rows.status != solver.UNSOLVED
+    usable: np.ndarray = rows.status != solver.UNSOLVED
     if kind != "log-size":
         usable &= rows.entropy > options.gate
     return usable & rows.misranked if options.rows == "misranked" else usable
@@ -153,7 +153,8 @@ def row_weights(rows: Rows) -> np.ndarray:
     given = rows.weight if rows.weight.any() else np.ones(len(rows.size))
     _, place, count = np.unique(rows.size, return_inverse=True, return_counts=True)
     weight = (np.minimum(count, ENOUGH_ROWS) / count)[place] * given
-    return weight / weight.sum()
+    shares: np.ndarray = weight / weight.sum()
+    return shares
 
 
 def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) -> Problem:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files.collection import Collection, Heads, Shard, read_shard
+from calibrate.files.collection import Collection, read_shard
+from calibrate.files.shard import Heads, Shard
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.rule import Rule
@@ -44,7 +45,8 @@ class Rows(NamedTuple):
 
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""
-        return (self.layer == layer) & (self.head == head)
+        of_head: np.ndarray = (self.layer == layer) & (self.head == head)
+        return of_head
 
     def interior(self) -> "Rows":
         """The rows with a finite, positive optimum."""
