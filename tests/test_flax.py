@@ -205,7 +205,9 @@ class Model(nnx.Module):
         return self.second(x, mask=mask, is_causal=is_causal, sow_weights=sow)
 
 
-@pytest.mark.parametrize("masked", ["no", "mask", "is_causal"])
+@pytest.mark.parametrize(
+    "masked", ["mask", "is_causal", pytest.param("no", marks=pytest.mark.slow)]
+)
 def test_captured_logits_are_those_behind_the_weights(masked, here):
     model = Model(calibrate.identity())
     options = {"no": {}, "mask": {"mask": CAUSAL}, "is_causal": {"is_causal": True}}[masked]
