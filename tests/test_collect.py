@@ -132,7 +132,9 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path):
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("important")
-    with pytest.raises(CalibrateError, match="holds other files and no collection"):
+    with pytest.raises(
+        CalibrateError, match="is not a collection and not empty; choose a new folder"
+    ):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -215,7 +215,7 @@ def test_a_head_that_cannot_be_sent_is_named(tmp_path):
 
 def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here, monkeypatch):
     head = load_head("max-retrieval-1")
-    there = heads.sent(head)
+    there = heads.head_loader(head)
     assert there() is head
     assert there.args == ("max-retrieval-1", here, head.fingerprint)
     monkeypatch.setattr(heads, "_loaded", {})  # as in another process

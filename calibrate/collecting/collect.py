@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calibrate.collecting.resume import claim, listed_shards, unlike
+from calibrate.collecting.resume import changed_units, claim_folder, complete_shards
 from calibrate.collecting.sampling import row_quotas, wanted_rows
 from calibrate.collecting.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 from calibrate.files import collection as files
-from calibrate.heads import Head, sent
+from calibrate.heads import Head, head_loader
 from calibrate.heads.logits_files import Arrays, Part
 from calibrate.heads.protocol import as_masks, call, refuse_probabilities
 from calibrate.maths.hashing import hashes
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
     resumed: bool  # it was on disk already
 
 
-class Found(NamedTuple):
+class UnitRows(NamedTuple):
     """The rows of one unit."""
 
     logits: np.ndarray  # (sets, size) float32
@@ -52,7 +52,7 @@ class Source(NamedTuple):
     name: str
     configuration: dict[str, Any]
     units: list[Unit]
-    rows: Callable[[Unit], Callable[[], Found]]  # what finds them, here or in another process
+    rows: Callable[[Unit], Callable[[], UnitRows]]  # what finds them, here or in another process
     row_bytes: dict[int, int]  # of each size
     n_heads: int = 1
 
@@ -61,7 +61,7 @@ Report = Callable[[Progress], None]
 
 
 def no_report(progress: Progress) -> None:
-    """Says nothing."""
+    """No-op."""
 
 
 def collect(
@@ -127,10 +127,10 @@ def source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> So
     units = [unit for size in n for unit in plan_units(size, sets)]
     masks = _has_sets_of_targets(head, seed, units[0])
     row_bytes = {unit.size: files.row_bytes(unit.size, masks) for unit in units}
-    there = sent(head)
+    load_head = head_loader(head)
 
-    def rows(unit: Unit) -> Callable[[], Found]:
-        return partial(_attended, there, seed, unit)
+    def rows(unit: Unit) -> Callable[[], UnitRows]:
+        return partial(_rows_of_head, load_head, seed, unit)
 
     return Source(head.name, configuration, units, rows, row_bytes)
 
@@ -152,9 +152,9 @@ def source_of_arrays(arrays: Arrays) -> Source:
         size: files.row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes
     }
 
-    def rows(unit: Unit) -> Callable[[], Found]:
+    def rows(unit: Unit) -> Callable[[], UnitRows]:
         part = arrays.part(unit.size, unit.first, unit.sets)
-        return partial(_logged, part, arrays.names_heads, arrays.weighs)
+        return partial(_rows_of_files, part, arrays.names_heads, arrays.weighs)
 
     return Source(arrays.name, configuration, units, rows, row_bytes, len(arrays.heads))
 
@@ -170,8 +170,8 @@ def collect_from(
     units = source.units
     wanted = wanted_rows(units, keep, source.n_heads)
     quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
-    listed = listed_shards(folder, configuration, units)
-    if listed is None or unlike(folder, listed):
+    listed = complete_shards(folder, configuration, units)
+    if listed is None or changed_units(folder, listed):
         with files.collection_lock(folder):
             _collect_units(source, folder, configuration, wanted, quota, report, keep, jobs)
     collection = files.open_collection(folder)
@@ -191,9 +191,9 @@ def _collect_units(
 ) -> None:
     """Collects what is not there yet; or of a complete collection, what is no longer as listed."""
     units = source.units
-    complete = claim(folder, configuration, units)
+    complete = claim_folder(folder, configuration, units)
     if complete:
-        units = unlike(folder, complete)
+        units = changed_units(folder, complete)
         for unit in units:
             path = files.shard_path(folder, unit.size, unit.number)
             what = "damaged" if path.exists() else "missing"
@@ -207,11 +207,11 @@ def _collect_units(
     ]
     finished = itertools.count(1)
 
-    def tell(done: tuple[files.Receipt, bool]) -> None:
+    def advance(done: tuple[files.Receipt, bool]) -> None:
         receipt, resumed = done
         report(Progress(receipt, next(finished), len(units), resumed))
 
-    receipts = [receipt for receipt, _ in run(tasks, jobs, tell)]
+    receipts = [receipt for receipt, _ in run(tasks, jobs, advance)]
     if not complete:
         files.write_manifest(folder, configuration, receipts)
 
@@ -222,9 +222,9 @@ def _has_sets_of_targets(head: Head, seed: int, unit: Unit) -> bool:
     return np.asarray(getattr(batch, "target", None)).ndim > 1
 
 
-def _attended(sent_head: Callable[[], Head], seed: int, unit: Unit) -> Found:
+def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> UnitRows:
     """What a head makes of a unit of sets."""
-    head = sent_head()
+    head = load_head()
     logits = np.empty((unit.sets, unit.size), np.float32)
     targets = []
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
@@ -232,18 +232,18 @@ def _attended(sent_head: Callable[[], Head], seed: int, unit: Unit) -> Found:
         targets.append(np.asarray(batch.target))
     refuse_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
-    return Found(logits, target.astype(np.int32) if target.ndim == 1 else target)
+    return UnitRows(logits, target.astype(np.int32) if target.ndim == 1 else target)
 
 
-def _logged(part: Part, names_heads: bool, weighs: bool) -> Found:
+def _rows_of_files(part: Part, names_heads: bool, weighs: bool) -> UnitRows:
     """A unit of rows on disk."""
-    found = Found(*part.read())
-    found = found if names_heads else found._replace(layer=None, head=None)
-    return found if weighs else found._replace(weight=None)
+    unit_rows = UnitRows(*part.read())
+    unit_rows = unit_rows if names_heads else unit_rows._replace(layer=None, head=None)
+    return unit_rows if weighs else unit_rows._replace(weight=None)
 
 
 def _collect_unit(
-    rows_of_unit: Callable[[], Found],
+    read_rows: Callable[[], UnitRows],
     folder: Path,
     unit: Unit,
     most: int,
@@ -259,19 +259,19 @@ def _collect_unit(
         receipt = files.find_shard(folder, unit.size, unit.number, sets)
         if receipt:
             return receipt, True
-    found = rows_of_unit()
-    good, misranked, H, counts = map(np.asarray, examine(found.logits, found.target))
+    unit_rows = read_rows()
+    good, misranked, H, counts = map(np.asarray, examine(unit_rows.logits, unit_rows.target))
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
     shard = files.Shard(
-        logits=found.logits[rows],
-        target=found.target[rows],
+        logits=unit_rows.logits[rows],
+        target=unit_rows.target[rows],
         entropy=H[rows],
         index=rows + unit.first,
         counts=counts.astype(np.int64),
-        layer=None if found.layer is None else found.layer[rows],
-        head=None if found.head is None else found.head[rows],
-        weight=None if found.weight is None else found.weight[rows],
+        layer=None if unit_rows.layer is None else unit_rows.layer[rows],
+        head=None if unit_rows.head is None else unit_rows.head[rows],
+        weight=None if unit_rows.weight is None else unit_rows.weight[rows],
     )
     return files.write_shard(folder, unit.size, unit.number, shard, listed), False
 

@@ -1,4 +1,4 @@
-"""Claiming: a folder is one configuration's, and what its manifest lists stays as it is."""
+"""Resume: whether a folder is this configuration's collection, and which shards it lacks."""
 
 import contextlib
 from collections.abc import Sequence
@@ -15,21 +15,23 @@ MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
 Listed = dict[Unit, dict[str, Any]]
 
 
-def unlike(folder: Path, listed: Listed) -> list[Unit]:
-    """The units whose shard is not the one that is listed."""
+def changed_units(folder: Path, listed: Listed) -> list[Unit]:
+    """The units whose shard is absent, or not as listed."""
     return [unit for unit, entry in listed.items() if files.listed_bytes(folder, entry) is None]
 
 
-def claim(folder: Path, configuration: dict[str, Any], units: Sequence[Unit]) -> Listed | None:
-    """Claims the folder for this configuration; see `listed_shards`."""
+def claim_folder(
+    folder: Path, configuration: dict[str, Any], units: Sequence[Unit]
+) -> Listed | None:
+    """Claims the folder for this configuration; see `complete_shards`."""
     if files.read_manifest(folder) is None:
         # Without locks another process may come first: then its configuration holds.
         with contextlib.suppress(FileExistsError):
             files.write_manifest(folder, configuration, None)
-    return listed_shards(folder, configuration, units)
+    return complete_shards(folder, configuration, units)
 
 
-def listed_shards(
+def complete_shards(
     folder: Path, configuration: dict[str, Any], units: Sequence[Unit]
 ) -> Listed | None:
     """What is listed in a complete collection's manifest; None if it is unfinished or absent.
@@ -40,17 +42,15 @@ def listed_shards(
     manifest = files.read_manifest(folder)
     if manifest is None:
         if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-            raise CalibrateError(
-                f"{folder} holds other files and no collection; choose a new folder"
-            )
+            raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
         return None
-    there = manifest["configuration"]
-    absent = {**dict.fromkeys([*configuration, *there]), "keep": "misranked"}
-    ours, theirs = absent | configuration, absent | there
+    recorded = manifest["configuration"]
+    absent = {**dict.fromkeys([*configuration, *recorded]), "keep": "misranked"}
+    given, existing = absent | configuration, absent | recorded
     differences = [
-        f"{key} is {_in_short(theirs[key])} there and {_in_short(ours[key])} here"
+        f"{key} is {_in_short(existing[key])} there and {_in_short(given[key])} here"
         for key in absent
-        if theirs[key] != ours[key]
+        if existing[key] != given[key]
     ]
     if differences:
         raise CalibrateError(

@@ -1,4 +1,4 @@
-"""Quotas: how many rows each unit of a collection may keep."""
+"""Sampling: how many rows each unit of a collection may keep."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ from calibrate.collecting.work_units import attended_pieces, one_ahead, plan_uni
 from calibrate.errors import CalibrateError
 from calibrate.evaluation.baselines import HINDSIGHT_BETAS, Hindsight, LogSize, ScoredRule
 from calibrate.files.coefficients import Coefficients
-from calibrate.heads import Head, sent
+from calibrate.heads import Head, head_loader
 from calibrate.heads.protocol import call
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.maths.shannon_entropy import centre, log_size
@@ -111,7 +111,7 @@ def score_head(
     """
     _check_rules(rules)
     _warn_of_other_heads(head, rules.values())
-    load_head = sent(head)
+    load_head = head_loader(head)
     counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
     tasks = [partial(_score_size, load_head, n, count, seed, rules) for n, count in counts.items()]
     return run(tasks, jobs, report)

@@ -60,15 +60,15 @@ def load_head(reference: str, folder: Path | None = None) -> Head:
     return head
 
 
-def sent(head: Head) -> Callable[[], Head]:
-    """What gives the head in another process: its reference if it was loaded by one, or itself."""
+def head_loader(head: Head) -> Callable[[], Head]:
+    """What loads the head in another process: by its reference if it has one, or as it is."""
     for (reference, folder), loaded in _loaded.items():
         if loaded is head:
-            return partial(_found, reference, folder, head.fingerprint)
+            return partial(_load_once, reference, folder, head.fingerprint)
     return partial(_itself, head)
 
 
-def _found(reference: str, folder: Path, fingerprint: str) -> Head:
+def _load_once(reference: str, folder: Path, fingerprint: str) -> Head:
     """A head that was loaded in another process, loaded once in this one."""
     head = _loaded.get((reference, folder))
     if head is None or head.fingerprint != fingerprint:
@@ -89,7 +89,7 @@ def _load(reference: str, folder: Path) -> Head:
     from calibrate.heads import max_retrieval, plugin
 
     if plugin.REFERENCE.fullmatch(reference):
-        return plugin.load_outside(reference, folder)
+        return plugin.load_plugin(reference, folder)
     match = _BUILT_IN.fullmatch(reference)
     path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):

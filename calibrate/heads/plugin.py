@@ -12,7 +12,7 @@ from calibrate.heads.protocol import check_head
 REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
 
 
-def load_outside(reference: str, place: Path) -> Any:
+def load_plugin(reference: str, folder: Path) -> Any:
     """The head at module:attribute, looked for in a folder first.
 
     The attribute is a head, or what gives one when it is called without arguments.
@@ -23,31 +23,31 @@ def load_outside(reference: str, place: Path) -> Any:
     match = REFERENCE.fullmatch(reference)
     assert match
     module, attribute = match.groups()
-    folder = str(place.absolute())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    searched = str(folder.absolute())
+    if searched not in sys.path:
+        sys.path.insert(0, searched)
     try:
-        found = importlib.import_module(module)
+        head = importlib.import_module(module)
     except ModuleNotFoundError as failure:
         if failure.name is None or not f"{module}.".startswith(f"{failure.name}."):
             raise _failed(f"importing {module!r}", failure) from failure
         raise CalibrateError(
-            f"no module is named {module!r} (looked for in {folder} and where Python looks); "
+            f"no module is named {module!r} (looked for in {searched} and where Python looks); "
             "give --head module:attribute"
         ) from None
     except Exception as failure:
         raise _failed(f"importing {module!r}", failure) from failure
     for name in attribute.split("."):
-        if not hasattr(found, name):
+        if not hasattr(head, name):
             raise CalibrateError(f"{module!r} has no attribute {attribute!r}; check --head")
-        found = getattr(found, name)
-    if isinstance(found, type) or (callable(found) and not hasattr(found, "sample")):
+        head = getattr(head, name)
+    if isinstance(head, type) or (callable(head) and not hasattr(head, "sample")):
         try:
-            found = found()
+            head = head()
         except Exception as failure:
             raise _failed(f"{reference}()", failure) from failure
-    check_head(found, reference)
-    return found
+    check_head(head, reference)
+    return head
 
 
 def _failed(what: str, failure: Exception) -> CalibrateError:
