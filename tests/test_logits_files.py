@@ -281,7 +281,7 @@ def test_collections_of_files_whose_names_have_dots_stay_apart(here):
 def test_a_file_too_large_for_memory_is_refused_unread(here):
     (here / "mine.npz").touch()
     os.truncate(here / "mine.npz", 1 << 40)  # sparse
-    with pytest.raises(CalibrateError, match="at most 17,179,869,184; make several files of it"):
+    with pytest.raises(CalibrateError, match="limit of 17,179,869,184; make several files of it"):
         Arrays(here / "mine.npz")
 
 
