@@ -9,7 +9,7 @@ import numpy as np
 from calibrate.evaluation.baselines import label
 from calibrate.evaluation.score_logits import MEASURES, Estimate, LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.collection_audit import BAD
+from calibrate.files.manifest import BAD
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.number_text import NOTHING, with_error
