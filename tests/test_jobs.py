@@ -322,42 +322,45 @@ def test_no_scheduler_and_no_worker_are_one_line(distributed):
             run([partial(double, 1)], jobs)
 
 
+@pytest.fixture(scope="module")
+def cluster(distributed):
+    with with_cluster(Jobs(2, "local")) as jobs:
+        yield jobs
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("distributed")
-class TestLocalCluster:
-    @pytest.fixture(scope="class")
-    def cluster(self):
-        with with_cluster(Jobs(2, "local")) as jobs:
-            yield jobs
+def test_a_cluster_loses_a_worker_in_mid_task_and_the_run_goes_on(tmp_path, cluster):
+    """Killed from outside; the cluster gives its task to another worker."""
+    whole = collected(tmp_path / "whole", Jobs())
+    marker = tmp_path / "marker"
 
-    def test_loses_a_worker_in_mid_task_and_the_run_goes_on(self, tmp_path, cluster):
-        """Killed from outside; the cluster gives its task to another worker."""
-        whole = collected(tmp_path / "whole", Jobs())
-        marker = tmp_path / "marker"
+    def kill():
+        while not marker.exists() or not marker.read_text():
+            time.sleep(0.01)
+        os.kill(int(marker.read_text()), signal.SIGKILL)
 
-        def kill():
-            while not marker.exists() or not marker.read_text():
-                time.sleep(0.01)
-            os.kill(int(marker.read_text()), signal.SIGKILL)
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    assert collected(tmp_path / "run", cluster, Once(marker, hang)) == whole
+    killer.join()
 
-        killer = threading.Thread(target=kill, daemon=True)
-        killer.start()
-        assert collected(tmp_path / "run", cluster, Once(marker, hang)) == whole
-        killer.join()
 
-    def test_gives_the_same_fit(self, tmp_path, cluster):
-        folder = tmp_path / "run"
-        collect(ToyHead(), [64, 256], 300, 0, folder)
-        here, there = (
-            fit_collection(folder, "toy", jobs=jobs).coefficients for jobs in (ONE_PROCESS, cluster)
-        )
-        assert here.entries == there.entries
-        assert here.quality == there.quality
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_fit(tmp_path, cluster):
+    folder = tmp_path / "run"
+    collect(ToyHead(), [64, 256], 300, 0, folder)
+    here, there = (
+        fit_collection(folder, "toy", jobs=jobs).coefficients for jobs in (ONE_PROCESS, cluster)
+    )
+    assert here.entries == there.entries
+    assert here.quality == there.quality
 
-    def test_of_one_worker_is_not_passed_over_and_ignores_interrupts(self, here):
-        pid, deaf = run([os.getpid, is_deaf], Jobs(1, "local"))
-        assert pid != os.getpid()
-        assert deaf
+
+@pytest.mark.slow
+def test_a_cluster_of_one_worker_is_not_passed_over_and_ignores_interrupts(here, distributed):
+    pid, deaf = run([os.getpid, is_deaf], Jobs(1, "local"))
+    assert pid != os.getpid()
+    assert deaf
 
 
 @pytest.mark.slow
