@@ -1,13 +1,19 @@
 """What several tests share: a head made of numbers, and fits with known behaviour."""
 
+import os
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+# Half of the time of the short set is compilation; CI's long run compiles as users do. One thread
+# a process: two processes share two cores. Libraries read these when they are loaded.
+for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+import calibrate  # noqa: E402
+from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.maths.rule import Rule  # noqa: E402
 
 
 class ToyBatch(NamedTuple):

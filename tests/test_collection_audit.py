@@ -206,7 +206,7 @@ def test_a_fit_of_an_unfinished_collection_says_so(here):
     reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")
     with pytest.raises(CalibrateError, match="is unfinished; run the same .* --allow-partial"):
         open_for_fit(Path("run"))
-    with pytest.warns(UserWarning, match="the fit is of the 4 shards that are there"):
+    with pytest.warns(UserWarning, match="the fit is made of its 4 finished shards"):
         collection = open_for_fit(Path("run"), allow_partial=True)
     fit = fit_collection(collection, "part").coefficients
     assert fit.source["options"]["partial"] is True
@@ -216,7 +216,7 @@ def test_a_fit_of_an_unfinished_collection_says_so(here):
     paper = fit_collection_as_in_the_paper(collection, "paper")
     assert paper.coefficients.source["options"]["partial"] is True
     SHARD.unlink()
-    with pytest.warns(UserWarning, match="3 shards"):
+    with pytest.warns(UserWarning, match="its 3 finished shards"):
         other = open_for_fit(Path("run"), allow_partial=True)
     assert len({whole.source["collection"], fit.source["collection"], other.digest}) == 3
 
@@ -233,7 +233,7 @@ def test_the_command_fits_an_unfinished_collection_if_asked(here):
     assert done.stderr.splitlines()[-1].startswith("calibrate: run is unfinished; run the same")
     done = CliRunner().invoke(app, [*fit, "--allow-partial"])
     assert done.exit_code == 0, done.stderr
-    assert "warning: run is unfinished; the fit is of the 5 shards that are there" in done.stderr
+    assert "warning: run is unfinished; the fit is made of its 5 finished shards" in done.stderr
     shown = CliRunner().invoke(app, ["fits", "show", "part"]).stdout
     assert "partial" in shown
     assert "of an unfinished collection" in shown
