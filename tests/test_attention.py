@@ -159,11 +159,12 @@ def test_a_soft_cap(paper):
 @pytest.mark.usefixtures("many_blocks")
 def test_a_fit_per_head(make_fit):
     one, two = make_fit((0.0, 0.0, 0.0, 0.0, 3.0)), make_fit((0.0, 0.0, 0.0, 0.5, 1.0))
-    fit = replace(one, entries=(replace(one.only, head=0), replace(two.only, head=3)))
+    heads = {0: one, 1: two, 3: two}  # 1 and 2 are of different key heads
+    fit = replace(one, entries=tuple(replace(own.only, head=i) for i, own in heads.items()))
     q, k, v = qkv(N=4, K=2)
     actual = np.asarray(dot_product_attention(q, k, v, is_causal=True, coefficients=fit))
     identity = calibrate.identity()
-    for head, own in enumerate((one, identity, identity, two)):
+    for head, own in enumerate((one, two, identity, two)):
         group = [head // 2]
         exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
         np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
@@ -174,11 +175,11 @@ def test_a_fit_per_head(make_fit):
 @pytest.mark.usefixtures("many_blocks")
 def test_log_size_per_head():
     one, two = BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))
-    fit = replace(BY_SIZE, entries=(replace(one, head=0), replace(two, head=3)))
+    fit = replace(BY_SIZE, entries=(replace(one, head=0), replace(two, head=1)))
     q, k, v = qkv(N=4, K=2)
     actual = np.asarray(dot_product_attention(q, k, v, is_causal=True, coefficients=fit))
     identity, constant = calibrate.identity(), replace(BY_SIZE, entries=(two,))
-    for head, own in enumerate((BY_SIZE, identity, identity, constant)):
+    for head, own in enumerate((BY_SIZE, constant, identity, identity)):
         group = [head // 2]
         exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
         np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)

@@ -510,3 +510,17 @@ def test_a_row_that_marks_no_target_is_bad(tmp_path):
     head = SeveralTargets(spoil=lambda logits: None)
     collection = run(tmp_path / "run", head, sizes=[16], sets=512)
     assert collection.manifest["sizes"][0]["masked_target"] == 4  # one of each unit
+
+
+def test_a_tie_is_with_an_item_that_is_no_target():
+    """Among several targets, too; two targets at the top are no tie."""
+    cases = {
+        "tie with a target below the other": ([2, 1, 2, 0], [1, 1, 0, 0], 1),
+        "tie with both targets": ([2, 2, 2, 0], [1, 1, 0, 0], 1),
+        "two targets at the top": ([2, 2, 1, 0], [1, 1, 0, 0], 0),
+        "targets below the other": ([2, 1, 1, 0], [1, 1, 1, 0], 0),
+        "misranked": ([1, 0, 2, 2], [1, 1, 0, 0], 0),
+    }
+    for name, (logits, target, ties) in cases.items():
+        *_, counts = pipeline.examine(np.array([logits], np.float32), np.array([target], bool))
+        assert dict(zip(files.COUNTS, counts.tolist(), strict=True))["ties"] == ties, name

@@ -216,6 +216,14 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, exclusive):
     assert path.read_bytes() == b"new"
 
 
+def test_a_short_write_is_carried_on(tmp_path, monkeypatch):
+    """os.write may take fewer bytes than it is given, as past 2 GiB."""
+    write, data = os.write, bytes(range(256))
+    monkeypatch.setattr(os, "write", lambda file, rest: write(file, bytes(rest)[:100]))
+    write_atomically(tmp_path / "a", data)
+    assert (tmp_path / "a").read_bytes() == data
+
+
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     for name in (".a.json.1234abcd.tmp", ".b.json.1234abcd.tmp", "a.json"):
         (tmp_path / name).write_text("")

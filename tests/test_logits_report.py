@@ -94,6 +94,9 @@ def test_json_has_every_head_at_every_size(logged):
     scores = score_logits(Arrays(Path("held-out.npz")), {"lines@1": FITS["lines"]})
     assert record == as_json(LogitsRecord(scores))
     assert [rule["heads"] for rule in record["rules"]] == [0, 3, 2]
+    ranked = [scores.heads[i] for i in scores.ranked(2)]
+    assert ranked != scores.heads
+    assert [(x["layer"], x["head"]) for x in record["heads"]] == ranked
     (head,) = (x for x in record["heads"] if (x["layer"], x["head"]) == (2, 1))
     for i, size in enumerate(head["sizes"]):
         assert size["size"] == scores.sizes[i]

@@ -13,7 +13,7 @@ from calibrate.fitting.model_selection import (
     mean_by_size,
     row_scores,
 )
-from calibrate.fitting.rule_fitting import Options, assign_blocks, row_weights
+from calibrate.fitting.rule_fitting import N_BLOCKS, Options, assign_blocks, row_weights
 from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
 
 OPTIONS = Options()
@@ -114,6 +114,14 @@ def test_the_interval_covers():
         gain = estimate_gain(block, row_weights(rows), difference)
         inside += gain.low <= 0 <= gain.high
     assert 175 <= inside <= 199
+
+
+def test_blocks_that_differ_in_weight_do_not_widen_an_interval():
+    """Where every row gains the same, so does every resample."""
+    block = np.arange(1_000) % N_BLOCKS
+    weight = np.random.default_rng(0).exponential(1.0, 1_000) * (1 + block)
+    gain = estimate_gain(block, weight / weight.sum(), np.full(1_000, 0.3))
+    np.testing.assert_allclose(gain, 0.3, rtol=1e-12)
 
 
 def test_a_size_with_few_rows_counts_less():

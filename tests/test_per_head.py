@@ -83,9 +83,12 @@ def test_each_head_is_fitted_as_by_itself(rows, found):
 def test_a_family_of_polynomials_is_taken_where_it_gains_more():
     """A wish that grows and falls with entropy, at one size."""
     wants = {(1, 3): lambda H, n: 1 + 2 * np.sin(np.clip(H, 0, np.pi)) ** 2}
-    fit, (head,) = fit_heads(rows_of(wants, sizes=(64,), count=6_000), Options(rows="all"))
+    families = fit_each_head(rows_of(wants, sizes=(64,), count=6_000), Options(rows="all"))
+    fit, (head,) = combine_heads(families, Options())
     assert fit.rule.kind == "entropy-polynomial"
     assert head.rule.kind == "polynomial"
+    assert fit.rule.min_entropy == 0
+    assert combine_heads(families, Options(gate=0.25))[0].rule.min_entropy == 0.25
     forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all"), force="polynomial")
     assert forced.rule.kind == "entropy-polynomial"
 

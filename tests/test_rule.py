@@ -48,6 +48,16 @@ def test_gate_is_strict_on_the_raw_entropy():
     np.testing.assert_array_equal(beta, [1, 3])
 
 
+@pytest.mark.parametrize("outside", ["clamp", "identity"])
+def test_an_undefined_entropy_has_no_beta(outside, make_fit):
+    """It is not taken for one at or below the gate."""
+    H = np.array([np.nan, 1.0], np.float32)
+    fit = make_fit(POWERS, DOMAIN, outside=outside)
+    in_numpy = beta_of(H, None, POWERS, DOMAIN, fit.rule, np)
+    for beta in (np.asarray(calibrate.inverse_temperature(H, fit)), in_numpy):
+        np.testing.assert_array_equal(np.isnan(beta), [True, False])
+
+
 def test_log_size_knows_no_entropy_and_no_end_of_its_domain():
     n = np.array([1, 2, 16, 1024, 10**9])
     rule = Rule.log_size(1.2, 5.0)
