@@ -13,7 +13,12 @@ for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "NPROC", "OMP_NUM_THREADS", "OPEN
 
 import calibrate  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.fitting import bootstrap  # noqa: E402
 from calibrate.maths.rule import Rule  # noqa: E402
+from calibrate.report import plot_style  # noqa: E402
+
+plot_style.DPI = 40
+bootstrap.N_RESAMPLES = 40  # test_bootstrap has as many as users
 
 
 class ToyBatch(NamedTuple):

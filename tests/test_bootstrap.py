@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 from planted import planted_rows
 
+from calibrate.fitting import bootstrap as module
 from calibrate.fitting.bootstrap import bootstrap, learning_curve
 from calibrate.fitting.model_selection import choose
 from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
 from calibrate.parallel.jobs import Jobs
+
+
+@pytest.fixture(autouse=True)
+def as_many_resamples_as_users_have(monkeypatch):
+    monkeypatch.setattr(module, "N_RESAMPLES", 200)
 
 
 def rising(H, n):

@@ -10,7 +10,10 @@ from calibrate.maths.reference import softmax
 SETS = 64
 
 
-@pytest.fixture(scope="module", params=["max-retrieval-0", "max-retrieval-7"])
+@pytest.fixture(
+    scope="module",
+    params=["max-retrieval-0", pytest.param("max-retrieval-7", marks=pytest.mark.slow)],
+)
 def head(request):
     return load_head(request.param)
 

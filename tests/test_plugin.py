@@ -70,6 +70,7 @@ def test_a_head_by_module_and_attribute(attribute):
     assert head.sample(0, 8, 3).target.shape == (3,)
 
 
+@pytest.mark.slow  # the README has such a job, and its test
 def test_the_whole_job_with_a_head_of_ones_own(mine):
     run = CliRunner().invoke
     head = ["--head", "mine:Scorer", "--sizes", "16..64", "--sets", "400"]

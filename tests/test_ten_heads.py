@@ -45,6 +45,7 @@ def planted(n_heads, own, hindsight=0.9):
     return [f"head-{i}" for i in range(n_heads)], heads
 
 
+@pytest.mark.slow
 def test_a_study_of_three_heads_that_carries_on(here):
     heads, lines = [SharpHead(noise) for noise in (0.2, 0.25, 0.3)], []
     for head in heads:
