@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from calibrate.collecting import work_units
-from calibrate.collecting.collect import STREAM, collect
+from calibrate.collecting.collect import collect
+from calibrate.collecting.sources import STREAM
 from calibrate.heads import load_head
 
 SIZES = [16 << k for k in range(11)]

@@ -14,6 +14,7 @@ from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import collection as files
 from calibrate.files.collection import open_collection
+from calibrate.files.shard import SHARD_OVERHEAD, row_bytes, shard_path
 from calibrate.maths import reference
 
 SIZES, SETS = [8, 64, 100], 300
@@ -234,7 +235,7 @@ def test_masked_items_may_be_minus_infinity(tmp_path):
 def test_a_corrupt_shard_is_named(tmp_path, n_shard):
     collection = run(tmp_path / "run")
     entry = collection.manifest["shards"][n_shard]
-    path = files.shard_path(tmp_path / "run", entry["size"], entry["unit"])
+    path = shard_path(tmp_path / "run", entry["size"], entry["unit"])
     data = path.read_bytes()
     path.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
     with pytest.raises(CalibrateError, match=f"{path.name} is not the shard"):
@@ -255,7 +256,7 @@ def test_a_foreign_shard_in_an_unfinished_run_is_collected_again(tmp_path, other
     run(folder)
     before = files_of(folder)
     reopen(folder)
-    files.shard_path(folder, 8, 0).write_bytes(files.shard_path(folder, *other).read_bytes())
+    shard_path(folder, 8, 0).write_bytes(shard_path(folder, *other).read_bytes())
     with pytest.warns(UserWarning, match="n00008-unit00000.npz is damaged; it is collected again"):
         run(folder)
     assert files_of(folder) == before
@@ -364,7 +365,7 @@ def test_a_shard_that_was_damaged_is_collected_again_and_no_other(tmp_path, dama
     folder = tmp_path / "run"
     run(folder)
     before, untouched = files_of(folder), state(folder)
-    path = files.shard_path(folder, 64, 1)
+    path = shard_path(folder, 64, 1)
     inflict, word = DAMAGES[damage]
     inflict(path)
     resumed = []
@@ -382,7 +383,7 @@ def test_a_damaged_shard_of_an_unfinished_run_is_collected_again(tmp_path, damag
     run(folder)
     before = files_of(folder)
     reopen(folder)
-    path = files.shard_path(folder, 64, 1)
+    path = shard_path(folder, 64, 1)
     DAMAGES[damage][0](path)
     resumed = []
     with pytest.warns(UserWarning, match=f"{path.name} is damaged; it is collected again"):
@@ -397,7 +398,7 @@ def test_a_folder_in_the_place_of_a_shard_is_named_and_stays(tmp_path, begin):
     folder = tmp_path / "run"
     run(folder)
     begin(folder)
-    path = files.shard_path(folder, 64, 1)
+    path = shard_path(folder, 64, 1)
     path.unlink()
     path.mkdir()
     with pytest.raises(CalibrateError, match=r"cannot write .*n00064-unit00001\.npz: Is a direc"):
@@ -450,8 +451,8 @@ def test_file_overheads_are_upper_bounds(tmp_path):
     """The byte budget counts on them."""
     collection = run(tmp_path / "run", sizes=[8, 9, 10, 16384], sets=200)
     for entry in collection.manifest["shards"]:
-        rows = entry["kept"] * files.row_bytes(entry["size"])
-        assert entry["bytes"] - rows <= files.SHARD_OVERHEAD
+        rows = entry["kept"] * row_bytes(entry["size"])
+        assert entry["bytes"] - rows <= SHARD_OVERHEAD
     manifest = (tmp_path / "run" / "manifest.json").stat().st_size
     bound = files.MANIFEST_BASE + files.MANIFEST_PER_SIZE * 4
     assert manifest <= bound + files.MANIFEST_PER_SHARD * len(collection.manifest["shards"])

@@ -24,6 +24,7 @@ from calibrate.files import atomic_io
 from calibrate.files import collection as files
 from calibrate.files.collection_audit import audit_collection
 from calibrate.files.publishing import publish
+from calibrate.files.shard import shard_path
 from calibrate.fitting.fit_collection import fit_collection
 from calibrate.heads import training
 
@@ -68,7 +69,7 @@ def interrupted(folder):
 def damaged(folder):
     """A complete collection one of whose shards is not whole."""
     run(folder)
-    os.truncate(files.shard_path(folder, 8, 1), 500)
+    os.truncate(shard_path(folder, 8, 1), 500)
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")

@@ -13,18 +13,16 @@ import numpy as np
 
 from calibrate.collecting.resume import changed_units, claim_folder, complete_shards
 from calibrate.collecting.sampling import row_quotas, wanted_rows
-from calibrate.collecting.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
+from calibrate.collecting.sources import Source, UnitRows, source_of_arrays, source_of_head
+from calibrate.collecting.work_units import Unit
 from calibrate.files import collection as files
-from calibrate.heads import Head, head_loader
-from calibrate.heads.logits_files import Arrays, Part
-from calibrate.heads.protocol import as_masks, call, refuse_probabilities
+from calibrate.files.shard import Shard, shard_path
+from calibrate.heads import Head
+from calibrate.heads.logits_files import Arrays
 from calibrate.maths.hashing import hashes
 from calibrate.maths.rule import Rule
 from calibrate.maths.shannon_entropy import entropy
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-
-STREAM = "collect"
-KEEP = ("misranked", "all")
 
 
 class Progress(NamedTuple):
@@ -34,27 +32,6 @@ class Progress(NamedTuple):
     finished: int  # units
     units: int
     resumed: bool  # it was on disk already
-
-
-class UnitRows(NamedTuple):
-    """The rows of one unit."""
-
-    logits: np.ndarray  # (sets, size) float32
-    target: np.ndarray  # (sets,) int32, or (sets, size) bool
-    layer: np.ndarray | None = None  # (sets,) int16, if the source says which head's they are
-    head: np.ndarray | None = None
-    weight: np.ndarray | None = None  # (sets,) float32, if they do not count alike
-
-
-class Source(NamedTuple):
-    """Where rows come from, unit by unit, and what determines them."""
-
-    name: str
-    configuration: dict[str, Any]
-    units: list[Unit]
-    rows: Callable[[Unit], Callable[[], UnitRows]]  # what finds them, here or in another process
-    row_bytes: dict[int, int]  # of each size
-    n_heads: int = 1
 
 
 Report = Callable[[Progress], None]
@@ -114,51 +91,6 @@ def collect_arrays(
     return collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
 
 
-def source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> Source:
-    """The sets that are drawn for a head."""
-    n = sorted(set(sizes))
-    configuration = {
-        "head": head.name,
-        "fingerprint": head.fingerprint,
-        "sizes": n,
-        "sets": sets,
-        "seed": seed,
-    }
-    units = [unit for size in n for unit in plan_units(size, sets)]
-    masks = _has_sets_of_targets(head, seed, units[0])
-    row_bytes = {unit.size: files.row_bytes(unit.size, masks) for unit in units}
-    load_head = head_loader(head)
-
-    def rows(unit: Unit) -> Callable[[], UnitRows]:
-        return partial(_rows_of_head, load_head, seed, unit)
-
-    return Source(head.name, configuration, units, rows, row_bytes)
-
-
-def source_of_arrays(arrays: Arrays) -> Source:
-    """The rows on disk."""
-    units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
-    configuration: dict[str, Any] = {
-        "head": arrays.name,
-        "fingerprint": arrays.fingerprint,
-        "sizes": arrays.sizes,
-        "sets": sum(map(arrays.count, arrays.sizes)),
-        "seed": 0,
-    }
-    if arrays.names_heads:
-        configuration["heads"] = [list(head) for head in arrays.heads]
-    per_row = 4 * (arrays.names_heads + arrays.weighs)
-    row_bytes = {
-        size: files.row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes
-    }
-
-    def rows(unit: Unit) -> Callable[[], UnitRows]:
-        part = arrays.part(unit.size, unit.first, unit.sets)
-        return partial(_rows_of_files, part, arrays.names_heads, arrays.weighs)
-
-    return Source(arrays.name, configuration, units, rows, row_bytes, len(arrays.heads))
-
-
 def collect_from(
     source: Source, folder: Path, max_bytes: int, report: Report, keep: str, jobs: Jobs
 ) -> files.Collection:
@@ -195,7 +127,7 @@ def _collect_units(
     if complete:
         units = changed_units(folder, complete)
         for unit in units:
-            path = files.shard_path(folder, unit.size, unit.number)
+            path = shard_path(folder, unit.size, unit.number)
             what = "damaged" if path.exists() else "missing"
             warnings.warn(f"{path} is {what}; it is collected again", stacklevel=4)
     where = folder.absolute()  # workers may have another working folder
@@ -214,32 +146,6 @@ def _collect_units(
     receipts = [receipt for receipt, _ in run(tasks, jobs, advance)]
     if not complete:
         files.write_manifest(folder, configuration, receipts)
-
-
-def _has_sets_of_targets(head: Head, seed: int, unit: Unit) -> bool:
-    """Whether the targets of this head are masks, as its first unit shows."""
-    batch = call(head, "sample", unit_seed(STREAM, seed, unit), unit.size, unit.sets)
-    return np.asarray(getattr(batch, "target", None)).ndim > 1
-
-
-def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> UnitRows:
-    """What a head makes of a unit of sets."""
-    head = load_head()
-    logits = np.empty((unit.sets, unit.size), np.float32)
-    targets = []
-    for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
-        logits[part] = as_masks(np.asarray(attended.logits, np.float32))
-        targets.append(np.asarray(batch.target))
-    refuse_probabilities(logits, f"head {head.name!r}: attend gave")
-    target = np.concatenate(targets)
-    return UnitRows(logits, target.astype(np.int32) if target.ndim == 1 else target)
-
-
-def _rows_of_files(part: Part, names_heads: bool, weighs: bool) -> UnitRows:
-    """A unit of rows on disk."""
-    unit_rows = UnitRows(*part.read())
-    unit_rows = unit_rows if names_heads else unit_rows._replace(layer=None, head=None)
-    return unit_rows if weighs else unit_rows._replace(weight=None)
 
 
 def _collect_unit(
@@ -263,7 +169,7 @@ def _collect_unit(
     good, misranked, H, counts = map(np.asarray, examine(unit_rows.logits, unit_rows.target))
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
-    shard = files.Shard(
+    shard = Shard(
         logits=unit_rows.logits[rows],
         target=unit_rows.target[rows],
         entropy=H[rows],

@@ -8,6 +8,7 @@ from typing import Any
 from calibrate.collecting.work_units import Unit
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
+from calibrate.files.manifest import MANIFEST
 
 MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
 
@@ -62,7 +63,7 @@ def complete_shards(
     entries = {(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
     if set(entries) != {(unit.size, unit.number) for unit in units}:
         raise CalibrateError(
-            f"{folder / files.MANIFEST} lists other shards than its configuration has; restore it "
+            f"{folder / MANIFEST} lists other shards than its configuration has; restore it "
             "or collect into a new folder"
         )
     return {unit: entries[unit.size, unit.number] for unit in units}

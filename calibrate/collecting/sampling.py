@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from calibrate.collecting.work_units import Unit
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
+from calibrate.files.shard import SHARD_OVERHEAD
 
 # Of each size, where rows of every kind are kept: a fit has a handful of numbers.
 MOST_KEPT_OF_ALL = 2048
@@ -35,7 +36,7 @@ def row_quotas(
     """
     overhead = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD * n_heads
     overhead += files.MANIFEST_PER_SIZE * len(row_bytes)
-    overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(wanted_rows)
+    overhead += (files.MANIFEST_PER_SHARD + SHARD_OVERHEAD) * len(wanted_rows)
     left = max_bytes - overhead
     wanted = sorted(rows * row_bytes[unit.size] for unit, rows in wanted_rows.items())
     level = 0

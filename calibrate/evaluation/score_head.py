@@ -198,9 +198,10 @@ class KernelRules:
 
     def weights(self, logits: jax.Array) -> jax.Array:
         """Attention weights under each rule, (count, rules, n)."""
-        return attention_weights(
+        weights: jax.Array = attention_weights(
             logits, self.coefficients, self.domains, self.constants, guards=self.guards
         )
+        return weights
 
 
 class HindsightSearch:
@@ -248,7 +249,7 @@ def _correct(head: Head, attended: Any, rules: KernelRules) -> np.ndarray:
     return np.stack([_check_correct(head, column, (count,)) for column in columns], axis=1)
 
 
-def _check_correct(head: Head, correct: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _check_correct(head: Head, correct: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
     correct = np.asarray(correct)
     if correct.shape != shape or correct.dtype != bool:
         raise CalibrateError(

@@ -89,7 +89,8 @@ def _load(reference: str, folder: Path) -> Head:
     from calibrate.heads import max_retrieval, plugin
 
     if plugin.REFERENCE.fullmatch(reference):
-        return plugin.load_plugin(reference, folder)
+        head: Head = plugin.load_plugin(reference, folder)
+        return head
     match = _BUILT_IN.fullmatch(reference)
     path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):

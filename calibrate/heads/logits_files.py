@@ -200,7 +200,7 @@ def _check_weight(weight: np.ndarray | None, n_rows: int, file: Path) -> None:
 
 def _real(arrays: dict[str, np.ndarray]) -> np.ndarray:
     """(rows, n) bool: the items that are not masked."""
-    return (arrays["logits"] != -np.inf) & arrays.get("mask", True)
+    return np.asarray((arrays["logits"] != -np.inf) & arrays.get("mask", True))
 
 
 def _of_heads(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

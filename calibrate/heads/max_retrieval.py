@@ -73,13 +73,16 @@ class MaxRetrievalHead:
         return sample(seed, size, count)
 
     def attend(self, batch: Batch) -> Attended:
-        return _attend(self.params, batch)
+        attended: Attended = _attend(self.params, batch)
+        return attended
 
     def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        return _correct(self.params, attended, weights)
+        right: jax.Array = _correct(self.params, attended, weights)
+        return right
 
     def correct_each(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        return _correct_each(self.params, attended, weights)
+        right: jax.Array = _correct_each(self.params, attended, weights)
+        return right
 
     def spread_bound(self, batch: Batch) -> np.ndarray:
         """Proposition 3.1: (count,) upper bounds of the largest logit less the smallest."""
@@ -156,11 +159,12 @@ def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax
 @jax.jit
 def _spread_bound(params: Params, batch: Batch) -> jax.Array:
     features, query = _embed(params, batch)
-    return spread_bound(
+    bound: jax.Array = spread_bound(
         jnp.linalg.norm(query, axis=-1),
         jnp.linalg.norm(params["attention_key"]["kernel"], ord=2),
         jnp.max(jnp.linalg.norm(features, axis=-1), axis=-1),
     )
+    return bound
 
 
 def _dense(layer: dict[str, jax.Array], inputs: ArrayLike) -> jax.Array:

@@ -167,7 +167,9 @@ def _update_function() -> Callable[..., tuple[head.Params, Any, jax.Array]]:
     optimiser = _optimiser()
 
     @jax.jit
-    def update(params, state, batch):
+    def update(
+        params: head.Params, state: Any, batch: head.Batch
+    ) -> tuple[head.Params, Any, jax.Array]:
         gradient, measured = jax.grad(_loss, has_aux=True)(params, batch)
         change, state = optimiser.update(gradient, state)
         return jax.tree.map(jnp.add, params, change), state, measured

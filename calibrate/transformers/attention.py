@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit, identity
 from calibrate.torch import scaled_dot_product_attention
-
-Tensor = torch.Tensor
 
 # Transformers treats a model whose implementation contains one of these as that implementation.
 _RESERVED = ("eager", "sdpa", "flash", "flex", "paged")
@@ -132,7 +131,7 @@ def _understand_none(configuration: str) -> bool:
     """Whether all models with the configurations of that module are written for PyTorch's own
     attention, and so for masks that are left out."""
     code = sys.modules.get(configuration.replace("configuration_", "modeling_"))
-    models = [
+    models: list[Any] = [
         x for x in vars(code).values()
         if isinstance(x, type) and issubclass(x, PreTrainedModel) and x.__module__ == code.__name__
     ] if code else []  # fmt: skip

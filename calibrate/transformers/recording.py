@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from calibrate.errors import CalibrateError
@@ -13,7 +14,6 @@ from calibrate.files.coefficients import identity
 from calibrate.files.logits_recorder import Recorder
 from calibrate.torch.blocks import masked_logits
 from calibrate.transformers.attention import (
-    Tensor,
     attention_function,
     is_causal_alone,
     make_mask,
