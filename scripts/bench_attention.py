@@ -1,7 +1,7 @@
-"""What does adaptive attention cost? Against the stock attention: time and memory.
+"""Benchmark of adaptive attention against stock attention: time and memory.
 
 python scripts/bench_attention.py          # JAX, PyTorch and Transformers, on one core and on two
-python scripts/bench_attention.py --here   # in this process, on what there is (a GPU, say)
+python scripts/bench_attention.py --here   # in this process, on its devices (such as a GPU)
 python scripts/bench_attention.py --here of_torch
 """
 
@@ -13,7 +13,7 @@ from timing import medians, on_cores
 import calibrate
 
 HEADS, WIDTH = 8, 64
-# What it is, queries, keys, causal.
+# Name, queries, keys, causal.
 CALLS = (
     ("all keys", 2_048, 2_048, False),
     ("causal", 4_096, 4_096, True),
@@ -25,9 +25,9 @@ ROUNDS = 9
 
 
 def show(name: str, queries: int, keys: int, took: dict[str, float]) -> None:
-    stock, ours = took.values()
-    print(f"{name:>22}, {queries:>5} queries, {keys:>6} keys: {ours * 1e3:7.1f} ms, "
-          f"{ours / stock:.2f} times {next(iter(took))}'s")  # fmt: skip
+    stock, adaptive = took.values()
+    print(f"{name:>22}, {queries:>5} queries, {keys:>6} keys: {adaptive * 1e3:7.1f} ms, "
+          f"{adaptive / stock:.2f} times {next(iter(took))}'s")  # fmt: skip
 
 
 def arrays(queries: int, keys: int, *, length_first: bool) -> list[np.ndarray]:
@@ -43,7 +43,7 @@ def of_jax() -> None:
 
     from calibrate.attention import dot_product_attention
 
-    ours = partial(dot_product_attention, coefficients=calibrate.load("paper"))
+    adaptive = partial(dot_product_attention, coefficients=calibrate.load("paper"))
     stock = jax.nn.dot_product_attention
 
     def gradients(function, **options):
@@ -55,7 +55,7 @@ def of_jax() -> None:
     def compare(name: str, queries: int, keys: int, is_causal: bool, wrap) -> None:
         qkv = [jnp.asarray(x) for x in arrays(queries, keys, length_first=True)]
         functions = {n: jax.jit(wrap(f, is_causal=is_causal))
-                     for n, f in (("jax.nn", stock), ("ours", ours))}  # fmt: skip
+                     for n, f in (("jax.nn", stock), ("ours", adaptive))}  # fmt: skip
         calls = {n: lambda f=f: jax.block_until_ready(f(*qkv)) for n, f in functions.items()}
         show(name, queries, keys, medians(calls, ROUNDS))
 
@@ -64,12 +64,12 @@ def of_jax() -> None:
         compare(*call, wrap=partial)
     compare(*GRADIENTS, wrap=gradients)
     shapes = [jax.ShapeDtypeStruct((1, LONG, HEADS, WIDTH), jnp.float32)] * 3
-    theirs, mine = (
+    stock_size, own_size = (
         jax.jit(partial(f, is_causal=True)).lower(*shapes).compile()
-        .memory_analysis().temp_size_in_bytes for f in (stock, ours)
+        .memory_analysis().temp_size_in_bytes for f in (stock, adaptive)
     )  # fmt: skip
-    print(f"memory, causal, {LONG} keys: {mine / 1e6:,.0f} MB beside arguments and result, "
-          f"{mine / theirs:.3f} times jax.nn's {theirs / 1e6:,.0f} MB")  # fmt: skip
+    print(f"memory, causal, {LONG} keys: {own_size / 1e6:,.0f} MB beside arguments and result, "
+          f"{own_size / stock_size:.3f} times jax.nn's {stock_size / 1e6:,.0f} MB")  # fmt: skip
 
 
 def of_torch() -> None:
@@ -79,7 +79,7 @@ def of_torch() -> None:
 
     gpu = torch.cuda.is_available()
     where = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {}
-    ours = partial(scaled_dot_product_attention, coefficients=calibrate.load("paper"))
+    adaptive = partial(scaled_dot_product_attention, coefficients=calibrate.load("paper"))
     stock = torch.nn.functional.scaled_dot_product_attention
 
     def call(function, qkv, is_causal, backward):
@@ -93,7 +93,7 @@ def of_torch() -> None:
         qkv = [torch.tensor(x, **where) for x in arrays(queries, keys, length_first=False)]
         qkv = [x.requires_grad_(backward) for x in qkv]
         calls = {n: partial(call, f, qkv, is_causal, backward)
-                 for n, f in (("PyTorch", stock), ("ours", ours))}  # fmt: skip
+                 for n, f in (("PyTorch", stock), ("ours", adaptive))}  # fmt: skip
         show(name, queries, keys, medians(calls, ROUNDS))
 
     threads = torch.get_num_threads()

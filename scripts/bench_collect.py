@@ -1,7 +1,7 @@
-"""What does collecting cost beside the head's bare forward pass over the same sets?
+"""Benchmark of collecting against the head's bare forward pass over the same sets.
 
 The peer runs `attend` over the same pieces and waits for the logits; drawing the sets is not
-counted for it. Collecting draws, runs, classifies, and writes shards to disk.
+included. Collecting draws, runs, classifies, and writes shards to disk.
 
     python scripts/bench_collect.py [SETS]
 """
@@ -54,7 +54,7 @@ def main() -> None:
     for size in SIZES:
         bare_pass(head, [size], sets)  # compiles
         full_collect(head, [size], sets)
-        # Taken in turns, so that both meet the same neighbours on a shared machine.
+        # In turns, so that the load of a shared machine affects both alike.
         pairs = [
             (bare_pass(head, [size], sets), full_collect(head, [size], sets))
             for _ in range(REPEATS)

@@ -1,4 +1,4 @@
-"""Scoring every rule at once against the head's bare forward pass over the same sets.
+"""Benchmark of scoring every rule at once against the head's bare forward pass over the same sets.
 
 python scripts/bench_evaluate.py [ROUNDS]   # about a minute a round on two cores
 """

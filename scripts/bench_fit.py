@@ -1,10 +1,10 @@
-"""Time and held-out log p_t of our fits, against least squares of NumPy and SciPy.
+"""Benchmark of fits against least squares of NumPy and SciPy: time and held-out log p_t.
 
 python scripts/bench_fit.py [ROWS ...]    (default: 10,000 and 1,000,000 profiled rows)
 
-All fits are given solved rows of one head, drawn with replacement from a collection: peers the
-optimal beta of the misranked ones, as the paper has it; ours the likelihood profiles of all. The
-score is the mean log p_t of another collection, set sizes alike, under the rule as it is deployed.
+All fits use solved rows of one head, drawn with replacement from a collection: peers the optimal
+beta of misranked rows, as in the paper; ours the likelihood profiles of all rows. The score is the
+mean log p_t of another collection under the deployed rule, equal weight per set size.
 """
 
 import sys
@@ -38,17 +38,17 @@ def polyfit(rows: Rows) -> Coefficients:
 
 def curve_fit_of_beta(rows: Rows) -> Coefficients:
     used = rows.interior()
-    found, _ = curve_fit(lambda H, *c: np.polyval(c, H), used.entropy, used.beta, START)
-    return _entry(used, found)
+    powers, _ = curve_fit(lambda H, *c: np.polyval(c, H), used.entropy, used.beta, START)
+    return _entry(used, powers)
 
 
 def curve_fit_of_theta(rows: Rows) -> Coefficients:
     used = rows.interior()
-    found, _ = curve_fit(
+    powers, _ = curve_fit(
         lambda H, *c: 1 / np.maximum(np.polyval(c, H), 1), used.entropy,
         np.minimum(1 / used.beta, 1), [0.0, 0.0, 0.0, 0.0, 2.0],
     )  # fmt: skip
-    return _entry(used, found)
+    return _entry(used, powers)
 
 
 def _entry(used: Rows, powers: np.ndarray) -> Coefficients:
@@ -69,8 +69,10 @@ def main() -> None:
     counts = [int(word) for word in sys.argv[1:]] or [10_000, 1_000_000]
     head = load_head(HEAD)
     with tempfile.TemporaryDirectory() as folder:
-        found = [collect(head, SIZES, SETS, seed, Path(folder) / str(seed)) for seed in (0, 1)]
-        fitted, held_out = map(solve_collection, found)
+        collections = [
+            collect(head, SIZES, SETS, seed, Path(folder) / str(seed)) for seed in (0, 1)
+        ]
+        fitted, held_out = map(solve_collection, collections)
     for count in counts:
         drawn = np.random.default_rng(0).integers(0, len(fitted.beta), count)
         compare(fitted.take(drawn), held_out)

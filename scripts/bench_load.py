@@ -1,7 +1,7 @@
-"""How fast are coefficient files verified? Against json.loads of the same bytes.
+"""Benchmark of verifying coefficient files against json.loads of the same bytes.
 
-Ours parses them strictly, checks every field, the check pairs and the id, and builds the fit; both
-start from bytes in memory.
+The loader parses strictly, checks every field, the check pairs and the id, and builds the fit;
+both start from bytes in memory.
 
     python scripts/bench_load.py
 """
@@ -42,7 +42,7 @@ def shipped(name: str) -> bytes:
 
 
 def microseconds(function, data: bytes) -> float:
-    """Of one call, the mean of a round."""
+    """Mean microseconds of one call in a round."""
     calls, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < SECONDS_PER_ROUND:
         function(data)
@@ -62,8 +62,8 @@ def main() -> None:
         rounds = [
             (microseconds(json.loads, data), microseconds(loads, data)) for _ in range(ROUNDS)
         ]
-        peer, ours = (statistics.median(column) for column in zip(*rounds, strict=True))
-        print(f"{name:>14} {len(data):>9,} {peer:>8.1f} us {ours:>6.1f} us  {ours / peer:.2f}")
+        peer, loader = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"{name:>14} {len(data):>9,} {peer:>8.1f} us {loader:>6.1f} us  {loader / peer:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Is the cost of a million rows linear, and memory flat?
+"""Benchmark of a million rows: is the time linear in rows, and the memory constant?
 
 Sets: collects 10^4, 10^5 and 10^6 sets of 64 items from the head max-retrieval, by one process, by
-two, and by a local Dask cluster of two workers. Seconds are those of the command in a process that
-has run it before: what is compiled is compiled. The peer is the same command with 10^5 sets:
+two, and by a local Dask cluster of two workers. Seconds are those of a second run of the command in
+one process, so without compilation. The peer is the same command with 10^5 sets:
 seconds a set, and memory of the largest process, beside that one's.
 
 Rows: collects, fits, diagnoses and scores the logits of 25 heads and of 500, 2,000 rows of 64 items
@@ -26,13 +26,13 @@ import psutil
 
 from calibrate.parallel.jobs import Jobs, with_cluster
 
-WAYS = {
+WORKERS = {
     "1 process": Jobs(),
     "2 processes": Jobs(2),
     "Dask, 2 workers": Jobs(2, dask="local"),
 }
 ROWS_PER_HEAD, HEADS_PER_LAYER, N_ITEMS = 2_000, 25, 64
-SECONDS_BETWEEN_LOOKS = 0.05
+SAMPLING_SECONDS = 0.05
 # Warms up with other sets, then runs once, or up to five times if it does not take long.
 TIMED = """
 import json, sys, time
@@ -44,30 +44,30 @@ def seconds(seed, name):
     return time.perf_counter() - began
 
 seconds("1", "warm")
-found = [seconds("0", "0")]
-while sum(found) < 10 and len(found) < 5:
-    found.append(seconds("0", str(len(found))))
-print(min(found))
+runs = [seconds("0", "0")]
+while sum(runs) < 10 and len(runs) < 5:
+    runs.append(seconds("0", str(len(runs))))
+print(min(runs))
 """
 
 
 def measured(*words: object, folder: Path) -> tuple[str, float]:
     """The last line that a command prints, and MiB of the largest of its processes."""
     command = [sys.executable, *map(str, words)]
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.DEVNULL, cwd=folder)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, cwd=folder)
         peak = 0.0
         while process.poll() is None:
             peak = max(peak, largest())
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(SAMPLING_SECONDS)
         if process.returncode:
             raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
-        said.seek(0)
-        return (said.read().splitlines() or [""])[-1], peak
+        output.seek(0)
+        return (output.read().splitlines() or [""])[-1], peak
 
 
 def largest() -> float:
-    """MiB that any process that this one started, or one of theirs, has had at most."""
+    """Peak memory in MiB of the largest descendant of this process."""
     peak = 0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(FileNotFoundError):  # it has ended
@@ -77,10 +77,10 @@ def largest() -> float:
 
 
 def collected(sets: int, jobs: Jobs, parent: Path) -> tuple[float, float]:
-    """Seconds to collect, and MiB."""
+    """Seconds to collect, and peak memory in MiB."""
     words = ["collect", "--head", "max-retrieval", "--sizes", N_ITEMS, "--sets", sets]
-    with with_cluster(jobs) as there:  # workers of a cluster that is there stay warm
-        words += ["--dask", there.dask] if there.dask else ["--jobs", there.processes]
+    with with_cluster(jobs) as running:  # workers of a running cluster stay warm
+        words += ["--dask", running.dask] if running.dask else ["--jobs", running.processes]
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             words = json.dumps(list(map(str, words)))
             seconds, peak = measured("-c", TIMED, words, folder=Path(folder))
@@ -90,12 +90,12 @@ def collected(sets: int, jobs: Jobs, parent: Path) -> tuple[float, float]:
 def sets_table(counts: list[int], parent: Path) -> None:
     middle = counts[len(counts) // 2]
     print(f"{'':>16} {'sets':>10} {'seconds':>8} {'sets/s':>9} {'a set':>6} {'MiB':>6} {'':>6}")
-    for way, jobs in WAYS.items():
-        found = {n: collected(n, jobs, parent) for n in counts}
-        peer, peer_peak = found[middle]
-        for n, (seconds, peak) in found.items():
+    for workers, jobs in WORKERS.items():
+        results = {n: collected(n, jobs, parent) for n in counts}
+        peer, peer_peak = results[middle]
+        for n, (seconds, peak) in results.items():
             ratio = seconds / n / (peer / middle)
-            print(f"{way:>16} {n:>10,} {seconds:>8.2f} {n / seconds:>9,.0f} {ratio:>6.2f} "
+            print(f"{workers:>16} {n:>10,} {seconds:>8.2f} {n / seconds:>9,.0f} {ratio:>6.2f} "
                   f"{peak:>6.0f} {peak / peer_peak:>6.2f}", flush=True)  # fmt: skip
 
 

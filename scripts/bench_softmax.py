@@ -1,7 +1,7 @@
-"""What does adaptive_softmax cost? Against the stock softmax, and against the paper's procedure.
+"""Benchmark of adaptive_softmax against the stock softmax and the paper's procedure.
 
 python scripts/bench_softmax.py          # JAX and PyTorch, on one core and on two
-python scripts/bench_softmax.py --here   # in this process, on what there is (a GPU, say)
+python scripts/bench_softmax.py --here   # in this process, on its devices (such as a GPU)
 python scripts/bench_softmax.py --here of_torch
 """
 
@@ -21,7 +21,7 @@ def logits_of(shape: tuple[int, int]) -> np.ndarray:
 
 
 def show(shape: tuple[int, int], took: dict[str, float]) -> None:
-    """What each took as a multiple of the first, which is the stock softmax."""
+    """Prints the time of each as a multiple of the first, the stock softmax."""
     (stock, unit), *others = took.items()
     ratios = ", ".join(f"{name} {seconds / unit:.2f}" for name, seconds in others)
     print(f"{shape!s:>12}: {stock} {unit * 1e6:6.0f} us; times as long: {ratios}")
@@ -34,7 +34,7 @@ def of_jax() -> None:
     fit = calibrate.load("paper")
 
     def paper(logits):
-        """The paper's procedure, in words of this script: two softmax calls, and their entropy."""
+        """The paper's procedure, written anew: two softmax calls, and their entropy."""
         probs = jax.nn.softmax(logits)
         H = -jnp.sum(probs * jnp.log(probs + 1e-9), axis=-1, keepdims=True)
         p = jnp.polyval(jnp.array(fit.only.coefficients), H)
@@ -63,7 +63,7 @@ def of_torch() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def paper(logits):
-        """The paper's procedure, in words of this script."""
+        """The paper's procedure, written anew."""
         probs = torch.softmax(logits, -1)
         H = -(probs * torch.log(probs + 1e-9)).sum(-1, keepdim=True)
         p = torch.zeros_like(H)
@@ -75,13 +75,13 @@ def of_torch() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    ours = partial(adaptive_softmax, coefficients=fit)
+    adaptive = partial(adaptive_softmax, coefficients=fit)
     functions = {
         "torch.softmax": partial(torch.softmax, dim=-1),
         "the paper's": paper,
         "the paper's compiled": torch.compile(paper),
-        "ours": ours,
-        "ours compiled": torch.compile(ours),
+        "ours": adaptive,
+        "ours compiled": torch.compile(adaptive),
     }
     threads = torch.get_num_threads()
     print(f"PyTorch on {device}, {threads} threads; medians of {ROUNDS} rounds, float32")

@@ -1,4 +1,4 @@
-"""How fast is optimal_beta? Against scipy.optimize.minimize_scalar, row by row, on one core.
+"""Benchmark of optimal_beta against scipy.optimize.minimize_scalar, row by row, on one core.
 
 The rows are misranked rows of the shipped head. The peer minimises -log p_t(beta) with Brent's
 method, its default. Two objectives: with SciPy's own logsumexp, as one would write it, and the same
@@ -28,7 +28,7 @@ REPEATS = 7
 
 
 def misranked_rows(head, size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """That many misranked rows of the head: logits, target."""
+    """(logits, target) of misranked rows of the head."""
     logits, targets, seed = [], [], 0
     while sum(map(len, targets)) < count:
         batch = head.sample(seed, size, max(1, 2**15 // size))
@@ -78,14 +78,14 @@ def main() -> None:
             )
             repeat[1] = seconds_per_row(lambda r=few: [with_logsumexp(*x) for x in r], len(few))
             repeat[2] = seconds_per_row(lambda r=few: [with_lean_numpy(*x) for x in r], len(few))
-        ours, scipy, lean = np.median(times, axis=0) * 1e6
+        solver, scipy, lean = np.median(times, axis=0) * 1e6
         beta = calibrate.optimal_beta(logits, target).beta
         residual = max(
             abs(reference.expected_excess(float(b), *row)) / np.ptp(row[0])
             for b, row in zip(beta, few, strict=False)
         )
-        print(f"{size:>7,} {ours:>8.2f} {scipy:>12.0f} {scipy / ours:>6.0f}x {lean:>11.0f} "
-              f"{lean / ours:>6.0f}x   {residual:.1e}")  # fmt: skip
+        print(f"{size:>7,} {solver:>8.2f} {scipy:>12.0f} {scipy / solver:>6.0f}x {lean:>11.0f} "
+              f"{lean / solver:>6.0f}x   {residual:.1e}")  # fmt: skip
 
 
 if __name__ == "__main__":

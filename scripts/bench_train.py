@@ -1,11 +1,11 @@
-"""Training steps a second against a plain loop of the paper's code in Flax and optax.
+"""Benchmark of training steps a second against a plain loop of the paper's code in Flax and optax.
 
 The peer is what one writes first: the network of A.3 from stock layers, inputs of one-hot classes
 and priorities, one jitted step, a batch made and moved for each. `calibrate train` gives each seed
 one core, so that on two cores two seeds train at its rate on one.
 
 python scripts/bench_train.py          # on one core and on two
-python scripts/bench_train.py --here   # in this process, on what there is
+python scripts/bench_train.py --here   # in this process, on its devices
 """
 
 import time
@@ -88,14 +88,14 @@ def measure() -> None:
             loop(WARM + i * STEPS, STEPS)
             between = time.perf_counter()
             training.train(0, STEPS, Path(folder) / str(i), lambda progress: None)
-            for found, seconds in zip(
+            for rate, seconds in zip(
                 rates.values(), (between - start, time.perf_counter() - between), strict=True
             ):
-                found.append(STEPS / seconds)
-    for name, found in rates.items():
-        print(f"{name:>22}  {median(found):6.0f} steps/s")
-    theirs, mine = (median(found) for found in rates.values())
-    print(f"ratio {mine / theirs:.2f}")
+                rate.append(STEPS / seconds)
+    for name, rate in rates.items():
+        print(f"{name:>22}  {median(rate):6.0f} steps/s")
+    peer_rate, command_rate = (median(rate) for rate in rates.values())
+    print(f"ratio {command_rate / peer_rate:.2f}")
 
 
 if __name__ == "__main__":

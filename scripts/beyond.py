@@ -1,4 +1,4 @@
-"""Beyond the format: what other degrees, other variables and two variables would gain.
+"""Rules beyond the file format: gains of other degrees, other variables and two variables.
 
 Used by scripts/choose_rule. Every rule is a polynomial fitted by likelihood to all rows above the
 gate, and scored by mean log p_t on the rows of another collection.
@@ -18,7 +18,7 @@ from calibrate.maths.rule import Rule
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta
 N_CONSTRAINTS = 150
-DIFFUSE_SCALES = (0.05, 0.5)  # standard deviations of logits that are diffuse on purpose
+DIFFUSE_SCALES = (0.05, 0.5)  # standard deviations of logits of diffuse rows
 Features = Callable[[Rows, np.ndarray], np.ndarray]
 
 VARIABLES: dict[str, tuple[Features, int]] = {
@@ -48,20 +48,20 @@ def commitment(rows: Rows) -> np.ndarray:
 def scores_beyond(
     fitted: Rows, fitted_gap: np.ndarray, held_out: Rows, held_out_gap: np.ndarray
 ) -> dict[str, float]:
-    """Rule -> mean log p_t above the gate on held-out rows, sizes alike; and on a mixture."""
+    """Held-out mean log p_t of each rule above the gate, sizes equal; and on a mixture."""
     train, test = (_above_gate(*rows) for rows in ((fitted, fitted_gap), (held_out, held_out_gap)))
-    found = {
+    scores = {
         "plain": mean_by_size(test[0], row_scores(test[0], np.ones(len(test[1])), "likelihood"))
     }
-    found |= {name: _score(train, test, *VARIABLES[name]) for name in VARIABLES}
+    scores |= {name: _score(train, test, *VARIABLES[name]) for name in VARIABLES}
     mixed_train, mixed_test = (
         _with_diffuse(*rows, seed) for seed, rows in enumerate((train, test))
     )
     plain = row_scores(mixed_test[0], np.ones(len(mixed_test[1])), "likelihood")
-    found["mixture: plain"] = mean_by_size(mixed_test[0], plain)
+    scores["mixture: plain"] = mean_by_size(mixed_test[0], plain)
     for name in MIXED:
-        found[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
-    return found
+        scores[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
+    return scores
 
 
 def _above_gate(rows: Rows, gap: np.ndarray) -> tuple[Rows, np.ndarray]:
@@ -74,7 +74,7 @@ def _score(
 ) -> float:
     x, x_test = features(*train), features(*test)
     lo, hi = np.percentile(x, (0.5, 99.5), axis=0)
-    design, design_test = (_products(_place(v, lo, hi), degree) for v in (x, x_test))
+    design, design_test = (_products(_normalise(v, lo, hi), degree) for v in (x, x_test))
     rng = np.random.default_rng(0)
     chosen = rng.choice(len(design), min(N_CONSTRAINTS, len(design)), replace=False)
     matrix = design[chosen]
@@ -87,8 +87,8 @@ def _score(
     return mean_by_size(test[0], row_scores(test[0], beta, "likelihood"))
 
 
-def _place(x: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """Within [-1, 1]."""
+def _normalise(x: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+    """x clipped to [lo, hi], mapped to [-1, 1]."""
     return 2 * (np.clip(x, lo, hi) - lo) / (hi - lo) - 1
 
 
@@ -96,18 +96,18 @@ def _products(x: np.ndarray, degree: int) -> np.ndarray:
     """Products of Chebyshev polynomials up to the total degree, the constant first."""
     single = np.polynomial.chebyshev.chebvander(x, degree)  # (rows, variables, degree + 1)
     powers = itertools.product(range(degree + 1), repeat=x.shape[1])
-    wanted = sorted((p for p in powers if sum(p) <= degree), key=sum)
-    picked = np.arange(x.shape[1])
-    return np.column_stack([single[:, picked, p].prod(axis=1) for p in wanted])
+    exponents = sorted((p for p in powers if sum(p) <= degree), key=sum)
+    variables = np.arange(x.shape[1])
+    return np.column_stack([single[:, variables, p].prod(axis=1) for p in exponents])
 
 
 def _equal_sizes(rows: Rows) -> np.ndarray:
-    sizes, place, count = np.unique(rows.size, return_inverse=True, return_counts=True)
-    return 1 / (len(sizes) * count[place])
+    sizes, index, count = np.unique(rows.size, return_inverse=True, return_counts=True)
+    return 1 / (len(sizes) * count[index])
 
 
 def _with_diffuse(rows: Rows, gap: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
-    """As many rows again whose targets are all their items, alike: -KL(uniform, p) is the score."""
+    """The rows, and as many whose target is every item equally: their score is -KL(uniform, p)."""
     rng = np.random.default_rng(seed)
     betas = nodes(LOW, HIGH)
     H, second, values = np.empty(len(gap)), np.empty(len(gap)), np.empty((len(gap), len(betas)))
@@ -120,7 +120,7 @@ def _with_diffuse(rows: Rows, gap: np.ndarray, seed: int) -> tuple[Rows, np.ndar
         mass = np.log(np.exp(betas[:, None] * spread).sum(axis=1))
         values[i] = betas * spread.mean() - mass + np.log(n)
     series = np.concatenate([rows.profile.series, from_nodes(values, LOW, HIGH).series])
-    both = rows.profile._replace(series=series)
+    profile = rows.profile._replace(series=series)
     doubled = rows.take(np.tile(np.arange(len(gap)), 2))
-    mixed = doubled._replace(entropy=np.concatenate([rows.entropy, H]), profile=both)
+    mixed = doubled._replace(entropy=np.concatenate([rows.entropy, H]), profile=profile)
     return mixed, np.concatenate([gap, second])

@@ -35,7 +35,7 @@ from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.fitting.solved_rows import solve_collection
 from calibrate.heads import Head
 
-MIN_HEADS = 5  # with fewer, resampled heads say nothing of the spread between heads
+MIN_HEADS = 5  # with fewer, resampling does not show the spread between heads
 ARRAYS = (
     "accuracy", "error", "gain", "gain_error", "p_plain", "p_paper", "p_own",
     "headroom", "headroom_low", "headroom_high", "per_head",
@@ -109,7 +109,7 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> dict[s
 
 
 def head_key(head: Head) -> str:
-    """A file name for what is kept of a head: two heads of one name stay apart."""
+    """The name of a head's cache files; two heads of one name have different ones."""
     return f"{Path(head.name).name}-{hashlib.sha256(head.fingerprint.encode()).hexdigest()[:12]}"
 
 
@@ -121,7 +121,7 @@ def cached_scores(
     rules: Mapping[str, ScoredRule],
     folder: Path,
 ) -> list[Score]:
-    """`score_head`, an npz file per size: the same call reads what it finds."""
+    """`score_head`, cached in an npz file per size."""
     scores = []
     for size in sorted(set(sizes)):
         betas = {name: _rule_key(rule) for name, rule in sorted(rules.items())}
@@ -143,7 +143,7 @@ def cached_scores(
 
 
 def _rule_key(rule: ScoredRule) -> str:
-    """What determines a rule's beta."""
+    """The numbers that determine a rule's beta."""
     return repr((rule.rule, rule.entries) if isinstance(rule, Coefficients) else rule)
 
 

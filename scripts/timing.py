@@ -1,4 +1,4 @@
-"""What benchmarks share: medians taken in turns, on one core of the CPU and on two."""
+"""Timing for benchmarks: medians of calls in turns, on one core of the CPU and on two."""
 
 import os
 import subprocess
@@ -25,9 +25,9 @@ def medians(
 
 
 def on_cores(*measures: Callable[[], None]) -> None:
-    """Runs what measures here if the script was called with --here, else each in its process.
+    """Runs measures in this process if the script has --here, else each in its own process.
 
-    Those of PyTorch and of JAX are apart, as their threads would get in each other's way.
+    PyTorch and JAX run in separate processes, as their threads would compete for the cores.
     """
     for measure in measures:
         if "--here" in sys.argv:

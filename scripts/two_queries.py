@@ -1,13 +1,13 @@
-"""A task with two kinds of query that go through the same heads, and a small Llama that learns it.
+"""A task with two kinds of query for the same heads, and a small Llama that learns it.
 
 A prompt is a row of items and a query, a token each. An item has a level and a class. The query
 "one" asks for the class of the item of the highest level: a single item answers. The query "many"
 names a level, and asks which class is the most frequent among the items near it: all of them
-answer. Items of like levels have like classes, all but the highest one: a head that looks beside it
-is misled.
+answer. Items of similar levels have similar classes, except the highest one: a head that attends to
+its neighbours answers wrongly.
 
-The model has no positional encoding, as none may fail before attention does: rotary positions are
-all 0, which turns nothing. Order means nothing to the task, and causality is kept.
+The model has no positional encoding, which might fail at smaller sizes than attention: all rotary
+positions are 0. The task does not depend on order, and attention is causal.
 """
 
 import sys
@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LEVELS, CLASSES = 64, 8
-NEAR = 6  # items at most so many levels from the query's are asked for
+NEAR = 6  # levels: the query is about items at most this far from its own
 REGION = 8  # levels that have a class in common
 SHARE = (0.3, 0.6)  # of the items of a region that have its class, whatever else is drawn
 ONE = LEVELS * CLASSES  # token of the query "one"; those of "many" follow, one for each level
@@ -77,7 +77,7 @@ def prompts_of(stream: str, seed: int, size: int, kind: str, count: int) -> list
 
 
 def new_model(heads: int, seed: int) -> LlamaForCausalLM:
-    """An untrained model of two layers with so many heads each."""
+    """An untrained model of two layers with this number of heads each."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -92,7 +92,7 @@ def new_model(heads: int, seed: int) -> LlamaForCausalLM:
 def answers(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
     """(prompts, CLASSES) logits of the answers."""
     nowhere = torch.zeros_like(tokens)
-    # Without a mask Transformers takes every position 0 for the start of another sequence.
+    # Without a mask, Transformers treats every position 0 as the start of a new sequence.
     out = model(
         input_ids=tokens, position_ids=nowhere, attention_mask=torch.ones_like(tokens),
         use_cache=False, logits_to_keep=1,
@@ -103,7 +103,7 @@ def answers(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
 def train(
     model: LlamaForCausalLM, seed: int, steps: int, rate: float, prompts: int = 256
 ) -> Iterator[tuple[int, float]]:
-    """Trains on prompts of the trained sizes, both kinds alike; yields (step, loss)."""
+    """Trains on prompts of the trained sizes, both kinds equally; yields (step, loss)."""
     rng = np.random.default_rng([seed, 0])
     optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(

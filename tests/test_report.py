@@ -18,7 +18,7 @@ from calibrate.evaluation.comparison import compare
 from calibrate.files.coefficient_file import dumps
 from calibrate.report import head_page, plot_style
 from calibrate.report.head_page import write_head_page
-from calibrate.report.verdict import beside_rivals, verdict
+from calibrate.report.verdict import compare_rivals, verdict
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
 RULES = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
@@ -245,7 +245,7 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
         "to 80.0 %); it is right less often at n = 1,024, by up to 10.0 points; it makes no "
         "measurable difference at n = 16."
     )
-    assert beside_rivals(comparison) == (
+    assert compare_rivals(comparison) == (
         "Of its rivals, better: the paper's numbers (n = 1,024); worse: the paper's numbers "
         "(n = 64 to 256) and hard attention (n = 256); not measurably different: one constant, "
         "fitted."
@@ -258,7 +258,7 @@ def test_verdict_without_any_difference():
     assert verdict(comparison, "mine@1") == (
         "mine@1 is nowhere measurably better than plain softmax on 2,000 sets of a size."
     )
-    assert beside_rivals(comparison) == (
+    assert compare_rivals(comparison) == (
         "Of its rivals, not measurably different: the paper's numbers."
     )
     assert np.isnan(compare("toy", [make_score(16, same)]).p_plain).all()

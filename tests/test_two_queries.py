@@ -29,7 +29,7 @@ def study():
 
 @pytest.fixture(scope="module")
 def model(study):
-    return study["load_model"](study["Chosen"](2, 0).weights)
+    return study["load_model"](study["Trial"](2, 0).weights)
 
 
 @pytest.mark.parametrize("kind", ["one", "many"])
@@ -84,7 +84,7 @@ def test_training_begins_to_learn(study):
 
 
 def test_shipped_weights_are_small(study):
-    chosen = [study["Chosen"](heads, seed) for heads in study["HEADS"] for seed in study["SEEDS"]]
+    chosen = [study["Trial"](heads, seed) for heads in study["HEADS"] for seed in study["SEEDS"]]
     assert sum(f.stat().st_size for c in chosen for f in c.weights.iterdir()) < 10e6
     for one in chosen:
         assert 1e5 < study["load_model"](one.weights).num_parameters() < 5e5

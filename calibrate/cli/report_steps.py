@@ -18,7 +18,7 @@ from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import FIRST_FIT
 from calibrate.report.report_record import ReportRecord
-from calibrate.report.verdict import beside_rivals, verdict, verdict_on_logits
+from calibrate.report.verdict import compare_rivals, verdict, verdict_on_logits
 
 
 def report_on_head(
@@ -68,7 +68,7 @@ def write_head_report(
             raise
         stderr.print(f"the report is not written: {error}")
         path = None
-    return ReportRecord(verdict(comparison, fit.reference), path, beside_rivals(comparison))
+    return ReportRecord(verdict(comparison, fit.reference), path, compare_rivals(comparison))
 
 
 def _fitted_rivals(collection: Collection | None) -> dict[str, ScoredRule]:

@@ -1,4 +1,4 @@
-"""The rules that a fit is compared with: how each sets beta from entropy or from set size."""
+"""Baselines: the rules that a fit is compared with, of entropy, of set size, or constant."""
 
 import math
 import warnings
@@ -20,11 +20,11 @@ from calibrate.fitting.solved_rows import Rows
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
 TRAINED_SIZE = 16  # the largest set that the built-in heads were trained on
 EXTRAPOLATED_FROM = 512
-_BEYOND_ANY_LOGIT = 1e30
+_ALMOST_INFINITE = 1e30
 
 
 class LogSize(NamedTuple):
-    """beta = kappa log n + constant, whatever the entropy.
+    """beta = kappa log n + constant, independent of entropy.
 
     Reference: Su 2022, "A quick derivation of entropy-invariant softmax".
     """
@@ -37,16 +37,16 @@ class LogSize(NamedTuple):
 
 
 class Hindsight(NamedTuple):
-    """A yardstick that cannot be deployed: the best of HINDSIGHT_BETAS at each set size.
+    """The best of HINDSIGHT_BETAS at each set size: a reference that cannot be deployed.
 
-    The first sets choose, by whether the head is right; the others score.
+    The constant with the most right answers on the first sets is scored on the others.
     """
 
 
 ScoredRule = Coefficients | LogSize | Hindsight
 
 PLAIN = LogSize(0.0, 1.0)
-HARD = LogSize(0.0, _BEYOND_ANY_LOGIT)  # argmax; equal maxima share
+HARD = LogSize(0.0, _ALMOST_INFINITE)  # argmax; equal maxima share the weight
 HINDSIGHT = Hindsight()
 HINDSIGHT_BETAS = np.geomspace(1, 1000, 40)
 
@@ -67,7 +67,7 @@ LABELS = {
 
 
 def paper() -> Coefficients:
-    """The paper's own numbers, whatever a user's store calls "paper"."""
+    """The paper's numbers, from the package even if a user's store has a fit named "paper"."""
     return load("paper@1", published_store())
 
 
@@ -78,7 +78,7 @@ def rounded_paper() -> Coefficients:
 
 
 def fixed_rules() -> dict[str, ScoredRule]:
-    """What needs no fitting."""
+    """The rules that need no fitting."""
     return {
         "plain": PLAIN,
         "paper": paper(),
@@ -90,27 +90,29 @@ def fixed_rules() -> dict[str, ScoredRule]:
 
 
 def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRule]:
-    """The rule that these rows call for, every kind of rule fitted to them, and the paper's way.
+    """The rule chosen for these rows, every kind fitted to them, and the paper's procedure.
 
     Args:
       rows: of a collection.
-      choice: that was made of them already.
+      choice: the result of `choose` for these rows, if there is one.
     Raises:
-      QualityError: no rule is worth it: too few rows for "own", or none beats plain softmax.
+      QualityError: no rule "own": too few rows, or no rule beats plain softmax.
     Warns:
-      UserWarning: rules that are left out, as there are too few rows for them.
+      UserWarning: a rule is left out, as it has too few rows.
     """
     choice = choice or choose(rows, Options())
     rules: dict[str, ScoredRule] = {"own": choice.chosen.fit}
     rules |= {_NAMES[candidate.kind]: candidate.fit for candidate in choice.candidates}
     small = rows.size <= EXTRAPOLATED_FROM
-    wanted: dict[str, Callable[[], Coefficients]] = {"procedure": lambda: fit_as_in_the_paper(rows)}
+    optional: dict[str, Callable[[], Coefficients]] = {
+        "procedure": lambda: fit_as_in_the_paper(rows)
+    }
     if not small.all():
-        wanted["own-512"] = lambda: fit_rule(rows.take(small), choice.chosen.kind)
-    for name, fit in wanted.items():
+        optional["own-512"] = lambda: fit_rule(rows.take(small), choice.chosen.kind)
+    for name, fit in optional.items():
         try:
             rules[name] = fit()
-        except QualityError as failure:  # the others can be compared still
+        except QualityError as failure:  # the others can still be compared
             warnings.warn(f"{LABELS[name]!r} is left out: {failure}", stacklevel=2)
     return {name: _named(rule, name) for name, rule in rules.items()}
 
@@ -126,16 +128,16 @@ def in_order(rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
     """The rules in the order of LABELS, others before hindsight."""
     known = list(LABELS)
     last = len(known) - 1
-    place = {name: known.index(name) if name in LABELS else last - 0.5 for name in rules}
-    return {name: rules[name] for name in sorted(rules, key=place.__getitem__)}
+    position = {name: known.index(name) if name in LABELS else last - 0.5 for name in rules}
+    return {name: rules[name] for name in sorted(rules, key=position.__getitem__)}
 
 
 def beside(own: Coefficients, rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
-    """A fit and others, in order, without those that are the fit itself by another name."""
+    """A fit as "own" and other rules, in order; rules equal to the fit are left out."""
     others = {name: rule for name, rule in rules.items() if rule != own and name != "own"}
     return in_order({**others, "own": own})
 
 
 def label(name: str, own: str = LABELS["own"]) -> str:
-    """What a rule is called in tables and figures; `own` is what the head's fit is called."""
+    """The name of a rule in tables and figures; `own` is the name of the head's fit."""
     return own if name == "own" else LABELS.get(name, name)

@@ -1,4 +1,4 @@
-"""Diagnose: which heads disperse, and which are worth calibrating, from a sample of all rows."""
+"""Diagnosis of heads: which disperse, and which are worth calibrating, from a sample of rows."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,16 +18,16 @@ from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_blocks import in_blocks
 from calibrate.maths.shannon_entropy import susceptibility
 
-# What verdicts go by. They sort heads; `calibrate fit` decides, on rows that a rule has not seen.
-LEAST_HEADROOM = 0.01  # nats: the target gets a hundredth more; less is hardly worth a file
-LEAST_ERRORS = 2.0  # standard errors of the headroom: about what `calibrate fit` asks for
-# Commitment that grows as log n leaves the entropy as it is. Short of that by a tenth, the entropy
-# still grows by 0.7 nats only from 16 to 16,384 items.
+# Thresholds of verdicts, which only rank heads: `calibrate fit` decides on held-out rows.
+LEAST_HEADROOM = 0.01  # nats: the target's probability rises by 1 %
+LEAST_ERRORS = 2.0  # standard errors of the headroom: about what `calibrate fit` requires
+# Entropy is constant if commitment grows as log n. At a slope of 0.9 it grows by 0.7 nats from 16
+# to 16,384 items.
 ROBUST_SLOPE = 0.9
-SELDOM_ON_TOP = 0.5  # of rows: in most of them what a larger beta raises is another item
-ENOUGH_OF_SIZE = 20  # rows: medians and shares of fewer say little of a set size
+SELDOM_ON_TOP = 0.5  # share of rows: below it, a larger beta mostly raises another item
+ENOUGH_OF_SIZE = 20  # rows of a set size, for medians and shares
 PERCENTILES = (10, 50, 90)
-N_BETAS = 257  # alike in log beta: a peak between two of them is short by some 1e-4 nats
+N_BETAS = 257  # evenly spaced in log beta: a maximum between two is missed by about 1e-4 nats
 
 WORTH, ROBUST, NOT_WORTH, FEW = "worth calibrating", "robust", "not worth it", "too few rows"
 
@@ -46,36 +46,36 @@ class AtSize(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """Growth of commitment with log n: 1 where the entropy stays, 0 where it grows as log n."""
+    """Growth of commitment with log n: 1 if the entropy is constant, 0 if it grows as log n."""
 
     value: float
     error: float  # standard error
 
 
 class Headroom(NamedTuple):
-    """What sharpening could add to the mean log-probability of the target, nats, sizes alike."""
+    """Possible gains in the mean log-probability of the target, nats, equal weight per size."""
 
     plain: float  # mean log p_t under plain softmax
-    constant: float  # what the best constant in [1, 64] adds to these very rows
+    constant: float  # gain of the best constant in [1, 64] on the rows that choose it
     error: float  # its standard error
     beta: float  # that constant
-    ceiling: float  # what each row's own best beta in [1, 64] adds: nobody can deploy that
+    ceiling: float  # gain if each row has its own best beta in [1, 64]: cannot be deployed
 
     @property
     def evident(self) -> bool:
-        """Whether it is worth a rule, and beyond chance."""
+        """Whether the constant's gain is large enough for a rule, and beyond chance."""
         return self.constant >= max(LEAST_HEADROOM, LEAST_ERRORS * self.error)
 
 
 class Verdict(NamedTuple):
-    """One of four words, and a sentence that says why."""
+    """One of WORTH, ROBUST, NOT_WORTH and FEW, and the reason in a sentence."""
 
     word: str
     reason: str
 
 
 class Contexts(NamedTuple):
-    """Where each row lies in the plane of commitment and susceptibility; arrays (rows,)."""
+    """Commitment and susceptibility of each row; arrays (rows,)."""
 
     size: np.ndarray
     commitment: np.ndarray  # nats
@@ -83,19 +83,19 @@ class Contexts(NamedTuple):
 
 
 class HeadDiagnosis(NamedTuple):
-    """One head."""
+    """Measurements and verdict of one head."""
 
     name: str
-    layer: int | None  # None where nobody says
+    layer: int | None  # None if unknown
     head: int | None
     rows: int
     sizes: list[AtSize]
-    slope: Slope | None  # None if all rows have as many items
+    slope: Slope | None  # None if all rows have the same number of items
     largest: int  # the largest set size of 20 rows or more
-    dispersal: float | None  # items: median over its rows; None if the target never lets go
+    dispersal: float | None  # items: median over its rows; None if the target is never lost
     on_top: float  # share of all rows
     on_top_at_largest: float
-    beta: tuple[float, float, float] | None  # percentiles of interior rows; None if there are none
+    beta: tuple[float, float, float] | None  # percentiles of interior rows; None without them
     shares: dict[str, float]  # of the rows by class
     headroom: Headroom
     verdict: Verdict
@@ -103,16 +103,16 @@ class HeadDiagnosis(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """Every head of a collection, the largest headroom first, those of too few rows last."""
+    """Every head of a collection, by falling headroom; heads with too few rows are last."""
 
     collection: Collection
     eps: float
     heads: list[HeadDiagnosis]
-    without_rows: list[tuple[int, int]]  # (layer, head) of which no row was kept
+    without_rows: list[tuple[int, int]]  # (layer, head) without a kept row
 
 
 class Measured(NamedTuple):
-    """Solved rows, and what takes their logits; arrays (rows,)."""
+    """Solved rows, and measurements of their logits; arrays (rows,)."""
 
     rows: Rows
     susceptibility: np.ndarray
@@ -140,7 +140,7 @@ def diagnose(
 
     Args:
       collection: complete, of a sample of all rows.
-      eps: the coefficient below which a target is said to be lost, between 0 and 1.
+      eps: the coefficient below which a target counts as lost, between 0 and 1.
       report: called after each shard of each group of `group_heads`.
     Raises:
       CalibrateError: the collection keeps misranked rows only, or is damaged.
@@ -152,8 +152,9 @@ def diagnose(
         heads += _diagnose_group(collection, group, eps, report)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows; collect more sets")
-    found = {(head.layer, head.head) for head in heads}
-    without_rows = [name for name in collection.heads if tuple(map(known_index, name)) not in found]
+    diagnosed = {(head.layer, head.head) for head in heads}
+    names = {name: tuple(map(known_index, name)) for name in collection.heads}
+    without_rows = [name for name, indices in names.items() if indices not in diagnosed]
     heads.sort(key=lambda head: (head.verdict.word == FEW, -head.headroom.constant))
     return Diagnosis(collection, eps, heads, sorted(without_rows))
 
@@ -162,20 +163,20 @@ def _diagnose_group(
     collection: Collection, heads: Heads | None, eps: float, report: Callable[[], None]
 ) -> list[HeadDiagnosis]:
     parts = []
-    for part in starmap(partial(_measure, eps), collection.shards(heads)):  # lets go of each shard
+    for part in starmap(partial(_measure, eps), collection.shards(heads)):  # one shard at a time
         parts.append(part)
         report()
     if not parts:
         return []
     rows, *columns = zip(*parts, strict=True)
-    every = Measured(solved_rows.concatenate_rows(list(rows)), *map(np.concatenate, columns))
+    measured = Measured(solved_rows.concatenate_rows(list(rows)), *map(np.concatenate, columns))
     unnamed = collection.manifest["configuration"].get("head", "head")
     return [
         _diagnose_head(
-            every.take(every.rows.is_of(layer, head)),
+            measured.take(measured.rows.is_of(layer, head)),
             head_label(known_index(layer), known_index(head)) or str(unnamed),
         )
-        for layer, head in every.rows.heads()
+        for layer, head in measured.rows.heads()
     ]
 
 
@@ -196,7 +197,7 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     last = max(sizes, key=lambda at: (at.rows >= ENOUGH_OF_SIZE, at.size))
     dispersal = float(np.median(measured.dispersal[rows.size == last.size]))
     interior = rows.beta[rows.status == solver.INTERIOR]
-    slope, room = commitment_slope(rows.items, contexts.commitment), headroom(rows)
+    slope, gains = commitment_slope(rows.items, contexts.commitment), headroom(rows)
     on_top = 1 - float(rows.misranked.mean())
     layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
     return HeadDiagnosis(
@@ -206,24 +207,24 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
         on_top=on_top,
         on_top_at_largest=last.on_top,
         beta=_percentiles(interior),
-        shares={word: n / len(rows.size) for word, n in rows.count_by_status().items()},
-        headroom=room,
-        verdict=judge(len(rows.size), slope, on_top, room),
+        shares={status: n / len(rows.size) for status, n in rows.count_by_status().items()},
+        headroom=gains,
+        verdict=judge(len(rows.size), slope, on_top, gains),
         contexts=contexts,
     )  # fmt: skip
 
 
 def _at_size(measured: Measured, contexts: Contexts, size: int) -> AtSize:
-    rows, mine = measured.rows, measured.rows.size == size
-    H = rows.entropy[mine]
+    rows, of_size = measured.rows, measured.rows.size == size
+    H = rows.entropy[of_size]
     return AtSize(
         int(size), len(H),
-        items=float(np.exp(np.log(rows.items[mine]).mean())),
+        items=float(np.exp(np.log(rows.items[of_size]).mean())),
         entropy=float(H.mean()),
         entropy_spread=float(H.std()),
-        commitment=float(contexts.commitment[mine].mean()),
-        susceptibility=float(contexts.susceptibility[mine].mean()),
-        on_top=1 - float(rows.misranked[mine].mean()),
+        commitment=float(contexts.commitment[of_size].mean()),
+        susceptibility=float(contexts.susceptibility[of_size].mean()),
+        on_top=1 - float(rows.misranked[of_size].mean()),
     )  # fmt: skip
 
 
@@ -235,9 +236,9 @@ def _percentiles(beta: np.ndarray) -> tuple[float, float, float] | None:
 
 
 def commitment_slope(items: np.ndarray, commitment: np.ndarray) -> Slope | None:
-    """Least squares of commitment on log n over rows; None if that determines no line.
+    """Least-squares slope of commitment on log n over rows; None if the rows determine no line.
 
-    The standard error allows for rows that vary more at some sizes than at others (White 1980).
+    The standard error is robust to a variance that depends on the size (White 1980).
     """
     x = np.log(items) - np.log(items).mean()
     total = float(x @ x)
@@ -250,9 +251,9 @@ def commitment_slope(items: np.ndarray, commitment: np.ndarray) -> Slope | None:
 
 
 def headroom(rows: Rows) -> Headroom:
-    """What the best constant, and each row's own best beta, add to these very rows.
+    """Gains of the best constant, and of each row's own best beta, over plain softmax.
 
-    Both are chosen by the rows that they are scored on, and so upper estimates.
+    Both are chosen on the rows that they are scored on: they are upper estimates.
     """
     weight = row_weights(rows)
     betas = np.geomspace(rows.profile.low, rows.profile.high, N_BETAS)  # the first is plain softmax
@@ -270,27 +271,27 @@ def headroom(rows: Rows) -> Headroom:
     )
 
 
-def judge(rows: int, slope: Slope | None, on_top: float, room: Headroom) -> Verdict:
-    """Whether a head is worth calibrating, as far as its own rows can say."""
+def judge(rows: int, slope: Slope | None, on_top: float, gains: Headroom) -> Verdict:
+    """Whether a head is worth calibrating, judged by the rows that chose its best constant."""
     if rows < MIN_ROWS:
         return Verdict(FEW, f"{FEW} ({rows}): at least {MIN_ROWS} are needed")
     robust = slope is not None and slope.value >= ROBUST_SLOPE
-    way = "falls" if slope and slope.value < 0 else "grows"
-    grows = f"commitment {way} {abs(slope.value):.2f} per unit of log n" if slope else ""
-    adds = f"one constant would add {room.constant:.3f} nats"
+    verb = "falls" if slope and slope.value < 0 else "grows"
+    growth = f"commitment {verb} {abs(slope.value):.2f} per unit of log n" if slope else ""
+    gain = f"one constant would add {gains.constant:.3f} nats"
     seldom = on_top < SELDOM_ON_TOP
-    if room.evident:
-        said = [f"{'hardly disperses' if robust else 'disperses'} ({grows})"] if slope else []
-        said += [f"its target has the top logit in {'only ' * seldom}{on_top:.0%} of rows", adds]
-        return Verdict(WORTH, f"{WORTH}: {', '.join(said)}")
+    if gains.evident:
+        facts = [f"{'hardly disperses' if robust else 'disperses'} ({growth})"] if slope else []
+        facts += [f"its target has the top logit in {'only ' * seldom}{on_top:.0%} of rows", gain]
+        return Verdict(WORTH, f"{WORTH}: {', '.join(facts)}")
     if seldom:
         return Verdict(
             NOT_WORTH,
             f"{NOT_WORTH}: its targets seldom have the top logit ({on_top:.0%}), sharpening would "
-            f"help the wrong items ({adds})",
+            f"help the wrong items ({gain})",
         )
     if robust:
-        return Verdict(ROBUST, f"{ROBUST}: its entropy hardly grows ({grows}), {adds}")
-    small = room.constant < LEAST_HEADROOM
-    within = f"less than {LEAST_HEADROOM:g}" if small else f"within chance (± {room.error:.3f})"
-    return Verdict(NOT_WORTH, f"{NOT_WORTH}: {adds}, {within}")
+        return Verdict(ROBUST, f"{ROBUST}: its entropy hardly grows ({growth}), {gain}")
+    small = gains.constant < LEAST_HEADROOM
+    within = f"less than {LEAST_HEADROOM:g}" if small else f"within chance (± {gains.error:.3f})"
+    return Verdict(NOT_WORTH, f"{NOT_WORTH}: {gain}, {within}")

@@ -13,7 +13,7 @@ from calibrate.maths.bounds import coefficient_bounds, dispersal_size
 from calibrate.maths.reference import entropy, softmax
 from calibrate.maths.rule import LOG_SIZE, beta_of
 
-STREAM = "closeup"
+STREAM = "closeup"  # name of the random stream: another name draws other sets
 N_LARGEST = 16
 ROUNDING = 1e-9
 
@@ -26,7 +26,7 @@ class ExampleSets(NamedTuple):
     target: np.ndarray  # (rows,)
     entropy: np.ndarray  # (rows,) nats
     largest: np.ndarray  # (rows, up to 16) items with the largest keys, the target last
-    spread_bound: np.ndarray | None  # (rows,) of the logits, by the head's weights
+    spread_bound: np.ndarray | None  # (rows,) bound of the logits' spread, from the weights
 
     @property
     def log_size(self) -> np.ndarray:
@@ -35,7 +35,7 @@ class ExampleSets(NamedTuple):
         return log_n
 
     def rule_input(self, fit: Coefficients) -> np.ndarray:
-        """(rows,) what a fit's beta is a function of: H, or log n."""
+        """(rows,) the argument of a fit's beta: H, or log n."""
         return self.log_size if fit.rule.kind == LOG_SIZE else self.entropy
 
     def beta(self, fit: Coefficients | None) -> np.ndarray:
@@ -52,12 +52,12 @@ class ExampleSets(NamedTuple):
         return softmax(self.logits, beta=self.beta(fit)[:, None])
 
     def target_coefficient(self, fit: Coefficients | None) -> np.ndarray:
-        """(rows,) what the target gets."""
+        """(rows,) attention coefficient of the target."""
         return np.take_along_axis(self.coefficients(fit), self.target[:, None], axis=1)[:, 0]
 
 
 def draw_examples(head: Head, sizes: Sequence[int], sets: int, seed: int) -> list[ExampleSets]:
-    """Runs the head over a few sets of each size, drawn from a stream that no fit has seen."""
+    """Runs the head over a few sets of each size, from a stream that is used for nothing else."""
     return [_draw_size(head, size, sets, seed) for size in sorted(set(sizes))]
 
 
@@ -74,7 +74,7 @@ def _draw_size(head: Head, size: int, sets: int, seed: int) -> ExampleSets:
 
 
 def _rows_of(head: Head, unit: Unit, seed: int) -> Iterator[tuple[np.ndarray, ...]]:
-    """(logits, target, keys, and where the head can tell the bound of the spread), by pieces."""
+    """(logits, target, keys, and the spread's bound if the head has one), by pieces."""
     bound = getattr(head, "spread_bound", None)
     for _, batch, attended in attended_pieces(head, STREAM, seed, unit):
         logits = np.asarray(attended.logits, float)
@@ -84,14 +84,14 @@ def _rows_of(head: Head, unit: Unit, seed: int) -> Iterator[tuple[np.ndarray, ..
 
 
 def _largest(keys: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The items with the largest keys, largest last; the target is the very last."""
+    """The items with the largest keys in rising order, and the target last."""
     keys = keys.copy()
     np.put_along_axis(keys, target[:, None], np.inf, axis=1)
     return np.argsort(keys, axis=1)[:, -N_LARGEST:]
 
 
 def misranked_rows(examples: Sequence[ExampleSets]) -> Rows:
-    """The misranked sets, solved: what a fit of theirs would be made of."""
+    """The misranked sets as solved rows, from which a fit could be made."""
     parts = []
     for sets in examples:
         logits = sets.logits.astype(np.float32)
@@ -101,25 +101,25 @@ def misranked_rows(examples: Sequence[ExampleSets]) -> Rows:
 
 
 class Reach(NamedTuple):
-    """How sharp a head can be and is, at one set size."""
+    """Measured sharpness of a head at one set size, and its bounds."""
 
     size: int
-    spread: float  # largest of the rows: largest logit less smallest
-    spread_bound: float | None  # the same by Proposition 3.1
+    spread: float  # largest of any row: its largest logit less its smallest
+    spread_bound: float | None  # its bound by Proposition 3.1
     highest: float  # largest coefficient of any row
-    highest_bound: float  # the same by Lemma 2.1, from the rows' spread and unmasked items
+    highest_bound: float  # its bound by Lemma 2.1, from the rows' spread and unmasked items
     target: float  # median coefficient of the target
 
 
 def reach(examples: Sequence[ExampleSets]) -> list[Reach]:
-    """Bounds and what is observed, by set size, under plain softmax."""
-    found = []
+    """Measurements and bounds under plain softmax, by set size."""
+    by_size = []
     for sets in examples:
         finite = np.where(np.isfinite(sets.logits), sets.logits, np.nan)
         spread = np.nanmax(finite, axis=1) - np.nanmin(finite, axis=1)
         n_items = np.isfinite(sets.logits).sum(axis=1)
         bound = sets.spread_bound
-        found.append(
+        by_size.append(
             Reach(
                 size=sets.size,
                 spread=float(spread.max()),
@@ -129,20 +129,20 @@ def reach(examples: Sequence[ExampleSets]) -> list[Reach]:
                 target=float(np.median(sets.target_coefficient(None))),
             )
         )
-    return found
+    return by_size
 
 
 def estimated_dispersal(examples: Sequence[ExampleSets], eps: float = 0.5) -> float:
-    """The size from which on the target gets less than eps in half of the sets.
+    """The size above which the target's coefficient is below eps in half of the sets.
 
-    Estimated from the longest sets: the longer they are, the better.
+    Estimated from the largest sets: the larger they are, the better.
     """
     largest = max(examples, key=lambda sets: sets.size)
     return float(np.median(dispersal_size(largest.logits, largest.target, eps)))
 
 
 def measured_dispersal(examples: Sequence[ExampleSets], eps: float = 0.5) -> float | None:
-    """The same as it is seen, between two sizes that bracket it; None if none do."""
+    """The same, measured: interpolated between two sizes that bracket it, None if none do."""
     medians = [float(np.median(sets.target_coefficient(None))) for sets in examples]
     for i in range(len(examples) - 1):
         before, after = medians[i], medians[i + 1]
@@ -164,14 +164,14 @@ class Share(NamedTuple):
 
 
 def shares(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Share]:
-    """How many rows a fit's gate and domain touch, by set size."""
+    """Shares of rows at or below a fit's gate, and inside and outside its domain, by set size."""
     lo, hi = fit.only.domain
-    result = []
+    by_size = []
     for sets in examples:
         x = sets.rule_input(fit)
         gated = (fit.rule.min_entropy >= x) & (fit.rule.kind != LOG_SIZE)
         # The ends of a domain of sizes are sizes of rows, up to the rounding of their logarithm.
         below, above = lo - x > ROUNDING, x - hi > ROUNDING
         parts = (gated, ~gated & below, ~gated & ~below & ~above, ~gated & above)
-        result.append(Share(sets.size, *(float(part.mean()) for part in parts)))
-    return result
+        by_size.append(Share(sets.size, *(float(part.mean()) for part in parts)))
+    return by_size

@@ -1,4 +1,4 @@
-"""Weighted means of rows in cells and their errors, from sums that can be merged."""
+"""Moments: weighted means of rows in cells and their errors, from sums that can be merged."""
 
 import math
 from typing import NamedTuple
@@ -7,29 +7,29 @@ import numpy as np
 
 
 class Moments(NamedTuple):
-    """Sums over the rows of each cell that give its weighted mean, and the error of that mean."""
+    """Sums over the rows of each cell, for its weighted mean and the error of that mean."""
 
     rows: np.ndarray  # (cells,)
-    weight: np.ndarray  # (cells,): its sum
-    squared: np.ndarray  # (cells,): the sum of its squares
+    weight: np.ndarray  # (cells,): sum of the weights
+    squared: np.ndarray  # (cells,): sum of the squared weights
     mean: np.ndarray  # (cells, ...)
-    centre: np.ndarray  # (cells, ...): the mean by the squares of the weights
-    squares: np.ndarray  # (cells, ...): squared deviations from that, by the same
+    centre: np.ndarray  # (cells, ...): mean weighted by the squared weights
+    squares: np.ndarray  # (cells, ...): squared deviations from `centre`, so weighted
 
     @classmethod
     def of(
         cls, values: np.ndarray, cell: np.ndarray, n_cells: int, weight: np.ndarray | None = None
     ) -> "Moments":
-        """Of values (rows, ...), each row in its cell; no weight is equal weight."""
+        """Moments of values (rows, ...) in their cells; rows have equal weight if it is None."""
         weight = np.ones(len(cell)) if weight is None else weight.astype(float)
         square = weight**2
         flat = values.reshape(len(values), math.prod(values.shape[1:]))
 
-        def total(by: np.ndarray, flat: np.ndarray) -> np.ndarray:
-            columns = [np.bincount(cell, by * column, n_cells) for column in flat.T]
+        def total(factor: np.ndarray, flat: np.ndarray) -> np.ndarray:
+            columns = [np.bincount(cell, factor * column, n_cells) for column in flat.T]
             return np.stack(columns, axis=1)
 
-        in_cell, squared = (np.bincount(cell, by, n_cells) for by in (weight, square))
+        in_cell, squared = (np.bincount(cell, factor, n_cells) for factor in (weight, square))
         mean = total(weight, flat) / _nonzero(in_cell)[:, None]
         centre = total(square, flat) / _nonzero(squared)[:, None]
         squares = total(square, (flat - centre[cell]) ** 2)
@@ -37,11 +37,11 @@ class Moments(NamedTuple):
         return cls(np.bincount(cell, minlength=n_cells), in_cell, squared, *shaped)
 
     def merge(self, other: "Moments") -> "Moments":
-        """Of the rows of both, cell by cell."""
+        """Moments of the rows of both, cell by cell."""
         return Moments(*map(np.stack, zip(self, other, strict=True))).pool()
 
     def pool(self) -> "Moments":
-        """Of the rows of all cells; no large sums cancel (Chan, Golub and LeVeque)."""
+        """Moments of the rows of all cells, without cancellation (Chan, Golub and LeVeque)."""
         if len(self.rows) == 1:
             return Moments(*(x[0] for x in self))
         mean, _ = _join_means(self.weight, self.mean)

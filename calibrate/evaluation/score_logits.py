@@ -1,4 +1,4 @@
-"""Scoring logits on disk: the probability of targets under fits, by head and set size."""
+"""Scores of logits on disk: the probability of targets under fits, by head and set size."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,16 +20,16 @@ from calibrate.heads.logits_files import MOST_HEADS, Arrays, LoggedRows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import Rule, beta_of
 
-# Of every row under every rule: log p of the target, or of the total mass of several; p itself;
-# and both less those of plain softmax on the same row.
+# Of every row under every rule: log p of the target (of several, of their total), p, and the gains
+# of both over plain softmax on the same row.
 MEASURES = ("log_p", "p", "log_p_gain", "p_gain")
-MIN_EFFECTIVE_ROWS = 1.5  # with fewer, the spread of the rows is unknown
+MIN_EFFECTIVE_ROWS = 1.5  # with fewer, their spread is unknown
 
 
 class Estimate(NamedTuple):
     """Means over rows, and their standard errors.
 
-    NaN where no row has any weight; errors also where a single one has all of it, or nearly.
+    Both are NaN where all weights are 0; errors also where one row has almost all of the weight.
     """
 
     rows: int
@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
 
 
 class LogitScores(NamedTuple):
-    """Every rule on every head and set size of some logits."""
+    """Scores of every rule on every head and set size."""
 
     name: str  # of the logits
     fingerprint: str
@@ -60,9 +60,9 @@ class LogitScores(NamedTuple):
         return any((moments.weight != moments.rows).any() for moments in self.by_size)
 
     def estimate(self, size: int | None = None, head: int | None = None) -> Estimate:
-        """Of one set size, one head (their indices in the lists), both, or all rows.
+        """Means over the rows of one set size, one head (indices in the lists), both, or all.
 
-        Rows of one size have their weight, whatever their head. Sizes have equal weight, those of
+        Rows of one size have their own weight, whatever their head. Sizes have equal weight, with
         fewer than 100 rows less. Errors assume that all rows are independent.
         """
         cells = self.by_size if size is None else [self.by_size[size]]
@@ -71,29 +71,29 @@ class LogitScores(NamedTuple):
         return _mean_over_sizes(Moments(*map(np.stack, zip(*pooled, strict=True))))
 
     def names(self, rule: int, head: int) -> bool:
-        """Whether a rule has an entry for a head; else it keeps plain softmax."""
+        """Whether a rule has an entry for a head; without one the head keeps plain softmax."""
         return rule > 0 and self.fits[rule].entry_of(*self.heads[head]) is not None
 
     def ranked(self, rule: int) -> list[int]:
-        """The heads that a rule names, the largest gain first, and then the others."""
+        """The heads that a rule names, by falling gain, and then the others."""
 
-        def place(head: int) -> tuple[bool, float]:
+        def sort_key(head: int) -> tuple[bool, float]:
             gain, _ = self.estimate(head=head).of(rule, "log_p_gain")
             return not self.names(rule, head), -gain if np.isfinite(gain) else np.inf
 
-        return sorted(range(len(self.heads)), key=place)
+        return sorted(range(len(self.heads)), key=sort_key)
 
     def held_out(self, rule: int) -> bool:
-        """Whether the fit was made of other rows than these, as far as its file records."""
+        """Whether the fit was made of other rows, by the fingerprint in its file."""
         return self.fits[rule].fingerprint != self.fingerprint
 
     def head_label(self, head: int) -> str:
-        """What a head is called; the name of the logits where they name no heads."""
+        """The name of a head; that of the logits if they name no heads."""
         return head_label(*self.heads[head]) or self.name
 
 
 def _mean_over_sizes(sizes: Moments) -> Estimate:
-    """The mean over set sizes, of less weight with few rows; see `LogitScores.estimate`."""
+    """The mean over set sizes; those with few rows have less weight."""
     n_rows, weighted = int(sizes.rows.sum()), sizes.weight > 0
     if not weighted.any():
         undefined = np.full(sizes.mean.shape[1:], np.nan)
@@ -105,12 +105,12 @@ def _mean_over_sizes(sizes: Moments) -> Estimate:
     share = np.minimum(rows, ENOUGH_ROWS)
     share = share / share.sum()
     mean = np.sum(share * means, axis=0)
-    effective = weight**2 / squared  # as many rows of equal weight
+    effective = weight**2 / squared  # this many rows of equal weight
     alone = effective < MIN_EFFECTIVE_ROWS
-    # sum w^2 (x - mean)^2 / (sum w)^2: how far a row lies from the mean may go with its weight.
+    # sum w^2 (x - mean)^2 / (sum w)^2, as deviations may depend on the weight.
     variance = (squares + squared * (centre - means) ** 2) / weight**2
     variance = variance * effective / np.where(alone, 1, effective - 1)
-    # The spread of a size with one row is taken from its distance to the mean of all.
+    # The variance of a single row is estimated by its distance to the mean of all sizes.
     variance = np.where(alone, (means - mean) ** 2, variance)
     error = np.sqrt(np.sum(share**2 * variance, axis=0))
     if alone.all() and len(alone) == 1:
@@ -126,7 +126,7 @@ class _ByHead(NamedTuple):
     named: np.ndarray  # (heads,) bool
 
     def beta(self, of_head: np.ndarray, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
-        """(rows,) beta of rows of these heads."""
+        """(rows,) beta of rows of the heads with these indices."""
         *powers, lo, hi = self.numbers[:, of_head]
         beta = beta_of(H, log_n, powers, (lo, hi), self.rule, np)
         return np.where(self.named[of_head], beta, 1.0)
@@ -144,14 +144,14 @@ def score_logits(
     out.
 
     Args:
-      arrays: the rows, which the fits should not be made of.
+      arrays: the rows; fits should be made of others.
       fits: by name, with an entry for all heads, or one for each.
       report: called after each piece.
     Raises:
       CalibrateError: a fit for other heads, or rows that do not name their heads.
-      QualityError: no rows of any weight, or more than 1 % bad rows.
+      QualityError: all weights are 0, or more than 1 % bad rows.
     Warns:
-      UserWarning: a fit that was made of these rows.
+      UserWarning: a fit was made of these rows.
     """
     for name, fit in fits.items():
         _check_heads(name, fit, arrays)
@@ -177,7 +177,7 @@ def score_logits(
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
-    """Refuses a fit for other heads, which would silently leave every row as it is."""
+    """Raises CalibrateError for a fit for other heads, which would leave every row unchanged."""
     heads = _heads(arrays)
     for axis in ("layer", "head"):
         named = any(getattr(entry, axis) is not None for entry in fit.entries)
@@ -208,7 +208,7 @@ def _by_head(fit: Coefficients, arrays: Arrays) -> _ByHead:
 def _score_size(
     arrays: Arrays, size: int, by_head: list[_ByHead], report: Callable[[Unit], None]
 ) -> tuple[Moments, np.ndarray]:
-    """The scores of the rows of one size, and the counts of COUNTS."""
+    """The moments of the rows of one size, and the counts named by COUNTS."""
     moments: Moments | None = None
     count = np.zeros(len(COUNTS), np.int64)
     for unit in plan_units(size, arrays.count(size)):
@@ -227,7 +227,7 @@ def _score_size(
 def _measure(
     rows: LoggedRows, H: np.ndarray, arrays: Arrays, by_head: list[_ByHead]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, rules, MEASURES), and which of the heads each row is of."""
+    """(rows, rules, MEASURES), and (rows,) the index of each row's head."""
     of_head = np.searchsorted(
         _code(np.array(arrays.heads)), _code(np.stack([rows.layer, rows.head], axis=1))
     )

@@ -34,7 +34,7 @@ from calibrate.report.page_sections import (
     usage_section,
 )
 from calibrate.report.rule_text import outside, variable
-from calibrate.report.verdict import beside_rivals, verdict
+from calibrate.report.verdict import compare_rivals, verdict
 
 N_EXAMPLES = 128  # sets of each size, for figures and estimates
 FITTED_RIVALS = (
@@ -63,7 +63,7 @@ def write_head_page(
         f"{N_EXAMPLES} of each size"
     )
     blocks = [
-        Text(beside_rivals(comparison)),
+        Text(compare_rivals(comparison)),
         Highlights(
             [_largest_gain(comparison), _half_attention(examples), _in_domain(examples, fit)]
         ),

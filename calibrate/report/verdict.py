@@ -1,4 +1,4 @@
-"""The verdict on a fit in sentences: where it gains or loses, and how simpler rules compare."""
+"""Verdicts on a fit in sentences: where it gains or loses, and how simpler rules compare."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ RIVALS = ("paper", "procedure", "polynomial", "kappa-log-n", "constant", "log-n"
 
 
 def verdict(comparison: Comparison, name: str) -> str:
-    """One sentence on the rule "own", called `name`, beside plain softmax.
+    """One sentence that compares the rule "own", called `name`, with plain softmax.
 
     "Measurably" is p < 0.01 of a paired t-test at one size.
     """
@@ -46,8 +46,8 @@ def verdict(comparison: Comparison, name: str) -> str:
     return "; ".join(parts) + "."
 
 
-def beside_rivals(comparison: Comparison) -> str:
-    """One sentence: which of the simpler rules are better than "own", worse, or neither."""
+def compare_rivals(comparison: Comparison) -> str:
+    """One sentence: the rival rules that are better than "own", worse, or neither."""
     own = comparison.accuracy[comparison.rules.index("own")]
     ahead: list[str] = []
     behind: list[str] = []
@@ -60,42 +60,42 @@ def beside_rivals(comparison: Comparison) -> str:
                 rules.append(f"{label(rule)} ({_ranges(comparison.sizes, where)})")
         if not (better | worse).any():
             level.append(label(rule))
-    words = (("better", ahead), ("worse", behind), ("not measurably different", level))
-    groups = "; ".join(f"{word}: {_listed(names)}" for word, names in words if names)
-    return f"Of its rivals, {groups}."
+    groups = {"better": ahead, "worse": behind, "not measurably different": level}
+    parts = [f"{group}: {_join_words(rules)}" for group, rules in groups.items() if rules]
+    return f"Of its rivals, {'; '.join(parts)}."
 
 
 def verdict_on_logits(scores: LogitScores, rule: int) -> str:
-    """One sentence on how a fit changes the target's probability on rows on disk, and by head.
+    """One sentence: how a fit changes the target's probability on logits on disk, and by head.
 
     "Measurably" is more than two standard errors.
     """
     estimate, name = scores.estimate(), scores.rules[rule]
     gain, error = estimate.of(rule, "log_p_gain")
     before, after = (100 * estimate.of(i, "p")[0] for i in (0, rule))
-    way = _way(gain, error)
+    direction = _direction(gain, error)
     effect = (
         "makes no measurable difference", "makes the target more probable",
         "makes the target less probable",
-    )[way]  # fmt: skip
-    verb = ("changes", "rises", "falls")[way]
-    by = with_error(abs(gain), error, ".4f") if way else with_error(gain, error, "+.4f")
+    )[direction]  # fmt: skip
+    verb = ("changes", "rises", "falls")[direction]
+    change = with_error(abs(gain), error, ".4f") if direction else with_error(gain, error, "+.4f")
     origin = "which it was not made of" if scores.held_out(rule) else "the very rows it was made of"
     return (
         f"{name} {effect}: on the {estimate.rows:,} rows of {scores.name}, {origin}, the target's "
-        f"log-probability {verb} by {by} nats (mean probability {before:.1f} % to "
+        f"log-probability {verb} by {change} nats (mean probability {before:.1f} % to "
         f"{after:.1f} %){_heads_text(scores, rule)}."
     )
 
 
 def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:
-    """(unchanged, gaining, losing): how many of the heads that a fit has a rule for."""
-    ways = [
-        _way(*scores.estimate(head=head).of(rule, "log_p_gain"))
+    """Numbers of heads with a rule that (do not change, gain, lose) measurably."""
+    directions = [
+        _direction(*scores.estimate(head=head).of(rule, "log_p_gain"))
         for head in range(len(scores.heads))
         if scores.names(rule, head)
     ]
-    same, up, down = (ways.count(way) for way in range(3))
+    same, up, down = map(directions.count, range(3))
     return same, up, down
 
 
@@ -123,14 +123,14 @@ def _verb(count: int, verb: str) -> str:
     return verb if count != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"
 
 
-def _way(gain: float, error: float) -> int:
+def _direction(gain: float, error: float) -> int:
     """1 up, 2 down, 0 neither beyond chance."""
     if not abs(gain) > LEAST_ERRORS * error:
         return 0
     return 1 if gain > 0 else 2
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
@@ -151,4 +151,4 @@ def _ranges(sizes: Sequence[int], where: np.ndarray) -> str:
     words = [
         f"{sizes[run[0]]:,}" + (f" to {sizes[run[-1]]:,}" if len(run) > 1 else "") for run in runs
     ]
-    return f"n = {_listed(words)}"
+    return f"n = {_join_words(words)}"
