@@ -48,12 +48,13 @@ def failures(store):
 
 
 def test_versions_count_up_and_the_highest_is_the_default(tmp_path):
-    for ceiling in (2.0, 3.0):
-        publish(fit(ceiling=ceiling), tmp_path)
-    assert versions(tmp_path, "made") == [1, 2]
-    assert calibrate.load("made", tmp_path).rule.max_beta == 3
+    """As numbers: 10 comes after 9."""
+    for number in range(1, 12):
+        assert publish(fit(ceiling=number + 1.0), tmp_path)[0].version == number
+    assert versions(tmp_path, "made") == list(range(1, 12))
+    assert calibrate.load("made", tmp_path).rule.max_beta == 12
     assert calibrate.load("made@1", tmp_path).rule.max_beta == 2
-    assert calibrate.load("made", tmp_path).path == tmp_path / "made" / "2.json"
+    assert calibrate.load("made", tmp_path).path == tmp_path / "made" / "11.json"
 
 
 def test_unchanged_fit_writes_nothing(tmp_path):
