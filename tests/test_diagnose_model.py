@@ -56,4 +56,4 @@ def test_entropies_of_the_first_layer(kind, here):
 def test_what_is_no_checkpoint(here):
     done = subprocess.run([sys.executable, SCRIPT, "."], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "holds no config.json; give a folder that Transformers can load" in done.stderr
+    assert "has no config.json; give a folder that Transformers can load" in done.stderr
