@@ -126,6 +126,13 @@ def test_the_bound_on_what_is_missed_is_the_tangents():
     assert _largest_gain(form, 0 * up, c) == 0
 
 
+def test_rows_beyond_the_domain_count_as_at_its_ends():
+    """As the runtime has it, which clamps their entropy."""
+    lo, hi = DOMAIN
+    design = form_of(np.array([lo - 1, lo, hi, hi + 1])).design
+    np.testing.assert_array_equal(design[[0, 3]], design[[1, 2]])
+
+
 def test_the_form_of_a_polynomial_is_that_of_its_degree():
     form = form_of(np.linspace(0, 6, 50), degree=6)
     assert form.design.shape == (50, 7)
