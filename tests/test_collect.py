@@ -124,9 +124,11 @@ def test_a_complete_run_is_not_run_again(tmp_path):
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
     run(tmp_path / "run")
     before = files_of(tmp_path / "run")
-    with pytest.raises(CalibrateError, match=r"sets is 300 there and 400 here; seed is 0 there"):
+    with pytest.raises(
+        CalibrateError, match=r"sets is 300 in the folder and 400 in this call; seed is 0 in"
+    ):
         run(tmp_path / "run", sets=400, seed=1)
-    with pytest.raises(CalibrateError, match="fingerprint is 'sha256:toy-0.5' there"):
+    with pytest.raises(CalibrateError, match="fingerprint is 'sha256:toy-0.5' in the folder"):
         run(tmp_path / "run", ToyHead(noise=1.0))
     assert files_of(tmp_path / "run") == before
 
@@ -417,7 +419,7 @@ def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
     before = state(folder)
     with (
         pytest.warns(UserWarning, match="n00064-unit00000.npz is damaged"),
-        pytest.raises(CalibrateError, match="cannot be repaired: what is collected now has other"),
+        pytest.raises(CalibrateError, match="cannot be repaired: its rows, collected again, have"),
     ):
         run(folder)
     assert state(folder) == before
@@ -430,7 +432,7 @@ def test_a_manifest_that_forgets_a_unit_is_refused(tmp_path):
     lost = manifest["shards"].pop()
     manifest["sizes"][-1]["kept"] -= lost["kept"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CalibrateError, match="lists other shards than its configuration has"):
+    with pytest.raises(CalibrateError, match="does not list the shards of its configuration"):
         run(folder)
 
 
@@ -474,9 +476,13 @@ def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch
     assert share == pytest.approx(
         sum(s["misranked"] for s in some.manifest["sizes"]) / 2_000, abs=0.1
     )
-    with pytest.raises(CalibrateError, match="keep is 'all' there and 'misranked' here"):
+    with pytest.raises(
+        CalibrateError, match="keep is 'all' in the folder and 'misranked' in this call"
+    ):
         run(tmp_path / "every", sizes=[16, 64], sets=1_000)
-    with pytest.raises(CalibrateError, match="keep is 'misranked' there and 'all' here"):
+    with pytest.raises(
+        CalibrateError, match="keep is 'misranked' in the folder and 'all' in this call"
+    ):
         run(tmp_path / "some", sizes=[16, 64], sets=1_000, keep="all")
 
 

@@ -91,7 +91,7 @@ def test_every_fault_has_a_line(here):
     assert record["status"] == "complete"
     assert record["faults"][3] == {
         "path": "run/notes.txt", "kind": "foreign",
-        "error": "run/notes.txt is not of this collection; move it away",
+        "error": "run/notes.txt is not part of this collection; move it out",
     }  # fmt: skip
 
 
@@ -100,8 +100,8 @@ def test_a_name_that_plays_tricks_on_the_terminal_is_escaped(here):
         Path("run", os.fsdecode(name)).touch()
     done = CliRunner().invoke(app, ["verify", "run"])
     assert done.stdout.splitlines() == [
-        r"foreign  run/a\x1b[2J 9 intact shards in run is not of this collection; move it away",
-        r"foreign  run/\udcff is not of this collection; move it away",
+        r"foreign  run/a\x1b[2J 9 intact shards in run is not part of this collection; move it out",
+        r"foreign  run/\udcff is not part of this collection; move it out",
         "6 intact shards in run",
     ]
 
@@ -189,7 +189,8 @@ def test_rows_are_of_the_heads_that_the_manifest_says(here, status):
         found = audit_collection(folder)
         assert found.sound == 0
         assert all(
-            "its rows are of other heads than manifest.json" in f.error for f in found.faults
+            "its rows are of other heads than those in manifest.json" in f.error
+            for f in found.faults
         )
 
 
@@ -249,8 +250,12 @@ def test_a_manifest_that_says_more_than_the_command_is_another_collection(run):
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["configuration"]["heads"] = [[0, head] for head in range(1_000)]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CalibrateError, match=r"heads is \[\[0, 0\], .*… there and None here") as no:
+    with pytest.raises(
+        CalibrateError, match=r"heads is \[\[0, 0\], .*… in the folder and None in"
+    ) as no:
         collect(ToyHead(), [16, 64], 300, 0, run)
     assert len(str(no.value)) < 400
-    with pytest.raises(CalibrateError, match="its rows are of other heads than manifest.json says"):
+    with pytest.raises(
+        CalibrateError, match="its rows are of other heads than those in manifest.json"
+    ):
         fit_heads_of_collection(run, "model")

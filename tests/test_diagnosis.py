@@ -358,7 +358,7 @@ def test_odd_folders_get_one_clear_line(collection, here):
     shard = sorted(Path("bad").glob("*.npz"))[0]
     data = shard.read_bytes()
     shard.write_bytes(data[:-100] + bytes(100))
-    assert "was damaged or exchanged" in refusal("bad")
+    assert "was damaged or replaced" in refusal("bad")
     shard.unlink()
     assert "is missing; the same `calibrate collect` command" in refusal("bad")
     manifest = Path("bad/manifest.json")

@@ -130,7 +130,7 @@ def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch
     first = threading.Thread(target=run, args=("run", heads[0], go_on_once_the_other_waits))
     first.start()
     assert started.wait(60)
-    with pytest.warns(UserWarning, match="another process is collecting into run; waiting until"):
+    with pytest.warns(UserWarning, match="another process is collecting into run; waiting for it"):
         run("run", heads[1])
     first.join(60)
     assert (heads[0].attended, heads[1].attended) == (2 * 128, 0)
@@ -169,7 +169,9 @@ def test_without_locks_the_first_configuration_holds(here, no_locks, monkeypatch
         write(folder, configuration, receipts)
 
     monkeypatch.setattr(resume.files, "write_manifest", write_after_another)
-    with pytest.raises(CalibrateError, match="seed is 1 there and 0 here; give the same options"):
+    with pytest.raises(
+        CalibrateError, match="seed is 1 in the folder and 0 in this call; give the same options"
+    ):
         run("run")
     run("other", seed=1)
     assert visible(Path("run")) == visible(Path("other"))

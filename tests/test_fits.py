@@ -312,8 +312,8 @@ def test_alias_and_yank_say_what_came_of_it(store):
         (["verify", "nothing"], 1, "no fit is named 'nothing'"),
         (["verify", "--store", "nowhere"], 1, "nowhere is not a folder"),
         (["alias", "paper", "stable"], 1, "'paper' has no version number; use"),
-        (["alias", "paper@1", "stable"], 1, "came with the package"),
-        (["yank", "paper@1"], 1, "came with the package"),
+        (["alias", "paper@1", "stable"], 1, "is published with the package"),
+        (["yank", "paper@1"], 1, "is published with the package"),
         (["nonsense"], 2, "nonsense"),
     ],
 )

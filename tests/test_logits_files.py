@@ -111,7 +111,9 @@ def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
     arrays = Arrays(save(here / "mine.npz", logits=logits, target=target))
     part = arrays.part(16, 0, 20)
     save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
-    with pytest.raises(CalibrateError, match="mine.npz was changed while it was used; let it be"):
+    with pytest.raises(
+        CalibrateError, match="mine.npz changed while it was in use; run the command"
+    ):
         part.read()
 
 
@@ -190,7 +192,7 @@ LOGITS, TARGET = scores(6, 8)
     ("arrays", "message"),
     [
         ({"target": None}, r"mine.npz has no array 'target' .it has logits.; give logits"),
-        ({"targets": TARGET}, "has an array 'targets', which means nothing here; give logits, tar"),
+        ({"targets": TARGET}, "has an unknown array 'targets'; give logits, target, mask, "),
         ({"logits": LOGITS[:0], "target": TARGET[:0]}, "mine.npz has no rows; give some"),
         ({"logits": LOGITS[0]}, r"logits are float64\(8,\); give floats \(rows, n\)"),
         ({"logits": LOGITS.astype(int)}, r"logits are int64\(6, 8\); give floats"),
@@ -206,9 +208,9 @@ LOGITS, TARGET = scores(6, 8)
         ({"head": np.full(6, -2)}, r"head is int64\(6,\); give integers"),
         ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
         ({"weight": TARGET}, r"weight is int64\(6,\); give floats"),
-        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite numbers of float32"),
-        ({"weight": np.full(6, 1e39)}, "weight has 1e.39 to 1e.39; give finite numbers of float32"),
-        ({"weight": np.full(6, np.nan)}, "weight has nan to nan; give finite numbers"),
+        ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite float32 numbers >= 0"),
+        ({"weight": np.full(6, 1e39)}, "weight has 1e.39 to 1e.39; give finite float32 num"),
+        ({"weight": np.full(6, np.nan)}, "weight has nan to nan; give finite float32 numbers"),
         ({"logits": np.full((6, 8), 1 / 8)}, "rows that are >= 0 and sum to 1, as probabilities"),
     ],
 )
@@ -225,7 +227,7 @@ def test_probabilities_under_a_mask_are_refused(here):
     mask = np.broadcast_to(mask, logits.shape) | (np.arange(8) == target[:, None])
     weights = reference.softmax(logits, where=mask)
     path = save(here / "mine.npz", logits=weights, target=target, mask=mask)
-    with pytest.raises(CalibrateError, match="or the logarithms of these"):
+    with pytest.raises(CalibrateError, match="or the logarithms of the probabilities"):
         Arrays(path)
 
 
@@ -245,8 +247,8 @@ def test_what_is_no_array_file(here):
     save(mixed / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
     for name, message in (
         ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
-        ("objects.npz", "Python objects"), ("empty", "holds no .npz file"),
-        ("mixed", "files differ in whether they have layer"),
+        ("objects.npz", "Python objects"), ("empty", "has no .npz file"),
+        ("mixed", "only some files have layer, head or weight"),
     ):  # fmt: skip
         with pytest.raises(CalibrateError, match=message):
             Arrays(here / name)
@@ -281,7 +283,9 @@ def test_collections_of_files_whose_names_have_dots_stay_apart(here):
 def test_a_file_too_large_for_memory_is_refused_unread(here):
     (here / "mine.npz").touch()
     os.truncate(here / "mine.npz", 1 << 40)  # sparse
-    with pytest.raises(CalibrateError, match="limit of 17,179,869,184; make several files of it"):
+    with pytest.raises(
+        CalibrateError, match="limit of 17,179,869,184; split it into several files"
+    ):
         Arrays(here / "mine.npz")
 
 

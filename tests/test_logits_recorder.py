@@ -98,5 +98,5 @@ def test_layers_that_keep_fewer_keys(here):
 
 def test_a_folder_that_holds_files_is_refused(here):
     (here / "note.txt").write_text("mine")
-    with pytest.raises(CalibrateError, match="holds files already; give a new folder"):
+    with pytest.raises(CalibrateError, match="is not empty; give a new folder"):
         Recorder(here, 10**9)

@@ -262,7 +262,7 @@ def test_path_loads_as_it_is(tmp_path):
 def test_a_file_in_another_files_place_is_refused(tmp_path):
     published, _ = publish(fit(), tmp_path)
     published.path.rename(published.path.with_name("7.json"))
-    refuses("7.json holds made@1; versions keep their place", calibrate.load, "made@7", tmp_path)
+    refuses("7.json is made@1; its path must have that", calibrate.load, "made@7", tmp_path)
 
 
 def test_a_version_that_was_replaced_is_refused(tmp_path):

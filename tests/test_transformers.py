@@ -524,10 +524,10 @@ def test_hooks_are_gone_after_an_error(llama, here):
 @pytest.mark.parametrize(
     ("positions", "message"),
     [
-        ({"query": 99, "target": 0}, "query is position 99, and there are 40"),
-        ({"query": -1, "target": [0, -41]}, "target is position -41, and there are 40"),
-        ({"query": [1], "target": 0}, "query names 1 positions, and the forward pass has 2"),
-        ({"query": 1, "target": [0, 0, 0]}, "target names positions for 3 sequences, and"),
+        ({"query": 99, "target": 0}, "query is 99; give a position in .-40, 40"),
+        ({"query": -1, "target": [0, -41]}, "target is -41; give a position in .-40, 40"),
+        ({"query": [1], "target": 0}, "query has 1 values for the 2 sequences of the forward pass"),
+        ({"query": 1, "target": [0, 0, 0]}, "target has 3 values for the 2 sequences of"),
     ],
 )
 def test_positions_that_are_not_there(positions, message, llama, here):

@@ -1,4 +1,4 @@
-"""Collect: run a head and keep a sample of its rows, or those whose target is misranked."""
+"""Collecting: keeps a sample of a head's rows on disk, or of its misranked rows."""
 
 import itertools
 import warnings
@@ -26,7 +26,7 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 
 class Progress(NamedTuple):
-    """What one finished unit adds."""
+    """One finished unit, for a progress display."""
 
     receipt: files.Receipt
     finished: int  # units
@@ -54,22 +54,22 @@ def collect(
 ) -> files.Collection:
     """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
-    An interrupted collection is carried on by the same call; a finished one is returned as it is.
-    The same configuration gives the same bytes on one machine, whatever the jobs, as long as the
-    head's logits do not depend on how many threads compute them (those of the package do not).
+    The same call resumes an interrupted collection, and returns a finished one unchanged. The same
+    configuration gives the same bytes on one machine, whatever the jobs, if the head's logits do
+    not depend on the number of threads (those of the package do not).
 
     Args:
-      head: what is calibrated. Other processes load it by the reference that `load_head` loaded it
-        by, and are sent any other head itself.
+      head: the head to calibrate. Workers load it by the reference that `load_head` was given; any
+        other head is sent to them.
       sizes: set sizes n.
-      sets: how many sets of each size.
+      sets: number of sets of each size.
       seed: of the data.
-      folder: where the collection is, or shall be.
-      max_bytes: of the whole folder. Each unit of work has its share of it and keeps the rows
-        whose index has the lowest hash: a fair sample, whatever the order of the units.
+      folder: of the collection, new or existing.
+      max_bytes: of the whole folder. Each unit of work has a share of it and keeps the rows whose
+        index has the lowest hash: an unbiased sample, whatever the order of the units.
       report: called after each unit.
-      keep: "all", of each size 2,048 good rows at most, whatever their rank; or "misranked".
-      jobs: where units are worked on, each of which writes its own shard.
+      keep: "all", at most 2,048 good rows of each size, whatever their rank; or "misranked".
+      jobs: processes or cluster that the units run on; each unit writes its own shard.
     Raises:
       CalibrateError: another configuration is in `folder`, or it cannot be written, or a worker
         died or stalled.
@@ -97,7 +97,7 @@ def collect_from(
     """Collects from any source; see `collect`."""
     folder = Path(folder)
     configuration = {**source.configuration, "max_bytes": max_bytes}
-    if keep != "misranked":  # what was collected before there was a choice says nothing of it
+    if keep != "misranked":  # absent in collections from before the option
         configuration["keep"] = keep
     units = source.units
     wanted = wanted_rows(units, keep, source.n_heads)
@@ -121,18 +121,18 @@ def _collect_units(
     keep: str,
     jobs: Jobs,
 ) -> None:
-    """Collects what is not there yet; or of a complete collection, what is no longer as listed."""
+    """Collects the units without a shard; of a complete collection, those whose shard changed."""
     units = source.units
     complete = claim_folder(folder, configuration, units)
     if complete:
         units = changed_units(folder, complete)
         for unit in units:
             path = shard_path(folder, unit.size, unit.number)
-            what = "damaged" if path.exists() else "missing"
-            warnings.warn(f"{path} is {what}; it is collected again", stacklevel=4)
-    where = folder.absolute()  # workers may have another working folder
+            state = "damaged" if path.exists() else "missing"
+            warnings.warn(f"{path} is {state}; it is collected again", stacklevel=4)
+    absolute = folder.absolute()  # workers may have another working folder
     tasks = [
-        partial(_collect_unit, source.rows(unit), where, unit, most, keep == "all", listed)
+        partial(_collect_unit, source.rows(unit), absolute, unit, most, keep == "all", listed)
         for unit in units
         for most in [min(quota[unit.size], wanted[unit])]
         for listed in [complete[unit]["sha256"] if complete else None]
@@ -156,9 +156,9 @@ def _collect_unit(
     keep_all: bool,
     listed: str | None,
 ) -> tuple[files.Receipt, bool]:
-    """The receipt of one unit's shard, and whether it was there already.
+    """The receipt of one unit's shard, and whether it was on disk already.
 
-    `listed` is the digest that a complete collection's manifest has of it.
+    `listed` is its digest in the manifest of a complete collection.
     """
     if listed is None:
         sets = range(unit.first, unit.first + unit.sets)
@@ -186,13 +186,13 @@ def _collect_unit(
 def examine(
     logits: jax.Array, target: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """What rows are like, and which of them are bad: NaN, +inf, or a target that is masked.
+    """Classifies rows; bad ones have NaN, +inf, or a masked target.
 
     Args:
       logits: (count, n) float32, -inf where masked.
       target: (count,) int, or (count, n) bool where any of several may win.
     Returns:
-      (count,) bool, which are good; which misranked; their entropy, nats; the counts of COUNTS.
+      (count,) bool, good; (count,) bool, misranked; (count,) entropy, nats; the counts of COUNTS.
     """
     if target.ndim == 1:
         at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
@@ -203,9 +203,9 @@ def examine(
     highest = jnp.max(logits, axis=1, keepdims=True)
     nan = jnp.any(jnp.isnan(logits), axis=1)  # the maximum may pass over a NaN on the CPU
     inf = (highest == jnp.inf)[:, 0] & ~nan
-    # Or so far below the highest that the largest beta makes of it what -inf is.
-    lost = ~jnp.isfinite((highest - at_target) * Rule().max_beta)
-    masked_target = lost[:, 0] & ~nan & ~inf
+    # Also a target so far below the highest logit that the largest beta overflows.
+    unreachable = ~jnp.isfinite((highest - at_target) * Rule().max_beta)
+    masked_target = unreachable[:, 0] & ~nan & ~inf
     good = ~(nan | inf | masked_target)
     misranked = good & (highest > at_target)[:, 0]
     ties = good & ~misranked & (jnp.sum(logits == at_target, axis=1) > n_targets)

@@ -12,7 +12,7 @@ from calibrate.files.manifest import MANIFEST
 
 MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
 
-# What the manifest of a complete collection says of each unit's shard.
+# Each unit's entry in the manifest of a complete collection.
 Listed = dict[Unit, dict[str, Any]]
 
 
@@ -26,7 +26,7 @@ def claim_folder(
 ) -> Listed | None:
     """Claims the folder for this configuration; see `complete_shards`."""
     if files.read_manifest(folder) is None:
-        # Without locks another process may come first: then its configuration holds.
+        # Without locks another process may come first: then its configuration stays.
         with contextlib.suppress(FileExistsError):
             files.write_manifest(folder, configuration, None)
     return complete_shards(folder, configuration, units)
@@ -35,10 +35,10 @@ def claim_folder(
 def complete_shards(
     folder: Path, configuration: dict[str, Any], units: Sequence[Unit]
 ) -> Listed | None:
-    """What is listed in a complete collection's manifest; None if it is unfinished or absent.
+    """The shards that a complete collection's manifest lists; None if it is unfinished or absent.
 
     Raises:
-      CalibrateError: the folder holds something else.
+      CalibrateError: the folder is not empty and is not this collection.
     """
     manifest = files.read_manifest(folder)
     if manifest is None:
@@ -49,13 +49,13 @@ def complete_shards(
     absent = {**dict.fromkeys([*configuration, *recorded]), "keep": "misranked"}
     given, existing = absent | configuration, absent | recorded
     differences = [
-        f"{key} is {_in_short(existing[key])} there and {_in_short(given[key])} here"
+        f"{key} is {_shorten(existing[key])} in the folder and {_shorten(given[key])} in this call"
         for key in absent
         if existing[key] != given[key]
     ]
     if differences:
         raise CalibrateError(
-            f"{folder} holds another collection: {'; '.join(differences)}; "
+            f"{folder} is another collection: {'; '.join(differences)}; "
             "give the same options, or another folder (`run`: another --name)"
         )
     if manifest["status"] != "complete":
@@ -63,12 +63,12 @@ def complete_shards(
     entries = {(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
     if set(entries) != {(unit.size, unit.number) for unit in units}:
         raise CalibrateError(
-            f"{folder / MANIFEST} lists other shards than its configuration has; restore it "
+            f"{folder / MANIFEST} does not list the shards of its configuration; restore it "
             "or collect into a new folder"
         )
     return {unit: entries[unit.size, unit.number] for unit in units}
 
 
-def _in_short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"

@@ -8,12 +8,12 @@ from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.files.shard import SHARD_OVERHEAD
 
-# Of each size, where rows of every kind are kept: a fit has a handful of numbers.
+# Of each size, if rows of every rank are kept: enough for a rule of a few coefficients.
 MOST_KEPT_OF_ALL = 2048
 
 
 def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit, int]:
-    """How many rows each unit would keep if there were room: its share of what its size may."""
+    """How many rows each unit keeps without a limit on bytes: its share of the rows of its size."""
     sets: Counter[int] = Counter()
     for unit in units:
         sets[unit.size] += unit.sets
@@ -32,7 +32,7 @@ def row_quotas(
 ) -> dict[int, int]:
     """How many rows a unit of each size may keep, so that all files together fit in max_bytes.
 
-    Every unit gets the same bytes, save that what one cannot use goes to the others.
+    Every unit gets the same bytes; those that a unit cannot use go to the others.
     """
     overhead = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD * n_heads
     overhead += files.MANIFEST_PER_SIZE * len(row_bytes)

@@ -167,7 +167,7 @@ def _shape_of(document: Any) -> Object:
         pass  # what is wrong, or newer, takes a closer look
     read_field(document, "format", FORMAT)
     minor = int(read_field(document, "schema_version", VERSION_OF_SCHEMA).removeprefix("1."))
-    kind = read_field(document, "rule", _kind)
+    kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", KIND))
     if minor < RULE_KINDS[kind].minor:
         needed = f'"1.{RULE_KINDS[kind].minor}"'
         remedy = f"schema 1.{minor} has no such rule: write schema_version {needed}"
@@ -180,10 +180,6 @@ _SHAPES = {
     for kind in RULE_KINDS
     for minor in range(RULE_KINDS[kind].minor, NEWEST_MINOR + 1)
 }
-
-
-def _kind(rule: Any) -> Any:
-    return read_field(rule, "kind", KIND)
 
 
 def _entry(value: dict[str, Any], i: int) -> Entry:

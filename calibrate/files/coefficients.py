@@ -44,7 +44,7 @@ class Entry:
             object.__setattr__(self, "check", self._make_check())
 
     def _make_floats(self) -> None:
-        """Integers and NumPy's numbers too become what a file holds."""
+        """Converts integers and NumPy's numbers to floats, as in a file."""
         if all(type(number) is float for number in (*self.coefficients, *self.domain)):
             return
         try:
@@ -52,7 +52,7 @@ class Entry:
             object.__setattr__(self, "domain", tuple(map(float, self.domain)))
         except (TypeError, ValueError, OverflowError) as failure:
             raise CoefficientsError(
-                f"coefficients or domain are no numbers of float64 ({failure}); give such"
+                f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
             ) from failure
 
     def _make_check(self) -> tuple[tuple[float, float], ...]:
@@ -108,7 +108,7 @@ class Coefficients:
         _refuse_overlap(self.entries)
 
     def _check_kind(self) -> None:
-        """Every entry has as many coefficients as the kind of rule, which knows its own guards."""
+        """Checks the number of coefficients, and the guards, against the kind of rule."""
         kind = self.rule.kind
         if kind not in N_COEFFICIENTS:
             words = " or ".join(map(repr, N_COEFFICIENTS))
@@ -122,7 +122,7 @@ class Coefficients:
         if kind == LOG_SIZE and (self.rule.min_entropy, self.rule.outside) != (0, "clamp"):
             raise CoefficientsError(
                 f"rule.min_entropy is {self.rule.min_entropy!r} and rule.outside "
-                f"{self.rule.outside!r}, which mean nothing to a log-size rule; use Rule.log_size()"
+                f"{self.rule.outside!r}, which a log-size rule does not have; use Rule.log_size()"
             )
 
     @property
@@ -142,7 +142,7 @@ class Coefficients:
 
     @property
     def only(self) -> Entry:
-        """The entry of a fit for all heads alike.
+        """The entry of a fit that has one for all heads.
 
         Raises:
           CoefficientsError: the fit distinguishes layers or heads.
@@ -150,7 +150,7 @@ class Coefficients:
         self._refuse_layers()
         if self.has_heads:
             raise CoefficientsError(
-                f"{self.reference} has an entry per head; give one for all heads alike"
+                f"{self.reference} has an entry per head; give a fit with one entry for all heads"
             )
         return self.entries[0]
 
@@ -230,7 +230,7 @@ def identity() -> Coefficients:
 
 
 def check_fit(coefficients: Coefficients) -> Coefficients:
-    """A name or None in place of a fit must not come out as an error of JAX or PyTorch."""
+    """Raises CoefficientsError for a name or None, before JAX or PyTorch fail on it."""
     if not isinstance(coefficients, Coefficients):
         raise CoefficientsError(
             f"coefficients is {coefficients!r}; give a fit, such as calibrate.load('max-retrieval')"

@@ -39,7 +39,7 @@ from calibrate.files.shard import (
 
 MAX_BAD_SHARE = 0.01
 
-# Upper bounds of what the manifest takes; tests hold real files against them.
+# Upper bounds of the manifest's bytes; tests compare real files with them.
 MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 32, 256, 256
 
 
@@ -57,13 +57,13 @@ class Receipt(NamedTuple):
 @contextlib.contextmanager
 def collection_lock(folder: Path) -> Iterator[None]:
     """Locks a collection's folder while it is collected; another process waits."""
-    message = f"another process is collecting into {folder}; waiting until it is done"
+    message = f"another process is collecting into {folder}; waiting for it to finish"
     check_writable(folder / MANIFEST)
     with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
         if has_locks:
             remove_leftovers(folder, "*")
         yield
-        if has_locks:  # of workers that died on the way
+        if has_locks:  # of workers that died
             remove_leftovers(folder, "*")
 
 
@@ -73,7 +73,7 @@ def write_shard(
     """Writes a shard atomically.
 
     Args:
-      listed: the digest that a complete collection's manifest has of it, if it has.
+      listed: its digest in the manifest of a complete collection.
     Raises:
       CalibrateError: its digest is not the listed one, or it cannot be written.
     """
@@ -81,9 +81,9 @@ def write_shard(
     data = pack_shard(shard)
     if listed is not None and digest_of(data) != listed:
         raise CalibrateError(
-            f"{path} cannot be repaired: what is collected now has other bytes than {MANIFEST} "
-            "lists, as on another machine or with another version; restore the file from a copy, "
-            "or collect into a new folder"
+            f"{path} cannot be repaired: its rows, collected again, have another digest than "
+            f"{MANIFEST} lists, as on another machine or with another version; restore the file "
+            "from a copy, or collect into a new folder"
         )
     write_atomically(path, data)
     return receipt_of(size, unit, shard, data)
@@ -111,9 +111,9 @@ def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | Non
     try:
         data = read_bytes(path, SHARD_OVERHEAD + len(sets) * (row_bytes(size, True) + 8))
         shard = parse_unlisted(data, path, size)
-        require(shard.counts[0] == len(sets), path, f"it is not of {len(sets)} sets")
+        require(shard.counts[0] == len(sets), path, f"its number of sets is not {len(sets)}")
         ends = shard.index[:1].tolist() + shard.index[-1:].tolist()
-        require(all(end in sets for end in ends), path, "its index is that of other sets")
+        require(all(end in sets for end in ends), path, "its index has sets of another unit")
     except DamagedError:
         warnings.warn(f"{path} is damaged; it is collected again", stacklevel=4)
         return None
@@ -158,13 +158,15 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
         raise DamagedError(f"{path} is missing; {REPAIR}")
     if data is None:
         raise DamagedError(
-            f"{path} is not the shard that {MANIFEST} lists: it was damaged or exchanged; {REPAIR}"
+            f"{path} is not the shard that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"
         )
     shard = parse_shard(data, path, entry["size"])
-    require(len(shard.target) == entry["kept"], path, f"it has other rows than {MANIFEST} says")
+    require(
+        len(shard.target) == entry["kept"], path, f"its number of rows is not that of {MANIFEST}"
+    )
     if heads is None:
         return shard
-    require(shard.layer is not None, path, f"its rows are of other heads than {MANIFEST} says")
+    require(shard.layer is not None, path, f"its rows are of other heads than those in {MANIFEST}")
     return shard.of_heads(heads)
 
 
@@ -192,13 +194,13 @@ def open_collection(folder: Path) -> Collection:
     if manifest["status"] != "complete":
         raise CalibrateError(
             f"{folder} is unfinished; run the same `calibrate collect` command again to finish it, "
-            "or fit the shards that are there: `calibrate fit --allow-partial`"
+            "or fit its finished shards: `calibrate fit --allow-partial`"
         )
     return Collection(folder, manifest, digest_of(data))
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None if there is none."""
+    """The manifest of a folder; None if it has none."""
     path = folder / MANIFEST
     return parse_manifest(_read_manifest_bytes(folder), path) if path.is_file() else None
 
@@ -226,7 +228,7 @@ def write_manifest(
     """Writes the manifest: partial without receipts, complete with all of them.
 
     Raises:
-      FileExistsError: without receipts, and there is a manifest.
+      FileExistsError: a manifest exists, and no receipts are given.
       CalibrateError: it cannot be written.
     """
     text = manifest_text(configuration, receipts, "partial" if receipts is None else "complete")
@@ -236,7 +238,7 @@ def write_manifest(
 def manifest_text(
     configuration: dict[str, Any], receipts: list[Receipt] | None, status: str
 ) -> str:
-    """The text of the manifest; with shards and their counts if there are receipts."""
+    """The text of the manifest; with shards and their counts if receipts are given."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,

@@ -1,6 +1,6 @@
 """Audit of a collection: every file of its folder against the manifest and the format.
 
-Of an unfinished collection the manifest lists no shard: what is there is checked by itself.
+The manifest of an unfinished collection lists no shards: each is checked by itself.
 """
 
 import json
@@ -31,7 +31,7 @@ _SHARD_NAME = re.compile(r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz")
 
 
 class Fault(NamedTuple):
-    """A file that is not as it should be."""
+    """A damaged, missing or foreign file."""
 
     path: Path
     kind: str  # BAD, MISSING or FOREIGN
@@ -67,13 +67,13 @@ def audit_collection(folder: Path) -> Audit:
     # Hidden files are the lock, and what a killed process left of an attempt.
     names = {name for name in os.listdir(folder) if not name.startswith(".")} - known - {MANIFEST}
     for path in (folder / name for name in sorted(names)):
-        error = CalibrateError(f"{path} is not of this collection; move it away")
+        error = CalibrateError(f"{path} is not part of this collection; move it out")
         faults.append(Fault(path, FOREIGN, str(error)))
     return Audit(folder, manifest["status"], intact, faults)
 
 
 def _listed(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, CalibrateError | None]]:
-    """Every shard of a complete collection, and what is wrong with it; last the manifest."""
+    """Each shard of a complete collection and its error, if any; then the manifest's error."""
     seen: Counter[tuple[int, str]] = Counter()
     faults = 0
     for entry in manifest["shards"]:
@@ -93,7 +93,7 @@ def _listed(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, Cali
         yield (
             folder / MANIFEST,
             DamagedError(
-                f"{folder / MANIFEST}: its counts are not those of its shards; restore it or "
+                f"{folder / MANIFEST}: its counts differ from those of its shards; restore it or "
                 "collect into a new folder"
             ),
         )
@@ -102,7 +102,7 @@ def _listed(folder: Path, manifest: dict[str, Any]) -> Iterator[tuple[Path, Cali
 def _unlisted(
     folder: Path, manifest: dict[str, Any]
 ) -> Iterator[tuple[Path, Receipt | CalibrateError]]:
-    """Every shard of an unfinished collection, in order: its receipt, or why it is damaged."""
+    """Each shard of an unfinished collection, in order: its receipt, or its error."""
     configuration = manifest["configuration"]
     last: dict[int, int] = {}  # index of the last row so far, by size
     for size, unit in sorted(filter(None, map(_size_and_unit, os.listdir(folder)))):
@@ -113,8 +113,8 @@ def _unlisted(
             data = read_bytes(path, configuration["max_bytes"])
             shard = parse_unlisted(data, path, size)
             index = shard.index.tolist()
-            apart = not index or last.get(size, -1) < index[0] <= index[-1] < configuration["sets"]
-            require(apart, path, "its rows are of other sets than its name says")
+            valid = not index or last.get(size, -1) < index[0] <= index[-1] < configuration["sets"]
+            require(valid, path, "its rows are of other sets than those of its file name")
             _check_heads(shard, path, configuration)
         except CalibrateError as failure:
             yield path, failure
@@ -130,7 +130,7 @@ def _check_heads(shard: Shard, path: Path, configuration: dict[str, Any]) -> Non
         valid = not heads
     else:
         valid = heads.issuperset(zip(shard.layer.tolist(), shard.head.tolist(), strict=True))
-    require(valid, path, f"its rows are of other heads than {MANIFEST} says")
+    require(valid, path, f"its rows are of other heads than those in {MANIFEST}")
 
 
 def _size_and_unit(name: str) -> tuple[int, int] | None:
@@ -143,9 +143,9 @@ def _size_and_unit(name: str) -> tuple[int, int] | None:
 
 
 def open_unfinished(folder: Path) -> Collection:
-    """Opens a collection; of an unfinished one, the shards that are there.
+    """Opens a collection; an unfinished one has its finished shards.
 
-    The digest of an unfinished one is that of the manifest which lists these shards.
+    The digest of an unfinished one is that of a manifest which lists these shards.
 
     Raises:
       CalibrateError: the folder has no manifest, no shard yet, or a damaged one.

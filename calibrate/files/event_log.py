@@ -29,16 +29,17 @@ _EVENTS = {
         "unyank": {},
     }.items()
 }
+_EVENT = Word(tuple(_EVENTS))
 
 
 class History(NamedTuple):
-    """The state that the log of one name amounts to."""
+    """The state of one name after the events of its log."""
 
     # Version -> ids that it was published with: one, unless two writers met without locks.
     ids: dict[int, set[str]]
     aliases: dict[str, int]
     yanked: set[int]
-    mentioned: set[int]  # every version that any event names: none is published again
+    mentioned: set[int]  # every version in any event; none is published again
 
 
 def read_history(folder: Path) -> History:
@@ -51,7 +52,8 @@ def read_history(folder: Path) -> History:
     path = folder / LOG
     for number, line in enumerate(_lines(path), start=1):
         try:
-            event = _check_event(parse(line))
+            event = parse(line)
+            event = _EVENTS[read_field(event, "event", _EVENT)](event)
         except CoefficientsError as refusal:
             raise CoefficientsError(
                 f"{path}, line {number}: {refusal}; "
@@ -72,11 +74,6 @@ def _lines(path: Path) -> list[bytes]:
     if len(data) > MAX_BYTES:
         raise CoefficientsError(f"{path} is longer than 1 MiB, the limit of a log; restore it")
     return data.splitlines()
-
-
-def _check_event(event: Any) -> dict[str, Any]:
-    kind = read_field(event, "event", Word(tuple(_EVENTS)))
-    return _EVENTS[kind](event)
 
 
 def _apply(history: History, event: dict[str, Any]) -> None:

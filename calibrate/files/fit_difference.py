@@ -12,7 +12,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import beta_of
 
 N_POINTS = 10_001
-# They follow from the other fields, or differ between any two files.
+# Derived from the other fields, or different in any two files.
 _NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
 _ABSENT = object()
 
@@ -21,8 +21,8 @@ class Change(NamedTuple):
     """The largest change of beta on a range of entropies, or of log n."""
 
     largest: float  # |beta_b - beta_a|
-    at: float  # where it is
-    betas: tuple[float, float]  # (beta_a, beta_b) there
+    at: float  # the entropy, or log n, of the largest change
+    betas: tuple[float, float]  # (beta_a, beta_b) at that point
     range: tuple[float, float]
 
 
@@ -31,17 +31,16 @@ class HeadDifference(NamedTuple):
 
     layer: int | None
     head: int | None
-    common: Change | None  # on what both domains cover; None if that is nothing
-    # From 0 to past both domains. There beta of an entropy does not change any more; with log-size
-    # rules it goes on, and this is for sets up to e times as large as the largest of the domains.
+    common: Change | None  # on the overlap of the domains; None if they do not overlap
+    # From 0 to 1 above both domains: beyond, an entropy rule is constant; a log-size rule is
+    # compared on sets up to e times as large as the largest of the domains.
     anywhere: Change
 
 
 class Difference(NamedTuple):
     """How fit b differs from fit a."""
 
-    # That both fits have an entry for; none if one goes by entropy and the other by set size, as
-    # their beta differs from row to row and there is no range to compare it on.
+    # Those with an entry in both fits. Rules of different kinds have no common x: no entries.
     heads: list[HeadDifference]
     fields: list[tuple[str, Any, Any]]  # path in the file, value in a, value in b; None is absent
 
@@ -61,18 +60,14 @@ def compare(a: Coefficients, b: Coefficients) -> Difference:
     paths = [*left, *(path for path in right if path not in left)]
     fields = [
         (path, left.get(path), right.get(path))
-        for path in paths if not _same(left.get(path, _ABSENT), right.get(path, _ABSENT))
-    ]  # fmt: skip
+        for path in paths  # 1, 1.0 and true are three values in JSON
+        if repr(left.get(path, _ABSENT)) != repr(right.get(path, _ABSENT))
+    ]
     return Difference(heads, fields)
 
 
 def _meet(one: int | None, other: int | None) -> bool:
     return one is None or other is None or one == other
-
-
-def _same(x: Any, y: Any) -> bool:
-    """Equal as JSON: 1, 1.0 and true are three values."""
-    return repr(x) == repr(y)
 
 
 def _head_difference(
@@ -95,7 +90,7 @@ def _head_difference(
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every value of a document that is no object, with its path; entries one by one."""
+    """Every value of a document that is not an object, with its path; entries one by one."""
     if _NOT_COMPARED.fullmatch(path):
         return
     if isinstance(value, dict):

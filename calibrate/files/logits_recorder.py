@@ -1,13 +1,13 @@
-"""Recorder of the logits of a running model's heads, as arrays for `calibrate collect`.
+"""Logits recorder: writes the logits of a running model's heads as arrays for `calibrate collect`.
 
-One npz file for each recorded forward pass, written atomically. Of more passes than fit, those
-whose number has the lowest hash stay: an unbiased sample in any order.
+Each recorded forward pass is one npz file, written atomically. Of more passes than fit, those whose
+number has the lowest hash are kept: an unbiased sample.
 """
 
 import heapq
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +18,6 @@ from calibrate.maths.hashing import hashes
 FILE_OVERHEAD = 2_048  # bytes of an npz file beside its rows; a test holds real files against it
 
 Positions = int | Sequence[int | Sequence[int]]
-
-
-class _Pass(NamedTuple):
-    """The positions for the next forward pass."""
-
-    query: Sequence[int] | int
-    target: Positions
 
 
 class Recorder:
@@ -40,14 +33,15 @@ class Recorder:
         """Starts a recording in a new or empty folder.
 
         Raises:
-          CalibrateError: the folder holds files, or cannot be made.
+          CalibrateError: the folder is not empty, or cannot be made.
         """
         self.folder, self._max_bytes = Path(folder), max_bytes
         self._layers, self._heads = layers, heads
-        self._pass: _Pass | None = None
+        # (query, target) of the next forward pass
+        self._positions: tuple[int | Sequence[int], Positions] | None = None
         self._rows: dict[int, dict[str, np.ndarray]] = {}  # by layer
         self._count = 0
-        self._kept: list[tuple[int, int]] = []  # (-hash, bytes) of the files there are, a heap
+        self._kept: list[tuple[int, int]] = []  # (-hash, bytes) of the files, a heap
         self._bytes = 0  # of them all
         self._limit = 1 << 64  # the lowest hash that did not fit
         self._paths: dict[int, Path] = {}
@@ -57,7 +51,7 @@ class Recorder:
         except OSError as failure:
             raise CalibrateError(f"cannot make {folder}: {failure.strerror}") from failure
         if any(self.folder.iterdir()):
-            raise CalibrateError(f"{folder} holds files already; give a new folder")
+            raise CalibrateError(f"{folder} is not empty; give a new folder")
 
     def next(self, query: Sequence[int] | int, target: Positions) -> None:
         """Sets the positions that the next forward pass is recorded at.
@@ -68,36 +62,28 @@ class Recorder:
             for each a list of positions, any of which may win.
         """
         self.flush()
-        self._pass = _Pass(query, target)
+        self._positions = query, target
 
     def wants(self, layer: int) -> bool:
         """Whether this layer's logits are to be recorded now: once after each `next`."""
         chosen = self._layers is None or layer in self._layers
-        return self._pass is not None and chosen and layer not in self._rows
+        return self._positions is not None and chosen and layer not in self._rows
 
     def queries(self, n_sequences: int, length: int) -> np.ndarray:
-        """(sequences,) the positions of the queries, of that many."""
-        assert self._pass is not None
-        query = self._pass.query
-        if isinstance(query, int | np.integer):
-            query = [query] * n_sequences
-        if len(query) != n_sequences:
-            raise CalibrateError(
-                f"query names {len(query)} positions, and the forward pass has {n_sequences} "
-                "sequences; give one for each, or one for all"
-            )
+        """(sequences,) the positions of the queries."""
+        assert self._positions is not None
+        query = _for_each(self._positions[0], n_sequences, "query")
         return np.array([_position(q, length, "query") for q in query])
 
     def add(self, layer: int, logits: np.ndarray, n_keys: int) -> None:
-        """Takes the logits of one layer.
+        """Adds the logits of one layer to the forward pass.
 
         Args:
-          layer: its number.
-          logits: (sequences, heads, items) float32, -inf where masked; keys first, then what has
-            no position, such as a sink.
+          layer: index of the layer.
+          logits: (sequences, heads, items) float32, -inf where masked; keys first, then items
+            without a position, such as a sink.
           n_keys: how many of the items are keys.
         """
-        assert self._pass is not None
         heads = np.arange(logits.shape[1])
         if self._heads is not None:
             heads = heads[np.isin(heads, list(self._heads))]
@@ -118,19 +104,11 @@ class Recorder:
 
     def _targets(self, n_sequences: int, n_keys: int, n_items: int) -> np.ndarray:
         """(sequences, items) bool."""
-        assert self._pass is not None
-        target = self._pass.target
-        if isinstance(target, int | np.integer):
-            target = [int(target)] * n_sequences
-        each: Sequence[int | Sequence[int]] = target
-        if len(each) != n_sequences:
-            raise CalibrateError(
-                f"target names positions for {len(each)} sequences, and the forward pass has "
-                f"{n_sequences}; give them for each, or one for all"
-            )
+        assert self._positions is not None
         mask = np.zeros((n_sequences, n_items), bool)
-        for row, positions in zip(mask, each, strict=True):
-            for position in [positions] if isinstance(positions, int | np.integer) else positions:
+        target = _for_each(self._positions[1], n_sequences, "target")
+        for row, positions in zip(mask, target, strict=True):
+            for position in np.atleast_1d(positions).tolist():
                 row[_position(position, n_keys, "target")] = True
         return mask
 
@@ -148,7 +126,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Writes the last forward pass, if it belongs to the sample."""
-        rows, self._rows, self._pass = self._rows, {}, None
+        rows, self._rows, self._positions = self._rows, {}, None
         if not any(len(layer["target"]) for layer in rows.values()):
             return
         width = max(layer["logits"].shape[1] for layer in rows.values())
@@ -162,7 +140,7 @@ class Recorder:
     def _keep(self, number: int, columns: dict[str, np.ndarray]) -> None:
         """Writes a file if it fits into the budget, and removes those that no longer do."""
         rank = int(hashes(np.array([number]))[0])
-        if rank > self._limit:  # else short passes would fill what a long one leaves
+        if rank > self._limit:  # a short pass must not replace a long one of lower hash
             return
         size = sum(column.nbytes for column in columns.values()) + FILE_OVERHEAD
         heapq.heappush(self._kept, (-rank, size))
@@ -183,13 +161,13 @@ class Recorder:
 def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Each head's share of its layer's attention to the target, as a multiple of the mean.
 
-    Heads of a layer that look for the same item cover each other's errors: what one of them misses
-    need not count much against it. These are the responsibilities of a mixture of the heads, the
-    likelihood of which the fit then raises (a step of expectation maximisation).
+    Heads of a layer that look for the same item cover each other's errors, so that the errors of
+    one of them weigh less. These are the responsibilities of a mixture of the heads, whose
+    likelihood the fit increases (a step of expectation maximisation).
 
     Args:
       logits: (sequences, heads, items), -inf where masked.
-      targets: the same, bool.
+      targets: (sequences, heads, items) bool.
     Returns:
       (sequences, heads), of mean 1 over the heads that see a target; 0 of those that see none.
     """
@@ -204,17 +182,26 @@ def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _widen(column: np.ndarray, name: str, width: int) -> np.ndarray:
-    """Rows of a layer that keeps fewer keys, filled up with masked items."""
+    """Rows of a layer that keeps fewer keys, padded with masked items."""
     if column.ndim == 1 or column.shape[1] == width:
         return column
     fill = -np.inf if name == "logits" else False
     return np.pad(column, ((0, 0), (0, width - column.shape[1])), constant_values=fill)
 
 
-def _position(position: int, length: int, word: str) -> int:
-    if not -length <= position < length:
+def _for_each(value: int | Sequence[Any], n_sequences: int, argument: str) -> Sequence[Any]:
+    """One value for each sequence of a forward pass."""
+    if isinstance(value, int | np.integer):
+        return [int(value)] * n_sequences
+    if len(value) != n_sequences:
         raise CalibrateError(
-            f"{word} is position {position}, and there are {length}; give one within "
-            f"[{-length}, {length})"
+            f"{argument} has {len(value)} values for the {n_sequences} sequences of the forward "
+            "pass; give one for each sequence, or one for all"
         )
+    return value
+
+
+def _position(position: int, length: int, argument: str) -> int:
+    if not -length <= position < length:
+        raise CalibrateError(f"{argument} is {position}; give a position in [{-length}, {length})")
     return int(position) % length

@@ -1,13 +1,13 @@
 """The manifest of a collection: strict reading."""
 
-import json
-import re
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.files.coefficient_schema import DIGEST
+from calibrate.files.json_shapes import Integer, List, Object, Word, read_field
+from calibrate.files.strict_json import parse
 
 FORMAT = "calibrate.collection"
 SCHEMA_VERSION = "0.1"
@@ -17,8 +17,35 @@ BAD = ("nan", "inf", "masked_target")
 COUNTS = ("rows", "misranked", "ties", *BAD)
 STATUS = ("partial", "complete")
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_MAX_COUNT = 1 << 62  # of bytes, rows or items
+_COUNT = Integer(0, (1 << 62) - 1)  # of bytes, rows or items
+_SIZE = Object(dict.fromkeys(("size", *COUNTS, "kept"), _COUNT), required=True, others="")
+_SHARD = Object(
+    {**dict.fromkeys(("size", "unit", "kept", "bytes"), _COUNT), "sha256": DIGEST},
+    required=True,
+    others="",
+)
+
+
+def _text(value: Any) -> str:
+    str.encode(value)  # no lone surrogates
+    return str(value)
+
+
+_CONFIGURATION = Object(
+    {
+        **dict.fromkeys(("head", "fingerprint"), _text),
+        **dict.fromkeys(("sets", "max_bytes"), _COUNT),
+        "sizes": List(Integer(2, (1 << 31) - 1)),
+    },
+    required=True,
+    others="",
+)
+_PARTIAL = Object({"configuration": _CONFIGURATION}, required=True, others="")
+_COMPLETE = Object(
+    {"configuration": _CONFIGURATION, "sizes": List(_SIZE), "shards": List(_SHARD)},
+    required=True,
+    others="",
+)
 
 
 def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
@@ -29,60 +56,41 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
         range, or it has another version.
     """
     try:
-        manifest = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
-        known = manifest["format"], manifest["schema_version"]
-        if known != (FORMAT, SCHEMA_VERSION):
+        manifest = parse(data)
+        version = [read_field(manifest, key, _text) for key in ("format", "schema_version")]
+        if version != [FORMAT, SCHEMA_VERSION]:
             raise CalibrateError(
-                f"{path} says {known[0]} {known[1]}, expected {FORMAT} {SCHEMA_VERSION}; "
+                f"{path} is {version[0]} {version[1]}, expected {FORMAT} {SCHEMA_VERSION}; "
                 "collect again with this version of calibrate"
             )
-        _require_one_of(manifest["status"], STATUS, "status")
+        complete = read_field(manifest, "status", Word(STATUS)) == "complete"
+        (_COMPLETE if complete else _PARTIAL)(manifest)
         _check_configuration(manifest["configuration"])
-        if manifest["status"] == "complete":
+        if complete:
             _check_counts(manifest)
             _check_shards(manifest)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
+    except (CoefficientsError, ValueError, TypeError) as failure:
         raise CalibrateError(
-            f"{path} is not a manifest ({failure!r}); restore it or collect into a new folder"
+            f"{path} is not a manifest ({failure}); restore it or collect into a new folder"
         ) from failure
     return dict(manifest)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        raise ValueError(f"two of the keys {[key for key, _ in pairs]} are the same")
-    return mapping
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
-
-
 def _check_configuration(configuration: dict[str, Any]) -> None:
-    for key in ("head", "fingerprint"):
-        str.encode(configuration[key])
-    _require_counts(configuration, ("sets", "max_bytes"))
-    if type(configuration["seed"]) is not int:  # of any size, as long as it is drawn from
-        raise ValueError(f"seed is {configuration['seed']!r}, not an integer")
-    _require_one_of(configuration.get("keep", "misranked"), ("misranked", "all"), "keep")
-    sizes = configuration["sizes"]
-    _require_counts(dict(enumerate(sizes)), range(len(sizes)))
-    if not sizes or sizes != sorted(set(sizes)) or not 2 <= sizes[0] <= sizes[-1] < 1 << 31:
-        raise ValueError(f"sizes are {sizes!r}, not rising from 2 on")
-    for layer, head in configuration.get("heads", []):
-        for index in (layer, head):
-            if type(index) is not int or not -1 <= index < 1 << 15:
-                raise ValueError(f"heads has {index!r}, not an index of a head")
+    if type(configuration.get("seed")) is not int:  # of any size
+        raise ValueError("seed is not an integer")
+    if not configuration["sizes"] or configuration["sizes"] != sorted(set(configuration["sizes"])):
+        raise ValueError("sizes do not increase")
+    Word(("misranked", "all"))(configuration.get("keep", "misranked"))
+    List(List(Integer(-1, (1 << 15) - 1), exact=2))(configuration.get("heads", []))
 
 
 def _check_counts(manifest: dict[str, Any]) -> None:
-    """What was seen of each size."""
+    """Raises unless the counts of each size agree with each other."""
     for entry in manifest["sizes"]:
-        _require_counts(entry, ("size", *COUNTS, "kept"))
-        apart = sum(entry[name] for name in COUNTS if name != "rows")  # a row is one of these
-        if max(apart, entry["kept"]) > entry["rows"]:
-            raise ValueError(f"of {entry['rows']} rows, {apart} and {entry['kept']} are not some")
+        classified = sum(entry[name] for name in COUNTS if name != "rows")  # a row is in one class
+        if max(classified, entry["kept"]) > entry["rows"]:
+            raise ValueError(f"counts of size {entry['size']} exceed its {entry['rows']} rows")
     if [entry["size"] for entry in manifest["sizes"]] != manifest["configuration"]["sizes"]:
         raise ValueError("sizes differ from the configuration's")
 
@@ -90,9 +98,6 @@ def _check_counts(manifest: dict[str, Any]) -> None:
 def _check_shards(manifest: dict[str, Any]) -> None:
     kept: Counter[int] = Counter()
     for entry in manifest["shards"]:
-        _require_counts(entry, ("size", "unit", "kept", "bytes"))
-        if not _DIGEST.fullmatch(entry["sha256"]):
-            raise ValueError(f"sha256 is {entry['sha256']!r}")
         if 4 * entry["size"] * entry["kept"] > entry["bytes"]:
             raise ValueError(f"{entry['kept']} rows of {entry['size']} in {entry['bytes']} bytes")
         kept[entry["size"]] += entry["kept"]
@@ -102,17 +107,6 @@ def _check_shards(manifest: dict[str, Any]) -> None:
     if kept - Counter({entry["size"]: entry["kept"] for entry in manifest["sizes"]}) or (
         sum(kept.values()) != sum(entry["kept"] for entry in manifest["sizes"])
     ):
-        raise ValueError("the rows of the shards are not those of the sizes")
+        raise ValueError("the shards and the sizes count different numbers of rows")
     if sum(entry["bytes"] for entry in shards) > manifest["configuration"]["max_bytes"]:
         raise ValueError("the shards have more bytes than max_bytes")
-
-
-def _require_counts(mapping: dict[Any, Any], keys: Iterable[Any]) -> None:
-    for key in keys:
-        if type(mapping[key]) is not int or not 0 <= mapping[key] < _MAX_COUNT:
-            raise ValueError(f"{key} is {mapping[key]!r}, not an integer of rows, items or bytes")
-
-
-def _require_one_of(value: Any, words: tuple[str, ...], key: str) -> None:
-    if value not in words:
-        raise ValueError(f"{key} is {value!r}, expected {' or '.join(words)}")

@@ -71,8 +71,8 @@ def read_bytes(path: Path, most: int = MAX_BYTES, remedy: str = _REMEDY) -> byte
 def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
     """Every array in the bytes of an npz file, which were read from `path`.
 
-    Nothing is unpickled, CRCs are checked, and an array whose header promises more bytes than its
-    entry holds is refused before anything is allocated for it: all arrays together take no more
+    Nothing is unpickled, CRCs are checked, and an array whose header declares more bytes than its
+    entry has is refused before anything is allocated for it: all arrays together take no more
     memory than the file has bytes.
 
     Raises:
@@ -106,17 +106,17 @@ def _refuse_entries(entries: list[zipfile.ZipInfo], most: int) -> None:
     # Entries may overlap: a small file would take much memory.
     total = sum(entry.file_size for entry in entries)
     if total > most:
-        raise ValueError(f"its entries promise {total} bytes, and the file has {most}")
+        raise ValueError(f"its entries declare {total} bytes, and the file has {most}")
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(entry) as file:
         shape, fortran_order, dtype = _read_header(file)
         if dtype.hasobject:
-            raise ValueError(f"{entry.filename} holds Python objects")
+            raise ValueError(f"{entry.filename} has Python objects")
         expected, size = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
         if expected != size:
-            raise ValueError(f"{entry.filename} promises {expected} bytes and holds {size}")
+            raise ValueError(f"{entry.filename} declares {expected} bytes and has {size}")
         data = file.read()
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C")
 
@@ -127,7 +127,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
         return npy.read_array_header_1_0(file)
     if version == (2, 0):
         return npy.read_array_header_2_0(file)
-    raise ValueError(f"npy version {version} is not known")
+    raise ValueError(f"npy version {version} is unknown")
 
 
 def digest_of(data: bytes) -> str:

@@ -75,7 +75,7 @@ def _publish(
     path = stored.path(number)
     numbered = replace(coefficients, version=number, path=path)
     data = dumps(numbered).encode()
-    numbered = loads(data, path)  # what cannot be loaded is not published
+    numbered = loads(data, path)  # raises unless the file can be loaded
     if has_locks:
         remove_leftovers(stored.folder, "*.json*")
     append_event(stored.folder, "publish", number, id=digest(numbered))
@@ -84,9 +84,9 @@ def _publish(
 
 
 def _refuse_link(folder: Path) -> None:
-    """Nothing is written outside the store."""
+    """Raises CoefficientsError for a folder that would be written outside the store."""
     if folder.is_symlink():
-        raise CoefficientsError(f"{folder} is a link; write into the store that it leads to")
+        raise CoefficientsError(f"{folder} is a link; write into the store that it points to")
 
 
 def _newest(stored: StoredName) -> Coefficients | None:
@@ -154,8 +154,8 @@ def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Store
         )
     if stored.folder.parent not in stores(store)[:-1]:
         raise CoefficientsError(
-            f"{reference} came with the package, in {stored.folder.parent}, which stays as it is; "
-            "copy its folder into a store of yours, or give that store"
+            f"{reference} is published with the package, in {stored.folder.parent}, and cannot be "
+            "changed; copy its folder into your own store, or give that store"
         )
     return stored, number
 

@@ -2,9 +2,8 @@
 
 It holds `logits` (rows, n) float32, `target` (rows,) int32, or (rows, n) bool where several items
 may win, `entropy` (rows,) float32, `index` (rows,) int64 (which set), and `counts`, int64, of
-everything that the unit saw, in the order of COUNTS; where it is said which head's they are,
-`layer` and `head` (rows,) int16, -1 if unknown; and where rows do not count alike, `weight` (rows,)
-float32.
+all rows of the unit, in the order of COUNTS. If the source names heads, also `layer` and `head`
+(rows,) int16, -1 if unknown; and if it has weights, `weight` (rows,) float32.
 """
 
 from dataclasses import dataclass, replace
@@ -16,9 +15,9 @@ from calibrate.errors import DamagedError
 from calibrate.files.manifest import COUNTS
 from calibrate.files.npz import pack_arrays, parse_arrays
 
-# Upper bound of what a file takes beside its rows; a test holds real files against it.
+# Upper bound of a file's bytes besides its rows; a test compares real files with it.
 SHARD_OVERHEAD = 2_048
-ENTROPY_ERROR = 1e-3  # nats, far more than float32 makes
+ENTROPY_ERROR = 1e-3  # nats, far more than the rounding of float32
 REPAIR = "the same `calibrate collect` command as before repairs it"
 
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
@@ -33,12 +32,12 @@ class Shard:
     entropy: np.ndarray  # nats
     index: np.ndarray
     counts: np.ndarray  # (len(COUNTS),)
-    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown: which head's, if it is said
+    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown; None without heads
     head: np.ndarray | None = None
-    weight: np.ndarray | None = None  # (rows,) float32, how much each counts, if not all alike
+    weight: np.ndarray | None = None  # (rows,) float32; None if all are 1
 
     def of_heads(self, heads: Heads) -> "Shard":
-        """Its rows of some heads, where it is said whose they are; the counts stay the unit's."""
+        """Its rows of some heads, if the source names heads; the counts stay those of the unit."""
         wanted = np.zeros(len(self.index), bool)
         for layer, head in heads:
             wanted |= (self.layer == layer) & (self.head == head)
@@ -52,7 +51,7 @@ def row_bytes(size: int, sets_of_targets: bool = False) -> int:
 
 
 def shard_path(folder: Path, size: int, unit: int) -> Path:
-    """Where the shard of a unit is."""
+    """The path of a unit's shard."""
     return folder / f"n{size:05d}-unit{unit:05d}.npz"
 
 
@@ -64,7 +63,7 @@ def pack_shard(shard: Shard) -> bytes:
 def parse_unlisted(data: bytes, path: Path, size: int) -> Shard:
     """The shard in bytes without a known digest; see `parse_shard`."""
     shard = parse_shard(data, path, size)
-    require(pack_shard(shard) == data, path, "it holds more than its arrays")
+    require(pack_shard(shard) == data, path, "it has more bytes than its arrays")
     return shard
 
 
@@ -128,7 +127,7 @@ def _check_values(shard: Shard, path: Path, size: int) -> None:
         require(valid, path, "a weight is negative or not finite")
 
 
-def require(right: bool | np.bool_, path: Path, what: str) -> None:
-    """Raises DamagedError, saying what is wrong, unless a condition holds."""
-    if not right:
-        raise DamagedError(f"{path}: {what}; {REPAIR}")
+def require(condition: bool | np.bool_, path: Path, error: str) -> None:
+    """Raises DamagedError with a description unless a condition is true."""
+    if not condition:
+        raise DamagedError(f"{path}: {error}; {REPAIR}")

@@ -2,7 +2,7 @@
 
 A store is a folder of NAME/VERSION.json, with the log of each name beside its versions
 (`event_log.py`). Reading looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits,
-and the fits published with the package; the first that holds the name decides. `publishing.py`
+and the fits published with the package; the first that has the name is used. `publishing.py`
 writes.
 """
 
@@ -88,8 +88,8 @@ class StoredName(NamedTuple):
         coefficients = read(self.path(version))
         if (coefficients.name, coefficients.version) != (self.name, version):
             raise CoefficientsError(
-                f"{coefficients.path} holds {coefficients.reference}; versions keep their place: "
-                "restore the file, or load it by its path"
+                f"{coefficients.path} is {coefficients.reference}; its path must have that "
+                "name and version: restore the file, or load it by its path"
             )
         published = self.history.ids.get(version)
         if published and digest(coefficients) not in published:
@@ -197,7 +197,7 @@ def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[S
 
 
 def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
-    """A name in the first store that holds it."""
+    """A name in the first store that has it."""
     searched = stores(store)
     for folder in searched:
         present = versions(folder, name)
@@ -241,4 +241,4 @@ def _is_name(store: Path, name: str) -> bool:
     try:
         return bool(versions(store, name)) or os.path.lexists(store / name / LOG)
     except CoefficientsError:
-        return True  # reading it will say what is wrong
+        return True  # reading it raises the same error

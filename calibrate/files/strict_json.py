@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from calibrate.errors import CoefficientsError
 
-MAX_DEPTH = 32  # of values whose structure is free
+MAX_DEPTH = 32  # of values of any structure
 _MAX_SHOWN = 80  # characters of a value in a message
 _MAX_DIGITS = 4_300  # Python's own limit
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -21,7 +21,7 @@ Where = tuple[str | int, ...]
 
 
 class Refused:
-    """A value that JSON allows and we do not; it keeps its place until a check gets to its path."""
+    """A value that JSON allows and this format does not; the check of its path refuses it."""
 
     def __init__(self, description: str, remedy: str):
         self.description = description
@@ -122,7 +122,7 @@ def _constant(word: str) -> Refused:
 def _integer(digits: str) -> int | Refused:
     if len(digits) <= _MAX_DIGITS:
         return int(digits)
-    return Refused(f"an integer of {len(digits)} digits", "write a number that float64 holds")
+    return Refused(f"an integer of {len(digits)} digits", "write a number within float64")
 
 
 _decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant).decode

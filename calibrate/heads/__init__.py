@@ -1,4 +1,4 @@
-"""Floor 3, heads: what can be calibrated, and how a head is named."""
+"""Heads: the protocol of a head, and loading one by its reference."""
 
 import re
 from collections.abc import Callable
@@ -18,9 +18,9 @@ class Head(Protocol):
     A batch, and what `attend` returns, is any pytree whose leaves have `count` as first axis, so
     that the pipeline can cut it into pieces that fit in memory.
 
-    `correct` is needed to score it, and not to calibrate it. Two more members are optional.
-    `correct_each(attended, weights)`, for weights (count, rules, size)
-    and bool (count, rules), makes evaluation faster: else `correct` is called once per rule.
+    `correct` is needed to score a head, but not to calibrate it. Two more members are optional.
+    `correct_each(attended, weights)`, bool (count, rules) for weights (count, rules, size), makes
+    evaluation faster; without it `correct` is called once per rule.
     `spread_bound(batch)`, (count,), bounds the largest logit less the smallest by the weights.
     """
 
@@ -42,7 +42,7 @@ class Head(Protocol):
         """bool (count,): is the head right with these attention weights, (count, size)?"""
 
 
-# What this process has loaded, by reference and folder.
+# The heads that this process has loaded, by reference and folder.
 _loaded: dict[tuple[str, Path], Head] = {}
 
 
@@ -50,8 +50,8 @@ def load_head(reference: str, folder: Path | None = None) -> Head:
     """The head of that name (max-retrieval, max-retrieval-0 .. -9), file, or module:attribute.
 
     Args:
-      reference: which.
-      folder: where files and modules are looked for first; None is the working folder.
+      reference: name, path of a weights file, or module:attribute.
+      folder: searched first for files and modules; None is the working folder.
     Raises:
       CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
     """
@@ -61,11 +61,11 @@ def load_head(reference: str, folder: Path | None = None) -> Head:
 
 
 def head_loader(head: Head) -> Callable[[], Head]:
-    """What loads the head in another process: by its reference if it has one, or as it is."""
+    """A function that gives the head in another process: by its reference, or the head itself."""
     for (reference, folder), loaded in _loaded.items():
         if loaded is head:
             return partial(_load_once, reference, folder, head.fingerprint)
-    return partial(_itself, head)
+    return lambda: head
 
 
 def _load_once(reference: str, folder: Path, fingerprint: str) -> Head:
@@ -75,13 +75,9 @@ def _load_once(reference: str, folder: Path, fingerprint: str) -> Head:
         head = load_head(reference, folder)
     if head.fingerprint != fingerprint:
         raise CalibrateError(
-            f"head {reference!r} is {head.fingerprint} for a worker and {fingerprint} here; let "
-            f"{folder} hold the same for both"
+            f"head {reference!r} is {head.fingerprint} in a worker and {fingerprint} in this "
+            f"process; give both the same files in {folder}"
         )
-    return head
-
-
-def _itself(head: Head) -> Head:
     return head
 
 

@@ -1,10 +1,10 @@
-"""Logits of the user's own, as arrays on disk: whatever made them is done with them.
+"""Logits files: logits that any model made, as arrays on disk.
 
 An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
 (rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
-`mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), which head a row is of;
-and `weight` (rows,), how much a row counts in a fit, where not all count alike. Files may differ in
-n, and rows in how many of their items are real.
+`mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), the head of each row;
+and `weight` (rows,), the weight of a row in a fit, 1 if absent. Files may differ in n, and rows in
+their number of real items.
 
 Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
 have one size, the most that any of them has.
@@ -37,7 +37,7 @@ class LoggedRows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some rows of one set size, which another process can read too."""
+    """Some rows of one set size, by file and row; another process can read them."""
 
     files: list[Path]  # absolute
     digests: list[str]  # of the files, when they were checked
@@ -49,14 +49,14 @@ class Part(NamedTuple):
         """Reads the files.
 
         Raises:
-          CalibrateError: one was changed since they were checked.
+          CalibrateError: a file changed since it was checked.
         """
         parts = []
         for i in np.unique(self.place[:, 0]):
             arrays, digest = _parsed(self.files[i], _state(self.files[i]))
             if digest != self.digests[i]:
                 raise CalibrateError(
-                    f"{self.files[i]} was changed while it was used; let it be, and start again"
+                    f"{self.files[i]} changed while it was in use; run the command again"
                 )
             rows = self.place[self.place[:, 0] == i, 1]
             parts.append(_compact(arrays, rows, self.size, self.sets_of_targets))
@@ -70,14 +70,16 @@ class Arrays:
         """Reads and checks every file once.
 
         Raises:
-          CalibrateError: there is none, or one whose arrays are not as they should be.
+          CalibrateError: no file, or a file with invalid arrays.
           QualityError: they have no rows.
         """
         self.name = (path if path.name not in ("", "..") else path.resolve()).stem
         path = path.absolute()  # as other processes know it
         self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not self._files:
-            raise CalibrateError(f"{path} holds no .npz file; give arrays logits and target")
+            raise CalibrateError(
+                f"{path} has no .npz file; give files with arrays logits and target"
+            )
         self._digests, n_real = [], []
         kinds, several = set(), False
         heads: set[tuple[int, int]] = set()
@@ -91,11 +93,12 @@ class Arrays:
             heads |= set(zip(*(x.tolist() for x in _of_heads(arrays)), strict=True))
         if len(kinds) > 1:
             raise CalibrateError(
-                f"{path}: files differ in whether they have layer, head and weight; make them alike"
+                f"{path}: only some files have layer, head or weight; give each of these in all "
+                "files or in none"
             )
         *of_head, self.weighs = next(iter(kinds))
         self.names_heads = any(of_head)
-        self.sets_of_targets = several  # masks with one target each are as good as its position
+        self.sets_of_targets = several  # a mask with one target is stored as its position
         self.heads = sorted(heads)
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         self._place = _by_size(n_real)
@@ -116,7 +119,7 @@ class Arrays:
         return self.part(size, first, count).read()
 
     def part(self, size: int, first: int, count: int) -> Part:
-        """The same rows, not read yet."""
+        """Rows first .. first + count - 1 of a size, to be read later."""
         place = self._place[size][first : first + count]
         used, which = np.unique(place[:, 0], return_inverse=True)
         files, digests = ([of_file[i] for i in used] for of_file in (self._files, self._digests))
@@ -128,24 +131,24 @@ class Arrays:
 def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], str]:
     """The arrays of a file, checked, logits in float32; and its digest.
 
-    `state` says that it is the same still.
+    `state` is its size and time of change, so that a changed file is parsed again.
     """
-    data = read_bytes(file, MOST_FILE_BYTES, "make several files of it, in a folder")
+    data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
     arrays = parse_arrays(data, file)
     _check(arrays, file)
-    with np.errstate(over="ignore"):  # beyond float32 it is masked, or makes a row a bad one
+    with np.errstate(over="ignore"):  # beyond float32 becomes -inf, masked, or inf, a bad row
         logits = arrays["logits"] = as_masks(arrays["logits"].astype(np.float32, copy=False))
     refuse_probabilities(np.where(_real(arrays), logits, 0), f"{file}: logits have")
     return arrays, digest_of(data)
 
 
 def _state(file: Path) -> tuple[int, int]:
-    """Size of a file, and when it was last written; of one that cannot be read, anything."""
+    """Size of a file and time of its last change; (-1, -1) if it cannot be read."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return -1, -1
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
@@ -157,9 +160,7 @@ def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
             )
     unknown = sorted(set(arrays) - set(KNOWN))
     if unknown:
-        raise CalibrateError(
-            f"{file} has an array {unknown[0]!r}, which means nothing here; give {', '.join(KNOWN)}"
-        )
+        raise CalibrateError(f"{file} has an unknown array {unknown[0]!r}; give {', '.join(KNOWN)}")
     logits = arrays["logits"]
     if logits.ndim != 2 or not np.issubdtype(logits.dtype, np.floating) or logits.shape[1] < 2:
         raise CalibrateError(
@@ -193,8 +194,8 @@ def _check_weight(weight: np.ndarray | None, n_rows: int, file: Path) -> None:
         raise CalibrateError(f"{file}: weight is {weight.dtype}{weight.shape}; give floats (rows,)")
     if not ((weight >= 0) & (weight <= np.finfo(np.float32).max)).all():
         raise CalibrateError(
-            f"{file}: weight has {weight.min():g} to {weight.max():g}; give finite numbers of "
-            "float32, none below 0"
+            f"{file}: weight has {weight.min():g} to {weight.max():g}; give finite float32 "
+            "numbers >= 0"
         )
 
 
@@ -248,8 +249,8 @@ def _compact(
         moved = np.zeros((len(chosen), size), bool)
         moved[:, : order.shape[1]] = np.take_along_axis(target, order, axis=1) & kept
         return LoggedRows(compact, moved, *of_row)
-    found = (order == target[:, None]) & kept
-    position = found.argmax(axis=1).astype(np.int32)
-    masked = ~found.any(axis=1)
-    compact[masked, 0] = -np.inf  # the target is masked: a row that is counted, and left out
+    at_target = (order == target[:, None]) & kept
+    position = at_target.argmax(axis=1).astype(np.int32)
+    masked = ~at_target.any(axis=1)
+    compact[masked, 0] = -np.inf  # counts as a row with a masked target
     return LoggedRows(compact, position, *of_row)

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What one forward pass up to the attention leaves behind."""
+    """The result of a forward pass up to the attention."""
 
     logits: jax.Array  # (count, size)
     features: jax.Array  # (count, size, N_FEATURES), the embedded items
@@ -190,7 +190,7 @@ def flatten(params: Params) -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
-    """The inverse of `flatten`, for arrays read from `path`; anything amiss is refused."""
+    """The inverse of `flatten`, for arrays read from `path`; invalid arrays are refused."""
     params: Params = {}
     for layer, (n_inputs, n_outputs) in LAYERS.items():
         shapes = {"kernel": (n_inputs, n_outputs), "bias": (n_outputs,)}

@@ -1,4 +1,4 @@
-"""A head of the user's own, by the name of its module and attribute."""
+"""Plugin heads: loads a user's head from module:attribute."""
 
 import importlib
 import re
@@ -13,9 +13,9 @@ REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
 
 
 def load_plugin(reference: str, folder: Path) -> Any:
-    """The head at module:attribute, looked for in a folder first.
+    """The head at module:attribute; `folder` is searched first.
 
-    The attribute is a head, or what gives one when it is called without arguments.
+    The attribute is a head, or a function or class that gives one without arguments.
 
     Raises:
       CalibrateError: no such module or attribute, one that fails, or that breaks the protocol.
@@ -32,7 +32,7 @@ def load_plugin(reference: str, folder: Path) -> Any:
         if failure.name is None or not f"{module}.".startswith(f"{failure.name}."):
             raise _failed(f"importing {module!r}", failure) from failure
         raise CalibrateError(
-            f"no module is named {module!r} (looked for in {searched} and where Python looks); "
+            f"no module is named {module!r} in {searched} or on Python's path; "
             "give --head module:attribute"
         ) from None
     except Exception as failure:
@@ -50,7 +50,7 @@ def load_plugin(reference: str, folder: Path) -> Any:
     return head
 
 
-def _failed(what: str, failure: Exception) -> CalibrateError:
+def _failed(action: str, failure: Exception) -> CalibrateError:
     return CalibrateError(
-        f"{what} failed with {type(failure).__name__}: {failure}; --debug shows where"
+        f"{action} failed with {type(failure).__name__}: {failure}; --debug shows where"
     )

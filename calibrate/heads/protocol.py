@@ -1,4 +1,4 @@
-"""What a head from outside owes the pipeline: each member checked, and named where it is broken."""
+"""Checks of a head against the protocol; errors name the member."""
 
 import re
 from typing import Any
@@ -18,9 +18,9 @@ _CALLS = {
 
 
 def check_head(head: Any, reference: str) -> None:
-    """Raises a CalibrateError that names the member which is absent, or no head's.
+    """Raises CalibrateError, with its name, for a member that is absent or invalid.
 
-    What `sample`, `attend` and `correct` give is checked when they are called.
+    The results of `sample`, `attend` and `correct` are checked when they are called.
     """
     name, fingerprint = getattr(head, "name", None), getattr(head, "fingerprint", None)
     if not isinstance(name, str) or not name.isprintable() or not name.strip():
@@ -31,20 +31,20 @@ def check_head(head: Any, reference: str) -> None:
             "what determines its logits, such as its weights"
         )
     for member in ("sample", "attend", "correct"):
-        found = getattr(head, member, None)
-        if not callable(found) and (member != "correct" or found is not None):
+        method = getattr(head, member, None)
+        if not callable(method) and (member != "correct" or method is not None):
             raise CalibrateError(
-                f"head {reference}: {member} is {found!r}; give a method {_CALLS[member]}"
+                f"head {reference}: {member} is {method!r}; give a method {_CALLS[member]}"
             )
 
 
 def call(head: Any, member: str, *arguments: Any) -> Any:
-    """What a member of a head gives; if it fails, an error that says which did."""
+    """Calls a member of a head; raises CalibrateError with its name if it fails."""
     method = getattr(head, member, None)
     if method is None:
         raise CalibrateError(
             f"head {head.name!r} has no {_CALLS[member]}; without it a head can be calibrated, "
-            "and not scored"
+            "but not scored"
         )
     try:
         return method(*arguments)
@@ -58,7 +58,7 @@ def call(head: Any, member: str, *arguments: Any) -> Any:
 
 
 def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
-    """A head that breaks the protocol would otherwise be calibrated to nonsense."""
+    """Raises CalibrateError unless a batch has `count` rows and valid targets."""
     import jax
 
     leaves = jax.tree.leaves(batch)
@@ -76,12 +76,12 @@ def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
 
 
 def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
-    """What `attend` gave has logits, a row per set, and they are no probabilities."""
+    """Raises CalibrateError unless `attend` gave float logits, one row per set."""
     logits = getattr(attended, "logits", None)
     if logits is None or np.shape(logits) != (count, size):
-        found = "no .logits" if logits is None else f"logits of shape {np.shape(logits)}"
+        result = "no .logits" if logits is None else f"logits of shape {np.shape(logits)}"
         raise CalibrateError(
-            f"head {head.name!r}: attend gave {found}, expected {(count, size)}; give (count, size)"
+            f"head {head.name!r}: attend gave {result}; give .logits of shape {(count, size)}"
         )
     if not np.issubdtype(np.dtype(logits.dtype), np.floating):
         raise CalibrateError(
@@ -91,17 +91,20 @@ def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
 
 
 def as_masks(logits: np.ndarray) -> np.ndarray:
-    """Float32 logits, -inf where they are near the least number: libraries write masks as that."""
+    """Float32 logits with -inf for the most negative numbers, which libraries use as masks."""
     masked = logits < FINITE_MASK
     return np.where(masked, np.float32(-np.inf), logits) if masked.any() else logits
 
 
-def refuse_probabilities(logits: np.ndarray, said: str) -> None:
-    """Rows that are all >= 0 and sum to 1 went through softmax already."""
+def refuse_probabilities(logits: np.ndarray, subject: str) -> None:
+    """Raises CalibrateError for rows >= 0 that sum to 1: softmax was applied already.
+
+    `subject` begins the message.
+    """
     if logits.size and (logits >= 0).all() and _sum_to_one(logits):
         raise CalibrateError(
-            f"{said} rows that are >= 0 and sum to 1, as probabilities do; give the scores before "
-            "softmax, or the logarithms of these"
+            f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
+            "before softmax, or the logarithms of the probabilities"
         )
 
 
@@ -110,19 +113,22 @@ def _sum_to_one(logits: np.ndarray) -> bool:
         return np.allclose(logits.sum(axis=1), 1, atol=1e-3)
 
 
-def check_target(target: Any, size: int, count: int, said: str) -> None:
-    """Positions within [0, size), or a mask of several."""
+def check_target(target: Any, size: int, count: int, subject: str) -> None:
+    """Raises CalibrateError unless targets are positions in [0, size), or masks of positions.
+
+    `subject` begins the message.
+    """
     target = np.asarray(target)
     if target.dtype == bool and target.shape == (count, size):
         return  # rows that mark no item are counted as bad
     if target.shape != (count,) or target.dtype.kind not in "iu":  # NumPy's integers have times
         raise CalibrateError(
-            f"{said} {target.dtype}{target.shape}; "
+            f"{subject} {target.dtype}{target.shape}; "
             f"give integers ({count},), or bool {(count, size)}"
         )
     outside = target[(target < 0) | (target >= size)]
     if outside.size:
         raise CalibrateError(
-            f"{said} {outside[0]}, which is not a position in [0, {size}); "
+            f"{subject} {outside[0]}, which is not a position in [0, {size}); "
             "give the index of the item that should win"
         )

@@ -3,8 +3,8 @@
 A batch holds 128 sets of one size drawn from 5..16: each size has a step function of its own, so
 there is no padding. Adam at 1e-3, cross-entropy plus weight decay.
 
-The paper does not say what its L2 term of lambda = 0.001 is. Here it is lambda/2 * |W|^2 over the
-weight matrices, biases free: of the readings tried, the one that comes closest to the paper's
+The paper does not define its L2 term of lambda = 0.001. Here it is lambda/2 * |W|^2 over the weight
+matrices without the biases: of the definitions tried, the one that comes closest to the paper's
 accuracy without adaptation (scripts/results/README.md).
 
 Each seed is trained in a process of its own on one thread, because the number of threads
@@ -80,7 +80,7 @@ def train_seeds(
     Args:
       seeds: one head each; its weights do not depend on the others.
       steps: gradient steps; a finished head of fewer steps is carried on from its checkpoint.
-      folder: weights appear there as max-retrieval-SEED.npz, checkpoints beside them.
+      folder: of the weights, max-retrieval-SEED.npz, and their checkpoints.
       report: called in the worker process every few seconds.
     Raises:
       CalibrateError: optax is absent, a file cannot be read or written, a finished head would be
@@ -101,7 +101,11 @@ def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None
     done = _steps_done(final)
     if done == steps:
         return
-    state = _restore(checkpoint) if checkpoint.exists() else _start(seed)
+    if checkpoint.exists():
+        state = _restore(checkpoint)
+    else:
+        params = head.initial_params(seed)
+        state = _State(0, params, _optimiser().init(params), [])
     if done > state.step or max(done, state.step) > steps:
         raise CalibrateError(
             f"{folder} has seed {seed} with {max(done, state.step)} steps, which {steps} steps "
@@ -109,11 +113,6 @@ def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None
         )
     state = _continue(state, seed, steps, checkpoint, report)
     write_arrays(final, {**head.flatten(state.params), **_log_arrays(state)})
-
-
-def _start(seed: int) -> _State:
-    params = head.initial_params(seed)
-    return _State(0, params, _optimiser().init(params), [])
 
 
 def _continue(
@@ -128,7 +127,7 @@ def _continue(
         pending.append(measured)
         done = step + 1
         if done % STEPS_PER_LOG_ROW == 0:
-            log.append((done, *_mean(pending), _squared_norm(params)))
+            log.append((done, *_mean(pending), float(_kernel_norm(params))))
             pending = []
         if done % STEPS_PER_CHECKPOINT == 0:
             _save_checkpoint(checkpoint, _State(done, params, optimiser, log))
@@ -192,10 +191,6 @@ def _mean(pending: list[jax.Array]) -> tuple[float, float]:
     return float(loss), float(accuracy)
 
 
-def _squared_norm(params: head.Params) -> float:
-    return float(_kernel_norm(params))
-
-
 def _log_arrays(state: _State) -> dict[str, ArrayLike]:
     rows = np.asarray(state.log, np.float64).reshape(-1, 4)
     return {
@@ -228,7 +223,7 @@ def _restore(path: Path) -> _State:
         step = int(arrays["steps"])
     except (KeyError, ValueError) as failure:
         raise CalibrateError(
-            f"{path} is not a checkpoint ({failure}); delete it to start anew"
+            f"{path} is not a checkpoint ({failure}); delete it to start again"
         ) from None
     return _State(step, params, jax.tree.unflatten(structure, saved), log)
 

@@ -34,7 +34,7 @@ def local_cluster(processes: int, threads: int | None) -> Iterator[str]:
                 preload=[_IGNORE_INTERRUPTS],
             )
     except RuntimeError as failure:
-        raise CalibrateError(f"no Dask cluster could be started here: {failure}") from failure
+        raise CalibrateError(f"cannot start a Dask cluster on this machine: {failure}") from failure
     with cluster:
         yield cluster.scheduler_address
 
@@ -43,7 +43,7 @@ def outcomes(tasks: Iterable[Callable[[], Any]], address: str, stall: float) -> 
     """The outcomes of tasks as they finish; raises Stalled if none does for `stall` seconds."""
     finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with _connected(address, stall) as client:
-        # Bytes: a task that cannot be serialised is found out here. All at once: workers may join.
+        # Serialised here, to refuse what cannot be. All are submitted: workers may join.
         futures = [
             client.submit(_capture, number, serialise(task), pure=False)
             for number, task in enumerate(tasks)
@@ -70,9 +70,9 @@ def _outcome(finished: queue.SimpleQueue[Any], stall: float) -> Outcome:
         raise Stalled from failure
     except Exception as failure:
         raise CalibrateError(
-            f"the Dask cluster gave up a task ({type(failure).__name__}: {failure}); its workers "
-            "need this version of calibrate and enough memory. What is finished is kept, and the "
-            "same command carries on"
+            f"a task failed on the Dask cluster ({type(failure).__name__}: {failure}); its workers "
+            "need this version of calibrate and enough memory. Finished units are kept, and the "
+            "same command resumes"
         ) from failure
     if isinstance(outcome, Exception):
         raise outcome
@@ -99,7 +99,7 @@ def _connected(address: str, stall: float) -> Iterator[Any]:
             client.wait_for_workers(1, timeout=stall)
         except TimeoutError as failure:
             raise CalibrateError(
-                f"the Dask cluster at {address} had no worker for {stall:g} s; start some"
+                f"the Dask cluster at {address} had no worker for {stall:g} s; start one"
             ) from failure
         yield client
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import TimeoutError as Stalled  # raised by joblib, and by no task of ours
+from multiprocessing import TimeoutError as Stalled  # raised by joblib, never by a task
 from operator import length_hint
 from typing import Any, TypeVar
 
@@ -45,10 +45,10 @@ def run(
     """Calls every task, and returns their results in the order of the tasks.
 
     Args:
-      tasks: each independent of the others, and one that cloudpickle can serialise; a generator is
-        read step by step.
-      jobs: where they run. What a task warns of is warned of in this process.
-      report: called in this process with each result, as soon as it is there.
+      tasks: independent of each other, and serialisable by cloudpickle; a generator is read step by
+        step.
+      jobs: processes or cluster. Warnings of a task are repeated in this process.
+      report: called in this process with each result as it arrives.
     Raises:
       CalibrateError: a task cannot be serialised, a process died, or none finished for `jobs.stall`
         seconds; what has been reported by then is done.
@@ -122,11 +122,11 @@ def _clear_errors(jobs: Jobs) -> Iterator[None]:
         yield
     except BrokenProcessPool as failure:
         raise CalibrateError(
-            "a worker process died (killed, or out of memory?); what is finished is kept, and the "
-            "same command carries on (fewer --jobs need less memory)"
+            "a worker process died (killed, or out of memory?); finished units are kept, and the "
+            "same command resumes (fewer --jobs need less memory)"
         ) from failure
     except Stalled as failure:
         raise CalibrateError(
             f"no worker finished a task for {jobs.stall:g} s: did one die, or does a task take "
-            "longer (--stall)? What is finished is kept, and the same command carries on"
+            "longer (--stall)? Finished units are kept, and the same command resumes"
         ) from failure

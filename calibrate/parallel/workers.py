@@ -1,4 +1,4 @@
-"""Worker processes: how they start and end, their threads, and how a task gets there and back."""
+"""Worker processes: start and end, threads, and serialised tasks."""
 
 import contextlib
 import os
@@ -26,19 +26,19 @@ def serialise(task: Callable[[], Any]) -> bytes:
         return bytes(cloudpickle.dumps(task))
     except Exception as failure:
         raise CalibrateError(
-            f"this cannot be sent to another process ({type(failure).__name__}: {failure}); load "
-            "the head by its name (module:attribute), or use one process"
+            f"the task cannot be sent to another process ({type(failure).__name__}: {failure}); "
+            "load the head by its name (module:attribute), or use one process"
         ) from failure
 
 
 def call(number: int, task_bytes: bytes) -> Outcome:
-    """Does a task, in the process that it was sent to."""
+    """Runs a task in the process that it was sent to."""
     try:
         task = pickle.loads(task_bytes)
     except Exception as failure:
         raise CalibrateError(
             f"a worker cannot load its task ({type(failure).__name__}: {failure}); it needs this "
-            "version of calibrate, and the head's modules and files at the same place"
+            "version of calibrate, and the head's modules and files under the same paths"
         ) from failure
     with warnings.catch_warnings(record=True) as caught:
         return number, task(), [str(warning.message) for warning in caught]
@@ -73,7 +73,7 @@ def quiet_start() -> Iterator[None]:
 
 
 def begin_worker(threads: int, exactly: bool, parent: int) -> None:
-    """The first thing that a worker process does.
+    """Initialises a worker process.
 
     Args:
       threads: of XLA, which reads their number here when the process first uses it; joblib does the
@@ -88,7 +88,7 @@ def begin_worker(threads: int, exactly: bool, parent: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """A worker whose parent was killed must not work on beside the next one's."""
+    """Ends this worker when its parent has ended: a later run starts its own workers."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
