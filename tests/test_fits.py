@@ -19,9 +19,8 @@ from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
 from calibrate.maths.rule import Rule
 from calibrate.report.fit_plots import plot_beta
-from calibrate.report.fit_text import load_line
-from calibrate.report.rule_text import polynomial
 from calibrate.report.text_plot import draw_curve
+from calibrate.report.wording import load_line, polynomial
 
 ROOT = Path(__file__).parents[1]
 

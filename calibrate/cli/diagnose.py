@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 
 from calibrate.cli.options import JsonOption
+from calibrate.cli.progress import Steps
+from calibrate.errors import CalibrateError
+from calibrate.report.console import stderr
 from calibrate.report.terminal import show
 
 OutOption = Annotated[
@@ -32,8 +35,24 @@ def diagnose(
 
     Example: calibrate diagnose runs/try
     """
-    from calibrate.cli.diagnose_steps import diagnose_and_draw
+    from calibrate.evaluation import diagnosis
+    from calibrate.files.atomic_io import check_writable
+    from calibrate.files.collection import open_collection
+    from calibrate.files.manifest import MANIFEST
+    from calibrate.fitting.solved_rows import group_heads
+    from calibrate.report.diagnosis_record import RECORD, save_diagnosis
 
     if not 0 < eps < 1:
         raise typer.BadParameter(f"--eps is {eps}; give a coefficient between 0 and 1")
-    show(diagnose_and_draw(run, out, eps), as_json)
+    collection = open_collection(run)
+    diagnosis.require_all_rows(collection)
+    named = run if run.name not in ("", "..") else run.resolve()
+    folder = out or named.with_name(f"{named.name}-diagnosis")
+    if folder.resolve().is_relative_to(run.resolve()) or (folder / MANIFEST).exists():
+        raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    check_writable(folder / RECORD)
+    n_steps = len(group_heads(collection)) * len(collection.manifest["shards"])
+    with Steps(f"measuring the rows of {run}", n_steps) as steps:
+        result = diagnosis.diagnose(collection, eps, steps.advance)
+    stderr.print(f"drawing into {folder}")
+    show(save_diagnosis(folder, result), as_json)

@@ -17,7 +17,7 @@ from calibrate.report.console import stderr
 from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import FIRST_FIT
-from calibrate.report.report_record import ReportRecord
+from calibrate.report.run_record import ReportRecord
 from calibrate.report.verdict import compare_rivals, verdict, verdict_on_logits
 
 

@@ -1,9 +1,11 @@
 """`calibrate run`: collect, fit, evaluate and report on one head."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from calibrate.cli.fit import FitRequest
 from calibrate.cli.options import (
     BytesOption,
     HeadOption,
@@ -36,8 +38,26 @@ def run(
 
     Example: calibrate run
     """
-    from calibrate.cli.run_steps import run_all
+    from calibrate.cli.collect_steps import collect_from_head
+    from calibrate.cli.evaluate_steps import score_with_progress
+    from calibrate.cli.fit_steps import fit_and_publish
+    from calibrate.cli.loading import load_head
+    from calibrate.cli.report_steps import write_head_report
+    from calibrate.evaluation.baselines import beside, fitted_rules, fixed_rules
+    from calibrate.files.publishing import check_name
+    from calibrate.report.fit_record import FitRecord
+    from calibrate.report.run_record import RunRecord
 
     n, n_bytes = parse_sizes(sizes), parse_bytes(max_bytes)
-    record = run_all(head, n, sets, seed, name=name, max_bytes=n_bytes, store=store)
-    show(record, as_json)
+    check_name(name)
+    loaded, folder = load_head(head), Path("runs") / name
+    collect_from_head(loaded, n, sets, seed, folder=folder, max_bytes=n_bytes)
+    record = fit_and_publish(FitRequest(folder, name, store=store))
+    assert isinstance(record, FitRecord)  # a head's rows name no layer
+    fit = record.fit
+    rules = beside(fit.coefficients, {**fixed_rules(), **fitted_rules(fit.rows, fit.choice)})
+    scores = score_with_progress(loaded, n, sets, seed, rules)
+    assert fit.coefficients.path is not None
+    page = fit.coefficients.path.with_suffix(".html")
+    report = write_head_report(page, fit.coefficients, loaded, scores, seed, needed=False)
+    show(RunRecord(record, loaded.name, scores, report), as_json)

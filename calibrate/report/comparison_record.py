@@ -12,7 +12,7 @@ import numpy as np
 from calibrate.evaluation.baselines import LABELS, label
 from calibrate.evaluation.comparison import Comparison
 from calibrate.report.blocks import Block, Table
-from calibrate.report.number_text import NOTHING, p_value, percent
+from calibrate.report.wording import NOTHING, p_value, percent
 
 HINDSIGHT = "hindsight"
 ARRAYS = (

@@ -13,7 +13,7 @@ from calibrate.files.atomic_io import write_atomically
 from calibrate.fitting.rule_fitting import MIN_ROWS
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
 from calibrate.report.diagnosis_plots import save_figures
-from calibrate.report.rule_text import items
+from calibrate.report.wording import items
 
 RECORD = "diagnosis.json"
 

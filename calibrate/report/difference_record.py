@@ -10,8 +10,7 @@ from calibrate.files.fit_difference import Difference, HeadDifference, compare
 from calibrate.files.store import load
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import Block, Heading, Text
-from calibrate.report.fit_text import head_text, value_text
-from calibrate.report.rule_text import items, span, variable
+from calibrate.report.wording import head_text, items, span, value_text, variable
 
 SHOWN_HEADS = 8
 _SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its source

@@ -18,6 +18,7 @@ from calibrate.report.plot_style import (
     SHADE,
     draw,
     legend_below,
+    plot_head_map,
     powers_of_two,
     rule_axis,
     rule_curve,
@@ -30,6 +31,7 @@ from calibrate.report.plot_style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from calibrate.fitting.per_head import PerHeadResult
     from calibrate.fitting.solved_rows import Rows
 
 LEAST_SPAN = 0.02  # nats along y: what is less than any head's gain should look level
@@ -192,3 +194,17 @@ def plot_learning_curve(ax: "Axes", fit: Coefficients) -> "Axes":
     ax.set_xlabel("rows that the fit is made of")
     ax.set_ylabel("held-out log p of the target (nats)")
     return ax
+
+
+def save_gains_figure(path: Path, fits: "PerHeadResult") -> None:
+    """Writes the gain of each head as PNG."""
+    save_figure(path, draw(plot_gains, fits))
+
+
+def plot_gains(ax: "Axes", fits: "PerHeadResult") -> "Axes":
+    """Draws the gain of each head; heads without a rule are marked with an x."""
+    gains = {(head.layer, head.head): head.gain if head.rule else None for head in fits.heads}
+    n = len(fits.calibrated)
+    ax.set_title(f"{n} of {len(fits.heads)} heads gain by a rule\n(x: plain softmax)")
+    label = f"gain in {fits.unit}, held out"
+    return plot_head_map(ax, gains, "all", label, cmap="viridis_r", vmin=0)

@@ -9,8 +9,7 @@ from calibrate.fitting.fit_collection import FitResult
 from calibrate.fitting.model_selection import Choice, kind_label
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
-from calibrate.report.fit_text import left_out, load_line
-from calibrate.report.rule_text import polynomial, span
+from calibrate.report.wording import left_out, load_line, polynomial, span
 
 WORTH_COLLECTING = 0.001  # nats, by twice the rows
 

@@ -24,17 +24,21 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.fit_text import left_out
-from calibrate.report.number_text import NOTHING
-from calibrate.report.page import Figures, Highlights, Page, Picture, draw, picture, write_page
-from calibrate.report.page_sections import (
+from calibrate.report.page import (
+    Figures,
+    Highlights,
+    Page,
+    Picture,
     domain_text,
+    draw,
+    picture,
     provenance_section,
     rule_section,
     usage_section,
+    write_page,
 )
-from calibrate.report.rule_text import outside, variable
 from calibrate.report.verdict import compare_rivals, verdict
+from calibrate.report.wording import NOTHING, left_out, outside, variable
 
 N_EXAMPLES = 128  # sets of each size, for figures and estimates
 FITTED_RIVALS = (

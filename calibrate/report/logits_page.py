@@ -13,11 +13,20 @@ from calibrate.fitting.solved_rows import head_label
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import Block, Heading, Text
 from calibrate.report.logits_record import FIRST_FIT, LogitsRecord
-from calibrate.report.page import Figures, Highlights, Page, Picture, draw, write_page
-from calibrate.report.page_sections import provenance_section, rule_section, usage_section
+from calibrate.report.page import (
+    Figures,
+    Highlights,
+    Page,
+    Picture,
+    draw,
+    provenance_section,
+    rule_section,
+    usage_section,
+    write_page,
+)
 from calibrate.report.plot_style import HEAD_STYLES
-from calibrate.report.rule_text import variable
 from calibrate.report.verdict import heads_moved, verdict_on_logits
+from calibrate.report.wording import variable
 
 
 def write_logits_page(path: Path, fit: Coefficients, scores: LogitScores) -> None:

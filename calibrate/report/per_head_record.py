@@ -8,8 +8,7 @@ from typing import Any
 from calibrate.fitting.per_head import HeadFit, PerHeadResult
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
-from calibrate.report.fit_text import load_line
-from calibrate.report.rule_text import polynomial
+from calibrate.report.wording import load_line, polynomial
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
 from calibrate.maths.rule import LOG_SIZE, Rule, beta_of
 from calibrate.report.blocks import Block, Code, Curve, Facts, Heading, Text
-from calibrate.report.fit_text import facts, head_text, load_line
-from calibrate.report.rule_text import guards, outside, polynomial, span
+from calibrate.report.wording import facts, guards, head_text, load_line, outside, polynomial, span
 
 PLOT_POINTS = 128  # two per character
 SHOWN_ENTRIES = 8

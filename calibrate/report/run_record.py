@@ -1,13 +1,34 @@
-"""The result of `calibrate run`: the fit, the head's accuracy with and without it, the report."""
+"""Results of `calibrate report` and `calibrate run`: verdict and page, fit and accuracies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from calibrate.evaluation.score_head import Score
-from calibrate.report.blocks import Block, Table
+from calibrate.report.blocks import Block, Facts, Table, Text
 from calibrate.report.fit_record import FitRecord
-from calibrate.report.report_record import ReportRecord
+
+
+@dataclass(frozen=True)
+class ReportRecord:
+    """The result of `calibrate report`."""
+
+    verdict: str
+    path: Path | None  # None: it could not be written
+    rivals: str | None = None  # how the fit compares with simpler rules, if they were scored
+
+    def as_json(self) -> dict[str, Any]:
+        """The sentences and the path."""
+        rivals = {} if self.rivals is None else {"rivals": self.rivals}
+        return {"verdict": self.verdict, **rivals, "report": self.path}
+
+    def blocks(self) -> Iterable[Block]:
+        """The sentences and the path."""
+        yield Text(f"\n{self.verdict}")
+        if self.rivals:
+            yield Text(self.rivals)
+        yield Facts([("report", str(self.path or "not written"))])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from calibrate.evaluation.baselines import label
 from calibrate.evaluation.comparison import Comparison
 from calibrate.evaluation.score_logits import LogitScores
-from calibrate.report.number_text import with_error
+from calibrate.report.wording import with_error
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance

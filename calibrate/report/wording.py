@@ -1,6 +1,7 @@
-"""A fit in words: the line that loads it, its rows, quality, source and provenance."""
+"""Wording of results: numbers, rules and fits as text."""
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,74 @@ from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.manifest import BAD
 from calibrate.files.store import find
+from calibrate.maths.rule import LOG_SIZE, N_COEFFICIENTS, Rule
+
+NOTHING = "·"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in per cent, without the sign; a dot for NaN."""
+    return f"{100 * share:.{digits}f}" if math.isfinite(share) else NOTHING
+
+
+def p_value(p: float) -> str:
+    """0.4, 0.002, 2e-05: one digit, as the paper prints them."""
+    return f"{p:.1g}" if math.isfinite(p) else NOTHING
+
+
+def with_error(mean: float, error: float, shape: str) -> str:
+    """A mean in that format and its standard error with as many digits, where they are finite."""
+    if not math.isfinite(mean):
+        return NOTHING
+    return f"{mean:{shape}}" + f" ± {error:{shape.removeprefix('+')}}" * math.isfinite(error)
+
+
+def polynomial(coefficients: tuple[float, ...]) -> str:
+    """p(H), or kappa log n + b, written out with six digits; a constant is that number."""
+    if not any(coefficients[:-1]):
+        return f"{coefficients[-1]:.6g}"
+    x = "log n" if len(coefficients) == N_COEFFICIENTS[LOG_SIZE] else "H"
+    terms = []
+    for power, value in zip(reversed(range(len(coefficients))), coefficients, strict=True):
+        factor = {0: "", 1: f" {x}"}.get(power, f" {x}^{power}")
+        terms.append(f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}")
+    return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
+
+
+def variable(rule: Rule) -> str:
+    """The variable that beta is a function of."""
+    return "set size" if rule.kind == LOG_SIZE else "entropy"
+
+
+def span(domain: tuple[float, float], kind: str) -> str:
+    """A range of entropies, or of set sizes, in words."""
+    lo, hi = domain
+    if kind == LOG_SIZE:
+        return f"{items(lo)} .. {items(hi)} items"
+    return f"{lo:.4g} .. {hi:.4g} nats"
+
+
+def items(log_n: float) -> str:
+    """A set size in words, given its logarithm."""
+    n = math.exp(log_n)
+    return f"{n:,.0f}" if n < 1e9 else f"{n:.3g}"
+
+
+def outside(rule: Rule) -> str:
+    """What happens outside the domain, in words."""
+    if rule.kind == LOG_SIZE:
+        return "the line goes on outside"
+    return "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
+
+
+def guards(rule: Rule) -> str:
+    """The bounds of beta, and where it is 1, in words."""
+    if rule.kind == LOG_SIZE:
+        return f"{rule.min_beta:g} <= beta <= {rule.max_beta:g} at every set size"
+    return (
+        f"beta = 1 up to H = {rule.min_entropy:g} nats; "
+        f"above, {rule.min_beta:g} <= beta <= {rule.max_beta:g}"
+    )
 
 
 def load_line(coefficients: Coefficients) -> str:
