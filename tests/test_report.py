@@ -225,7 +225,8 @@ def check_in_a_browser(page, width, scheme):
             !e.closest('.scroll, pre') && e.getBoundingClientRect().right > innerWidth + 0.5
         ).map(e => e.outerHTML.slice(0, 80))"""
         assert window.evaluate(too_wide) == []
-        assert window.evaluate("[...document.images].every(i => i.naturalWidth > 500)")
+        pixels = 5 * plot_style.DPI  # figures are wider than 5 inches
+        assert window.evaluate(f"[...document.images].every(i => i.naturalWidth > {pixels})")
         ground = window.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
 
