@@ -169,16 +169,11 @@ def _collect_unit(
     good, misranked, H, counts = map(np.asarray, examine(unit_rows.logits, unit_rows.target))
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
-    shard = Shard(
-        logits=unit_rows.logits[rows],
-        target=unit_rows.target[rows],
-        entropy=H[rows],
-        index=rows + unit.first,
-        counts=counts.astype(np.int64),
-        layer=None if unit_rows.layer is None else unit_rows.layer[rows],
-        head=None if unit_rows.head is None else unit_rows.head[rows],
-        weight=None if unit_rows.weight is None else unit_rows.weight[rows],
-    )
+    columns: dict[str, Any] = {
+        k: None if x is None else x[rows] for k, x in unit_rows._asdict().items()
+    }
+    index = rows + unit.first
+    shard = Shard(entropy=H[rows], index=index, counts=counts.astype(np.int64), **columns)
     return files.write_shard(folder, unit.size, unit.number, shard, listed), False
 
 

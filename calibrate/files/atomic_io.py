@@ -26,14 +26,14 @@ def write_atomically(
     error: type[CalibrateError] = CalibrateError,
     exclusive: bool = False,
 ) -> None:
-    """Writes a file that appears complete or not at all: temporary name, fsync, rename.
+    """Writes a file completely or not at all: temporary name, fsync, rename.
 
     Args:
       path: of the file; its folder is made if it is absent.
       data: its content.
       error: the exception to raise when the disk fails.
-      exclusive: only if nothing has that name yet. On a disk without hard links this is certain
-        only in a `locked` folder.
+      exclusive: only if the name is free. On a disk without hard links this is certain only in a
+        `locked` folder.
     Raises:
       FileExistsError: `exclusive`, and the name is taken.
       error: the folder cannot be made or written. Nothing is left behind, unless the last step
@@ -60,7 +60,7 @@ def write_atomically(
 def read_file(path: Path, most: int) -> bytes:
     """A regular file's bytes, or one more than `most`, for the caller to refuse.
 
-    No more memory is allocated than the file has bytes; what is appended meanwhile is not read.
+    Allocates no more memory than the file has bytes; bytes appended meanwhile are not read.
 
     Raises:
       OSError: it cannot be read, or is not a regular file, such as a pipe, which would never end.
@@ -73,7 +73,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens without waiting for the other end of a pipe."""
+    """Opens a file; does not wait for the other end of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -90,7 +90,7 @@ def _apply(history: History, event: dict[str, Any]) -> None:
 
 
 def append_event(folder: Path, event: str, version: int, **fields: str) -> None:
-    """Adds an event to the log; the caller has the store locked.
+    """Appends an event to the log; the caller has locked the store.
 
     Raises:
       CoefficientsError: it cannot be written, or is full; it is then unchanged.

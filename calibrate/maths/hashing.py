@@ -1,4 +1,4 @@
-"""A hash of numbers, to draw samples that do not depend on the order of work."""
+"""Hashing of row numbers: samples that do not depend on the order of work."""
 
 import numpy as np
 

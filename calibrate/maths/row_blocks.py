@@ -1,15 +1,15 @@
-"""Rows in blocks of one shape: a jitted function is traced once for each shape that it meets."""
+"""Row blocks: rows in blocks of one shape, so that a jitted function is traced once."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-# A block of rows stays in the second-level cache while it is passed over.
+# A block of rows fits in the second-level cache.
 ITEMS_PER_BLOCK = 1 << 16
 
 
 def in_blocks(logits: np.ndarray, *others: np.ndarray) -> Iterator[tuple[slice, list[np.ndarray]]]:
-    """Which rows, and their part of each array; the last block is filled up with zeros.
+    """(slice of rows, their part of each array); the last block is padded with zeros.
 
     Args:
       logits: (rows, n).
