@@ -30,7 +30,7 @@ def head_of_fit(coefficients: Coefficients, reference: str | None) -> Head:
         raise CalibrateError(
             f"{coefficients.reference} names no head; name the one to score: --head max-retrieval"
         )
-    if not reference and not is_built_in(name):  # a file says no path of this machine
+    if not reference and not is_built_in(name):  # files record no local paths
         raise CalibrateError(
             f"{coefficients.reference} was made for head {name!r}, which does not come with the "
             "package; give its weights file or module:attribute with --head, or, if it was made "
@@ -91,7 +91,7 @@ def _newest_fit_of(collection: Collection, store: Path | None) -> Coefficients:
     for stored in (
         fit_store.open_name(folder, name) for folder in folders for name in fit_store.names(folder)
     ):
-        # Of one name the highest version is the newest, whatever the clock said.
+        # Of one name the highest version is the newest, independent of clocks.
         usable = set(stored.versions) - stored.history.yanked
         for version in sorted(usable, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged file is passed over

@@ -72,7 +72,7 @@ def write_head_report(
 
 
 def _fitted_rivals(collection: Collection | None) -> dict[str, ScoredRule]:
-    """Rules that are fitted to a fit's collection, as far as it has the rows for them."""
+    """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     if collection is None:
         return {}
     try:

@@ -101,8 +101,8 @@ class _PlainScores:
 
     @classmethod
     def of(cls, rows: Rows, objective: str) -> "_PlainScores":
-        one = np.ones_like(rows.beta)
-        score, log_p = (row_scores(rows, one, name) for name in (objective, "likelihood"))
+        plain_beta = np.ones_like(rows.beta)
+        score, log_p = (row_scores(rows, plain_beta, name) for name in (objective, "likelihood"))
         return cls(rows, assign_blocks(rows), row_weights(rows), objective, score, log_p)
 
     def gain(self, difference: np.ndarray) -> Gain:
@@ -117,7 +117,7 @@ def choose(
     Args:
       rows: of a collection; those that the solver did not solve are left out.
       options: of the fits.
-      force: a kind to choose whatever the others score, if it beats plain softmax.
+      force: a kind to choose even if another scores better, if it beats plain softmax.
       kinds: those to choose from, simplest first.
     Raises:
       QualityError: too few rows for any fit, or none that beats plain softmax.
@@ -231,7 +231,7 @@ def held_out_by_size(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> list[H
 
 
 def kind_label(kind: str) -> str:
-    """What a kind of rule is called in sentences."""
+    """The name of a kind of rule in sentences."""
     return KIND_LABELS.get(kind, kind)
 
 
@@ -247,7 +247,7 @@ def _gain_sentences(
     left_out: dict[str, str],
     options: Options,
 ) -> list[str]:
-    """What was chosen, what it gains over plain softmax and over the others, and what is absent."""
+    """The choice, its gains over plain softmax and over other kinds, and kinds left out."""
     mean, low, high = best.gain
     gain = (
         f"{kind_label(best.kind)} gains {mean:.4f} {score_unit(options)} over plain softmax "
@@ -264,7 +264,7 @@ def _gain_sentences(
 
 
 def _warnings(best: Candidate, plain_log_p: float) -> list[str]:
-    """What a gain may hide."""
+    """Caveats on a gain."""
     sentences = []
     if best.mean_log_p < plain_log_p:
         sentences.append(

@@ -60,7 +60,7 @@ def fit_polynomial(
 
 
 def refuse_negative(entry: Entry) -> None:
-    """The guards would hide it, but such a polynomial does not describe its rows."""
+    """Raises QualityError if the polynomial is not positive on its domain; guards would hide it."""
     lo, hi = entry.domain
     lowest = _lowest_value(entry.coefficients, lo, hi)
     if lowest <= 0:

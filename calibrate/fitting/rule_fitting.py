@@ -38,7 +38,7 @@ MIN_ROWS = 100
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 N_BLOCKS = 100
-N_CELLS = 512  # of the domain: within one, entropies differ by less than any curve shows
+N_CELLS = 512  # of the domain: entropies within a cell are treated as equal
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
 ENOUGH_ROWS = 100  # of a size: with fewer it has less weight
 MAX_DISTANCES = 50_000  # rows: objectives that cannot be pooled take a sample
@@ -120,7 +120,7 @@ def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficie
 def assign_blocks(rows: Rows) -> np.ndarray:
     """(rows,) block of each row: at random, and as many of each size in every block.
 
-    Sizes are chosen, and so are the same in resamples; how many rows are misranked is chance.
+    Sizes are fixed by design, so resamples keep them; the number of misranked rows is random.
     """
     shuffled = np.random.default_rng(0).permutation(len(rows.size))
     by_size = shuffled[np.argsort(rows.size[shuffled], kind="stable")]

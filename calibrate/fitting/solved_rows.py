@@ -68,11 +68,10 @@ def head_label(layer: int | None, head: int | None) -> str:
 
 
 def group_heads(collection: Collection) -> list[Heads | None]:
-    """The heads of a collection in groups, each of about ROWS_PER_GROUP rows if all have as many.
+    """The heads of a collection in groups of about ROWS_PER_GROUP rows, if heads have equal rows.
 
-    Rows of all heads together may be more than fit in memory, and those of one lie in many shards:
-    work by head reads the shards once for each group. None stands for all rows of a collection that
-    does not name heads.
+    All rows may not fit in memory, and those of one head lie in many shards: work by head reads
+    the shards once for each group. None stands for all rows of a collection without named heads.
     """
     heads = collection.heads
     if not heads:

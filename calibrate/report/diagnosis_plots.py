@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 N_PLANES = 4
 N_QUANTILES = 16
-MOST_POINTS = 4_000  # in a plane: more only hide each other
+MOST_POINTS = 4_000  # in a plane: more would overlap
 
 
 def save_figures(folder: Path, diagnosis: Diagnosis) -> list[Path]:
-    """Draws what there is to draw into a folder, as PNG; the paths of the figures."""
+    """Writes the figures of a diagnosis into a folder as PNG; returns their paths."""
     heads = diagnosis.heads
     ranked = heads[:N_QUANTILES]
     figures = {

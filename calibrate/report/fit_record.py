@@ -91,9 +91,9 @@ def _choice_blocks(choice: Choice) -> Iterable[Block]:
     rows = []
     for candidate in choice.candidates:
         gain = candidate.gain
-        taken = "published" if candidate is choice.chosen else ""
+        state = "published" if candidate is choice.chosen else ""
         interval = f"{gain.low:+.4f} to {gain.high:+.4f}"
-        rows.append((kind_label(candidate.kind), f"{gain.mean:+.4f}", interval, taken))
+        rows.append((kind_label(candidate.kind), f"{gain.mean:+.4f}", interval, state))
     yield Table(
         columns=("rule", "gain", "95 % interval", ""),
         rows=rows,

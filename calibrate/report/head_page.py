@@ -41,12 +41,8 @@ from calibrate.report.verdict import compare_rivals, verdict
 from calibrate.report.wording import NOTHING, left_out, outside, variable
 
 N_EXAMPLES = 128  # sets of each size, for figures and estimates
-FITTED_RIVALS = (
-    "procedure",
-    "polynomial",
-    "kappa-log-n",
-    "constant",
-)  # they need the collection that the fit is made of
+# They need the collection that the fit is made of.
+FITTED_RIVALS = ("procedure", "polynomial", "kappa-log-n", "constant")
 
 
 def write_head_page(
@@ -109,7 +105,7 @@ def _half_attention(examples: Sequence[ExampleSets]) -> tuple[str, str]:
 
 
 def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str, str]:
-    """The share of the sets that are like those that the fit was made of."""
+    """The share of the sets in the domain of the fit."""
     by_size = shares(examples, fit)
     gated, beyond = (
         round(100 * float(np.mean(share)), 1)
@@ -138,7 +134,7 @@ def _accuracy_section(comparison: Comparison, fit: Coefficients) -> Iterable[Blo
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
-    """The kinds of rule that were fitted, as far as the file lists them."""
+    """The kinds of rule that were fitted, if the file lists them."""
     objective = fit.source.get("options", {}).get("objective", "likelihood")
     unit = "nats" if objective == "likelihood" else f"of {objective}"
     rows = [
@@ -211,7 +207,7 @@ def _rule_picture(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Pi
 
 
 def _evidence_pictures(fit: Coefficients) -> list[Picture]:
-    """The evidence for the fit, as far as the file holds it."""
+    """The evidence for the fit that the file has."""
     evidence = {
         "held_out": (
             fit_plots.plot_held_out,

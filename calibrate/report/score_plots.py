@@ -27,7 +27,7 @@ STYLES = {
     "hard": ("#777777", "*", "-."),
     "hindsight": ("#777777", "_", "-"),
 }
-BANDS = ("plain", "own")  # of all rules they would hide each other
+BANDS = ("plain", "own")  # bands of all rules would overlap
 OTHERS = (("#999933", "h", "--"), ("#882255", "p", "--"), ("#44AA99", "d", "--"))
 
 

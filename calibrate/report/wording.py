@@ -103,7 +103,7 @@ def _quote(path: Path) -> str:
 
 
 def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
-    """(count, reason) of the rows that were not fitted, as far as the file says."""
+    """(count, reason) of the rows that were not fitted, if the file has them."""
     if not {"rows", "misranked", "kept", "interior"} <= rows.keys():
         return []
     bad = sum(rows.get(reason, 0) for reason in BAD), "bad (NaN, +inf or a masked target)"
@@ -127,7 +127,7 @@ def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
 
 
 def facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
-    """(label, text) of quality, source and provenance, as far as the file has them."""
+    """(label, text) of the quality, source and provenance that the file has."""
     quality, source = coefficients.quality, coefficients.source
     rows, residuals = quality.get("rows", {}), quality.get("residuals", {})
     used = rows.get("used", rows.get("interior"))
