@@ -35,9 +35,7 @@ def one_block(monkeypatch):
 @pytest.fixture
 def many_blocks(monkeypatch):
     in_blocks(monkeypatch, many=True)
-    jax.config.update("jax_disable_most_optimizations", True)  # compiles faster
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
     attention._attend.clear_cache()
 
 

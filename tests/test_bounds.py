@@ -76,7 +76,7 @@ def test_dispersal_size_foretells_where_the_target_falls_below_eps(head):
     sizes = 64 * 2 ** np.arange(7)
     medians = []
     for size in sizes:
-        batch = head.sample(7, int(size), 256)
+        batch = head.sample(7, int(size), 128)
         logits = logits_of(head, batch)
         of_target = np.take_along_axis(softmax(logits), batch.target[:, None], axis=1)
         medians.append(np.median(of_target))

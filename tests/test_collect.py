@@ -9,7 +9,7 @@ import pytest
 from conftest import ToyHead
 
 from calibrate.collecting import collect as pipeline
-from calibrate.collecting import sampling, work_units
+from calibrate.collecting import row_budget, work_units
 from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import collection as files
@@ -461,7 +461,7 @@ def test_file_overheads_are_upper_bounds(tmp_path):
 
 
 def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampling, "MOST_KEPT_OF_ALL", 100)
+    monkeypatch.setattr(row_budget, "MOST_KEPT_OF_ALL", 100)
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 256))
     some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
     every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")

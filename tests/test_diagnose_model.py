@@ -33,7 +33,8 @@ def save_tokenizer(folder):
     return len(words)
 
 
-@pytest.mark.parametrize("kind", ["encoder", pytest.param("decoder", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_entropies_of_the_first_layer(kind, here):
     n_words = save_tokenizer(here / "model")
     torch.manual_seed(0)
@@ -53,6 +54,7 @@ def test_entropies_of_the_first_layer(kind, here):
         assert max(size["spread"]) > 0
 
 
+@pytest.mark.slow
 def test_what_is_no_checkpoint(here):
     done = subprocess.run([sys.executable, SCRIPT, "."], capture_output=True, text=True)
     assert done.returncode == 1

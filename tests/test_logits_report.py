@@ -23,10 +23,10 @@ from calibrate.heads.logits_files import Arrays
 from calibrate.maths.rule import Rule
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import as_json
+from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import LogitsRecord
 from calibrate.report.terminal import show
-from calibrate.report.verdict import verdict_on_logits
 
 
 def publish_fits(folder, **source):

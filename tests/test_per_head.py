@@ -22,7 +22,7 @@ from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
 from calibrate.maths.solver import STATUS_NAMES
 from calibrate.parallel.jobs import Jobs
-from calibrate.report.console import stdout
+from calibrate.report.streams import stdout
 
 # What beta each (layer, head) is planted to want, of entropy and size.
 WANTS = {

@@ -17,8 +17,8 @@ import calibrate
 from calibrate.evaluation.comparison import compare
 from calibrate.files.coefficient_file import dumps
 from calibrate.report import head_page, plot_style
+from calibrate.report.fit_verdict import compare_rivals, verdict
 from calibrate.report.head_page import write_head_page
-from calibrate.report.verdict import compare_rivals, verdict
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
 RULES = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}

@@ -13,7 +13,7 @@ from calibrate.files.collection import Collection
 from calibrate.heads import Head
 from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
-from calibrate.report.console import stderr
+from calibrate.report.streams import stderr
 
 
 def collect_from_head(

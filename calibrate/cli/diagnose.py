@@ -8,7 +8,7 @@ import typer
 from calibrate.cli.options import JsonOption
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
-from calibrate.report.console import stderr
+from calibrate.report.streams import stderr
 from calibrate.report.terminal import show
 
 OutOption = Annotated[

@@ -15,8 +15,8 @@ from calibrate.heads import Head
 from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.console import stderr
 from calibrate.report.logits_record import LogitsRecord
+from calibrate.report.streams import stderr
 
 
 def compare_rules(

@@ -21,10 +21,10 @@ from calibrate.fitting.fit_collection import (
 )
 from calibrate.fitting.rule_fitting import Options
 from calibrate.fitting.solved_rows import group_heads
-from calibrate.report.console import stderr
 from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.per_head_record import PerHeadRecord
+from calibrate.report.streams import stderr
 
 
 def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:

@@ -10,7 +10,7 @@ from calibrate.files.collection import Collection, open_collection
 from calibrate.files.manifest import MANIFEST
 from calibrate.heads import Head, is_built_in
 from calibrate.heads import load_head as load_head_quietly
-from calibrate.report.console import stderr
+from calibrate.report.streams import stderr
 
 
 def load_head(reference: str) -> Head:

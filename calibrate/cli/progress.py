@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from calibrate.report.console import stderr
+from calibrate.report.streams import stderr
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -13,12 +13,12 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
 from calibrate.fitting.solved_rows import solve_collection
 from calibrate.heads import Head
-from calibrate.report.console import stderr
+from calibrate.report.fit_verdict import compare_rivals, verdict, verdict_on_logits
 from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import FIRST_FIT
 from calibrate.report.run_record import ReportRecord
-from calibrate.report.verdict import compare_rivals, verdict, verdict_on_logits
+from calibrate.report.streams import stderr
 
 
 def report_on_head(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calibrate.collecting.resume import changed_units, claim_folder, complete_shards
-from calibrate.collecting.sampling import row_quotas, wanted_rows
+from calibrate.collecting.row_budget import row_quotas, wanted_rows
 from calibrate.collecting.sources import Source, UnitRows, source_of_arrays, source_of_head
 from calibrate.collecting.work_units import Unit
 from calibrate.files import collection as files

@@ -24,6 +24,7 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
+from calibrate.report.fit_verdict import compare_rivals, verdict
 from calibrate.report.page import (
     Figures,
     Highlights,
@@ -37,7 +38,6 @@ from calibrate.report.page import (
     usage_section,
     write_page,
 )
-from calibrate.report.verdict import compare_rivals, verdict
 from calibrate.report.wording import NOTHING, left_out, outside, variable
 
 N_EXAMPLES = 128  # sets of each size, for figures and estimates

@@ -12,6 +12,7 @@ from calibrate.fitting.rule_fitting import ENOUGH_ROWS
 from calibrate.fitting.solved_rows import head_label
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import Block, Heading, Text
+from calibrate.report.fit_verdict import heads_moved, verdict_on_logits
 from calibrate.report.logits_record import FIRST_FIT, LogitsRecord
 from calibrate.report.page import (
     Figures,
@@ -25,7 +26,6 @@ from calibrate.report.page import (
     write_page,
 )
 from calibrate.report.plot_style import HEAD_STYLES
-from calibrate.report.verdict import heads_moved, verdict_on_logits
 from calibrate.report.wording import variable
 
 

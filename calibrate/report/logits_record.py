@@ -12,8 +12,8 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
+from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.plot_style import rule_curve
-from calibrate.report.verdict import verdict_on_logits
 from calibrate.report.wording import NOTHING, polynomial, with_error
 
 FIRST_FIT = 2  # rules: plain softmax, the paper's numbers, and then fits

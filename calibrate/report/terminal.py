@@ -7,7 +7,7 @@ from rich import table as rich_table
 from rich import text as rich_text
 
 from calibrate.report.blocks import Block, Code, Curve, Facts, Heading, Record, Table, as_json
-from calibrate.report.console import print_whole, stdout
+from calibrate.report.streams import print_whole, stdout
 from calibrate.report.text_plot import draw_curve
 
 LABEL_WIDTH = 10

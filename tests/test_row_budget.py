@@ -1,6 +1,6 @@
 """Sampling: what each unit of a collection may keep, by hand."""
 
-from calibrate.collecting.sampling import row_quotas
+from calibrate.collecting.row_budget import row_quotas
 from calibrate.collecting.work_units import Unit
 from calibrate.files import collection as files
 
