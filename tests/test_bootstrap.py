@@ -57,6 +57,7 @@ def test_the_band_holds_the_fit(choice):
         assert np.mean((low - 1e-9 <= beta) & (beta <= high + 1e-9)) > 0.9
 
 
+@pytest.mark.slow
 def test_the_number_of_jobs_changes_nothing(choice):
     one, two = (bootstrap(choice.chosen, jobs) for jobs in (Jobs(1), Jobs(2)))
     assert one.standard_errors == two.standard_errors

@@ -71,6 +71,7 @@ def test_dispersal_size_of_masked_items_and_of_one_item():
     assert dispersal_size(np.array([[3.0]]), [0])[0] == np.inf
 
 
+@pytest.mark.slow
 def test_dispersal_size_foretells_where_the_target_falls_below_eps(head):
     """The measured size, between two that bracket it, is within a third of the estimate."""
     sizes = 64 * 2 ** np.arange(7)

@@ -875,6 +875,7 @@ LARGE = {
 QUICK = ("lists of one", "digits", "wide text", "twice", "valid")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE if n not in QUICK)]
 )

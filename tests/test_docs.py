@@ -63,6 +63,7 @@ def test_readme_python_of_torch_runs():
     run_in_one_namespace(OF_TORCH)
 
 
+@pytest.mark.slow
 def test_readme_commands_on_heads_of_ones_own_run(here, monkeypatch):
     """Arrays and module are those of its Python blocks."""
     from typer.testing import CliRunner

@@ -133,6 +133,7 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
     assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
 
 
+@pytest.mark.slow
 def test_scores_are_the_same_for_any_number_of_jobs():
     rules = {name: fixed_rules()[name] for name in ("plain", "hindsight")}
     one, two = (

@@ -197,6 +197,7 @@ def test_a_refit_that_differs_in_a_head_is_new(logged, here):
     assert not same_fit(fit, replace(fit, entries=(fit.entries[0], moved)))
 
 
+@pytest.mark.slow
 def test_neither_jobs_nor_groups_change_a_fit(logged, here, monkeypatch):
     collect_arrays(Arrays(logged), here / "run")
     fit = fit_heads_of_collection(here / "run", "model")
