@@ -13,8 +13,9 @@ from calibrate.fitting.model_selection import (
     mean_by_size,
     row_scores,
 )
-from calibrate.fitting.rule_fitting import N_BLOCKS, Options, assign_blocks, row_weights
+from calibrate.fitting.rule_fitting import Options
 from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
+from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 
 OPTIONS = Options()
 

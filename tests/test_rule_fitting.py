@@ -9,18 +9,16 @@ from calibrate.fitting import rule_fitting
 from calibrate.fitting.model_selection import applied_beta, mean_by_size, row_scores
 from calibrate.fitting.rule_fitting import (
     KINDS,
-    N_BLOCKS,
     Distances,
     Options,
     PooledProfiles,
-    assign_blocks,
     build_problem,
     checked_coefficients,
     fit_rule,
-    row_weights,
     solve_problem,
 )
 from calibrate.fitting.solved_rows import concatenate_rows
+from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 from calibrate.maths.likelihood import likelihood, maximise, polynomial_form
 
 

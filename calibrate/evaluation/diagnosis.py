@@ -11,8 +11,9 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.collection import Collection, refuse_bad_rows
 from calibrate.files.shard import Heads, Shard
 from calibrate.fitting import solved_rows
-from calibrate.fitting.rule_fitting import MIN_ROWS, row_weights
+from calibrate.fitting.rule_fitting import MIN_ROWS
 from calibrate.fitting.solved_rows import Rows, head_label, known_index
+from calibrate.fitting.weighting import row_weights
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_blocks import in_blocks

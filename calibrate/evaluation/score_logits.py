@@ -14,8 +14,8 @@ from calibrate.evaluation.moments import Moments, expand_axes
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import refuse_bad_rows
 from calibrate.files.manifest import COUNTS
-from calibrate.fitting.rule_fitting import ENOUGH_ROWS
 from calibrate.fitting.solved_rows import head_label, known_index
+from calibrate.fitting.weighting import size_shares
 from calibrate.heads.logits_files import MOST_HEADS, Arrays, LoggedRows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import Rule, beta_of
@@ -98,12 +98,11 @@ def _mean_over_sizes(sizes: Moments) -> Estimate:
     if not weighted.any():
         undefined = np.full(sizes.mean.shape[1:], np.nan)
         return Estimate(n_rows, undefined, undefined)
-    rows, weight, squared = (
-        expand_axes(x[weighted], sizes.mean.ndim) for x in (sizes.rows, sizes.weight, sizes.squared)
+    weight, squared = (
+        expand_axes(x[weighted], sizes.mean.ndim) for x in (sizes.weight, sizes.squared)
     )
     means, centre, squares = (x[weighted] for x in (sizes.mean, sizes.centre, sizes.squares))
-    share = np.minimum(rows, ENOUGH_ROWS)
-    share = share / share.sum()
+    share = expand_axes(size_shares(sizes.rows, sizes.weight)[weighted], sizes.mean.ndim)
     mean = np.sum(share * means, axis=0)
     effective = weight**2 / squared  # this many rows of equal weight
     alone = effective < MIN_EFFECTIVE_ROWS

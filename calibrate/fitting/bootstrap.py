@@ -17,7 +17,6 @@ from calibrate.fitting.model_selection import (
 )
 from calibrate.fitting.rule_fitting import (
     MIN_ROWS,
-    N_BLOCKS,
     Options,
     Problem,
     plain_coefficients,
@@ -25,6 +24,7 @@ from calibrate.fitting.rule_fitting import (
     to_coefficients,
     usable_rows,
 )
+from calibrate.fitting.weighting import N_BLOCKS
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 

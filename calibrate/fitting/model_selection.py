@@ -10,17 +10,15 @@ from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.rule_fitting import (
     KINDS,
-    N_BLOCKS,
     Options,
     Problem,
-    assign_blocks,
     build_problem,
     checked_coefficients,
-    row_weights,
     solve_problem,
     to_coefficients,
 )
 from calibrate.fitting.solved_rows import Rows
+from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 from calibrate.maths import solver
 from calibrate.maths.rule import beta_of
 

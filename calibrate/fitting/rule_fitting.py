@@ -14,6 +14,7 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.solved_rows import Rows
+from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 from calibrate.maths import solver
 from calibrate.maths.bernstein import basis, plain_powers
 from calibrate.maths.likelihood import (
@@ -37,10 +38,8 @@ ROWS = ("all", "misranked")
 MIN_ROWS = 100
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
-N_BLOCKS = 100
 N_CELLS = 512  # of the domain: entropies within a cell are treated as equal
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
-ENOUGH_ROWS = 100  # of a size: with fewer it has less weight
 MAX_DISTANCES = 50_000  # rows: objectives that cannot be pooled take a sample
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates it in float32
 ADVICE = "collect more sets, or larger ones, which the head misranks more often (sizes 16..16384)"
@@ -117,18 +116,6 @@ def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficie
     return checked_coefficients(problem, solve_problem(problem))
 
 
-def assign_blocks(rows: Rows) -> np.ndarray:
-    """(rows,) block of each row: at random, and as many of each size in every block.
-
-    Sizes are fixed by design, so resamples keep them; the number of misranked rows is random.
-    """
-    shuffled = np.random.default_rng(0).permutation(len(rows.size))
-    by_size = shuffled[np.argsort(rows.size[shuffled], kind="stable")]
-    block = np.empty(len(rows.size), np.int64)
-    block[by_size] = np.arange(len(by_size)) % N_BLOCKS
-    return block
-
-
 def usable_rows(rows: Rows, kind: str, options: Options) -> np.ndarray:
     """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
     usable: np.ndarray = rows.status != solver.UNSOLVED
@@ -143,18 +130,6 @@ def require_rows(count: int, adjective: str) -> None:
         raise QualityError(
             f"{count} {adjective} rows, fewer than the {MIN_ROWS} that a fit needs; {ADVICE}"
         )
-
-
-def row_weights(rows: Rows) -> np.ndarray:
-    """(rows,) adding up to 1: equal for each set size, less for those with few rows.
-
-    Within a size, rows have the weights that they came with.
-    """
-    given = rows.weight if rows.weight.any() else np.ones(len(rows.size))
-    _, place, count = np.unique(rows.size, return_inverse=True, return_counts=True)
-    weight = (np.minimum(count, ENOUGH_ROWS) / count)[place] * given
-    shares: np.ndarray = weight / weight.sum()
-    return shares
 
 
 def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) -> Problem:

@@ -8,8 +8,8 @@ import numpy as np
 
 from calibrate.evaluation.score_logits import LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.rule_fitting import ENOUGH_ROWS
 from calibrate.fitting.solved_rows import head_label
+from calibrate.fitting.weighting import ENOUGH_ROWS
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import Block, Heading, Text
 from calibrate.report.fit_verdict import heads_moved, verdict_on_logits
