@@ -7,6 +7,7 @@ from scipy.optimize import minimize_scalar
 from calibrate.maths.bernstein import basis
 from calibrate.maths.likelihood import (
     ELEVATED_TO,
+    NEAR,
     TOLERANCE,
     _largest_gain,
     closeness,
@@ -114,6 +115,93 @@ def test_rows_that_already_win_push_beta_to_its_bound():
     assert solution.value == pytest.approx(0, abs=1e-5)
 
 
+def equal(count):
+    return np.full(count, 1 / count)
+
+
+def test_of_constants_within_tolerance_it_is_the_least():
+    """Far above fifteen others, any beta from 1.5 up has the target win."""
+    z = np.tile(np.float32([9.6] + [0] * 15), (100, 1))
+    rows = profile(z, np.zeros(100, int), LOW, HIGH)
+    betas = np.linspace(LOW, HIGH, 10_000)
+    values = rows.take(np.arange(1)).log_p_at_each(betas)[0]
+    least = betas[np.argmax(values >= values.max() - TOLERANCE)]
+    solution = best(rows, constant_form(100, LOW, HIGH), np.ones(100))
+    assert solution.coefficients[0] == pytest.approx(least, abs=0.01)
+    assert solution.value >= values.max() - 1.01 * TOLERANCE
+    again = maximise(  # as a resample does, which starts from a solution
+        likelihood(rows, equal(100)), constant_form(100, LOW, HIGH), LOW, HIGH, np.array([20.0]),
+        tolerance=None,
+    )  # fmt: skip
+    assert again.coefficients[0] == pytest.approx(least, abs=0.01)
+
+
+def test_rules_are_not_sharper_than_what_some_sizes_tell():
+    """One size in three wants 2.5, the others are served by any beta above 1.5."""
+    rows, H, _ = planted(lambda h, n: np.full_like(h, 2.5), sizes=(16,))
+    z = np.tile(np.float32([9.6] + [0] * 15), (3_000, 1))
+    flat = profile(z, np.zeros(3_000, int), LOW, HIGH)
+    both = rows._replace(series=np.concatenate([rows.series, flat.series]))
+    x = np.concatenate([1 + 0 * H, np.linspace(3, 4, 3_000)])
+    for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (0.5, 4.5), LOW, HIGH)):
+        solution = best(both, form, np.ones(len(x)))
+        beta = form.design @ solution.coefficients
+        assert beta[0] == pytest.approx(2.5, abs=0.15)
+        assert beta.max() < 2.7
+        none = best(flat, form._replace(design=form.design[len(H) :]), np.ones(3_000))
+        assert (form.design @ none.coefficients).max() < 1.6
+        lower = LOW * form.ones + NEAR * (none.coefficients - LOW * form.ones)
+        value, _ = likelihood(flat, equal(3_000))(form.design[len(H) :] @ lower)
+        assert value < none.value  # nothing to spare
+
+
+NEARLY_ALIKE = np.float32([0, 0.02, -0.11, -0.05, 0.04, -0.08, -0.01])
+
+
+def sets(z, targets, count):
+    """Rows of one kind, some of whose items are targets."""
+    wins = np.isin(np.arange(len(z)), targets)
+    return profile(np.tile(z, (count, 1)), np.tile(wins, (count, 1)), LOW, HIGH)
+
+
+def test_of_several_peaks_of_constants_the_highest_is_found():
+    """log p_T falls up to beta 8, and is highest at 64."""
+    rows = sets(NEARLY_ALIKE, [2, 3, 4], 100)
+    solution = best(rows, constant_form(100, LOW, HIGH), np.ones(100))
+    assert solution.value == pytest.approx(-0.333, abs=1e-3)
+    assert solution.value - rows.log_p(np.full(100, LOW)).mean() > 0.5
+    assert solution.coefficients[0] > 60
+    assert np.isnan(solution.gap)  # nothing bounds what an objective of several peaks may gain
+
+
+def test_one_target_marked_in_every_row_is_concave():
+    assert sets(NEARLY_ALIKE, [4], 5).concave
+    assert not sets(NEARLY_ALIKE, [3, 4], 5).concave
+
+
+def test_a_resample_may_prefer_another_peak():
+    """Where rows of one kind prevail the constant is 64, where those of another do about 1."""
+    sharp, soft = sets(NEARLY_ALIKE, [2, 3, 4], 50), sets(NEARLY_ALIKE, [2, 3, 5], 50)
+    rows = sharp._replace(series=np.concatenate([sharp.series, soft.series]))
+    form = constant_form(100, LOW, HIGH)
+    for share, expected in ((0.99, HIGH), (0.1, LOW)):
+        weight = np.repeat([share, 1 - share], 50) / 50
+        for start in (None, np.array([LOW]), np.array([HIGH])):
+            found = maximise(likelihood(rows, weight), form, LOW, HIGH, start, tolerance=None)
+            assert found.coefficients[0] == pytest.approx(expected, rel=0.01)
+
+
+def test_rows_of_sets_that_want_far_apart_betas_get_a_rule_that_follows_them():
+    """From a constant of 8 the solver stops 0.26 nats below."""
+    sharp, soft = sets(NEARLY_ALIKE, [2, 3, 4], 50), sets(3 * NEARLY_ALIKE, [0, 2, 3], 50)
+    rows = sharp._replace(series=np.concatenate([sharp.series, soft.series]))
+    x = np.repeat([1.0, 3.0], 50)
+    objective = likelihood(rows, equal(100))
+    best_of_each = objective.of_constants(np.geomspace(LOW, HIGH, 500)).max(axis=1).sum()
+    for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (1, 3), LOW, HIGH)):
+        assert maximise(objective, form, LOW, HIGH).value == pytest.approx(best_of_each, abs=1e-4)
+
+
 def test_the_bound_on_what_is_missed_is_the_tangents():
     """Gradients of every size, down to those of a solution within the constraints."""
     form = form_of(np.linspace(1, 4, 50))
@@ -163,6 +251,19 @@ def test_the_slope_of_closeness(of_theta):
         up, down = (beta + sign * step * (np.arange(50) == row) for sign in (1, -1))
         slope = (objective(up)[0] - objective(down)[0]) / (2 * step)
         assert objective(beta)[1][row] == pytest.approx(slope, rel=1e-4)
+
+
+def test_closeness_to_theta_has_several_peaks():
+    """Of lines: climbed from one constant, the solver stays 1.3 short of what it finds."""
+    centre = np.array([1.0, 58.4, 23.9, 11.0, 3.2])
+    noise = np.exp(0.3 * np.random.default_rng(0).standard_normal((5, 100)))
+    optimum = np.clip(centre[:, None] * noise, LOW, HIGH).ravel()
+    form = log_size_form(np.log(np.repeat([4, 64, 1024, 4096, 16384], 100)), LOW, HIGH)
+    objective = closeness(optimum, equal(500), of_theta=True)
+    found = maximise(objective, form, LOW, HIGH, tolerance=None)
+    stuck = maximise(objective, form, LOW, HIGH, np.median(optimum) * form.ones, tolerance=None)
+    assert found.value > stuck.value + 1.3
+    assert np.isnan(found.gap)
 
 
 def test_pooled_rows_of_one_beta_lose_nothing():

@@ -17,7 +17,7 @@ from calibrate.fitting.rule_fitting import (
     fit_rule,
     solve_problem,
 )
-from calibrate.fitting.solved_rows import concatenate_rows
+from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
 from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 from calibrate.maths.likelihood import likelihood, maximise, polynomial_form
 
@@ -160,6 +160,16 @@ def test_a_robust_distance_is_not_moved_by_far_rows(rows):
     optimum = problem.data.optimum
     assert optimum.max() > 3 * np.median(optimum)
     assert solve_problem(problem)[0] < optimum.mean()
+
+
+def test_sets_of_targets_are_fitted_by_their_highest_peak(rows):
+    """Items nearly alike, of which the highest is a target: what is best is to find it."""
+    z = np.tile(np.float32([0, 0.02, -0.11, -0.05, 0.04, -0.08, -0.01]), (200, 1))
+    wins = np.tile(np.isin(np.arange(7), [2, 3, 4]), (200, 1))
+    sets = solve_rows(z, wins, np.linspace(1.93, 1.94, 200), 7)
+    assert fit_rule(sets, "constant").only.coefficients[-1] > 60
+    assert not concatenate_rows([rows, sets]).profile.concave
+    assert rows.profile.concave
 
 
 def test_scores_are_means_over_sizes(rows):

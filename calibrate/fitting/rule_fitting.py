@@ -222,8 +222,6 @@ def solve_problem(
     """
     data = problem.data
     exactly = start is None and isinstance(data, PooledProfiles)
-    if start is None and isinstance(data, Distances):
-        start = problem.form.ones * np.median(data.optimum)
     objective = data.objective(np.ones(N_BLOCKS) if block_weights is None else block_weights)
     tolerance = TOLERANCE if exactly else None
     low, high = Rule().min_beta, Rule().max_beta

@@ -141,5 +141,8 @@ def concatenate_rows(parts: list[Rows]) -> Rows:
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in Rows._fields[:-1]
     }
-    series = np.concatenate([part.profile.series for part in parts])
-    return first._replace(**columns, profile=first.profile._replace(series=series))
+    profile = first.profile._replace(
+        series=np.concatenate([part.profile.series for part in parts]),
+        concave=all(part.profile.concave for part in parts),
+    )
+    return first._replace(**columns, profile=profile)

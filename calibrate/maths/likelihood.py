@@ -2,10 +2,12 @@
 
 A form is a design: beta = design @ coefficients, row by row. Where beta is within its bounds, the
 mean of log p_t(beta) is concave in the coefficients; bounds, and whatever else a form asks for,
-are linear constraints on them. So there is one best rule of each form, and a linear programme
-bounds what a solution can still gain. Other objectives go through the same solver.
+are linear constraints on them. So there is one best value of each form, and a linear programme
+bounds what a solution can still gain. With sets of targets log p_T(beta) is not concave, nor is
+closeness to theta: these are climbed from several starts, and no gap is claimed.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +20,9 @@ DEGREE = 4
 ELEVATED_TO = 24
 TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
 ROUGH_TOLERANCE = 1e-3  # the same, of the objective, where a solution need not be exact
+N_CONSTANTS = 33  # betas that are tried to begin with
+NEAR = 0.98  # of beta - 1: rules that are sharper than this share of the best are as sharp
+SHARE = 1e-6  # of beta - 1, to which the least sharp rule is found
 
 
 class Form(NamedTuple):
@@ -39,7 +44,7 @@ class Solution(NamedTuple):
 
     coefficients: np.ndarray  # (k,)
     value: float  # of the objective: of a likelihood nats
-    gap: float  # the best rule of the form gains at most this much more
+    gap: float  # the best rule of the form gains at most this much more; NaN: nobody knows
 
 
 def constant_form(rows: int, low: float, high: float) -> Form:
@@ -74,17 +79,29 @@ def polynomial_form(
     return Form(basis(t, degree), matrix, *bounds, np.ones(degree + 1))
 
 
-Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+class Objective(NamedTuple):
+    """What a rule is fitted for: a sum over rows, larger where better."""
+
+    of_rows: Callable[[np.ndarray], tuple[float, np.ndarray]]  # (rows,) beta -> value, slopes
+    of_constants: Callable[[np.ndarray], np.ndarray]  # betas -> (rows, betas), each row's part
+    concave: bool  # in (rows,) beta; if not, it may have several peaks
+
+    def __call__(self, beta: np.ndarray) -> tuple[float, np.ndarray]:
+        """The value at one beta of each row, and its slope in each row's beta."""
+        return self.of_rows(beta)
 
 
 def likelihood(profile: Profile, weight: np.ndarray) -> Objective:
     """(rows,) beta -> sum of weight log p_t(beta), and its slope in each row's beta."""
 
-    def objective(beta: np.ndarray) -> tuple[float, np.ndarray]:
+    def of_rows(beta: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope, _ = profile.derivatives(beta)
         return float(weight @ value), weight * slope
 
-    return objective
+    def of_constants(betas: np.ndarray) -> np.ndarray:
+        return np.asarray(weight[:, None] * profile.log_p_at_each(betas))
+
+    return Objective(of_rows, of_constants, profile.concave)
 
 
 def closeness(optimum: np.ndarray, weight: np.ndarray, of_theta: bool) -> Objective:
@@ -96,13 +113,20 @@ def closeness(optimum: np.ndarray, weight: np.ndarray, of_theta: bool) -> Object
     aim = 1 / optimum if of_theta else optimum
     scale = max(float(np.median(np.abs(aim - np.median(aim)))), 1e-3)
 
-    def objective(beta: np.ndarray) -> tuple[float, np.ndarray]:
+    def parts(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         distance = ((1 / beta if of_theta else beta) - aim) / scale
         root = np.sqrt(1 + distance**2)
         slope = -weight * distance / root / scale
-        return -float(weight @ (root - 1)), slope * (-(beta**-2.0) if of_theta else 1)
+        return -weight * (root - 1), slope * (-(beta**-2.0) if of_theta else 1)
 
-    return objective
+    def of_rows(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = parts(beta)
+        return float(value.sum()), slope
+
+    def of_constants(betas: np.ndarray) -> np.ndarray:
+        return np.stack([parts(np.full(len(aim), beta))[0] for beta in betas], axis=1)
+
+    return Objective(of_rows, of_constants, not of_theta)
 
 
 def maximise(
@@ -113,24 +137,65 @@ def maximise(
     start: np.ndarray | None = None,
     tolerance: float | None = TOLERANCE,
 ) -> Solution:
-    """The coefficients for which the objective of beta = design @ coefficients is largest.
+    """The least sharp rule of a form, within TOLERANCE of the largest objective that was found.
+
+    Less sharp is on the straight way from the rule found to beta = low: where the data do not tell
+    one beta from another, beta is the least of them. A concave objective is climbed from one start;
+    any other also from the peaks among constants and from a rule that follows each row's best
+    constant, and the highest peak is kept: nothing bounds what a rule in between could gain.
 
     Args:
-      objective: of (rows,) beta within the bounds: its value, and its slope in each row's beta.
+      objective: of (rows,) beta within the bounds.
       form: of the rule.
       low, high: bounds of beta.
-      start: coefficients to start from; None is a constant between the bounds.
-      tolerance: the largest gap to accept, for likelihoods, which are concave. None: the solution
-        is less exact, and its gap is computed only if the solver reports failure.
+      start: an earlier solution. Others are then climbed from only if they are better than what it
+        leads to. None: from the best constant.
+      tolerance: the largest gap to accept. None: the solution is less exact, and its gap is
+        computed only if the solver reports failure.
     Raises:
       ArithmeticError: the gap exceeds the tolerance, or cannot be bounded.
     """
+
+    def at(c: np.ndarray) -> tuple[float, np.ndarray]:
+        # The solver may step out of the constraints by a rounding.
+        value, slope = objective(np.clip(form.design @ c, low, high))
+        return value, form.design.T @ slope
+
+    found = [] if start is None else [_climb(at, form, start, tolerance)]
+    if not (found and objective.concave):
+        least = found[0].value if found else -np.inf
+        others = [c for c in _starts(objective, form, low, high) if at(c)[0] > least]
+        found += [_climb(at, form, c, tolerance) for c in others]
+    peaks = [peak for peak in found if not peak.short]
+    if not peaks:
+        raise ArithmeticError(found[0].short)
+    peak = max(peaks, key=lambda peak: peak.value)
+    most = peak.value + (np.nan_to_num(peak.gap) if objective.concave else 0.0)
+    c = _least_sharp(lambda c: at(c)[0] - most + TOLERANCE, form, low, peak.c, objective.concave)
+    value = at(c)[0]
+    return Solution(c, value, most - value if objective.concave else np.nan)
+
+
+class _Peak(NamedTuple):
+    """Where the solver stopped."""
+
+    c: np.ndarray
+    value: float
+    gap: float  # what the tangent at c gains at most; NaN: not computed
+    short: str  # why it is not a peak; "" if it is
+
+
+def _climb(
+    at: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    form: Form,
+    start: np.ndarray,
+    tolerance: float | None,
+) -> _Peak:
     from scipy.optimize import minimize
 
     def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
-        # The solver may step out of the constraints by a rounding.
-        value, slope = objective(np.clip(form.design @ c, low, high))
-        return -value, -(form.design.T @ slope)
+        value, slope = at(c)
+        return -value, -slope
 
     sides = (1.0, form.low), (-1.0, form.high)
     constraints = [
@@ -141,20 +206,67 @@ def maximise(
         }
         for sign, bound in sides
     ]
-    start = form.ones * np.sqrt(low * high) if start is None else start
     result = minimize(
         loss, start, jac=True, method="SLSQP", constraints=constraints,
         options={"ftol": 1e-9 if tolerance is None else 1e-14, "maxiter": 500},
     )  # fmt: skip
-    lost, gradient = loss(result.x)
+    value, slope = at(result.x)
     # At the optimum the solver may find no step that rounding does not spoil, and call it failure.
     accepted = tolerance is None and result.success
-    gap = np.nan if accepted else _largest_gain(form, -gradient, result.x)
-    if gap > (ROUGH_TOLERANCE * max(1.0, abs(lost)) if tolerance is None else tolerance):
-        raise ArithmeticError(
-            f"the rule found may be short of the best by {gap:.3g}: {result.message}"
-        )
-    return Solution(result.x, -lost, gap)
+    gap = np.nan if accepted else _largest_gain(form, slope, result.x)
+    most = ROUGH_TOLERANCE * max(1.0, abs(value)) if tolerance is None else tolerance
+    short = f"the rule found may be short of the best by {gap:.3g}: {result.message}"
+    return _Peak(result.x, value, gap, short if gap > most else "")
+
+
+def _starts(objective: Objective, form: Form, low: float, high: float) -> list[np.ndarray]:
+    """Coefficients to climb from: of a concave objective one rule, else several."""
+    betas = np.geomspace(low, high, N_CONSTANTS)
+    table = objective.of_constants(betas)
+    total = table.sum(axis=0)
+    if objective.concave:
+        return [betas[np.argmax(total >= total.max() - TOLERANCE)] * form.ones]
+    constants = [betas[i] * form.ones for i in _peaks(total)]
+    # Rows that gain little by their best constant have as little say in a rule that follows them.
+    say = np.sqrt(np.ptp(table, axis=1))
+    aim = betas[table.argmax(axis=1)]
+    middle = math.sqrt(low * high) * form.ones
+    way = np.linalg.lstsq(say[:, None] * form.design, say * aim)[0] - middle
+    room = np.concatenate([form.high - form.matrix @ middle, form.matrix @ middle - form.low])
+    rise = np.concatenate([form.matrix @ way, -form.matrix @ way])
+    steps = room[rise > 0] / rise[rise > 0]
+    return [*constants, middle + min(1.0, *steps) * way]
+
+
+def _peaks(values: np.ndarray) -> list[int]:
+    """Where values are highest, and at other peaks beyond a dip; the highest first."""
+    peaks: list[int] = []
+    for i in np.argsort(-values, kind="stable"):
+        dips = (values[min(i, j) : max(i, j) + 1].min() for j in peaks)
+        if all(dip < values[i] - ROUGH_TOLERANCE for dip in dips):
+            peaks.append(int(i))
+    return peaks
+
+
+def _least_sharp(
+    spare: Callable[[np.ndarray], float], form: Form, low: float, c: np.ndarray, concave: bool
+) -> np.ndarray:
+    """The first rule on the straight way from beta = low to c that has something to spare."""
+    from scipy.optimize import brentq
+
+    plain = low * form.ones
+
+    def along(share: float) -> float:
+        return spare(plain + share * (c - plain))
+
+    shares = [0.0, NEAR] if concave else np.linspace(0, NEAR, N_CONSTANTS)
+    enough = next((i for i, share in enumerate(shares) if along(share) >= 0), None)
+    if enough is None:
+        return c
+    if enough == 0:
+        return plain
+    root = float(brentq(along, shares[enough - 1], shares[enough], xtol=SHARE))
+    return plain + min(root + SHARE, shares[enough]) * (c - plain)  # the root may fall short
 
 
 def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:

@@ -22,6 +22,7 @@ class Profile(NamedTuple):
     series: np.ndarray  # (rows, N_NODES) float64, Chebyshev coefficients in log beta
     low: float
     high: float
+    concave: bool = True  # in beta, as where every row has one target
 
     def take(self, rows: np.ndarray) -> "Profile":
         """The profile of some of the rows."""
@@ -91,7 +92,8 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
       of items that are nearly alike within 2e-3.
     """
     betas = np.broadcast_to(nodes(low, high), (len(logits), N_NODES))
-    return from_nodes(log_p(logits, target, betas), low, high)
+    concave = target.ndim == 1 or bool((target.sum(axis=1) <= 1).all())
+    return from_nodes(log_p(logits, target, betas), low, high)._replace(concave=concave)
 
 
 def nodes(low: float, high: float) -> np.ndarray:
