@@ -18,7 +18,7 @@ from scipy.optimize import curve_fit
 
 from calibrate.collecting.collect import collect
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.model_selection import applied_beta, choose, mean_by_size, row_scores
+from calibrate.fitting.model_selection import applied_beta, choose, log_p_at, mean_by_size
 from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
 from calibrate.fitting.solved_rows import Rows, solve_collection
 from calibrate.heads import load_head
@@ -82,7 +82,7 @@ def compare(rows: Rows, held_out: Rows) -> None:
     """Prints seconds, times numpy.polyfit's, and the held-out score of every fit."""
     print(f"{len(rows.beta):,} rows, {len(rows.interior().beta):,} of them interior")
     print(f"{'':24} seconds  times polyfit  held-out log p_t")
-    plain = row_scores(held_out, np.ones(len(held_out.beta)), "likelihood")
+    plain = log_p_at(held_out, np.ones(len(held_out.beta)))
     print(f"{'plain softmax':24} {'':22} {mean_by_size(held_out, plain):17.4f}")
     first = None
     for name, make in FITS.items():
@@ -93,7 +93,7 @@ def compare(rows: Rows, held_out: Rows) -> None:
             seconds.append(time.perf_counter() - start)
         best = min(seconds)
         first = first or best
-        log_p = row_scores(held_out, applied_beta(fit, held_out), "likelihood")
+        log_p = log_p_at(held_out, applied_beta(fit, held_out))
         score = mean_by_size(held_out, log_p)
         print(f"{name:24} {best:7.3f} {best / first:14.1f} {score:17.4f}", flush=True)
 

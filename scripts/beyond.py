@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.fitting.model_selection import mean_by_size, row_scores
+from calibrate.fitting.model_selection import log_p_at, mean_by_size
 from calibrate.fitting.solved_rows import Rows
 from calibrate.maths.likelihood import Form, likelihood, maximise
 from calibrate.maths.likelihood_profile import from_nodes, nodes
@@ -50,14 +50,12 @@ def scores_beyond(
 ) -> dict[str, float]:
     """Held-out mean log p_t of each rule above the gate, sizes equal; and on a mixture."""
     train, test = (_above_gate(*rows) for rows in ((fitted, fitted_gap), (held_out, held_out_gap)))
-    scores = {
-        "plain": mean_by_size(test[0], row_scores(test[0], np.ones(len(test[1])), "likelihood"))
-    }
+    scores = {"plain": mean_by_size(test[0], log_p_at(test[0], np.ones(len(test[1]))))}
     scores |= {name: _score(train, test, *VARIABLES[name]) for name in VARIABLES}
     mixed_train, mixed_test = (
         _with_diffuse(*rows, seed) for seed, rows in enumerate((train, test))
     )
-    plain = row_scores(mixed_test[0], np.ones(len(mixed_test[1])), "likelihood")
+    plain = log_p_at(mixed_test[0], np.ones(len(mixed_test[1])))
     scores["mixture: plain"] = mean_by_size(mixed_test[0], plain)
     for name in MIXED:
         scores[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
@@ -84,7 +82,7 @@ def _score(
     objective = likelihood(train[0].profile, weight)
     c = maximise(objective, form, LOW, HIGH, tolerance=1e-3).coefficients
     beta = np.clip(design_test @ c, LOW, HIGH)
-    return mean_by_size(test[0], row_scores(test[0], beta, "likelihood"))
+    return mean_by_size(test[0], log_p_at(test[0], beta))
 
 
 def _normalise(x: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:

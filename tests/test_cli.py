@@ -139,9 +139,9 @@ def test_fit_then_load(here, run_a):
         (["collect", "--keep", "some", "--out", "r"], 2, "'some' is not one of 'all', 'misranked'"),
         (["fit", "nowhere", "--name", "../x"], 1, "'../x' is not a valid fit name"),
         (
-            ["fit", "nowhere", "--name", "x", "--objective", "gamma"],
+            ["fit", "nowhere", "--name", "x", "--rows", "some"],
             2,
-            "'gamma' is not one of 'likelihood', 'beta', 'theta'",
+            "'some' is not one of 'all', 'misranked'",
         ),
         (["run", "--name", "Bad Name"], 1, "not a valid fit name"),
         (["train", "--seeds", "a"], 2, "'a' is not a seed; write 0 or 0-9"),
@@ -155,9 +155,8 @@ def test_bad_input_gets_one_clear_line(here, arguments, code, message):
 
 def test_every_option_of_a_fit(run_a):
     for choice in (
-        ["--objective", "likelihood", "--rows", "all", "--gate", "0.5"],
-        ["--rows", "misranked", "--objective", "beta"],
-        ["--objective", "theta"],
+        ["--rows", "all", "--gate", "0.5"],
+        ["--rows", "misranked", "--force-polynomial"],
         ["--paper"],
     ):
         record = json.loads(call("fit", run_a, "--name", "mine", "--json", *choice).stdout)

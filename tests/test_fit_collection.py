@@ -15,7 +15,7 @@ from calibrate.fitting.fit_collection import (
     fit_collection_as_in_the_paper,
     same_fit,
 )
-from calibrate.fitting.rule_fitting import OBJECTIVES, Options
+from calibrate.fitting.rule_fitting import Options
 from calibrate.maths import reference
 
 
@@ -33,17 +33,15 @@ def misranked(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_collection_becomes_a_file_that_loads(folder, tmp_path, objective):
-    fit = fit_collection(folder, "toy", Options(objective), force="polynomial")
+def test_a_collection_becomes_a_file_that_loads(folder, tmp_path):
+    fit = fit_collection(folder, "toy", force="polynomial")
     published, _ = publish(fit.coefficients, tmp_path)
     loaded = calibrate.load("toy", tmp_path)
     assert loaded == fit.coefficients
     assert loaded.source["head"] == "toy"
     assert loaded.source["fingerprint"] == "sha256:toy-0.2"
     assert loaded.source["options"] == {
-        "degree": 4, "force": "polynomial", "objective": objective,
-        "rows": "all", "gate": 0.0,
+        "degree": 4, "force": "polynomial", "rows": "all", "gate": 0.0, "prior_rows": 10.0,
     }  # fmt: skip
     rows = loaded.quality["rows"]
     assert rows["kept"] == 1_800
@@ -73,7 +71,7 @@ def test_the_papers_procedure(folder, misranked):
     for place in (folder, misranked):
         fit = fit_collection_as_in_the_paper(place, "toy")
         assert fit.choice is None
-        assert fit.coefficients.source["options"] == {"degree": 4, "objective": "beta"}
+        assert fit.coefficients.source["options"] == {"degree": 4, "procedure": "paper"}
         assert fit.coefficients.quality["residuals"]["beta_rms"] > 0
     assert len(fit.rows.beta) == fit.coefficients.quality["rows"]["misranked"]
 
@@ -85,12 +83,12 @@ def test_all_rows_need_a_collection_that_keeps_them(misranked):
     assert fit.coefficients.source["options"]["rows"] == "misranked"
 
 
-def test_a_refit_says_the_same_and_another_objective_does_not(folder, tmp_path):
+def test_a_refit_says_the_same_and_one_with_other_options_does_not(folder, tmp_path):
     first, _ = publish(fit_collection(folder, "toy").coefficients, tmp_path, same_fit)
     again, written = publish(fit_collection(folder, "toy").coefficients, tmp_path, same_fit)
     assert (again.path, written) == (first.path, False)
-    theta = fit_collection(folder, "toy", Options("theta")).coefficients
-    other, written = publish(theta, tmp_path, same_fit)
+    gated = fit_collection(folder, "toy", Options(gate=0.25)).coefficients
+    other, written = publish(gated, tmp_path, same_fit)
     assert (other.version, written) == (2, True)
 
 
@@ -124,7 +122,7 @@ class SeveralTargets(ToyHead):
 
 def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
     collect(SeveralTargets(noise=0.4), [16, 64, 256], 400, 0, tmp_path / "sets")
-    fit = fit_collection(tmp_path / "sets", "sets", force="constant")
+    fit = fit_collection(tmp_path / "sets", "sets", Options(prior_rows=0), force="constant")
     b = fit.coefficients.only.coefficients[-1]
 
     def mass(beta):

@@ -10,7 +10,6 @@ from calibrate.maths.likelihood import (
     NEAR,
     TOLERANCE,
     _largest_gain,
-    closeness,
     constant_form,
     likelihood,
     log_size_form,
@@ -34,7 +33,7 @@ def planted(beta_of, sizes=(16, 64, 256), count=1_500, seed=0):
         h = entropy(z)
         p = softmax(z, beta=beta_of(h, n)[:, None])
         target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
-        series.append(profile(z, target, LOW, HIGH).series)
+        series.append(profile(z, target, LOW, HIGH).target.series)
         H.append(h)
         size.append(np.full(count, n))
     return Profile(np.concatenate(series), LOW, HIGH), np.concatenate(H), np.concatenate(size)
@@ -110,7 +109,7 @@ def test_bounds_hold_on_the_whole_domain():
 
 def test_rows_that_already_win_push_beta_to_its_bound():
     z = np.tile(np.float32([3.0, 1.0, 0.0]), (200, 1))
-    rows = profile(z, np.zeros(200, int), LOW, HIGH)
+    rows = profile(z, np.zeros(200, int), LOW, HIGH).target
     solution = best(rows, constant_form(200, LOW, HIGH), np.ones(200))
     assert solution.value == pytest.approx(0, abs=1e-5)
 
@@ -122,7 +121,7 @@ def equal(count):
 def test_of_constants_within_tolerance_it_is_the_least():
     """Far above fifteen others, any beta from 1.5 up has the target win."""
     z = np.tile(np.float32([9.6] + [0] * 15), (100, 1))
-    rows = profile(z, np.zeros(100, int), LOW, HIGH)
+    rows = profile(z, np.zeros(100, int), LOW, HIGH).target
     betas = np.linspace(LOW, HIGH, 10_000)
     values = rows.take(np.arange(1)).log_p_at_each(betas)[0]
     least = betas[np.argmax(values >= values.max() - TOLERANCE)]
@@ -140,7 +139,7 @@ def test_rules_are_not_sharper_than_what_some_sizes_tell():
     """One size in three wants 2.5, the others are served by any beta above 1.5."""
     rows, H, _ = planted(lambda h, n: np.full_like(h, 2.5), sizes=(16,))
     z = np.tile(np.float32([9.6] + [0] * 15), (3_000, 1))
-    flat = profile(z, np.zeros(3_000, int), LOW, HIGH)
+    flat = profile(z, np.zeros(3_000, int), LOW, HIGH).target
     both = rows._replace(series=np.concatenate([rows.series, flat.series]))
     x = np.concatenate([1 + 0 * H, np.linspace(3, 4, 3_000)])
     for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (0.5, 4.5), LOW, HIGH)):
@@ -161,7 +160,7 @@ NEARLY_ALIKE = np.float32([0, 0.02, -0.11, -0.05, 0.04, -0.08, -0.01])
 def sets(z, targets, count):
     """Rows of one kind, some of whose items are targets."""
     wins = np.isin(np.arange(len(z)), targets)
-    return profile(np.tile(z, (count, 1)), np.tile(wins, (count, 1)), LOW, HIGH)
+    return profile(np.tile(z, (count, 1)), np.tile(wins, (count, 1)), LOW, HIGH).target
 
 
 def test_of_several_peaks_of_constants_the_highest_is_found():
@@ -226,44 +225,6 @@ def test_the_form_of_a_polynomial_is_that_of_its_degree():
     assert form.design.shape == (50, 7)
     assert form.matrix.shape == (ELEVATED_TO + 1, 7)
     np.testing.assert_allclose(form.matrix @ (2.5 * form.ones), 2.5)
-
-
-@pytest.mark.parametrize("of_theta", [False, True])
-def test_rows_far_away_pull_no_harder_than_others(of_theta):
-    optimum = np.concatenate([np.full(60, 2.0), np.linspace(1.5, 2.5, 39), [HIGH]])
-    weight = np.full(100, 0.01)
-    solution = maximise(
-        closeness(optimum, weight, of_theta), constant_form(100, LOW, HIGH), LOW, HIGH,
-        tolerance=None,
-    )  # fmt: skip
-    assert solution.coefficients[0] == pytest.approx(2.0, abs=0.05)
-    for step in (-1e-3, 1e-3):  # and no beta nearby is closer
-        beta = np.full(100, solution.coefficients[0] + step)
-        assert closeness(optimum, weight, of_theta)(beta)[0] < solution.value
-
-
-@pytest.mark.parametrize("of_theta", [False, True])
-def test_the_slope_of_closeness(of_theta):
-    rng = np.random.default_rng(0)
-    objective = closeness(rng.uniform(1, 9, 50), rng.uniform(0, 1, 50), of_theta)
-    beta, step = rng.uniform(1, 9, 50), 1e-6
-    for row in (0, 7):
-        up, down = (beta + sign * step * (np.arange(50) == row) for sign in (1, -1))
-        slope = (objective(up)[0] - objective(down)[0]) / (2 * step)
-        assert objective(beta)[1][row] == pytest.approx(slope, rel=1e-4)
-
-
-def test_closeness_to_theta_has_several_peaks():
-    """Of lines: climbed from one constant, the solver stays 1.3 short of what it finds."""
-    centre = np.array([1.0, 58.4, 23.9, 11.0, 3.2])
-    noise = np.exp(0.3 * np.random.default_rng(0).standard_normal((5, 100)))
-    optimum = np.clip(centre[:, None] * noise, LOW, HIGH).ravel()
-    form = log_size_form(np.log(np.repeat([4, 64, 1024, 4096, 16384], 100)), LOW, HIGH)
-    objective = closeness(optimum, equal(500), of_theta=True)
-    found = maximise(objective, form, LOW, HIGH, tolerance=None)
-    stuck = maximise(objective, form, LOW, HIGH, np.median(optimum) * form.ones, tolerance=None)
-    assert found.value > stuck.value + 1.3
-    assert np.isnan(found.gap)
 
 
 def test_pooled_rows_of_one_beta_lose_nothing():

@@ -31,7 +31,7 @@ def exact(logits, target, beta):
 @pytest.mark.parametrize("spread", [0.1, 6.0, 150.0])
 def test_values_between_the_bounds(n, spread):
     logits, target = rows(n, spread=spread)
-    series = profile(logits, target, LOW, HIGH)
+    series = profile(logits, target, LOW, HIGH).target
     rng = np.random.default_rng(1)
     for beta in (np.full(200, LOW), np.full(200, HIGH), rng.uniform(LOW, HIGH, 200)):
         expected = exact(logits, target, beta)
@@ -48,13 +48,13 @@ def test_masked_items_have_no_part():
     masked = np.concatenate([logits, np.full_like(logits, -np.inf)], axis=1)
     beta = np.full(200, 3.0)
     np.testing.assert_allclose(
-        profile(masked, target, LOW, HIGH).log_p(beta),
-        profile(logits, target, LOW, HIGH).log_p(beta), atol=1e-5,
+        profile(masked, target, LOW, HIGH).target.log_p(beta),
+        profile(logits, target, LOW, HIGH).target.log_p(beta), atol=1e-5,
     )  # fmt: skip
 
 
 def test_derivatives_are_those_of_the_values():
-    series = profile(*rows(80), LOW, HIGH)
+    series = profile(*rows(80), LOW, HIGH).target
     beta, h = np.random.default_rng(2).uniform(1.1, 60, 200), 1e-4
     value, first, second = series.derivatives(beta)
     above, below = series.derivatives(beta + h), series.derivatives(beta - h)
@@ -68,7 +68,7 @@ def test_the_slope_is_zero_at_the_optimal_beta_and_falls():
     solved = optimal_beta(logits, target)
     chosen = (solved.status == INTERIOR) & (solved.beta > LOW) & (solved.beta < HIGH)
     assert chosen.sum() > 50
-    series = profile(logits[chosen], target[chosen], LOW, HIGH)
+    series = profile(logits[chosen], target[chosen], LOW, HIGH).target
     _, first, second = series.derivatives(solved.beta[chosen].astype(float))
     assert (second < 0).all()  # log p_t is concave in beta
     # What is off in beta, relative to it.
@@ -80,17 +80,17 @@ def test_the_mass_of_several_targets():
     several = np.zeros((200, 60), bool)
     several[np.arange(200), target] = True
     beta = np.random.default_rng(3).uniform(LOW, HIGH, 200)
-    one = profile(logits, target, LOW, HIGH).log_p(beta)
-    np.testing.assert_array_equal(profile(logits, several, LOW, HIGH).log_p(beta), one)
+    one = profile(logits, target, LOW, HIGH).target.log_p(beta)
+    np.testing.assert_array_equal(profile(logits, several, LOW, HIGH).target.log_p(beta), one)
     several[:, :5] = True
     expected = exact(logits, several, beta)
-    series = profile(logits, several, LOW, HIGH).log_p(beta)
+    series = profile(logits, several, LOW, HIGH).target.log_p(beta)
     np.testing.assert_allclose(series, expected, rtol=2e-6, atol=5e-5)
     assert (series >= one - 1e-5).all()
 
 
 def test_some_of_the_rows():
-    series = profile(*rows(30), LOW, HIGH)
+    series = profile(*rows(30), LOW, HIGH).target
     part = series.take(np.arange(200) % 3 == 0)
     assert isinstance(part, Profile)
     beta = np.full(len(part.series), 2.0)
@@ -98,11 +98,11 @@ def test_some_of_the_rows():
 
 
 def test_no_rows():
-    series = profile(np.empty((0, 8), np.float32), np.empty(0, int), LOW, HIGH)
+    series = profile(np.empty((0, 8), np.float32), np.empty(0, int), LOW, HIGH).target
     assert series.log_p(np.empty(0)).shape == (0,)
 
 
 def test_each_row_at_each_beta():
-    series, betas = profile(*rows(50), LOW, HIGH), np.array([LOW, 1.7, 20.0, HIGH])
+    series, betas = profile(*rows(50), LOW, HIGH).target, np.array([LOW, 1.7, 20.0, HIGH])
     one_by_one = np.stack([series.log_p(np.full(200, beta)) for beta in betas], axis=1)
     np.testing.assert_allclose(series.log_p_at_each(betas), one_by_one, atol=1e-10)

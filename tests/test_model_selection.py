@@ -1,4 +1,4 @@
-"""Choice: a head for each outcome, and intervals that mean what they say."""
+"""Choice: a head for each outcome."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,14 @@ from calibrate.errors import QualityError
 from calibrate.fitting.model_selection import (
     applied_beta,
     choose,
-    estimate_gain,
     held_out_by_size,
+    log_p_at,
     mean_by_size,
-    row_scores,
 )
 from calibrate.fitting.rule_fitting import Options
 from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
-from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
+from calibrate.heads import load_head
+from calibrate.maths import reference
 
 OPTIONS = Options()
 
@@ -90,39 +90,12 @@ def test_too_few_rows_are_exit_3_with_advice():
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("objective", ["beta", "theta"])
-def test_other_objectives_are_judged_by_their_own_distance(objective):
-    choice = choose(flat_rows(), Options(objective, "misranked"))
-    assert f" of {objective} over plain softmax" in choice.verdict
-    assert choice.chosen.gain.low > 0
-
-
 def test_scores_are_of_rows_that_the_fit_has_not_seen():
     """With few rows the polynomial follows them: what it gains on its own rows is no gain."""
     rows = planted_rows(lambda H, n: np.full_like(H, 2.5), (16, 64), count=60)
     polynomial = next(c for c in choose(rows, OPTIONS).candidates if c.kind == "polynomial")
-    own = row_scores(rows, applied_beta(polynomial.fit, rows), "likelihood")
+    own = log_p_at(rows, applied_beta(polynomial.fit, rows))
     assert mean_by_size(rows, own) > polynomial.mean_log_p
-
-
-def test_the_interval_covers():
-    """Of 200 samples about 190 have the mean within."""
-    rows = planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=200)
-    block, rng = assign_blocks(rows), np.random.default_rng(0)
-    inside = 0
-    for _ in range(200):
-        difference = rng.exponential(1.0, len(block)) - 1
-        gain = estimate_gain(block, row_weights(rows), difference)
-        inside += gain.low <= 0 <= gain.high
-    assert 175 <= inside <= 199
-
-
-def test_blocks_that_differ_in_weight_do_not_widen_an_interval():
-    """Where every row gains the same, so does every resample."""
-    block = np.arange(1_000) % N_BLOCKS
-    weight = np.random.default_rng(0).exponential(1.0, 1_000) * (1 + block)
-    gain = estimate_gain(block, weight / weight.sum(), np.full(1_000, 0.3))
-    np.testing.assert_allclose(gain, 0.3, rtol=1e-12)
 
 
 def test_a_size_with_few_rows_counts_less():
@@ -151,27 +124,27 @@ def test_a_gate_leaves_rules_without_one_out():
         choose(flat_rows(), Options(gate=10.0))
 
 
-def test_the_interval_covers_where_what_is_misranked_is_chance():
-    """Gains depend on who wins: 60 fresh samples, and the mean of all of them."""
-
-    def gain(seed):
-        rows = planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=150, seed=seed)
-        log_p = row_scores(rows, np.full(len(rows.size), 1.5), "likelihood")
-        plain = row_scores(rows, np.ones(len(rows.size)), "likelihood")
-        return estimate_gain(assign_blocks(rows), row_weights(rows), log_p - plain)
-
-    gains = [gain(seed) for seed in range(60)]
-    truth = np.mean([g.mean for g in gains])
-    assert 50 <= sum(g.low <= truth <= g.high for g in gains) <= 60
-
-
 def test_the_held_out_error_counts_rows_by_their_weight():
     """Two rows with all the weight say as little as two rows."""
     rows = planted_rows(lambda H, n: 2 + 0 * H, sizes=(64,), count=1_000)
     own = np.zeros(1_000, np.float32)
     own[[3, 7]] = 5
     one = np.ones(1_000)
-    plain, sharp = (row_scores(rows, beta, "likelihood") for beta in (one, 2 * one))
+    plain, sharp = (log_p_at(rows, beta) for beta in (one, 2 * one))
     (of_all,) = held_out_by_size(rows._replace(weight=own), plain, sharp)
     (of_two,) = held_out_by_size(rows.take(own > 0), plain[own > 0], sharp[own > 0])
     assert of_all.error == pytest.approx(of_two.error)
+
+
+def test_a_sharp_head_of_few_rows_gets_no_rule():
+    """Right in nearly all rows, it looks as if it gained by any beta; on fresh sets it loses."""
+    head = load_head("max-retrieval-8")
+    parts = []
+    for n in (2, 4, 8):
+        batch = head.sample(12_000 + n, n, 40)
+        z = np.asarray(head.attend(batch).logits, np.float32)
+        parts.append(solve_rows(z, np.asarray(batch.target), reference.entropy(z), n))
+    rows = concatenate_rows(parts)
+    assert choose(rows, Options(prior_rows=0)).chosen.gain.low > 0.01
+    with pytest.raises(QualityError, match="not for this head"):
+        choose(rows, OPTIONS)

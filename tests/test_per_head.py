@@ -108,7 +108,7 @@ def test_a_head_of_few_rows_is_left_alone(rows):
 
 def test_evidence_is_of_the_calibrated_heads_together(found):
     heads = found[1]
-    quality = quality_of_heads(heads, Options())
+    quality = quality_of_heads(heads)
     assert "2 of 4 heads gain, by" in quality["verdict"]
     for size in quality["held_out"]:
         own = [s for h in heads if h.rule for s in h.rule.held_out if s.size == size["size"]]

@@ -107,7 +107,7 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here, small_fig
     call("collect", "--sizes", "256,512", "--sets", "256", "--out", "runs/a")
     no_fit = "runs/a has no published fit; make one with"
     assert no_fit in refusal("report", "runs/a", "--out", "a.html")
-    call("fit", "runs/a", "--name", "mine", "--objective", "theta")
+    call("fit", "runs/a", "--name", "mine", "--force-polynomial")
     done = call("report", "runs/a", "--out", "a.html", "--sizes", "256", "--sets", "128")
     assert "mine@1 is" in " ".join(done.stdout.split())
     words = " ".join(Text((here / "a.html").read_text(encoding="utf-8")).words)

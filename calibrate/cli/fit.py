@@ -19,14 +19,6 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.terminal import show
 
 
-class Objective(StrEnum):
-    """What a fit optimises."""
-
-    LIKELIHOOD = "likelihood"
-    BETA = "beta"
-    THETA = "theta"
-
-
 class Rows(StrEnum):
     """Which collected rows a fit uses."""
 
@@ -40,7 +32,6 @@ class FitRequest:
 
     folder: Path
     name: str
-    objective: Objective = Objective.LIKELIHOOD
     rows: Rows | None = None
     gate: float = 0.0  # nats
     force_polynomial: bool = False
@@ -65,13 +56,6 @@ class FitRequest:
 
 CollectionArgument = Annotated[Path, typer.Argument(help="Folder of a collection.")]
 NameOption = Annotated[str, typer.Option(help="Name of the fit; its next version is written.")]
-ObjectiveOption = Annotated[
-    Objective,
-    typer.Option(
-        help="Maximise the likelihood of the targets, or minimise the distance from each row's "
-        "optimal beta or theta."
-    ),
-]
 RowsOption = Annotated[
     Rows | None, typer.Option(help="Rows to fit [default: what the collection keeps]")
 ]
@@ -104,7 +88,6 @@ FigureOption = Annotated[
 def fit(
     run: CollectionArgument,
     name: NameOption,
-    objective: ObjectiveOption = Objective.LIKELIHOOD,
     rows: RowsOption = None,
     gate: GateOption = 0.0,
     force_polynomial: ForceOption = False,
@@ -131,7 +114,7 @@ def fit(
     from calibrate.cli.fit_steps import fit_and_publish
 
     request = FitRequest(
-        run, name, objective, rows, gate, force_polynomial, paper, allow_partial,
+        run, name, rows, gate, force_polynomial, paper, allow_partial,
         Jobs(jobs, dask, stall), store, figure,
     )  # fmt: skip
     request.refuse_choices_with_paper()

@@ -67,11 +67,7 @@ def _fit_heads(collection: Collection, request: FitRequest) -> PerHeadRecord:
 
 
 def _options(request: FitRequest) -> Options:
-    return Options(
-        objective=request.objective.value,
-        rows=request.rows and request.rows.value,
-        gate=request.gate,
-    )
+    return Options(rows=request.rows and request.rows.value, gate=request.gate)
 
 
 def _forced(request: FitRequest) -> str | None:

@@ -7,13 +7,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.fitting.model_selection import (
-    INTERVAL,
     N_FOLDS,
     Candidate,
     Choice,
     applied_beta,
+    log_p_at,
     mean_by_size,
-    row_scores,
 )
 from calibrate.fitting.rule_fitting import (
     MIN_ROWS,
@@ -29,6 +28,7 @@ from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 N_RESAMPLES = 200
+INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
 BAND_POINTS = 65
 JUST_ABOVE = 1e-6  # nats
@@ -90,5 +90,5 @@ def learning_curve(choice: Choice, options: Options) -> list[LearningPoint]:
             block_weights[others[:share]] = 1
             solution = solve_problem(problem, block_weights, choice.chosen.solution)
             beta = applied_beta(to_coefficients(problem, solution), held_out)
-            log_p[share].append(mean_by_size(held_out, row_scores(held_out, beta, "likelihood")))
+            log_p[share].append(mean_by_size(held_out, log_p_at(held_out, beta)))
     return [LearningPoint(counts[share], float(np.mean(log_p[share]))) for share in log_p]

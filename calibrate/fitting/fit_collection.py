@@ -13,7 +13,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
 from calibrate.files.collection_audit import open_unfinished
 from calibrate.fitting.bootstrap import bootstrap, learning_curve
-from calibrate.fitting.model_selection import Choice, choose, score_unit
+from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper, refuse_negative
 from calibrate.fitting.per_head import PerHeadResult, fit_heads, quality_of_heads
 from calibrate.fitting.rule_fitting import Options, usable_rows
@@ -104,10 +104,10 @@ def fit_heads_of_collection(
     collection = _open_checked(collection)
     options = _resolve_options(collection, options)
     fits, heads, statuses = fit_heads(collection, options, force, jobs, report)
-    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
+    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads)
     record = _options_record(options, force)
     coefficients = _add_metadata(fits, name, collection, quality, record)
-    return PerHeadResult(coefficients, heads, score_unit(options))
+    return PerHeadResult(coefficients, heads)
 
 
 def _open_checked(collection: Collection | Path) -> Collection:
@@ -162,7 +162,7 @@ def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> 
         "rows": counts | {"used": counts["interior"]},
         "residuals": _residuals(rows, fit),
     }
-    record = {"degree": DEGREE, "objective": "beta"}
+    record = {"degree": DEGREE, "procedure": "paper"}
     return FitResult(_add_metadata(fit, name, collection, quality, record), rows, None)
 
 

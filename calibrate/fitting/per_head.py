@@ -13,7 +13,8 @@ from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import Collection
 from calibrate.files.shard import Heads
-from calibrate.fitting.model_selection import MIN_GAIN, Choice, Gain, HeldOut, choose, score_unit
+from calibrate.fitting.gain import CHANCE, LEAST_LEAD, Gain, evident_among
+from calibrate.fitting.model_selection import Choice, HeldOut, choose
 from calibrate.fitting.rule_fitting import ADVICE, Options
 from calibrate.fitting.solved_rows import Rows, group_heads, head_label, known_index, solve_heads
 from calibrate.maths.rule import Rule
@@ -60,7 +61,6 @@ class PerHeadResult:
 
     coefficients: Coefficients
     heads: list[HeadFit]  # in order
-    unit: str  # of gains
 
     @property
     def calibrated(self) -> list[HeadFit]:
@@ -153,7 +153,7 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
     """The rule with its entries, and every head.
 
     A file holds one kind of rule, and a constant fits into either: chosen is the family in which
-    the heads gain more in all.
+    the heads gain more in all. Then gains that chance gives one of so many heads are left out.
 
     Raises:
       QualityError: no head has a rule that beats plain softmax.
@@ -162,9 +162,9 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
     total = {family: sum(head[family].gain for head in fits) for family in families}
     best = families[0]
     for family in families[1:]:
-        if total[family] > total[best] + MIN_GAIN * len(fits):
+        if total[family] > total[best] + LEAST_LEAD * len(fits):
             best = family
-    heads = [head[best] for head in fits]
+    heads = correct_for_many([head[best] for head in fits])
     entries = [head.rule.entry for head in heads if head.rule]
     if not entries:
         raise QualityError(
@@ -175,14 +175,34 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
     return Coefficients(rule, tuple(entries)), heads
 
 
-def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
+def correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
+    """The heads, without the rules whose gain is not evident among so many heads.
+
+    The false-discovery rate is held at that of one head.
+    """
+    evident = evident_among([head.rule.gain.p if head.rule else 1.0 for head in heads])
+    return [
+        head if keep or not head.rule else _without_rule(head, head.rule, len(heads))
+        for head, keep in zip(heads, evident, strict=True)
+    ]
+
+
+def _without_rule(head: HeadFit, rule: HeadRule, n_heads: int) -> HeadFit:
+    reason = (
+        f"not evident among {n_heads} heads (p = {rule.gain.p:.2g}, false-discovery rate "
+        f"{CHANCE:.1%}): {head.verdict}"
+    )
+    return replace(head, rule=None, verdict=reason)
+
+
+def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
     calibrated = [head for head in heads if head.rule]
     means = [head.gain for head in calibrated]
     others = "; the others stay as they are" if len(calibrated) < len(heads) else ""
     verdict = (
         f"{len(calibrated)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} "
-        f"{score_unit(options)} (mean {np.mean(means):.4f}){others}"
+        f"nats of log p (mean {np.mean(means):.4f}; false-discovery rate {CHANCE:.1%}){others}"
     )
     return {
         "held_out": [size._asdict() for size in combine_held_out(calibrated)],

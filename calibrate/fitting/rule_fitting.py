@@ -13,6 +13,7 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.fitting.gain import PRIOR_ROWS, prior_share
 from calibrate.fitting.solved_rows import Rows
 from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 from calibrate.maths import solver
@@ -22,7 +23,6 @@ from calibrate.maths.likelihood import (
     TOLERANCE,
     Form,
     Objective,
-    closeness,
     constant_form,
     likelihood,
     log_size_form,
@@ -33,14 +33,12 @@ from calibrate.maths.likelihood_profile import N_NODES, Profile
 from calibrate.maths.rule import Rule, horner
 
 KINDS = ("constant", "log-size", "polynomial")  # simplest first
-OBJECTIVES = ("likelihood", "beta", "theta")
 ROWS = ("all", "misranked")
 MIN_ROWS = 100
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 N_CELLS = 512  # of the domain: entropies within a cell are treated as equal
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
-MAX_DISTANCES = 50_000  # rows: objectives that cannot be pooled take a sample
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates it in float32
 ADVICE = "collect more sets, or larger ones, which the head misranks more often (sizes 16..16384)"
 
@@ -48,9 +46,9 @@ ADVICE = "collect more sets, or larger ones, which the head misranks more often 
 class Options(NamedTuple):
     """How a rule is fitted."""
 
-    objective: str = "likelihood"  # or least distance from the optimal "beta" or "theta"
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
     gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
+    prior_rows: float = PRIOR_ROWS  # see calibrate/fitting/gain.py
 
 
 @dataclass(frozen=True)
@@ -69,31 +67,12 @@ class PooledProfiles:
 
 
 @dataclass(frozen=True)
-class Distances:
-    """Optimal betas, row by row: every row is a cell."""
-
-    optimum: np.ndarray  # (rows,) within the bounds
-    row_weight: np.ndarray  # (rows,)
-    block: np.ndarray  # (rows,)
-    of_theta: bool
-
-    @property
-    def weight(self) -> np.ndarray:
-        return self.row_weight[None]
-
-    def objective(self, block_weights: np.ndarray) -> Objective:
-        """The objective of (rows,) beta, with a weight for each block."""
-        weight = self.row_weight * block_weights[self.block]
-        return closeness(self.optimum, weight / weight.sum(), self.of_theta)
-
-
-@dataclass(frozen=True)
 class Problem:
     """The fit of one kind of rule to some rows."""
 
     kind: str
     form: Form  # of the cells
-    data: PooledProfiles | Distances
+    data: PooledProfiles
     domain: tuple[float, float]  # entropies, or logarithms of sizes
     rule: Rule
 
@@ -147,15 +126,9 @@ def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) ->
     x = np.log(rows.items) if kind == "log-size" else rows.entropy
     domain = _domain(x, kind)
     weight = row_weights(rows)
-    data: PooledProfiles | Distances
-    if options.objective == "likelihood":
-        at, cell = _assign_cells(x, kind, domain)
-        data = _pool(rows, block, cell, len(at), weight)
-    else:
-        optimum = np.clip(rows.beta, rows.profile.low, rows.profile.high)
-        sample = np.random.default_rng(0).permutation(len(x))[:MAX_DISTANCES]
-        at, of_theta = x[sample], options.objective == "theta"
-        data = Distances(optimum[sample], weight[sample], block[sample], of_theta)
+    at, cell = _assign_cells(x, kind, domain)
+    profile = rows.profile.mix(rows.plain_profile, prior_share(weight, options.prior_rows))
+    data = _pool(profile, block, cell, len(at), weight)
     rule = Rule.log_size() if kind == "log-size" else Rule(min_entropy=options.gate)
     problem = Problem(kind, _form(at, kind, domain), data, domain, rule)
     if not problem.condition < 1 / RANK_TOLERANCE:
@@ -189,14 +162,14 @@ def _assign_cells(
 
 
 def _pool(
-    rows: Rows, block: np.ndarray, cell: np.ndarray, n_cells: int, weight: np.ndarray
+    profile: Profile, block: np.ndarray, cell: np.ndarray, n_cells: int, weight: np.ndarray
 ) -> PooledProfiles:
     place = block * n_cells + cell
-    pooled = rows.profile.pool(place, weight, N_BLOCKS * n_cells).series
+    pooled = profile.pool(place, weight, N_BLOCKS * n_cells).series
     return PooledProfiles(
         pooled.reshape(N_BLOCKS, n_cells, N_NODES),
         np.bincount(place, weight, N_BLOCKS * n_cells).reshape(N_BLOCKS, n_cells),
-        rows.profile.take(np.empty(0, int)),
+        profile.take(np.empty(0, int)),
     )
 
 
@@ -220,10 +193,9 @@ def solve_problem(
     Raises:
       QualityError: the solver failed.
     """
-    data = problem.data
-    exactly = start is None and isinstance(data, PooledProfiles)
-    objective = data.objective(np.ones(N_BLOCKS) if block_weights is None else block_weights)
-    tolerance = TOLERANCE if exactly else None
+    weights = np.ones(N_BLOCKS) if block_weights is None else block_weights
+    objective = problem.data.objective(weights)
+    tolerance = TOLERANCE if start is None else None
     low, high = Rule().min_beta, Rule().max_beta
     try:
         return maximise(objective, problem.form, low, high, start, tolerance).coefficients

@@ -10,7 +10,7 @@ import numpy as np
 from calibrate.files.collection import Collection, read_shard
 from calibrate.files.shard import Heads, Shard
 from calibrate.maths import solver
-from calibrate.maths.likelihood_profile import Profile, profile
+from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
@@ -19,7 +19,7 @@ ROWS_PER_GROUP = 1 << 15
 
 
 class Rows(NamedTuple):
-    """Solved rows; every array but the profile is (rows,)."""
+    """Solved rows; every array but the profiles is (rows,)."""
 
     entropy: np.ndarray  # nats
     beta: np.ndarray  # optimal beta
@@ -30,14 +30,18 @@ class Rows(NamedTuple):
     layer: np.ndarray  # -1 where unknown
     head: np.ndarray  # -1 where unknown
     weight: np.ndarray  # of a row among others of its head
+    variance: np.ndarray  # of z under plain softmax
     profile: Profile  # of log p_t, over the bounds of a rule
+    plain_profile: Profile  # the same, expected of a target that is drawn from plain softmax
 
     def take(self, chosen: np.ndarray) -> "Rows":
         """Some of the rows; all of them are not copied."""
         if chosen.dtype == bool and chosen.all():
             return self
-        columns = {name: getattr(self, name)[chosen] for name in self._fields[:-1]}
-        return self._replace(**columns, profile=self.profile.take(chosen))
+        return Rows._make(
+            column.take(chosen) if isinstance(column, Profile) else column[chosen]
+            for column in self
+        )
 
     def heads(self) -> Heads:
         """The distinct (layer, head), in order."""
@@ -121,6 +125,7 @@ def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size
     else:
         at_target = logits.max(axis=1, where=target, initial=-np.inf)
     bounds, unknown = Rule(), np.full(len(logits), -1, np.int16)
+    profiles = profile(logits, target, bounds.min_beta, bounds.max_beta)
     return Rows(
         entropy=np.asarray(entropy, float),
         beta=solved.beta.astype(float),
@@ -131,18 +136,15 @@ def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size
         layer=unknown,
         head=unknown,
         weight=np.ones(len(logits), np.float32),
-        profile=profile(logits, target, bounds.min_beta, bounds.max_beta),
+        variance=profiles.variance,
+        profile=profiles.target,
+        plain_profile=profiles.plain,
     )
 
 
 def concatenate_rows(parts: list[Rows]) -> Rows:
     """The rows of all parts, in order."""
-    first = parts[0]
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in Rows._fields[:-1]
-    }
-    profile = first.profile._replace(
-        series=np.concatenate([part.profile.series for part in parts]),
-        concave=all(part.profile.concave for part in parts),
-    )
-    return first._replace(**columns, profile=profile)
+    return Rows._make(
+        join_profiles(column) if isinstance(column[0], Profile) else np.concatenate(column)
+        for column in zip(*parts, strict=True)
+    )  # fmt: skip

@@ -3,8 +3,8 @@
 A form is a design: beta = design @ coefficients, row by row. Where beta is within its bounds, the
 mean of log p_t(beta) is concave in the coefficients; bounds, and whatever else a form asks for,
 are linear constraints on them. So there is one best value of each form, and a linear programme
-bounds what a solution can still gain. With sets of targets log p_T(beta) is not concave, nor is
-closeness to theta: these are climbed from several starts, and no gap is claimed.
+bounds what a solution can still gain. With sets of targets log p_T(beta) is not concave: these are
+climbed from several starts, and no gap is claimed.
 """
 
 import math
@@ -102,31 +102,6 @@ def likelihood(profile: Profile, weight: np.ndarray) -> Objective:
         return np.asarray(weight[:, None] * profile.log_p_at_each(betas))
 
     return Objective(of_rows, of_constants, profile.concave)
-
-
-def closeness(optimum: np.ndarray, weight: np.ndarray, of_theta: bool) -> Objective:
-    """(rows,) beta -> how close it is, or 1/beta, to that of each row, and its slope.
-
-    The loss is squared near the optimum and grows as the distance far from it (pseudo-Huber), with
-    the median distance from the median as its scale: rows far away pull no harder than others.
-    """
-    aim = 1 / optimum if of_theta else optimum
-    scale = max(float(np.median(np.abs(aim - np.median(aim)))), 1e-3)
-
-    def parts(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        distance = ((1 / beta if of_theta else beta) - aim) / scale
-        root = np.sqrt(1 + distance**2)
-        slope = -weight * distance / root / scale
-        return -weight * (root - 1), slope * (-(beta**-2.0) if of_theta else 1)
-
-    def of_rows(beta: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = parts(beta)
-        return float(value.sum()), slope
-
-    def of_constants(betas: np.ndarray) -> np.ndarray:
-        return np.stack([parts(np.full(len(aim), beta))[0] for beta in betas], axis=1)
-
-    return Objective(of_rows, of_constants, not of_theta)
 
 
 def maximise(

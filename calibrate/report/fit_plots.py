@@ -206,5 +206,5 @@ def plot_gains(ax: "Axes", fits: "PerHeadResult") -> "Axes":
     gains = {(head.layer, head.head): head.gain if head.rule else None for head in fits.heads}
     n = len(fits.calibrated)
     ax.set_title(f"{n} of {len(fits.heads)} heads gain by a rule\n(x: plain softmax)")
-    label = f"gain in {fits.unit}, held out"
+    label = "gain in nats of log p, held out"
     return plot_head_map(ax, gains, "all", label, cmap="viridis_r", vmin=0)

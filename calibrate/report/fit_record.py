@@ -97,7 +97,7 @@ def _choice_blocks(choice: Choice) -> Iterable[Block]:
     yield Table(
         columns=("rule", "gain", "95 % interval", ""),
         rows=rows,
-        title=f"Gain of each kind of rule over plain softmax in {choice.unit}, held out",
+        title="Gain of each kind of rule over plain softmax in nats, held out",
         left=("rule", ""),
     )
     if choice.left_out:

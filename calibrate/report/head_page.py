@@ -135,13 +135,11 @@ def _accuracy_section(comparison: Comparison, fit: Coefficients) -> Iterable[Blo
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
     """The kinds of rule that were fitted, if the file lists them."""
-    objective = fit.source.get("options", {}).get("objective", "likelihood")
-    unit = "nats" if objective == "likelihood" else f"of {objective}"
     rows = [
         (
             kind_label(candidate["kind"]),
             f"{candidate['log_p']:.4f}",
-            f"{candidate['gain']:+.4f} {unit}",
+            f"{candidate['gain']:+.4f} nats",
             f"{candidate['low']:+.4f} to {candidate['high']:+.4f}",
         )
         for candidate in fit.quality.get("candidates", [])

@@ -43,7 +43,7 @@ class PerHeadRecord:
         yield Table(
             columns=("layer", "head", "rows", "misranked", "gain", "95 % interval", beta),
             rows=[_cells(head) for head in calibrated[:SHOWN_HEADS]],
-            title=f"Gain in {self.fits.unit}, held out (five folds)",
+            title="Gain in nats of log p, held out (five folds)",
             note=f"and {rest} more (--json lists them all)" if rest > 0 else "",
             left=(beta,),
         )

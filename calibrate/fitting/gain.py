@@ -1,0 +1,122 @@
+"""The gain of one rule over another on held-out rows: its mean, 95 % interval and p-value.
+
+A sample of N rows does not show failures that are rarer than 1 in N, and log p has no bound: a head
+that is right in all of 100 rows looks as if it gained by any sharpening. So rules are fitted as if
+there were m rows more, with the logits of the others and targets drawn from plain softmax, and the
+lower end of an interval allows for them. They are the prior of a Dirichlet process (Ferguson 1973),
+worth m rows, that the head is calibrated as it is: the posterior's mean is that of N + m rows, and
+its variance counts what such targets may do. m is 10: scripts/results/README.md shows what other
+values do.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.fitting.solved_rows import Rows
+
+PRIOR_ROWS = 10.0
+LEAST_GAIN = 0.01  # nats: a user would not notice less
+LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
+CONFIDENCE = 0.95  # of an interval
+CHANCE = (1 - CONFIDENCE) / 2  # that a gain of 0 lies below its interval
+
+
+class Scores(NamedTuple):
+    """What rows are worth under a rule, (rows,) each."""
+
+    beta: np.ndarray  # within the bounds
+    log_p: np.ndarray  # nats
+    expected: np.ndarray  # nats, the mean over targets drawn from plain softmax
+
+
+class Gain(NamedTuple):
+    """Mean difference of log p under two rules, sizes equal, in nats."""
+
+    mean: float  # of the rows
+    low: float  # the 95 % interval; its lower end allows for targets that the rows do not show
+    high: float
+    p: float  # likewise, the probability of such a mean if there were no gain
+
+    @property
+    def evident(self) -> bool:
+        """Whether it is beyond chance, and large enough to notice."""
+        return self.low > 0 and self.mean >= LEAST_GAIN
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is beyond chance, and worth another kind of rule."""
+        return self.low > 0 and self.mean >= LEAST_LEAD
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The rows that rules are compared on."""
+
+    rows: Rows
+    block: np.ndarray  # (rows,) rows of one block may be alike, those of different ones are not
+    weight: np.ndarray  # (rows,) adding up to 1
+    prior_rows: float = PRIOR_ROWS
+
+    def score(self, beta: np.ndarray) -> Scores:
+        """The rows' scores at a beta of each, (rows,)."""
+        profile, plain_profile = self.rows.profile, self.rows.plain_profile
+        beta = np.clip(beta, profile.low, profile.high)
+        return Scores(beta, profile.log_p(beta), plain_profile.log_p(beta))
+
+    def gain(self, rule: Scores, other: Scores) -> Gain:
+        """The mean gain of a rule over another, in nats, and its interval by Student's t."""
+        from scipy.special import stdtr, stdtrit
+
+        mean, error, n_blocks = mean_and_error(self.block, self.weight, rule.log_p - other.log_p)
+        both = np.array([[mean, error], self._posterior(rule, other, mean, error)])
+        degrees = n_blocks - 1
+        margin = both[:, 1] * stdtrit(degrees, 1 - CHANCE)
+        low, high = (both[:, 0] - margin).min(), mean + margin[0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.nan_to_num(both[:, 0] / both[:, 1], nan=0.0)
+        return Gain(mean, float(low), float(high), float(stdtr(degrees, -t).max()))
+
+    def _posterior(
+        self, rule: Scores, other: Scores, mean: float, error: float
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of the gain, given those of the rows alone."""
+        expected = rule.expected - other.expected
+        prior_mean = float(self.weight @ expected)
+        # Of a target drawn from plain softmax, the difference is (beta - beta') z + constant.
+        drawn = (rule.beta - other.beta) ** 2 * self.rows.variance
+        prior_variance = self.weight @ ((expected - prior_mean) ** 2 + drawn)
+        share = prior_share(self.weight, self.prior_rows)
+        between = share * (1 - share) * (mean - prior_mean) ** 2
+        n_rows = 1 / (self.weight @ self.weight) + self.prior_rows
+        variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n_rows + 1)
+        return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))
+
+
+def mean_and_error(
+    block: np.ndarray, weight: np.ndarray, difference: np.ndarray
+) -> tuple[float, float, int]:
+    """Weighted mean of (rows,), its standard error by whole blocks, and their number."""
+    _, block = np.unique(block, return_inverse=True)
+    total, share = np.bincount(block, weight * difference), np.bincount(block, weight)
+    n_blocks, mean = len(total), float(total.sum() / share.sum())
+    spread = (total - mean * share) / share.sum()
+    return mean, float(np.sqrt(n_blocks / (n_blocks - 1) * (spread @ spread))), n_blocks
+
+
+def prior_share(weight: np.ndarray, prior_rows: float) -> float:
+    """The share of m = `prior_rows` more rows: m / (N + m), N = 1 / sum of (rows,) weight^2."""
+    return float(prior_rows / (1 / (weight @ weight) + prior_rows))
+
+
+def evident_among(gains: list[float]) -> list[bool]:
+    """Which of many p-values are evident at a false-discovery rate of 2.5 %.
+
+    Benjamini and Hochberg (1995): those up to the largest p_(k) <= 2.5 % k / (number of p-values).
+    """
+    p = np.asarray(gains)
+    order = np.sort(p)
+    passed = order <= CHANCE * np.arange(1, len(p) + 1) / len(p)
+    limit = order[passed].max(initial=0.0)
+    return [bool(value <= limit) for value in p]
