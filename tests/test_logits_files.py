@@ -248,7 +248,7 @@ def test_what_is_no_array_file(here):
     for name, message in (
         ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
         ("objects.npz", "Python objects"), ("empty", "has no .npz file"),
-        ("mixed", "only some files have layer, head or weight"),
+        ("mixed", "only some files have layer; give it in all or none"),
     ):  # fmt: skip
         with pytest.raises(CalibrateError, match=message):
             Arrays(here / name)

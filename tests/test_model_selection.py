@@ -5,10 +5,10 @@ import pytest
 from planted import planted_rows
 
 from calibrate.errors import QualityError
+from calibrate.fitting.held_out import held_out_by_size
 from calibrate.fitting.model_selection import (
     applied_beta,
     choose,
-    held_out_by_size,
     log_p_at,
     mean_by_size,
 )

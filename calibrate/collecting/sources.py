@@ -1,6 +1,6 @@
 """Sources of rows: a head that runs over sets drawn for it, or logits on disk."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ class UnitRows(NamedTuple):
     layer: np.ndarray | None = None  # (sets,) int16, if the source names heads
     head: np.ndarray | None = None
     weight: np.ndarray | None = None  # (sets,) float32, if weights differ
+    group: np.ndarray | None = None  # (sets,) int64, if the source names groups
 
 
 class Source(NamedTuple):
@@ -67,12 +68,13 @@ def source_of_arrays(arrays: Arrays) -> Source:
     }
     if arrays.names_heads:
         configuration["heads"] = [list(head) for head in arrays.heads]
-    per_row = 4 * (arrays.names_heads + arrays.weighs)
-    bytes_of = {size: row_bytes(size, arrays.sets_of_targets) + per_row for size in arrays.sizes}
+    bytes_of = {
+        size: row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes
+    }
 
     def rows(unit: Unit) -> Callable[[], UnitRows]:
         part = arrays.part(unit.size, unit.first, unit.sets)
-        return partial(_rows_of_files, part, arrays.names_heads, arrays.weighs)
+        return partial(_rows_of_files, part, arrays.columns)
 
     return Source(configuration, units, rows, bytes_of, len(arrays.heads))
 
@@ -96,8 +98,7 @@ def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> UnitR
     return UnitRows(logits, target.astype(np.int32) if target.ndim == 1 else target)
 
 
-def _rows_of_files(part: Part, names_heads: bool, weighs: bool) -> UnitRows:
-    """A unit of rows on disk."""
+def _rows_of_files(part: Part, columns: Collection[str]) -> UnitRows:
+    """A unit of rows on disk, with those optional columns."""
     rows = part.read()
-    layer, head = (rows.layer, rows.head) if names_heads else (None, None)
-    return UnitRows(rows.logits, rows.target, layer, head, rows.weight if weighs else None)
+    return UnitRows(rows.logits, rows.target, **{name: getattr(rows, name) for name in columns})

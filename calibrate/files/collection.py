@@ -25,6 +25,7 @@ from calibrate.files.manifest import (
 )
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.shard import (
+    BYTES_OF_COLUMN,
     REPAIR,
     SHARD_OVERHEAD,
     Heads,
@@ -109,7 +110,7 @@ def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | Non
     if not path.exists():
         return None
     try:
-        data = read_bytes(path, SHARD_OVERHEAD + len(sets) * (row_bytes(size, True) + 8))
+        data = read_bytes(path, SHARD_OVERHEAD + len(sets) * row_bytes(size, True, BYTES_OF_COLUMN))
         shard = parse_unlisted(data, path, size)
         require(shard.counts[0] == len(sets), path, f"its number of sets is not {len(sets)}")
         ends = shard.index[:1].tolist() + shard.index[-1:].tolist()

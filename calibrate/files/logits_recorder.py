@@ -39,8 +39,11 @@ class Recorder:
         self._layers, self._heads = layers, heads
         # (query, target) of the next forward pass
         self._positions: tuple[int | Sequence[int], Positions] | None = None
+        self._group: int | Sequence[int] | None = None  # of its sequences
+        self._names_groups: bool | None = None  # whether `next` is given groups
         self._rows: dict[int, dict[str, np.ndarray]] = {}  # by layer
-        self._count = 0
+        self._count = 0  # of the passes that have rows
+        self._n_groups = 0  # of their sequences, where `next` is given none
         self._kept: list[tuple[int, int]] = []  # (-hash, bytes) of the files, a heap
         self._bytes = 0  # of them all
         self._limit = 1 << 64  # the lowest hash that did not fit
@@ -53,16 +56,27 @@ class Recorder:
         if any(self.folder.iterdir()):
             raise CalibrateError(f"{folder} is not empty; give a new folder")
 
-    def next(self, query: Sequence[int] | int, target: Positions) -> None:
+    def next(
+        self,
+        query: Sequence[int] | int,
+        target: Positions,
+        group: Sequence[int] | int | None = None,
+    ) -> None:
         """Sets the positions that the next forward pass is recorded at.
 
         Args:
           query: the position of the query, one for all sequences or one each; -1 is the last.
           target: the position of the key that should win, one for all sequences, or one each; or
             for each a list of positions, any of which may win.
+          group: the number of the prompt, one for all sequences or one each, where several passes
+            are about the same prompt; None: each sequence is a prompt of its own.
+        Raises:
+          CalibrateError: a group is given for some passes only.
         """
         self.flush()
-        self._positions = query, target
+        if self._names_groups not in (None, group is not None):
+            raise CalibrateError("group is given for some forward passes only; give it for all")
+        self._positions, self._group, self._names_groups = (query, target), group, group is not None
 
     def wants(self, layer: int) -> bool:
         """Whether this layer's logits are to be recorded now: once after each `next`."""
@@ -100,7 +114,17 @@ class Recorder:
             "layer": np.full(len(of_head), layer, np.int16),
             "head": of_head.astype(np.int16),
             "weight": weight.astype(np.float32),
+            "group": np.broadcast_to(self._groups(len(logits))[:, None], seen.shape)[seen],
         }
+
+    def _groups(self, n_sequences: int) -> np.ndarray:
+        """(sequences,) the group of each sequence of this pass."""
+        if self._group is None:
+            return self._n_groups + np.arange(n_sequences)
+        group = np.array(_for_each(self._group, n_sequences, "group"))
+        if group.dtype.kind not in "iu" or group.min() < 0:
+            raise CalibrateError(f"group is {self._group}; give integers >= 0")
+        return group.astype(np.int64)
 
     def _targets(self, n_sequences: int, n_keys: int, n_items: int) -> np.ndarray:
         """(sequences, items) bool."""
@@ -132,8 +156,9 @@ class Recorder:
         width = max(layer["logits"].shape[1] for layer in rows.values())
         columns = {
             name: np.concatenate([_widen(layer[name], name, width) for layer in rows.values()])
-            for name in ("logits", "target", "layer", "head", "weight")
+            for name in ("logits", "target", "layer", "head", "weight", "group")
         }
+        self._n_groups = max(self._n_groups, int(columns["group"].max()) + 1)
         number, self._count = self._count, self._count + 1
         self._keep(number, columns)
 

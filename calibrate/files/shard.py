@@ -3,9 +3,11 @@
 It holds `logits` (rows, n) float32, `target` (rows,) int32, or (rows, n) bool where several items
 may win, `entropy` (rows,) float32, `index` (rows,) int64 (which set), and `counts`, int64, of
 all rows of the unit, in the order of COUNTS. If the source names heads, also `layer` and `head`
-(rows,) int16, -1 if unknown; and if it has weights, `weight` (rows,) float32.
+(rows,) int16, -1 if unknown; if it has weights, `weight` (rows,) float32; and if it names groups,
+`group` (rows,) int64.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from calibrate.files.npz import pack_arrays, parse_arrays
 SHARD_OVERHEAD = 2_048
 ENTROPY_ERROR = 1e-3  # nats, far more than the rounding of float32
 REPAIR = "the same `calibrate collect` command as before repairs it"
+
+BYTES_OF_COLUMN = {"layer": 2, "head": 2, "weight": 4, "group": 8}  # optional, of a row
 
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 
@@ -35,6 +39,7 @@ class Shard:
     layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown; None without heads
     head: np.ndarray | None = None
     weight: np.ndarray | None = None  # (rows,) float32; None if all are 1
+    group: np.ndarray | None = None  # (rows,) int64; None if each row is one of its own
 
     def of_heads(self, heads: Heads) -> "Shard":
         """Its rows of some heads, if the source names heads; the counts stay those of the unit."""
@@ -45,9 +50,10 @@ class Shard:
         return replace(self, **{name: column[wanted] for name, column in columns.items()})
 
 
-def row_bytes(size: int, sets_of_targets: bool = False) -> int:
-    """Bytes of one kept row of `size` items."""
-    return 4 * size + (size if sets_of_targets else 4) + 4 + 8
+def row_bytes(size: int, sets_of_targets: bool = False, columns: Collection[str] = ()) -> int:
+    """Bytes of one kept row of `size` items, with those optional columns."""
+    of_columns = sum(BYTES_OF_COLUMN[name] for name in columns)
+    return 4 * size + (size if sets_of_targets else 4) + 4 + 8 + of_columns
 
 
 def shard_path(folder: Path, size: int, unit: int) -> Path:
@@ -86,8 +92,8 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
         expected["target"] = ("|b1", (n_rows, size))
     if not {"layer", "head"}.isdisjoint(arrays):
         expected |= dict.fromkeys(("layer", "head"), ("<i2", (n_rows,)))
-    if "weight" in arrays:
-        expected["weight"] = ("<f4", (n_rows,))
+    optional = {"weight": ("<f4", (n_rows,)), "group": ("<i8", (n_rows,))}
+    expected |= {name: column for name, column in optional.items() if name in arrays}
     for name, (dtype, shape) in expected.items():
         array = arrays.get(name)
         right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), shape)
@@ -125,6 +131,8 @@ def _check_values(shard: Shard, path: Path, size: int) -> None:
     if shard.weight is not None:
         valid = ((shard.weight >= 0) & (shard.weight < np.inf)).all()
         require(valid, path, "a weight is negative or not finite")
+    if shard.group is not None:
+        require(shard.group.min() >= 0, path, "a group is negative")
 
 
 def require(condition: bool | np.bool_, path: Path, error: str) -> None:

@@ -50,16 +50,17 @@ class LearningPoint(NamedTuple):
 
 
 def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
-    """Fits to blocks that are drawn with replacement.
+    """Fits to blocks that are drawn with replacement, of those that have rows.
 
     Args:
       candidate: the rule.
       jobs: where it runs; the result does not depend on it.
     """
-    rng = np.random.default_rng(1)
-    drawn = rng.multinomial(N_BLOCKS, [1 / N_BLOCKS] * N_BLOCKS, N_RESAMPLES).astype(float)
+    problem, rng = candidate.problem, np.random.default_rng(1)
+    used = len(problem.blocks)
+    drawn = np.zeros((N_RESAMPLES, N_BLOCKS))
+    drawn[:, problem.blocks] = rng.multinomial(used, [1 / used] * used, N_RESAMPLES)
     chunks = np.array_split(drawn, N_CHUNKS)
-    problem = candidate.problem
     tasks = [partial(_refit, problem, candidate.solution, chunk) for chunk in chunks]
     solutions = np.concatenate(run(tasks, jobs))
     powers = np.array([plain_coefficients(problem, c) for c in solutions])
@@ -77,8 +78,13 @@ def _refit(problem: Problem, start: np.ndarray, drawn: np.ndarray) -> np.ndarray
 
 
 def learning_curve(choice: Choice, options: Options) -> list[LearningPoint]:
-    """Held-out score against the number of rows: the mean of the folds; none of too few rows."""
+    """Held-out score against the number of rows: the mean of the folds; none of too few rows.
+
+    Fewer groups than blocks cannot be cut into these shares: there is no curve.
+    """
     rows, block, problem = choice.rows, choice.block, choice.chosen.problem
+    if len(np.unique(block)) < N_BLOCKS:
+        return []
     n_usable = int(usable_rows(rows, problem.kind, options).sum())
     counts = {share: n_usable * share // N_BLOCKS for share in SHARES}
     log_p: dict[int, list[float]] = {s: [] for s, count in counts.items() if count >= MIN_ROWS}

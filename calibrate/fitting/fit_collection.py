@@ -213,7 +213,7 @@ def _quality(
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [list(uncertainty.standard_errors)],
         "condition": chosen.problem.condition,
-        "held_out": [size._asdict() for size in choice.held_out],
+        "held_out": [size.record() for size in choice.held_out],
         "candidates": [
             {
                 "kind": c.kind,

@@ -9,6 +9,7 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.gain import LEAST_GAIN, Evidence, Gain, Scores
+from calibrate.fitting.held_out import HeldOut, held_out_by_size
 from calibrate.fitting.rule_fitting import (
     KINDS,
     Options,
@@ -43,16 +44,6 @@ class Candidate:
     scores: Scores  # held out
     gain: Gain  # over plain softmax
     mean_log_p: float  # sizes equal, nats
-
-
-class HeldOut(NamedTuple):
-    """Mean log p_t of one set size, nats: under plain softmax, and held out under the rule."""
-
-    size: int
-    rows: int
-    before: float
-    after: float
-    error: float  # standard error of the difference
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,20 +151,6 @@ def mean_by_size(rows: Rows, score: np.ndarray) -> float:
     return float(row_weights(rows) @ score)
 
 
-def held_out_by_size(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> list[HeldOut]:
-    """By set size, of (rows,) log p_t under plain softmax and under the rule."""
-    sizes = []
-    for n in np.unique(rows.size):
-        of_size = rows.size == n
-        before, after = plain[of_size], log_p[of_size]
-        weight = rows.weight[of_size].astype(float)
-        weight = weight if weight.any() else np.ones(len(weight))
-        mean_before, mean_after = (float(np.average(x, weights=weight)) for x in (before, after))
-        spread = weight / weight.sum() * (after - before - (mean_after - mean_before))
-        effective = weight.sum() ** 2 / (weight @ weight)  # as many rows of equal weight
-        error = float(np.linalg.norm(spread) * np.sqrt(effective / max(effective - 1, 1)))
-        sizes.append(HeldOut(int(n), len(weight), mean_before, mean_after, error))
-    return sizes
 
 
 def kind_label(kind: str) -> str:

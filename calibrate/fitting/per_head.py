@@ -14,7 +14,8 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import Collection
 from calibrate.files.shard import Heads
 from calibrate.fitting.gain import CHANCE, LEAST_LEAD, Gain, evident_among
-from calibrate.fitting.model_selection import Choice, HeldOut, choose
+from calibrate.fitting.held_out import HeldOut, combine_held_out
+from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.rule_fitting import ADVICE, Options
 from calibrate.fitting.solved_rows import Rows, group_heads, head_label, known_index, solve_heads
 from calibrate.maths.rule import Rule
@@ -197,28 +198,16 @@ def _without_rule(head: HeadFit, rule: HeadRule, n_heads: int) -> HeadFit:
 
 def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
-    calibrated = [head for head in heads if head.rule]
-    means = [head.gain for head in calibrated]
-    others = "; the others stay as they are" if len(calibrated) < len(heads) else ""
+    rules = [head.rule for head in heads if head.rule]
+    means = [rule.gain.mean for rule in rules]
+    others = "; the others stay as they are" if len(rules) < len(heads) else ""
     verdict = (
-        f"{len(calibrated)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} "
+        f"{len(rules)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} "
         f"nats of log p (mean {np.mean(means):.4f}; false-discovery rate {CHANCE:.1%}){others}"
     )
     return {
-        "held_out": [size._asdict() for size in combine_held_out(calibrated)],
+        "held_out": [
+            size.record() for size in combine_held_out([s for rule in rules for s in rule.held_out])
+        ],
         "verdict": verdict,
     }
-
-
-def combine_held_out(heads: list[HeadFit]) -> list[HeldOut]:
-    """Of the calibrated heads together, by set size."""
-    scores = [size for head in heads if head.rule for size in head.rule.held_out]
-    sizes = []
-    for n in sorted({score.size for score in scores}):
-        of_size = [score for score in scores if score.size == n]
-        rows = sum(score.rows for score in of_size)
-        before = sum(score.rows * score.before for score in of_size) / rows
-        after = sum(score.rows * score.after for score in of_size) / rows
-        error = float(np.sqrt(sum((score.rows * score.error) ** 2 for score in of_size)) / rows)
-        sizes.append(HeldOut(n, rows, before, after, error))
-    return sizes

@@ -15,7 +15,7 @@ from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.gain import PRIOR_ROWS, prior_share
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
+from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, require_groups, row_weights
 from calibrate.maths import solver
 from calibrate.maths.bernstein import basis, plain_powers
 from calibrate.maths.likelihood import (
@@ -75,6 +75,7 @@ class Problem:
     data: PooledProfiles
     domain: tuple[float, float]  # entropies, or logarithms of sizes
     rule: Rule
+    blocks: np.ndarray  # those that have rows
 
     @property
     def condition(self) -> float:
@@ -123,6 +124,7 @@ def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) ->
     usable = usable_rows(rows, kind, options)
     rows, block = rows.take(usable), block[usable]
     require_rows(len(block), "usable misranked" if options.rows == "misranked" else "usable")
+    require_groups(rows)
     x = np.log(rows.items) if kind == "log-size" else rows.entropy
     domain = _domain(x, kind)
     weight = row_weights(rows)
@@ -130,7 +132,7 @@ def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) ->
     profile = rows.profile.mix(rows.plain_profile, prior_share(weight, options.prior_rows))
     data = _pool(profile, block, cell, len(at), weight)
     rule = Rule.log_size() if kind == "log-size" else Rule(min_entropy=options.gate)
-    problem = Problem(kind, _form(at, kind, domain), data, domain, rule)
+    problem = Problem(kind, _form(at, kind, domain), data, domain, rule, np.unique(block))
     if not problem.condition < 1 / RANK_TOLERANCE:
         raise QualityError(f"the rows do not determine a rule of kind {kind}; {ADVICE}")
     return problem

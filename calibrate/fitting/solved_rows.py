@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.files.collection import Collection, read_shard
-from calibrate.files.shard import Heads, Shard
+from calibrate.files.shard import BYTES_OF_COLUMN, Heads, Shard
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
 from calibrate.maths.rule import Rule
@@ -29,7 +29,8 @@ class Rows(NamedTuple):
     misranked: np.ndarray  # bool
     layer: np.ndarray  # -1 where unknown
     head: np.ndarray  # -1 where unknown
-    weight: np.ndarray  # of a row among others of its head
+    weight: np.ndarray  # of a row among others of its head and size
+    group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
     variance: np.ndarray  # of z under plain softmax
     profile: Profile  # of log p_t, over the bounds of a rule
     plain_profile: Profile  # the same, expected of a target that is drawn from plain softmax
@@ -46,6 +47,14 @@ class Rows(NamedTuple):
     def heads(self) -> Heads:
         """The distinct (layer, head), in order."""
         return sorted(set(zip(self.layer.tolist(), self.head.tolist(), strict=True)))
+
+    def group_index(self) -> np.ndarray:
+        """(rows,) number of each row's group, from 0; an unknown one has no other rows."""
+        known = self.group >= 0
+        index = np.cumsum(~known) - 1
+        groups, index[known] = np.unique(self.group[known], return_inverse=True)
+        index[~known] += len(groups)
+        return index
 
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""
@@ -111,9 +120,9 @@ def _read_and_solve(folder: Path, entry: dict[str, Any]) -> Rows:
 
 
 def solve_shard(shard: Shard, size: int) -> Rows:
-    """The rows of a shard, with its layer, head and weight where it has them."""
+    """The rows of a shard, with those of its optional columns that it has."""
     rows = solve_rows(shard.logits, shard.target, shard.entropy, size)
-    columns = {name: getattr(shard, name) for name in ("layer", "head", "weight")}
+    columns = {name: getattr(shard, name) for name in BYTES_OF_COLUMN}
     return rows._replace(**{name: column for name, column in columns.items() if column is not None})
 
 
@@ -136,6 +145,7 @@ def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size
         layer=unknown,
         head=unknown,
         weight=np.ones(len(logits), np.float32),
+        group=np.full(len(logits), -1),
         variance=profiles.variance,
         profile=profiles.target,
         plain_profile=profiles.plain,

@@ -1,15 +1,34 @@
-"""What rows count for: their weights, and the blocks that they are drawn by.
+"""What rows count for, and which of them are dependent: weights, blocks of groups, errors by group.
 
 Every mean over set sizes, in `fit`, `evaluate --logits` and `diagnose`, is the same: within a size
-rows have the weights that they came with, and sizes count by `size_shares`.
+rows have the weights that they came with, and sizes count by `size_shares`. A group is what makes
+rows dependent, such as their prompt; groups, not rows, are taken as independent.
 """
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from scipy.special import stdtrit
+
+from calibrate.errors import QualityError
 from calibrate.fitting.solved_rows import Rows
 
 N_BLOCKS = 100
 ENOUGH_ROWS = 100  # of a size: with fewer it has less weight
+MIN_GROUPS = 5  # as many as folds
+MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
+NORMAL, QUANTILE = 1.959964, 0.975  # of a 95 % interval
+
+
+class Estimate(NamedTuple):
+    """Means over set sizes and their standard errors, of one measure or of several.
+
+    The error is NaN where one group has almost all of the weight. With few groups it is as much
+    wider as the 95 % interval of Student's t is, so that two errors mean the same for any number.
+    """
+
+    mean: np.ndarray
+    error: np.ndarray
 
 
 def size_shares(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -35,12 +54,82 @@ def row_weights(rows: Rows) -> np.ndarray:
 
 
 def assign_blocks(rows: Rows) -> np.ndarray:
-    """(rows,) block of each row: at random, and as many of each size in every block.
+    """(rows,) block of each row: whole groups at random, as many of each size in every block.
 
-    Sizes are fixed by design, so resamples keep them; the number of misranked rows is random.
+    Groups that are alike in size and number of rows are dealt out in turn, so that no block is
+    empty before each has one. Sizes are fixed by design, so resamples keep them; the number of
+    misranked rows is random.
     """
-    shuffled = np.random.default_rng(0).permutation(len(rows.size))
-    by_size = shuffled[np.argsort(rows.size[shuffled], kind="stable")]
-    block = np.empty(len(rows.size), np.int64)
-    block[by_size] = np.arange(len(by_size)) % N_BLOCKS
-    return block
+    group = rows.group_index()
+    _, size = np.unique(rows.size, return_inverse=True)
+    counts = _sums(size, group, np.ones(len(group)))
+    shuffled = np.random.default_rng(0).permutation(counts.shape[1])
+    in_turn = shuffled[np.lexsort(-counts[::-1, shuffled])]
+    block = np.empty(len(in_turn), np.int64)
+    block[in_turn] = np.arange(len(in_turn)) % N_BLOCKS
+    of_row: np.ndarray = block[group]
+    return of_row
+
+
+def require_groups(rows: Rows) -> None:
+    """Raises QualityError if the rows come from too few groups to tell what another would give."""
+    count = len(np.unique(rows.group_index()))
+    if count < MIN_GROUPS:
+        raise QualityError(
+            f"the rows come from {count} groups (prompts), fewer than the {MIN_GROUPS} that a fit "
+            "needs; collect rows of more prompts"
+        )
+
+
+def estimate_mean(rows: Rows, values: np.ndarray) -> Estimate:
+    """The mean of (rows,) values with `row_weights`, and its standard error by group."""
+    weight, group = row_weights(rows), rows.group_index()
+    _, size, count = np.unique(rows.size, return_inverse=True, return_counts=True)
+    weights = _sums(size, group, weight)
+    return mean_over_sizes(_sums(size, group, weight * values), weights, count)
+
+
+def _sums(size: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(sizes, groups) sums of (rows,) values."""
+    shape = size.max(initial=0) + 1, group.max(initial=0) + 1
+    sums = np.bincount(size * shape[1] + group, values, shape[0] * shape[1])
+    return sums.reshape(shape)
+
+
+def mean_over_sizes(total: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> Estimate:
+    """The mean over set sizes, by `size_shares`, and its standard error.
+
+    Args:
+      total: (sizes, groups, ...) sums of weighted values.
+      weight: (sizes, groups) sums of the weights.
+      rows: (sizes,) numbers of rows.
+    Reference: Liang and Zeger 1986, errors that are robust to dependence within groups.
+    """
+    of_size = weight.sum(axis=1)
+    share = size_shares(rows, of_size)
+    total, weight, share, of_size = (x[of_size > 0] for x in (total, weight, share, of_size))
+    means = (total.sum(axis=1).T / of_size).T
+    mean = np.tensordot(share, means, 1)
+    part = weight / of_size[:, None]  # of each group, in its size
+    effective = _effective(part)
+    alone = effective < MIN_EFFECTIVE
+    deviation = (total.T / of_size).T - np.einsum("sg,s...->sg...", part, means)
+    scale = share * np.sqrt(np.where(alone, 0, effective / np.where(alone, 1, effective - 1)))
+    variance = np.sum(np.tensordot(scale, deviation, 1) ** 2, axis=0)
+    # The variance of a single group is estimated by its distance to the mean of all sizes.
+    variance += np.tensordot(np.where(alone, share**2, 0), (means - mean) ** 2, 1)
+    return Estimate(mean, np.sqrt(variance) * _widening(_effective(share @ part)))
+
+
+def _effective(share: np.ndarray) -> np.ndarray:
+    """How many groups of equal weight are worth as much as these, of shares that add up to 1."""
+    number: np.ndarray = 1 / np.sum(share**2, axis=-1)
+    return number
+
+
+def _widening(n_groups: np.ndarray) -> np.ndarray:
+    """What Student's t adds to an interval; NaN of one group."""
+    known = n_groups >= MIN_EFFECTIVE
+    quantile = stdtrit(np.where(known, n_groups - 1, np.nan), QUANTILE)
+    widening: np.ndarray = quantile / NORMAL
+    return widening

@@ -3,8 +3,10 @@
 An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
 (rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
 `mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), the head of each row;
-and `weight` (rows,), the weight of a row in a fit, 1 if absent. Files may differ in n, and rows in
-their number of real items.
+`weight` (rows,), the weight of a row among those of its size, 1 if absent; and `group` (rows,), the
+number of the prompt, or of whatever makes rows dependent, that a row comes from: each from one of
+its own if absent. A number is one group in all files. Files may differ in n, and rows in their
+number of real items.
 
 Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
 have one size, the most that any of them has.
@@ -21,8 +23,10 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.npz import digest_of, parse_arrays, read_bytes
 from calibrate.heads.protocol import as_masks, check_target, refuse_probabilities
 
-KNOWN = ("logits", "target", "mask", "layer", "head", "weight")
+OF_ROWS = ("layer", "head", "weight", "group")  # optional
+KNOWN = ("logits", "target", "mask", *OF_ROWS)
 MOST_HEADS = 1 << 15  # layers, and heads of a layer
+INDICES = {"layer": MOST_HEADS, "head": MOST_HEADS, "group": 1 << 63}  # each below
 MOST_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
 
 
@@ -34,6 +38,7 @@ class LoggedRows(NamedTuple):
     layer: np.ndarray  # (rows,) int16, -1 where none is given
     head: np.ndarray
     weight: np.ndarray  # (rows,) float32, 1 where none is given
+    group: np.ndarray  # (rows,) int64, -1 where none is given
 
 
 class Part(NamedTuple):
@@ -83,23 +88,29 @@ class Arrays:
         self._digests, n_real = [], []
         kinds, several = set(), False
         heads: set[tuple[int, int]] = set()
+        groups: set[int] = set()
         for file in self._files:
             arrays, digest = _parsed(file, _state(file))
             self._digests.append(digest)
             n_real.append(_real(arrays).sum(axis=1, dtype=np.int32))
-            kinds.add(tuple(name in arrays for name in ("layer", "head", "weight")))
+            kinds.add(tuple(name for name in OF_ROWS if name in arrays))
             target = arrays["target"]
             several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
-            heads |= set(zip(*(x.tolist() for x in _of_heads(arrays)), strict=True))
-        if len(kinds) > 1:
+            layer, head, _, group = _of_rows(arrays)
+            heads |= set(zip(layer.tolist(), head.tolist(), strict=True))
+            groups |= set(np.unique(group).tolist())
+        some = [name for name in OF_ROWS if 0 < sum(name in given for given in kinds) < len(kinds)]
+        if some:
             raise CalibrateError(
-                f"{path}: only some files have layer, head or weight; give each of these in all "
-                "files or in none"
+                f"{path}: only some files have {' and '.join(some)}; give it in all or none"
             )
-        *of_head, self.weighs = next(iter(kinds))
-        self.names_heads = any(of_head)
+        (given,) = kinds
+        self.names_heads = not {"layer", "head"}.isdisjoint(given)
+        both = ("layer", "head") if self.names_heads else ()
+        self.columns = [name for name in OF_ROWS if name in (*given, *both)]
         self.sets_of_targets = several  # a mask with one target is stored as its position
         self.heads = sorted(heads)
+        self.groups = np.array(sorted(groups - {-1}), np.int64)  # empty where none is given
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         self._place = _by_size(n_real)
         if not self._place:
@@ -174,15 +185,15 @@ def _check(arrays: dict[str, np.ndarray], file: Path) -> None:
             f"{file}: mask is {mask.dtype}{mask.shape}; give bool {logits.shape} or {(n,)}, True "
             "for real items"
         )
-    for name in ("layer", "head"):
+    for name, most in INDICES.items():
         index = arrays.get(name)
         if index is None:
             continue
         right = index.shape == (n_rows,) and index.dtype.kind in "iu"
-        if not right or (n_rows and not 0 <= index.min() <= index.max() < MOST_HEADS):
+        if not right or (n_rows and not 0 <= index.min() <= index.max() < most):
             raise CalibrateError(
                 f"{file}: {name} is {index.dtype}{index.shape}; give integers {(n_rows,)} within "
-                f"[0, {MOST_HEADS})"
+                f"[0, {most})"
             )
     _check_weight(arrays.get("weight"), n_rows, file)
 
@@ -204,11 +215,15 @@ def _real(arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray((arrays["logits"] != -np.inf) & arrays.get("mask", True))
 
 
-def _of_heads(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(layer, head) of each row, int16; -1 where none is given."""
-    none = np.full(len(arrays["target"]), -1)
-    layer, head = (arrays.get(name, none).astype(np.int16) for name in ("layer", "head"))
-    return layer, head
+def _of_rows(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Layer and head (int16), weight (float32) and group (int64) of each row; see LoggedRows."""
+    absent = {"layer": -1, "head": -1, "weight": 1, "group": -1}
+    none = np.ones(len(arrays["target"]), int)
+    types = (np.int16, np.int16, np.float32, np.int64)
+    return [
+        arrays.get(name, absent[name] * none).astype(dtype)
+        for name, dtype in zip(OF_ROWS, types, strict=True)
+    ]
 
 
 def _by_size(n_real: list[np.ndarray]) -> dict[int, np.ndarray]:
@@ -235,8 +250,7 @@ def _compact(
         target = np.arange(n) == target[:, None]
     elif not masks and target.dtype == bool:
         target = target.argmax(axis=1)
-    weight = arrays.get("weight", np.ones(len(arrays["target"])))
-    of_row = [x[chosen] for x in (*_of_heads(arrays), weight.astype(np.float32))]
+    of_row = [column[chosen] for column in _of_rows(arrays)]
     if n == size and real.all():
         target = target if target.dtype == bool else target.astype(np.int32)
         return LoggedRows(logits, target, *of_row)
