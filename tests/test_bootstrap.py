@@ -57,6 +57,16 @@ def test_the_band_holds_the_fit(choice):
         assert np.mean((low - 1e-9 <= beta) & (beta <= high + 1e-9)) > 0.9
 
 
+def test_of_few_groups_resamples_are_of_those_there_are(rows):
+    few = rows.take(rows.size != 256)
+    few = few._replace(group=np.arange(len(few.size)) % 6)
+    choice = choose(few, Options())
+    found = bootstrap(choice.chosen)
+    assert np.isfinite(found.band).all()
+    assert found.standard_errors[-1] > 0
+    assert learning_curve(choice, Options()) == []
+
+
 @pytest.mark.slow
 def test_the_number_of_jobs_changes_nothing(choice):
     one, two = (bootstrap(choice.chosen, jobs) for jobs in (Jobs(1), Jobs(2)))

@@ -149,6 +149,8 @@ FORGERIES = {
     "shape": lambda: {"logits": read_arrays(SHARD)["logits"][:-1]},
     "no shape": lambda: {"target": np.int32(0)},
     "weight": lambda: {"weight": np.full(128, np.inf, np.float32)},
+    "group": lambda: {"group": np.zeros(128, np.int32)},
+    "negative group": lambda: {"group": np.arange(128) - 1},
     "negative weight": lambda: {"weight": np.full(128, -1, np.float32)},
     "two targets, two shapes": lambda: {"target": np.ones((128, 15), bool)},
     "no target": lambda: {"target": np.zeros((128, 16), bool)},

@@ -185,6 +185,26 @@ def test_rows_keep_their_weights(here):
     assert of_one.headroom.constant == pytest.approx(of_other.headroom.constant, abs=1e-4)
 
 
+def test_rows_keep_their_groups(here):
+    logits, target = scores(300, 20)
+    group = np.random.default_rng(0).integers(0, 2**62, 40)[np.arange(300) % 40]
+    (here / "mine").mkdir()
+    for i, part in enumerate(np.array_split(np.arange(300), 2)):
+        save(here / "mine" / f"{i}.npz", logits=logits[part], target=target[part],
+             group=group[part])  # fmt: skip
+    arrays = Arrays(here / "mine")
+    np.testing.assert_array_equal(arrays.groups, np.unique(group))
+    collection = collect_arrays(arrays, here / "run", max_bytes=20_000)  # a part of the rows
+    ((_, shard),) = collection.shards()
+    assert 50 < len(shard.index) < 250
+    np.testing.assert_array_equal(shard.group, group[shard.index])
+    np.testing.assert_array_equal(solve_collection(collection).group, shard.group)
+    assert sum(path.stat().st_size for path in (here / "run").iterdir()) <= 20_000
+    save(here / "alone.npz", logits=logits, target=target)
+    ((_, shard),) = collect_arrays(Arrays(here / "alone.npz"), here / "other").shards()
+    assert shard.group is None
+
+
 LOGITS, TARGET = scores(6, 8)
 
 
@@ -206,6 +226,8 @@ LOGITS, TARGET = scores(6, 8)
         ({"layer": np.zeros(6)}, r"layer is float64\(6,\); give integers \(6,\) within"),
         ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\); give integers"),
         ({"head": np.full(6, -2)}, r"head is int64\(6,\); give integers"),
+        ({"group": np.ones(6)}, r"group is float64\(6,\); give integers \(6,\) within"),
+        ({"group": np.full(6, 2**63, np.uint64)}, r"group is uint64\(6,\); give integers"),
         ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
         ({"weight": TARGET}, r"weight is int64\(6,\); give floats"),
         ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite float32 numbers >= 0"),

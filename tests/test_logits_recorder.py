@@ -47,6 +47,40 @@ def test_a_row_counts_by_its_heads_share_of_the_layers_attention_to_the_target(h
     assert recorder.left_out == 1
 
 
+def record_batches(recorder, group):
+    """Two passes of two sequences; the second sequence of the first does not see its target."""
+    for number in range(2):
+        recorder.next(query=0, target=1, **({} if group is None else {"group": group[number]}))
+        for layer in (0, 1):
+            z = np.zeros((2, 3, 4), np.float32)
+            z[1, :, 1] = -np.inf if number == 0 else 0
+            recorder.add(layer, z, 4)
+    recorder.finish()
+
+
+@pytest.mark.parametrize(
+    ("group", "found"), [(None, [0, 1, 2]), ([5, [5, 8]], [5, 5, 8]), ([[4, 9], 3], [4, 3, 3])]
+)
+def test_a_group_for_each_sequence_of_each_pass(group, found, here):
+    """In every layer and head of it; or whatever groups are given."""
+    record_batches(Recorder(here / "run", 10**9), group)
+    first, second = (np.load(here / "run" / f"pass00000{i}.npz")["group"] for i in (0, 1))
+    assert first.tolist() == 6 * found[:1]
+    assert second.tolist() == 2 * np.repeat(found[1:], 3).tolist()
+    assert Arrays(here / "run").groups.tolist() == sorted(set(found))
+
+
+def test_groups_are_for_all_passes_and_not_negative(here):
+    with pytest.raises(CalibrateError, match="group has 3 values for the 2 sequences"):
+        record_batches(Recorder(here / "one", 10**9), [[1, 2, 3]])
+    with pytest.raises(CalibrateError, match="group is -1; give integers >= 0"):
+        record_batches(Recorder(here / "two", 10**9), [-1])
+    recorder = Recorder(here / "three", 10**9)
+    recorder.next(query=0, target=0, group=1)
+    with pytest.raises(CalibrateError, match="group is given for some forward passes only"):
+        recorder.next(query=0, target=0)
+
+
 def test_layers_and_heads_that_are_asked_for(here):
     record(Recorder(here / "run", 10**9, layers=[2], heads=[0, 2]), 2)
     assert Arrays(here / "run").heads == [(2, 0), (2, 2)]

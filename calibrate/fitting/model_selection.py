@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -149,8 +148,6 @@ def log_p_at(rows: Rows, beta: np.ndarray) -> np.ndarray:
 def mean_by_size(rows: Rows, score: np.ndarray) -> float:
     """The mean over set sizes of the mean of each; sizes with few rows have less weight."""
     return float(row_weights(rows) @ score)
-
-
 
 
 def kind_label(kind: str) -> str:
