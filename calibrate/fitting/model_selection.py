@@ -162,10 +162,10 @@ def _gain_sentences(
     left_out: dict[str, str],
 ) -> list[str]:
     """The choice, its gains over plain softmax and over other kinds, and kinds left out."""
-    mean, low, high, _ = best.gain
+    mean, low, high, p = best.gain
     gain = (
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
-        f"({low:.4f} to {high:.4f})"
+        f"(95 % interval {low:.4f} to {high:.4f}, p = {p:.2g})"
     )
     if best is unforced and best.kind == "constant" and not left_out:
         gain = f"one constant does as well on this head: {gain}"
