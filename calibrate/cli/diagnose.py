@@ -28,10 +28,10 @@ def diagnose(
 ) -> None:
     """Rank the heads of a collection by what calibration could add.
 
-    Heads are ranked by headroom: how much the best constant beta in [1, 64] would raise the
-    log-probability of the targets on the same rows. That is an upper estimate; `calibrate fit`
-    decides on held-out rows. The collection must hold all kinds of rows (collect with --keep all,
-    the default).
+    Heads are ranked by what the best rule adds to the log-probability of the targets: each half of
+    the rows is scored under the rule that the other half fits. Attention sinks are named. This is
+    a look; `calibrate fit` decides. The collection must hold all kinds of rows (collect with
+    --keep all, the default).
 
     Example: calibrate diagnose runs/try
     """

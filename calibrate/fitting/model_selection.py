@@ -120,14 +120,14 @@ def _fit_candidate(evidence: Evidence, plain: Scores, kind: str, options: Option
 
 
 def held_out_beta(
-    rows: Rows, block: np.ndarray, problem: Problem, solution: np.ndarray
+    rows: Rows, block: np.ndarray, problem: Problem, start: np.ndarray, n_folds: int = N_FOLDS
 ) -> np.ndarray:
     """(rows,) beta that a fit to the other folds gives to each row."""
     beta = np.empty(len(block))
-    for fold in range(N_FOLDS):
-        others = (np.arange(N_BLOCKS) % N_FOLDS != fold).astype(float)
-        fit = to_coefficients(problem, solve_problem(problem, others, start=solution))
-        in_fold = block % N_FOLDS == fold
+    for fold in range(n_folds):
+        others = (np.arange(N_BLOCKS) % n_folds != fold).astype(float)
+        fit = to_coefficients(problem, solve_problem(problem, others, start=start))
+        in_fold = block % n_folds == fold
         beta[in_fold] = applied_beta(fit, rows.take(in_fold))
     return beta
 

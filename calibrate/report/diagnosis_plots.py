@@ -61,7 +61,7 @@ def _planes(heads: Sequence[HeadDiagnosis]) -> "Figure":
 
 
 def plot_entropy(ax: "Axes", heads: Sequence[HeadDiagnosis]) -> "Axes":
-    """Mean entropy against set size, the paper's Figure 3; the five of most headroom are coloured.
+    """Mean entropy against set size, the paper's Figure 3; the five of most gain are coloured.
 
     Of one head or two, the standard deviation over rows is shown as a band.
     """

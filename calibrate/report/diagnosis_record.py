@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.evaluation import diagnosis as thresholds
+from calibrate.evaluation import head_verdict as thresholds
 from calibrate.evaluation.diagnosis import AtSize, Diagnosis, HeadDiagnosis
+from calibrate.evaluation.head_verdict import RuleGain
 from calibrate.files.atomic_io import write_atomically
 from calibrate.fitting.rule_fitting import MIN_ROWS
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
@@ -35,10 +36,11 @@ class DiagnosisRecord:
             "eps": diagnosis.eps,
             "thresholds": {
                 "min_rows": MIN_ROWS,
-                "least_headroom": thresholds.LEAST_HEADROOM,
+                "least_gain": thresholds.LEAST_GAIN,
                 "least_errors": thresholds.LEAST_ERRORS,
                 "robust_slope": thresholds.ROBUST_SLOPE,
                 "seldom_on_top": thresholds.SELDOM_ON_TOP,
+                "least_sink": thresholds.LEAST_SINK,
             },
             "heads": [_head_json(head) for head in diagnosis.heads],
             "without_rows": [list(head) for head in diagnosis.without_rows],
@@ -47,7 +49,7 @@ class DiagnosisRecord:
         }
 
     def blocks(self) -> Iterable[Block]:
-        """The heads, the largest headroom first, each with its verdict, and the files."""
+        """The heads, the largest gain first, each with its verdict, and the files."""
         diagnosis, heads = self.diagnosis, self.diagnosis.heads
         folder = diagnosis.collection.folder
         worth = sum(head.verdict.word == thresholds.WORTH for head in heads)
@@ -60,21 +62,21 @@ class DiagnosisRecord:
         if diagnosis.without_rows:
             yield Text(f"  heads without any kept row: {len(diagnosis.without_rows)}")
         yield self._table()
-        yield Text("Headroom in nats of log p, an upper estimate: chosen and scored on these rows.")
-        yield Text(f"Decide on held-out rows: calibrate fit {folder} --name NAME")
+        yield Text("Gains in nats of log p, each half of the rows under rules that the other fits.")
+        yield Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME")
         yield Facts([("record", str(self.path)), *(("figure", str(path)) for path in self.figures)])
 
     def _table(self) -> Table:
         columns = (
             "head", "rows", "largest n", "entropy there", "commitment slope",
             f"n at {self.diagnosis.eps:g}", "on top", "at largest n", "best beta, 10/50/90 %",
-            "headroom", "ceiling",
+            "best rule", "gain", "ceiling",
         )  # fmt: skip
         return Table(columns, [*map(_cells, self.diagnosis.heads[:SHOWN_HEADS])], left=["head"])
 
 
 def _cells(head: HeadDiagnosis) -> list[str]:
-    last, headroom = at_largest(head), head.headroom
+    last, gains = at_largest(head), head.headroom.gains
     slope = f"{head.slope.value:.2f} ± {head.slope.error:.2f}" if head.slope else "-"
     lost = "never" if head.dispersal is None else items(math.log(head.dispersal))
     beta = " / ".join(f"{b:.2f}" for b in head.beta) if head.beta else "-"
@@ -82,8 +84,13 @@ def _cells(head: HeadDiagnosis) -> list[str]:
         head.name, f"{head.rows:,}", f"{head.largest:,}",
         f"{last.entropy:.2f} ± {last.entropy_spread:.2f}", slope, lost, f"{head.on_top:.1%}",
         f"{head.on_top_at_largest:.1%}", beta,
-        f"{headroom.constant:.4f} ± {headroom.error:.4f}", f"{headroom.ceiling:.4f}",
+        *_gain_cells(gains), f"{head.headroom.ceiling:.4f}",
     ]  # fmt: skip
+
+
+def _gain_cells(gains: Sequence[RuleGain]) -> tuple[str, str]:
+    """The best rule and its gain."""
+    return (gains[0].kind, f"{gains[0].mean:.4f} ± {gains[0].error:.4f}") if gains else ("-", "-")
 
 
 def at_largest(head: HeadDiagnosis) -> AtSize:

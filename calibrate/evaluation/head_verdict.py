@@ -1,0 +1,202 @@
+"""Verdict on one head: what rules gain on rows that did not fit them, and attention sinks."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import QualityError
+from calibrate.fitting.model_selection import held_out_beta, kind_label
+from calibrate.fitting.rule_fitting import KINDS, MIN_ROWS, Options, build_problem
+from calibrate.fitting.solved_rows import Rows
+from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
+from calibrate.maths import solver
+
+# Thresholds of verdicts, which only rank heads: `calibrate fit` decides.
+LEAST_GAIN = 0.01  # nats: the target's probability rises by 1 %
+LEAST_ERRORS = 2.0  # standard errors of a gain: about what `calibrate fit` requires
+# Entropy is constant if commitment grows as log n. At a slope of 0.9 it grows by 0.7 nats from 16
+# to 16,384 items.
+ROBUST_SLOPE = 0.9
+SELDOM_ON_TOP = 0.5  # share of rows
+LEAST_SINK = 0.5  # share of the attention
+LEAST_SAMPLE = 20  # rows, for medians and shares
+N_HALVES = 2  # of the rows: each is scored under the rule that the other one fits
+N_BETAS = 257  # evenly spaced in log beta: a maximum between two is missed by about 1e-4 nats
+
+WORTH, SINK, ROBUST, NOT_WORTH, FEW = (
+    "worth calibrating", "sink", "robust", "not worth it", "too few rows",
+)  # fmt: skip
+
+
+class Slope(NamedTuple):
+    """Growth of commitment with log n: 1 if the entropy is constant, 0 if it grows as log n."""
+
+    value: float
+    error: float  # standard error
+
+
+class RuleGain(NamedTuple):
+    """What the best rule of a kind adds to the mean log-probability of held-out targets, nats."""
+
+    kind: str
+    mean: float  # equal weight per size
+    error: float  # standard error
+
+    @property
+    def evident(self) -> bool:
+        """Whether it is large enough for a rule, and beyond chance."""
+        return self.mean >= max(LEAST_GAIN, LEAST_ERRORS * self.error)
+
+
+class Headroom(NamedTuple):
+    """What sharpening can add to the mean log p_t of plain softmax, nats, equal weight per size."""
+
+    plain: float  # mean log p_t under plain softmax
+    gains: list[RuleGain]  # the largest first; without kinds that the rows do not determine
+    beta: float  # the best constant of all rows in [1, 64]
+    ceiling: float  # gain if each row had its own best beta in [1, 64]: cannot be deployed
+
+    @property
+    def gain(self) -> float:
+        """The largest of the gains; 0 without any."""
+        return self.gains[0].mean if self.gains else 0.0
+
+
+class Sink(NamedTuple):
+    """A position that gets most of the attention, whatever the target is."""
+
+    position: int  # 0 is the first item, -1 the last
+    attention: float  # mean over the rows whose target is elsewhere, or of all if those are few
+    rows: int  # how many have their target elsewhere
+
+    @property
+    def certain(self) -> bool:
+        """Whether enough rows have their target elsewhere; else it may be the target's doing."""
+        return self.rows >= LEAST_SAMPLE
+
+
+class Verdict(NamedTuple):
+    """One of WORTH, SINK, ROBUST, NOT_WORTH and FEW, and the reason in a sentence."""
+
+    word: str
+    reason: str
+
+
+def measure_headroom(rows: Rows) -> Headroom:
+    """Gains of the best rule of each kind on held-out rows, and of each row's own best beta."""
+    weight = row_weights(rows)
+    betas = np.geomspace(rows.profile.low, rows.profile.high, N_BETAS)  # the first is plain softmax
+    log_p = rows.profile.log_p_at_each(betas)
+    mean = weight @ log_p
+    best = float(betas[int(np.argmax(mean))])
+    ceiling = float(weight @ log_p.max(axis=1) - mean[0])
+    return Headroom(float(mean[0]), rule_gains(rows, best), best, ceiling)
+
+
+def rule_gains(rows: Rows, start: float) -> list[RuleGain]:
+    """What the best rule of each kind gains over plain softmax, the largest first.
+
+    The rows are split into halves: each is scored under the rule that the other one fits.
+
+    Args:
+      rows: of one head.
+      start: a constant beta that the fits start from.
+    """
+    rows = rows.take(rows.status != solver.UNSOLVED)
+    block, weight = assign_blocks(rows), row_weights(rows)
+    plain = rows.profile.log_p(np.ones(len(block)))
+    gains = []
+    for kind in KINDS:
+        try:
+            problem = build_problem(rows, block, kind, Options())
+            beta = held_out_beta(rows, block, problem, start * problem.form.ones, N_HALVES)
+        except QualityError:  # too few rows, or of one size
+            continue
+        added = rows.profile.log_p(beta) - plain
+        mean = float(weight @ added)
+        by_block = np.bincount(block, weight * (added - mean), N_BLOCKS)
+        gains.append(RuleGain(kind, mean, float(np.linalg.norm(by_block))))
+    return sorted(gains, key=lambda gain: -round(gain.mean, 3))  # simplest first of equal ones
+
+
+def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where rows look.
+
+    Args:
+      logits: (rows, n), -inf where masked.
+      target: (rows,) int, or (rows, n) bool.
+    Returns:
+      (rows,) position of the highest logit; its share of the attention at beta = 1; position of
+      the target, of several the highest.
+    """
+    highest = logits.max(axis=1, keepdims=True)
+    if target.ndim > 1:
+        target = np.where(target, logits, -np.inf).argmax(axis=1)
+    return logits.argmax(axis=1), 1 / np.exp(logits - highest).sum(axis=1), target
+
+
+def find_sink(
+    top: np.ndarray, share: np.ndarray, target: np.ndarray, items: np.ndarray
+) -> Sink | None:
+    """The position with at least half of the attention, whatever the target; None without one.
+
+    Positions count from the first or the last item of each row. Only attention to positions with
+    the top logit is counted, all but a little.
+
+    Args:
+      top, share, target: of `attended`.
+      items: (rows,) number of unmasked items.
+    """
+    sinks = []
+    for end in (0, items):
+        places, which = np.unique(top - end, return_inverse=True)
+        place = int(places[np.bincount(which, share).argmax()])
+        elsewhere = target - end != place
+        counted = elsewhere if elsewhere.sum() >= LEAST_SAMPLE else np.full(len(top), True)
+        attention = float(np.where(top - end == place, share, 0)[counted].mean())
+        if attention >= LEAST_SINK:
+            sinks.append(Sink(place, attention, int(elsewhere.sum())))
+    return max(sinks, key=lambda sink: (sink.attention, -abs(sink.position)), default=None)
+
+
+def judge(
+    rows: int, slope: Slope | None, on_top: float, room: Headroom, sink: Sink | None
+) -> Verdict:
+    """The verdict on a head: a word, and everything that decides on it."""
+    if rows < MIN_ROWS:
+        return Verdict(FEW, f"{FEW} ({rows}): at least {MIN_ROWS} are needed")
+    if room.gains and room.gains[0].evident:
+        word = WORTH
+    elif sink and sink.certain:
+        word = SINK
+    elif on_top >= SELDOM_ON_TOP and slope is not None and slope.value >= ROBUST_SLOPE:
+        word = ROBUST
+    else:
+        word = NOT_WORTH
+    facts = [_gain_phrase(room.gains), f"its target has the top logit in {on_top:.0%} of rows"]
+    if sink:
+        facts.insert(0, _sink_phrase(sink))
+    if slope:
+        verb = "falls" if slope.value < 0 else "grows"
+        facts.append(f"commitment {verb} {abs(slope.value):.2f} per unit of log n")
+    return Verdict(word, f"{word}: {'; '.join(facts)}")
+
+
+def _gain_phrase(gains: list[RuleGain]) -> str:
+    if not gains:
+        return "its rows determine no rule"
+    best, label = gains[0], kind_label(gains[0].kind)
+    if not best.evident:
+        gain = f"{best.mean:.3f} ± {best.error:.3f}"
+        return f"no rule gains {LEAST_GAIN:g} nats beyond chance (the best, {label}: {gain})"
+    constant = "".join(f" ({kind_label(g.kind)} {g.mean:.3f})" for g in gains if g.kind == KINDS[0])
+    gain = f"{label} gains {best.mean:.3f} ± {best.error:.3f} nats"
+    return gain + constant * (best.kind != KINDS[0])
+
+
+def _sink_phrase(sink: Sink) -> str:
+    ends = {0: "the first item", -1: "the last item"}
+    n = sink.position + 1 if sink.position > 0 else -sink.position
+    place = ends.get(sink.position, f"item {n}{' from the end' * (sink.position < 0)}")
+    of_target = "whatever the target" if sink.certain else "which is the target of nearly all rows"
+    return f"{sink.attention:.0%} of its attention is on {place}, {of_target}"
