@@ -5,10 +5,13 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 import calibrate
 from calibrate.collecting import work_units
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evaluation import group_sums
+from calibrate.evaluation.group_sums import GroupSums
 from calibrate.evaluation.moments import Moments
 from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
@@ -292,3 +295,75 @@ def test_no_rows_or_none_of_any_weight_are_refused(here):
     weightless = save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
     with pytest.raises(QualityError, match="has no row of any weight to score"):
         score_logits(weightless, {})
+
+
+def by_prompt(columns, group):
+    """The error of a mean of (rows,) by its (rows,) group, all of one size: of the groups' sums."""
+    weight = np.bincount(group)
+    of_group = np.bincount(group, columns - columns.mean())[weight > 0] / len(columns)
+    effective = weight.sum() ** 2 / (weight**2).sum()
+    t = stdtrit(effective - 1, 0.975) / 1.959964
+    return t * np.linalg.norm(of_group) * np.sqrt(effective / (effective - 1))
+
+
+def test_errors_go_by_group(here, monkeypatch):
+    """Whatever pieces the rows come in, within a head and over all of them."""
+    monkeypatch.setattr(work_units, "ITEMS_PER_UNIT", 1)
+    columns = planted(n=40)
+    columns["mask"][:] = True
+    group = np.random.default_rng(5).integers(0, 9, 360)
+    columns["logits"] += 3 * np.eye(360, 40)[group] + np.sqrt(group)[:, None] * columns["logits"]
+    arrays = save(here / "held-out.npz", columns | {"group": 10**9 * group})
+    scores = score_logits(arrays, FITS)
+    assert scores.n_groups == 9
+    rule, p = scores.rules.index("lines"), by_loop(columns, FITS["lines"])
+    gain = np.log(p[:, 1]) - np.log(p[:, 0])
+    for j, (layer, head) in [(None, (None, None)), *enumerate(HEADS)]:
+        mine = (
+            (columns["layer"] == layer) & (columns["head"] == head) if j is not None else gain < 9
+        )
+        for size in (None, 0):
+            mean, error = scores.estimate(size, j).of(rule, "log_p_gain")
+            assert mean == pytest.approx(gain[mine].mean(), abs=1e-6)
+            assert error == pytest.approx(by_prompt(gain[mine], group[mine]), rel=1e-4, abs=1e-9)
+
+
+def test_one_prompt_in_all_heads_is_one_prompt(here):
+    """Over all heads together the error is that of one of them."""
+    columns = {name: x[:100] for name, x in planted(heads=((0, 0),)).items()}
+    columns["mask"][:] = True
+    several = {name: np.concatenate([x] * 4) for name, x in columns.items()}
+    several["head"] = np.repeat(np.arange(4), 100)
+    of_one, of_four, unknown = (
+        score_logits(save(here / f"{i}.npz", given), {}).estimate().error[0, 0]
+        for i, given in enumerate((
+            columns | {"group": np.arange(100)}, several | {"group": np.tile(np.arange(100), 4)},
+            several,
+        ))
+    )  # fmt: skip
+    assert of_four == pytest.approx(of_one)
+    assert unknown == pytest.approx(of_one / 2, rel=0.05)
+
+
+def test_sizes_with_prompts_in_common_are_not_independent(here):
+    """Means of 8 prompts at three sizes: as far apart as their errors say, in 200 samples."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(200):
+        effect = rng.standard_normal(8)
+        sums = [GroupSums.of_none(1, (1,)) for _ in range(3)]
+        for of_size in sums:
+            group = np.repeat(np.arange(8), 20)
+            x = effect[group] + rng.standard_normal(160)
+            of_size.add(x[:, None], group, np.zeros(160, int), np.ones(160))
+        mean, error = group_sums.estimate(sums, slice(None), np.full(3, 160))
+        found.append((mean.item(), error.item()))
+    mean, error = np.transpose(found)
+    assert 184 <= (np.abs(mean) < 1.96 * error).sum() <= 197
+
+
+def test_one_group_has_no_standard_error(here):
+    columns = planted()
+    arrays = save(here / "one.npz", columns | {"group": np.zeros(360, int)})
+    found = score_logits(arrays, {}).estimate()
+    assert np.isfinite(found.mean).all()
+    assert np.isnan(found.error).all()

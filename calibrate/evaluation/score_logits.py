@@ -9,7 +9,9 @@ import numpy as np
 from calibrate.collecting.collect import examine
 from calibrate.collecting.work_units import Unit, plan_units
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evaluation import group_sums
 from calibrate.evaluation.baselines import paper
+from calibrate.evaluation.group_sums import GroupSums
 from calibrate.evaluation.moments import Moments, expand_axes
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import refuse_bad_rows
@@ -29,7 +31,8 @@ MIN_EFFECTIVE_ROWS = 1.5  # with fewer, their spread is unknown
 class Estimate(NamedTuple):
     """Means over rows, and their standard errors.
 
-    Both are NaN where all weights are 0; errors also where one row has almost all of the weight.
+    Both are NaN where all weights are 0; errors also where one row, or one group, has almost all of
+    the weight.
     """
 
     rows: int
@@ -53,6 +56,8 @@ class LogitScores(NamedTuple):
     sizes: list[int]
     by_size: list[Moments]  # of each size: cells are heads, values (rules, MEASURES)
     counts: list[dict[str, int]]  # of each size: its rows, and the bad ones by reason
+    n_groups: int = 0  # that the rows come from; 0 where unknown
+    by_group: list[GroupSums] | None = None  # of each size, where groups are known
 
     @property
     def weighed(self) -> bool:
@@ -63,12 +68,16 @@ class LogitScores(NamedTuple):
         """Means over the rows of one set size, one head (indices in the lists), both, or all.
 
         Rows of one size have their own weight, whatever their head. Sizes have equal weight, with
-        fewer than 100 rows less. Errors assume that all rows are independent.
+        fewer than 100 rows less. Errors assume that groups are independent, or else all rows.
         """
-        cells = self.by_size if size is None else [self.by_size[size]]
-        picked = slice(None) if head is None else slice(head, head + 1)
-        pooled = [Moments(*(x[picked] for x in cell)).pool() for cell in cells]
-        return _mean_over_sizes(Moments(*map(np.stack, zip(*pooled, strict=True))))
+        sizes = slice(None) if size is None else slice(size, size + 1)
+        heads = slice(None) if head is None else slice(head, head + 1)
+        pooled = [Moments(*(x[heads] for x in cell)).pool() for cell in self.by_size[sizes]]
+        moments = Moments(*map(np.stack, zip(*pooled, strict=True)))
+        if self.by_group is None or not moments.weight.any():
+            return _mean_over_sizes(moments)
+        mean, error = group_sums.estimate(self.by_group[sizes], heads, moments.rows)
+        return Estimate(int(moments.rows.sum()), mean, error)
 
     def names(self, rule: int, head: int) -> bool:
         """Whether a rule has an entry for a head; without one the head keeps plain softmax."""
@@ -161,10 +170,11 @@ def score_logits(
             )
     rules = {"plain": identity(), "paper": paper(), **fits}
     by_head = [_by_head(fit, arrays) for fit in rules.values()]
-    by_size, counts = [], []
+    by_size, by_group, counts = [], [], []
     for size in arrays.sizes:
-        moments, count = _score_size(arrays, size, by_head, report)
+        moments, sums, count = _score_size(arrays, size, by_head, report)
         by_size.append(moments)
+        by_group.append(sums)
         counts.append({"size": size} | dict(zip(COUNTS, count.tolist(), strict=True)))
     refuse_bad_rows({"sizes": counts})
     if not any(moments.weight.any() for moments in by_size):
@@ -172,6 +182,7 @@ def score_logits(
     return LogitScores(
         arrays.name, arrays.fingerprint, list(rules), list(rules.values()),
         _heads(arrays), arrays.sizes, by_size, counts,
+        len(arrays.groups), by_group if len(arrays.groups) else None,
     )  # fmt: skip
 
 
@@ -206,9 +217,11 @@ def _by_head(fit: Coefficients, arrays: Arrays) -> _ByHead:
 
 def _score_size(
     arrays: Arrays, size: int, by_head: list[_ByHead], report: Callable[[Unit], None]
-) -> tuple[Moments, np.ndarray]:
-    """The moments of the rows of one size, and the counts named by COUNTS."""
+) -> tuple[Moments, GroupSums, np.ndarray]:
+    """The moments of the rows of one size, their sums by group, and the counts named by COUNTS."""
     moments: Moments | None = None
+    block = group_sums.blocks_of(arrays.groups)
+    sums = GroupSums.of_none(len(arrays.heads), (len(by_head), len(MEASURES)))
     count = np.zeros(len(COUNTS), np.int64)
     for unit in plan_units(size, arrays.count(size)):
         rows = arrays.rows(unit.size, unit.first, unit.sets)
@@ -217,10 +230,13 @@ def _score_size(
         values, of_head = _measure(rows, H[good], arrays, by_head)
         piece = Moments.of(values, of_head, len(arrays.heads), rows.weight)
         moments = piece if moments is None else moments.merge(piece)
+        if len(block):
+            of_row = block[np.searchsorted(arrays.groups, rows.group)]
+            sums.add(values, of_row, of_head, rows.weight)
         count += counted
         report(unit)
     assert moments is not None
-    return moments, count
+    return moments, sums, count
 
 
 def _measure(

@@ -109,10 +109,11 @@ def _score_sections(record: LogitsRecord) -> Iterable[Block]:
     )
     yield from record.size_tables()
     if len(scores.heads) > 1:
-        yield Text(
-            "Standard errors assume independent rows. Rows that several heads make of one prompt "
-            "are not independent: the standard errors over all heads are then too small."
-        )
+        if not scores.n_groups:
+            yield Text(
+                "Standard errors assume independent rows. Rows that several heads make of one "
+                "prompt are not: give an array group, or the errors over all heads are too small."
+            )
         yield Heading("By head")
         if not all(scores.names(FIRST_FIT, i) for i in range(len(scores.heads))):
             yield Text("Heads without a rule in the fit are unchanged.")

@@ -58,9 +58,11 @@ class LogitsRecord:
         bad = {reason: sum(size[reason] for size in scores.counts) for reason in BAD}
         left_out = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in bad.items() if n)
         heads = f"{len(scores.heads):,} head{'s' * (len(scores.heads) > 1)}"
+        groups = f" from {scores.n_groups:,} groups" * bool(scores.n_groups)
         weighed = ", weighted" * scores.weighed
         return (
-            f"{scores.estimate().rows:,} rows of {heads}{weighed}; left out: {left_out or 'none'}"
+            f"{scores.estimate().rows:,} rows of {heads}{groups}{weighed}; left out: "
+            f"{left_out or 'none'}"
         )
 
     def size_tables(self) -> list[Table]:
