@@ -213,6 +213,10 @@ def test_each_layer_has_its_fit(llama, make_fit):
         ("first", replace(one, entries=both.entries[:1])),
     ):  # fmt: skip
         register(name, fit)
+    llama.set_attn_implementation("both")
+    with pytest.raises(calibrate.CoefficientsError, match=r"some layers .* call verify\(model\) fir"):
+        llama(IDS)
+    verify(llama)
 
     def by_hand(module, query, *arguments, **options):
         name = by_hand.names[module.layer_idx]
@@ -237,9 +241,13 @@ def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
     with pytest.raises(calibrate.CoefficientsError, match="for head 4, and there are 4 heads"):
         logits(llama, "fifth-head")
     register("layered", replace(one, entries=(replace(one.only, layer=0),)))
+    llama.set_attn_implementation("layered")
+    verify(llama)
+    llama.config.use_cache = False
     del llama.model.layers[0].self_attn.layer_idx
-    with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention has no layer_idx"):
-        logits(llama, "layered", use_cache=False)
+    for call in (verify, lambda model: logits(model, "layered")):
+        with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention has no layer_idx"):
+            call(llama)
 
 
 def test_a_model_that_would_go_on_with_plain_softmax():

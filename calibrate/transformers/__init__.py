@@ -11,7 +11,8 @@ except ImportError as missing:
         "pip install 'calibrate[transformers]'"
     ) from missing
 
-from calibrate.transformers.attention import register, verify
+from calibrate.transformers.attention import register
 from calibrate.transformers.recording import capture
+from calibrate.transformers.verification import verify
 
 __all__ = ["capture", "register", "verify"]

@@ -1,4 +1,4 @@
-"""Attention in Transformers' models that applies a fit: registered under a name, and verified."""
+"""Attention in Transformers' models that applies a fit, registered under a name."""
 
 import re
 import sys
@@ -8,42 +8,46 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
-from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, check_fit, identity
+from calibrate.files.coefficients import Coefficients, check_fit
+from calibrate.maths.masking import is_masked
 from calibrate.torch import scaled_dot_product_attention
+from calibrate.transformers.parts import Applied, applied, fit_of
 
 # Transformers treats a model whose implementation contains one of these as that implementation.
 _RESERVED = ("eager", "sdpa", "flash", "flex", "paged")
-# Additive masks hold the least number of some dtype, or what older models add: -10,000, which
-# bfloat16 rounds to -9,984. Keys with so much less have no weight.
-_MASKED = -9_000.0
 # Arguments by which models choose keys for other implementations; the mask does not show them.
 _UNSUPPORTED = ("indices", "block_indices", "cache")
 
-registered: dict[str, Coefficients] = {}
+registered: dict[str, Applied] = {}
 
 
-def register(name: str, coefficients: Coefficients) -> None:
+def register(name: str, coefficients: Coefficients, *, part: str | None = None) -> None:
     """Registers a fit with Transformers as an attention implementation of that name.
 
     Models loaded with `attn_implementation=name`, and those given it by
     `model.set_attn_implementation(name)`, then apply it in every attention layer; with entries per
-    layer, by the layer's `layer_idx`. Registered with it is the function that makes masks, without
-    which Transformers would make none, and causality would silently be lost.
+    layer, once the model is verified, by the layer's `layer_idx`. Registered with it is the
+    function that makes masks, without which Transformers would make none, and causality would
+    silently be lost.
 
-    Masks may be boolean or additive; causality, padding, sliding windows, grouped queries, a
-    logit soft-cap, attention sinks (items of the entropy like others), position biases and dropout
-    are honoured.
+    Masks may be boolean or additive (-9,000 and less means masked); causality, padding, sliding
+    windows, grouped queries, a logit soft-cap, attention sinks (items of the entropy like others),
+    position biases and dropout are honoured.
 
     Args:
       name: letters, digits, ".", "_" and "-". The same name again changes the fit of all models
         that use it.
       coefficients: a fit, from `calibrate.load`; per head: along the query heads.
+      part: what the paths of its attention modules contain, with `*` for numbers: "encoder_attn",
+        or "decoder.layers.*.self_attn". The rest of the model keeps plain softmax. An encoder, a
+        decoder and its attention to the encoder count their layers each from 0, and a fit does not
+        say which of them it was made of: with entries per layer, such models need a part.
     Raises:
       CoefficientsError: no fit was given; in a forward pass, one that does not fit the heads, or
-        has entries per layer for a module that does not know its layer.
+        has entries per layer, or a part, for a model that is not verified, a module that does not
+        know its layer, or a layer number that several modules have.
       ValueError: a name that is taken, or that Transformers interprets; in a forward pass, a model
         that chooses keys by other arguments than its mask.
     Reference: Velickovic et al. 2024, section 3.
@@ -57,91 +61,38 @@ def register(name: str, coefficients: Coefficients) -> None:
         )
     if name in AttentionInterface() and name not in registered:
         raise ValueError(f"name is {name!r}, which others have registered; give another")
-    registered[name] = fit
+    registered[name] = applied(fit, part)
     AttentionMaskInterface.register(name, make_mask)
-    AttentionInterface.register(name, attention_function(fit))
-
-
-def verify(model: PreTrainedModel) -> None:
-    """Raises unless the model applies a registered fit.
-
-    Transformers accepts any registered name, for models too whose code never looks it up: they
-    would continue with plain softmax.
-
-    Args:
-      model: any of Transformers' models.
-    Raises:
-      CoefficientsError: it has no softmax attention, or a part of it (an encoder, say) has an
-        attention implementation that is not a registered fit, code that does not look
-        implementations up, or lacks a layer that the fit names.
-    """
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    parts = [part for part in parts if _has_attention(part)]
-    if not parts:
-        raise CoefficientsError(f"{type(model).__name__} has no softmax attention")
-    for part in parts:
-        _verify_part(part)
-
-
-def _verify_part(model: PreTrainedModel) -> None:
-    name, model_type = model.config._attn_implementation, type(model).__name__
-    if name not in registered:
-        raise CoefficientsError(
-            f"{model_type} has attention implementation {name!r}; register a fit, and load the "
-            "model with attn_implementation= its name (or verify the part that is to have a fit)"
-        )
-    if not model._can_set_attn_implementation():
-        raise CoefficientsError(
-            f"{model_type} does not look up registered attention; it continues with plain softmax"
-        )
-    layers = {getattr(module, "layer_idx", None) for module in model.modules()}
-    absent = set(_fits_of_layers(registered[name])) - layers
-    if absent:
-        raise CoefficientsError(
-            f"{registered[name].reference} has entries for layers {sorted(absent)}, "
-            f"which {model_type} does not have; load the fit of this model"
-        )
-
-
-def _has_attention(model: PreTrainedModel) -> bool:
-    """Whether it has attention of its own, not only in inner models with another configuration."""
-    inner = [
-        part for part in model.modules()
-        if isinstance(part, PreTrainedModel) and part.config is not model.config
-    ]  # fmt: skip
-    not_own = {id(module) for part in inner for module in part.modules()}
-    return any(
-        "Attention" in type(module).__name__ for module in model.modules()
-        if id(module) not in not_own
-    )  # fmt: skip
+    AttentionInterface.register(name, attention_function(registered[name]))
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
     """A bool mask; None where it would hide nothing, or no more than causality does.
 
-    Only models written for PyTorch's own attention understand None; others always get a mask.
+    Only models written for PyTorch's own attention understand these. Others get an additive mask,
+    always: parts of them add it to logits.
     """
-    if not _understand_none(type(config).__module__):
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return sdpa_mask(*arguments, config=config, **options)
+    if _written_for_sdpa(type(config)):
+        mask: Tensor | None = sdpa_mask(*arguments, config=config, **options)
+        return mask
+    options |= {"allow_is_bidirectional_skip": False}
+    return eager_mask(*arguments, config=config, **options)  # type: ignore[no-any-return]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _understand_none(configuration: str) -> bool:
-    """Whether all models with the configurations of that module are written for PyTorch's own
-    attention, and so for masks that are left out."""
-    code = sys.modules.get(configuration.replace("configuration_", "modeling_"))
+def _written_for_sdpa(configuration: type) -> bool:
+    """Whether all models with that configuration, or of its module, are for PyTorch's attention."""
+    code = sys.modules.get(configuration.__module__.replace("configuration_", "modeling_"))
     models: list[Any] = [
         x for x in vars(code).values()
         if isinstance(x, type) and issubclass(x, PreTrainedModel) and x.__module__ == code.__name__
     ] if code else []  # fmt: skip
-    return bool(models) and all(model._supports_sdpa for model in models)
+    own = [model for model in models if model.config_class is configuration]
+    return bool(models) and all(model._supports_sdpa for model in own or models)
 
 
-def attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
+def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
     """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
-    of_layer = _fits_of_layers(fit)
-    unnamed = identity() if of_layer else fit
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor,
@@ -151,12 +102,6 @@ def attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
         **others: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         _refuse_unsupported(module, others)
-        layer: Any = getattr(module, "layer_idx", None)
-        if of_layer and layer is None:
-            raise CoefficientsError(
-                f"{fit.reference} has entries per layer, and {type(module).__name__} has no "
-                "layer_idx; register the fit of one layer: coefficients.layer(i)"
-            )
         causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
         if causal:
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
@@ -166,7 +111,7 @@ def attention_function(fit: Coefficients) -> Callable[..., tuple[Tensor, None]]:
             query, key, value, mask_and_bias(attention_mask, position_bias), dropout,
             causal, scaling, enable_gqa=True, logits_soft_cap=softcap,
             sinks=s_aux if sinks is None else sinks,
-            coefficients=of_layer.get(layer, unnamed),
+            coefficients=fit_of(module, chosen),
         )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
 
@@ -190,11 +135,6 @@ def is_causal_alone(
     return bool(causal)
 
 
-def _fits_of_layers(fit: Coefficients) -> dict[int, Coefficients]:
-    """Those of the layers that it names; empty if all are alike."""
-    return {entry.layer: fit.layer(entry.layer) for entry in fit.entries if entry.layer is not None}
-
-
 def _refuse_unsupported(module: Any, others: dict[str, Any]) -> None:
     config = getattr(module, "config", None)
     name = None if config is None else config._attn_implementation
@@ -214,7 +154,7 @@ def _refuse_unsupported(module: Any, others: dict[str, Any]) -> None:
 def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """One mask: bool, or a bias that is -inf where keys are masked."""
     if mask is not None and mask.is_floating_point():
-        mask = mask.masked_fill(mask <= _MASKED, -torch.inf)
+        mask = mask.masked_fill(is_masked(mask), -torch.inf)
         return mask if bias is None else mask + bias
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(

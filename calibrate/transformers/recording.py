@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.files.coefficients import identity
 from calibrate.files.logits_recorder import Recorder
 from calibrate.torch.blocks import masked_logits
 from calibrate.transformers.attention import (
@@ -19,8 +18,16 @@ from calibrate.transformers.attention import (
     make_mask,
     mask_and_bias,
     registered,
-    verify,
 )
+from calibrate.transformers.parts import (
+    PLAIN,
+    applied,
+    in_part,
+    layer_of,
+    paths_of,
+    refuse_twins,
+)
+from calibrate.transformers.verification import verify_lookups
 
 _NAME = "calibrate-capture"
 
@@ -30,6 +37,7 @@ def capture(
     model: PreTrainedModel,
     folder: Path,
     *,
+    part: str | None = None,
     layers: Collection[int] | None = None,
     heads: Collection[int] | None = None,
     max_bytes: int = 10**9,
@@ -49,6 +57,9 @@ def capture(
     Args:
       model: any that looks up registered attention.
       folder: a new one, of npz files as `calibrate collect --logits` takes them.
+      part: records attention modules whose path contains it, numbers written as `*`: "encoder_attn"
+        or "decoder.layers.*.self_attn". None means all, if each layer number is of one module: in a
+        model of encoder and decoder it is not.
       layers: their numbers, `layer_idx`; None means all.
       heads: query heads; None means all.
       max_bytes: of the folder. Of more forward passes a fair sample stays.
@@ -57,34 +68,43 @@ def capture(
       the query does not see (a sliding window, say), which are not recorded.
     Raises:
       CalibrateError: the folder is not empty, a position is out of range, or nothing was recorded.
-      CoefficientsError: the model does not look up registered attention.
+      CoefficientsError: the model does not look up registered attention, or a layer number is of
+        several modules.
     """
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     was = [(part.config, part.config._attn_implementation) for part in parts]
     before = model.config._attn_implementation
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
-    attend = attention_function(registered.get(before, identity()))
+    chosen = registered.get(before, applied(PLAIN))
+    attend = attention_function(chosen)
+    paths, module_of = paths_of(model), dict[int, Any]()
 
     def record(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        layer = getattr(module, "layer_idx", None)
-        if layer is None:
-            raise CalibrateError(f"{type(module).__name__} has no layer_idx to be recorded under")
-        if recorder.wants(layer):
-            at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
-            with torch.no_grad():
-                z = _logits(module, query, key, attention_mask, at, **options)
-            recorder.add(layer, z.cpu().numpy(), key.shape[2])
+        if in_part(part, paths[module]):
+            layer = layer_of(module)
+            if layer is None:
+                raise CalibrateError(
+                    f"{type(module).__name__} has no layer_idx to be recorded under; leave it out "
+                    "by part="
+                )
+            if (other := module_of.setdefault(layer, module)) is not module:
+                refuse_twins(layer, [paths[other], paths[module]])
+            if recorder.wants(layer):
+                at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
+                with torch.no_grad():
+                    z = _logits(module, query, key, attention_mask, at, **options)
+                recorder.add(layer, z.cpu().numpy(), key.shape[2])
         return attend(module, query, key, value, attention_mask, **options)
 
-    registered[_NAME] = registered.get(before, identity())
+    registered[_NAME] = chosen
     AttentionMaskInterface.register(_NAME, make_mask)
     AttentionInterface.register(_NAME, record)
     try:
         model.set_attn_implementation(_NAME)
-        verify(model)
+        verify_lookups(model)
         yield recorder
         recorder.finish()
     finally:

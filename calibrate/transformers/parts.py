@@ -1,0 +1,102 @@
+"""Parts of a model: which attention modules a fit is for, where layers have the same number twice.
+
+A module's path is its name in the model with `*` for numbers: "decoder.layers.*.encoder_attn". The
+attention of an encoder, of a decoder, and of a decoder to the encoder have one path each, and count
+their layers each from 0. A part is any piece of these paths, such as "encoder_attn".
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from calibrate.errors import CoefficientsError
+from calibrate.files.coefficients import Coefficients, identity
+
+_PATHS = "_calibrate_paths"  # attribute of attention modules in verified models
+
+
+class Applied(NamedTuple):
+    """A registered fit, and where it applies."""
+
+    fit: Coefficients
+    part: str | None  # None means the whole model
+    layers: dict[int, Coefficients]  # of those that entries name; empty if all are alike
+
+
+PLAIN = identity()
+
+
+def applied(fit: Coefficients, part: str | None = None) -> Applied:
+    layers = {entry.layer for entry in fit.entries if entry.layer is not None}
+    return Applied(fit, part, {layer: fit.layer(layer) for layer in layers})
+
+
+def paths_of(model: nn.Module) -> dict[nn.Module, str]:
+    """The path of each of its modules."""
+    return {module: re.sub(r"\b\d+\b", "*", name) for name, module in model.named_modules()}
+
+
+def layer_of(module: Any) -> int | None:
+    """The number that the module gives its layer."""
+    layer: int | None = getattr(module, "layer_idx", None)
+    return layer
+
+
+def in_part(part: str | None, path: str) -> bool:
+    return part is None or part in path
+
+
+def mark(attention: Iterable[nn.Module], paths: Mapping[nn.Module, str]) -> None:
+    """Tells attention modules their path, and the paths of others with the same layer number."""
+    attention = list(attention)
+    for module in attention:
+        layer = layer_of(module)
+        twins = [
+            paths[other] for other in attention
+            if other is not module and layer is not None and layer_of(other) == layer
+        ]  # fmt: skip
+        setattr(module, _PATHS, (paths[module], *dict.fromkeys(twins)))
+
+
+def fit_of(module: Any, chosen: Applied) -> Coefficients:
+    """The fit of one attention module: identity outside of the part, or in layers without entries.
+
+    Raises:
+      CoefficientsError: the fit is for a part or for layers, and the module's are not known, or
+        another attention of the model is the same part and layer.
+    """
+    fit, part, layers = chosen
+    if part is None and not layers:
+        return fit
+    paths: tuple[str, ...] | None = getattr(module, _PATHS, None)
+    name = type(module).__name__
+    if paths is None:
+        raise CoefficientsError(
+            f"{fit.reference} is for some layers or for one part; call verify(model) first, which "
+            f"finds those of {name}"
+        )
+    own, *twins = paths
+    if not in_part(part, own):
+        return PLAIN
+    if not layers:
+        return fit
+    layer = layer_of(module)
+    if layer is None:
+        raise CoefficientsError(
+            f"{fit.reference} has entries per layer, and {name} has no layer_idx; register the fit "
+            "of one layer: coefficients.layer(i), or a part= that leaves this module out"
+        )
+    refuse_twins(layer, [own, *(path for path in twins if in_part(part, path))])
+    return layers.get(layer, PLAIN)
+
+
+def refuse_twins(layer: int, paths: list[str]) -> None:
+    """Raises CoefficientsError if one layer number stands for several attention modules."""
+    if len(paths) > 1:
+        several = len(set(paths)) > 1
+        remedy = f"part={max(paths, key=len)!r}, say" if several else "a model that has it once"
+        raise CoefficientsError(
+            f"layer {layer} is each of {', '.join(sorted(paths))}; give {remedy}"
+        )

@@ -1,0 +1,147 @@
+"""Probe: which attention of a model looks up registered attention, in one forward pass."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers import AttentionInterface, PreTrainedModel
+
+from calibrate.errors import CoefficientsError
+
+N_TOKENS = 8
+_PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul")
+_JOINED = ("aten::cat", "aten::stack", "aten::constant_pad_nd")
+
+
+class Probe(TorchDispatchMode):
+    """Watches every operation of a forward pass.
+
+    Softmax is attention if its result is multiplied, as a matrix, with another: possibly masked,
+    padded, cut or reshaped before. A router's, whose weights choose or scale experts, is none.
+
+    Attributes:
+      reached: modules that called registered attention, and the name that they looked up.
+      plain: modules in which softmax weighed values otherwise, or a fused kernel did.
+      ran: all modules that were called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reached: dict[nn.Module, str] = {}
+        self.plain: dict[nn.Module, None] = {}
+        self.ran: set[nn.Module] = set()
+        self._running: list[nn.Module] = []
+        self._weights = WeakTensorKeyDictionary()  # from softmax -> the module that called it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self._running:
+            self._follow(func, tree_leaves((args, kwargs)), tree_leaves(out))
+        return out
+
+    def _follow(self, func: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        name = func._schema.name
+        if "attention" in name or "transformer_encoder" in name:
+            self.plain[self._running[-1]] = None
+        elif "softmax" in name and "log_softmax" not in name:
+            self._weights.update(dict.fromkeys(_tensors(outputs), self._running[-1]))
+        else:
+            weights = [x for x in _tensors(inputs) if x in self._weights]
+            if weights and name in _PRODUCTS:
+                self.plain.update(dict.fromkeys(self._weights[x] for x in weights))
+            elif weights:
+                kept = func.is_view or name in _JOINED
+                for x in _tensors(outputs):
+                    if kept or x.numel() in {w.numel() for w in weights}:
+                        self._weights[x] = self._weights[weights[0]]
+
+    @contextmanager
+    def watching(
+        self, model: nn.Module, names: set[str], attend: Callable[..., Any]
+    ) -> Iterator[None]:
+        """Watches the model; `attend` takes the place of the attention registered under `names`."""
+
+        def enter(module: nn.Module, _: Any) -> None:
+            self.ran.add(module)
+            self._running.append(module)
+
+        def leave(*_: Any) -> None:
+            self._running.pop()
+
+        def reach(name: str, module: nn.Module, *inputs: Any, **options: Any) -> Any:
+            self.reached[module] = name
+            with _disable_current_modes():
+                return attend(module, *inputs, **options)
+
+        with ExitStack() as stack:
+            for module in model.modules():
+                for hook in (
+                    module.register_forward_pre_hook(enter),
+                    module.register_forward_hook(leave, always_call=True),
+                ):
+                    stack.callback(hook.remove)
+            of_name = AttentionInterface._global_mapping
+            stack.callback(of_name.update, {name: of_name[name] for name in names})
+            of_name.update({name: partial(reach, name) for name in names})
+            stack.enter_context(self)
+            yield
+
+
+def _tensors(leaves: list[Any]) -> list[Tensor]:
+    return [x for x in leaves if isinstance(x, Tensor)]
+
+
+def probe(
+    model: PreTrainedModel, inputs: Mapping[str, Any], names: set[str], attend: Callable[..., Any]
+) -> Probe:
+    """One forward pass, as in evaluation and without gradients, that leaves the model as it was.
+
+    Args:
+      inputs: what the model is called with; if empty, a few tokens, or an image of zeros.
+      names: of registered attention, in whose place `attend` is called.
+    Raises:
+      CoefficientsError: no inputs were given, and the model does not run on those.
+    """
+    watch, modes = Probe(), {module: module.training for module in model.modules()}
+    given = inputs or _small_inputs(model)
+    model.eval()
+    try:
+        with (
+            torch.no_grad(), torch.random.fork_rng(devices=[]),
+            torch.compiler.set_stance("force_eager"), watch.watching(model, names, attend),
+        ):  # fmt: skip
+            model(**given)
+    except Exception as failure:
+        if inputs:
+            raise
+        first = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+        raise CoefficientsError(
+            f"{type(model).__name__} does not run on {' and '.join(given) or 'nothing'} alone "
+            f"({first}); give verify(model, **inputs) what it is called with"
+        ) from failure
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return watch
+
+
+def _small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A few tokens, or an image of zeros, by the names that the model gives its inputs."""
+    config, names = model.config, inspect.signature(model.forward).parameters
+    if model.main_input_name == "pixel_values" and hasattr(config, "image_size"):
+        side = config.image_size
+        height, width = (side, side) if isinstance(side, int) else side
+        channels = getattr(config, "num_channels", 3)
+        return {"pixel_values": torch.zeros(1, channels, height, width, device=model.device)}
+    ids = torch.arange(N_TOKENS, device=model.device)[None]
+    ids = ids % max(1, getattr(config.get_text_config(), "vocab_size", N_TOKENS))
+    return {name: ids for name in ("input_ids", "decoder_input_ids") if name in names}

@@ -1,0 +1,125 @@
+"""Verification that a model applies a registered fit."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from calibrate.errors import CoefficientsError
+from calibrate.transformers.attention import attention_function, registered
+from calibrate.transformers.parts import PLAIN, applied, fit_of, in_part, layer_of, mark, paths_of
+from calibrate.transformers.probing import probe
+
+
+def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any) -> None:
+    """Raises unless all softmax attention of a model looks up a registered fit.
+
+    Transformers accepts any registered name, for models too that do not look it up everywhere: an
+    encoder of their own, say, or a pooling head, would continue with plain softmax. One forward
+    pass (in evaluation mode, without gradients, on plain softmax) proves it: every attention module
+    must run, and no softmax may weigh values but through registered attention.
+
+    Its limits: seen is what those inputs run (long inputs take other code in some models). A
+    softmax spelled out in exponentials is not seen; one that mixes other things than items by a
+    matrix product (streams of the residual) is named, and can be excepted by `plain`.
+
+    A verified model's attention modules know their part of the model: fits that have entries per
+    layer, or are registered for a part, apply from then on.
+
+    Args:
+      model: any of Transformers' models.
+      plain: names of classes that may keep plain softmax, or not run.
+      inputs: what the model is called with; if none are given, a few tokens, or a black image.
+    Raises:
+      CoefficientsError: there is no softmax attention; some of it, named, has an attention
+        implementation that is not a registered fit, keeps plain softmax or does not run; the model
+        does not run without inputs of yours; or the fit names layers or a part that it lacks.
+    """
+    names = verify_lookups(model)
+    watch = probe(model, inputs, names, attention_function(applied(PLAIN)))
+    paths = paths_of(model)
+    _refuse(model, watch.plain, paths, plain, "keeps plain softmax in", (
+        "verify the part that is to have a fit, or except classes by plain="
+    ))  # fmt: skip
+    idle = [m for m in model.modules() if _is_attention(m) and m not in watch.ran]
+    idle = [m for m in idle if not any(_is_attention(x) for x in m.modules() if x is not m)]
+    _refuse(model, idle, paths, plain, "did not run", (
+        "give verify(model, **inputs) that run them, or except classes by plain="
+    ))  # fmt: skip
+    mark(watch.reached, paths)
+    for name in names:
+        _verify_fit(model, name, [m for m, x in watch.reached.items() if x == name], paths)
+
+
+def _refuse(
+    model: nn.Module, modules: Iterable[nn.Module], paths: Mapping[nn.Module, str],
+    excepted: Collection[str], what: str, remedy: str,
+) -> None:  # fmt: skip
+    """Raises CoefficientsError that names the modules, unless their classes are excepted."""
+    classes = {m: type(m).__name__ for m in modules if type(m).__name__ not in excepted}
+    if classes:
+        listed = sorted({f"{paths[module]} ({name})" for module, name in classes.items()})
+        raise CoefficientsError(f"{type(model).__name__} {what} {', '.join(listed)}; {remedy}")
+
+
+def _verify_fit(
+    model: nn.Module, name: str, reached: Iterable[nn.Module], paths: Mapping[nn.Module, str]
+) -> None:
+    """Raises CoefficientsError if the fit names a part or layers that the model lacks."""
+    fit, part, layers = registered[name]
+    covered = [module for module in reached if in_part(part, paths[module])]
+    if not covered:
+        all_paths = ", ".join(sorted({paths[module] for module in reached}))
+        raise CoefficientsError(
+            f"{fit.reference} is registered for part {part!r}, and {type(model).__name__} has "
+            f"attention in {all_paths or 'none'}; register it for one of these"
+        )
+    for module in covered:
+        fit_of(module, registered[name])
+    absent = set(layers) - {layer_of(module) for module in covered}
+    if absent:
+        raise CoefficientsError(
+            f"{fit.reference} has entries for layers {sorted(absent)}, "
+            f"which {type(model).__name__} does not have; load the fit of this model"
+        )
+
+
+def verify_lookups(model: PreTrainedModel) -> set[str]:
+    """The names of the fits that the parts of a model look up.
+
+    Raises:
+      CoefficientsError: it has no attention, or a part looks up no registered fit.
+    """
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    parts = [part for part in parts if _has_attention(part)]
+    if not parts:
+        raise CoefficientsError(f"{type(model).__name__} has no softmax attention")
+    for part in parts:
+        name, model_type = part.config._attn_implementation, type(part).__name__
+        if name not in registered:
+            raise CoefficientsError(
+                f"{model_type} has attention implementation {name!r}; register a fit, and load the "
+                "model with attn_implementation= its name (or verify the part that is to have a "
+                "fit)"
+            )
+        if not part._can_set_attn_implementation():
+            raise CoefficientsError(
+                f"{model_type} does not look up registered attention; it continues with plain "
+                "softmax"
+            )
+    return {part.config._attn_implementation for part in parts}
+
+
+def _has_attention(model: PreTrainedModel) -> bool:
+    """Whether it has attention of its own, not only in inner models with another configuration."""
+    inner = [
+        part for part in model.modules()
+        if isinstance(part, PreTrainedModel) and part.config is not model.config
+    ]  # fmt: skip
+    not_own = {module for part in inner for module in part.modules()}
+    return any(_is_attention(module) for module in model.modules() if module not in not_own)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return "Attention" in type(module).__name__
