@@ -76,7 +76,7 @@ def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | N
         mask: Tensor | None = sdpa_mask(*arguments, config=config, **options)
         return mask
     options |= {"allow_is_bidirectional_skip": False}
-    return eager_mask(*arguments, config=config, **options)  # type: ignore[no-any-return]
+    return eager_mask(*arguments, config=config, **options)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

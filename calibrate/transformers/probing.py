@@ -23,8 +23,9 @@ _JOINED = ("aten::cat", "aten::stack", "aten::constant_pad_nd")
 class Probe(TorchDispatchMode):
     """Watches every operation of a forward pass.
 
-    Softmax is attention if its result is multiplied, as a matrix, with another: possibly masked,
-    padded, cut or reshaped before. A router's, whose weights choose or scale experts, is none.
+    Softmax is attention where the class is called so, or where its result is multiplied, as a
+    matrix, with another: possibly masked, padded, cut or reshaped before. A router's, whose weights
+    choose or scale experts, is none.
 
     Attributes:
       reached: modules that called registered attention, and the name that they looked up.
@@ -54,6 +55,8 @@ class Probe(TorchDispatchMode):
             self.plain[self._running[-1]] = None
         elif "softmax" in name and "log_softmax" not in name:
             self._weights.update(dict.fromkeys(_tensors(outputs), self._running[-1]))
+            if is_attention(self._running[-1]):
+                self.plain[self._running[-1]] = None
         else:
             weights = [x for x in _tensors(inputs) if x in self._weights]
             if weights and name in _PRODUCTS:
@@ -94,6 +97,11 @@ class Probe(TorchDispatchMode):
             of_name.update({name: partial(reach, name) for name in names})
             stack.enter_context(self)
             yield
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether its class is called so."""
+    return "Attention" in type(module).__name__
 
 
 def _tensors(leaves: list[Any]) -> list[Tensor]:

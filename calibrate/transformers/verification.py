@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import CoefficientsError
 from calibrate.transformers.attention import attention_function, registered
 from calibrate.transformers.parts import PLAIN, applied, fit_of, in_part, layer_of, mark, paths_of
-from calibrate.transformers.probing import probe
+from calibrate.transformers.probing import is_attention, probe
 
 
 def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any) -> None:
@@ -36,14 +36,14 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
         implementation that is not a registered fit, keeps plain softmax or does not run; the model
         does not run without inputs of yours; or the fit names layers or a part that it lacks.
     """
-    names = verify_lookups(model)
+    names, paths = verify_lookups(model), paths_of(model)
     watch = probe(model, inputs, names, attention_function(applied(PLAIN)))
-    paths = paths_of(model)
+    paths |= paths_of(model)  # some models replace modules while they run
     _refuse(model, watch.plain, paths, plain, "keeps plain softmax in", (
         "verify the part that is to have a fit, or except classes by plain="
     ))  # fmt: skip
-    idle = [m for m in model.modules() if _is_attention(m) and m not in watch.ran]
-    idle = [m for m in idle if not any(_is_attention(x) for x in m.modules() if x is not m)]
+    idle = [m for m in model.modules() if is_attention(m) and m not in watch.ran]
+    idle = [m for m in idle if not any(is_attention(x) for x in m.modules() if x is not m)]
     _refuse(model, idle, paths, plain, "did not run", (
         "give verify(model, **inputs) that run them, or except classes by plain="
     ))  # fmt: skip
@@ -118,8 +118,4 @@ def _has_attention(model: PreTrainedModel) -> bool:
         if isinstance(part, PreTrainedModel) and part.config is not model.config
     ]  # fmt: skip
     not_own = {module for part in inner for module in part.modules()}
-    return any(_is_attention(module) for module in model.modules() if module not in not_own)
-
-
-def _is_attention(module: nn.Module) -> bool:
-    return "Attention" in type(module).__name__
+    return any(is_attention(module) for module in model.modules() if module not in not_own)

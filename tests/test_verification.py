@@ -1,0 +1,195 @@
+"""`verify` proves by one forward pass that a fit reaches all attention; parts of a model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import calibrate
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+
+from tiny_models import IDS, PADDED, possible_inputs, tiny_model  # noqa: E402
+from transformers import AttentionInterface  # noqa: E402
+
+from calibrate.transformers import capture, register, verify  # noqa: E402
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+DECODED = IDS[:, :9]
+
+
+@pytest.fixture(autouse=True)
+def fits(make_fit):
+    register("identity", calibrate.identity())
+    register("sharp", make_fit((0.0, 0.0, 0.0, 0.0, 3.0)))
+
+
+@pytest.fixture
+def layered(make_fit):
+    """beta = 3 in layer 0."""
+    fit = make_fit((0.0, 0.0, 0.0, 0.0, 3.0))
+    return replace(fit, entries=(replace(fit.only, layer=0),))
+
+
+def with_fit(model_type, name):
+    model = tiny_model(model_type)
+    model.set_attn_implementation(name)
+    return model
+
+
+def outputs(model, name, **inputs):
+    model.set_attn_implementation(name)
+    with torch.no_grad():
+        return model(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "path", "name"),
+    [
+        ("pegasus_x", "encoder.layers.*.self_attn", "PegasusXGlobalLocalAttention"),
+        ("longt5", "encoder.block.*.layer.*.LocalSelfAttention", "LongT5LocalAttention"),
+        ("bigbird_pegasus", "encoder.layers.*.self_attn.self", "BigBirdPegasusSelfAttention"),
+        ("siglip_vision_model", "head.attention", "MultiheadAttention"),
+    ],
+)
+def test_attention_that_stays_plain_is_named(model_type, path, name):
+    """Planted: models that look attention up in some modules, and not in these."""
+    model = with_fit(model_type, "sharp")
+    inputs = next(possible_inputs(model))
+    outputs(model, "sharp", **inputs)  # one of them replaces its modules at first
+    with pytest.raises(calibrate.CoefficientsError) as failure:
+        verify(model, **inputs)
+    assert f"{type(model).__name__} keeps plain softmax in {path} ({name}); " in str(failure.value)
+    verify(model, plain=[name], **inputs)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "albert", "vit", "t5", "bart"])
+def test_models_of_which_all_attention_is_reached(model_type):
+    """On inputs made for them; the softmax of routers is none."""
+    verify(with_fit(model_type, "sharp"))
+
+
+def test_what_does_not_run_is_named():
+    model = with_fit("llava", "sharp")
+    message = (
+        r"LlavaModel did not run vision_tower.encoder.layers.\*.self_attn \(CLIPAttention\); g"
+    )
+    with pytest.raises(calibrate.CoefficientsError, match=message):
+        verify(model)
+    verify(model, plain=["CLIPAttention"])
+
+
+def test_inputs_are_asked_for():
+    model = with_fit("whisper", "sharp")
+    with pytest.raises(calibrate.CoefficientsError, match=r"WhisperModel does not run on decoder"):
+        verify(model)
+    verify(model, input_features=torch.randn(1, 80, 256), decoder_input_ids=DECODED[:1])
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'input_features'"):
+        verify(model.encoder, nonsense=1)  # what is wrong with inputs that are given
+
+
+def test_the_model_is_left_as_it_was():
+    model = with_fit("mixtral", "sharp").train()
+    model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    before, state = dict(AttentionInterface._global_mapping), torch.get_rng_state()
+    verify(model)
+    with pytest.raises(IndexError):
+        verify(model, input_ids=IDS + 99)  # beyond the vocabulary
+    assert modes == [module.training for module in model.modules()]
+    assert before == dict(AttentionInterface._global_mapping)
+    assert (state == torch.get_rng_state()).all()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_masks_for_models_that_add_them():
+    """Planted: the encoder adds the mask to its logits; True would be added as 1."""
+    model = tiny_model("bigbird_pegasus")
+    inputs = {"input_ids": IDS, "attention_mask": PADDED, "decoder_input_ids": DECODED}
+    own, ours = (outputs(model, name, **inputs) for name in ("eager", "identity"))
+    for name in ("encoder_last_hidden_state", "last_hidden_state"):
+        np.testing.assert_allclose(ours[name], own[name], atol=1e-4)
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+TEXT = {"input_ids": IDS, "decoder_input_ids": DECODED}
+CROSS, DECODER = "decoder.layers.*.encoder_attn", "decoder.layers.*.self_attn"
+ENCODER = "encoder.layers.*.self_attn"
+
+
+def test_layer_numbers_that_mean_several_things_are_refused(layered):
+    register("layered", layered)
+    model = with_fit("bart", "layered")
+    with pytest.raises(calibrate.CoefficientsError) as failure:
+        verify(model)
+    assert f"layer 0 is each of {CROSS}, {DECODER}, {ENCODER}; give part=" in str(failure.value)
+    with pytest.raises(calibrate.CoefficientsError, match="layer 0 is each of"):
+        outputs(model, "layered", **TEXT)  # though somebody caught the first error
+    register("layered", layered, part="decoder")
+    with pytest.raises(calibrate.CoefficientsError, match=f"{CROSS}, {DECODER}; give part="):
+        verify(model)
+    register("layered", layered, part="dec.self")
+    with pytest.raises(calibrate.CoefficientsError, match="part 'dec.self', and BartModel has att"):
+        verify(model)
+    verify(with_fit("llama", "identity"))
+
+
+@pytest.mark.parametrize("part", [CROSS, DECODER, ENCODER])
+def test_a_fit_of_one_part_leaves_the_others(part, layered):
+    """Against attention chosen by hand, module by module."""
+    register("layered", layered, part=part)
+    register("all-of-part", layered.layer(0), part=part)
+    model = with_fit("bart", "layered")
+    verify(model)
+    ours = outputs(model, "layered", **TEXT)
+    path, end = part.split(".layers.*.")
+    sharp = getattr(model.get_submodule(path).layers[0], end)
+
+    def by_hand(module, *arguments, **options):
+        name = "sharp" if module is sharp else "identity"
+        return AttentionInterface()[name](module, *arguments, **options)
+
+    register("by-hand", layered)
+    AttentionInterface.register("by-hand", by_hand)
+    exact, plain = (outputs(model, name, **TEXT) for name in ("by-hand", "identity"))
+    np.testing.assert_allclose(ours[0], exact[0], atol=1e-5)
+    assert (ours[0] - plain[0]).abs().max() > 0.01
+    assert (outputs(model, "all-of-part", **TEXT)[0] - ours[0]).abs().max() > 0.01
+    unchanged = torch.equal(ours.encoder_last_hidden_state, plain.encoder_last_hidden_state)
+    assert unchanged == ("encoder.layers" not in part)
+
+
+def test_capture_asks_which_part(here):
+    model = with_fit("bart", "sharp")
+
+    def run(**options):
+        with torch.no_grad(), capture(model, here / options.get("part", "all"), **options) as it:
+            it.next(query=-1, target=3)
+            model(**TEXT)
+
+    message = f"layer 0 is each of {DECODER}, {ENCODER}; give part="
+    with pytest.raises(calibrate.CoefficientsError, match=message):
+        run()
+    for part, keys in (("encoder_attn", 20), ("encoder.layers", 20), (DECODER, 9)):
+        run(part=part)
+        arrays = np.load(here / part / "pass000000.npz")
+        assert arrays["logits"].shape == (2 * 2 * 4, keys)
+        assert set(arrays["layer"]) == {0, 1}
+    with pytest.raises(calibrate.CalibrateError, match="nothing was recorded"):
+        run(part="absent")
+
+
+def test_capture_of_layers_without_numbers(here):
+    model = with_fit("marian", "sharp")
+    with torch.no_grad(), capture(model, here / "cross", part="encoder_attn") as recorder:
+        recorder.next(query=-1, target=3)
+        model(**TEXT)
+    message = "MarianAttention has no layer_idx to be recorded under; leave it out by part="
+    with (
+        pytest.raises(calibrate.CalibrateError, match=message),
+        torch.no_grad(), capture(model, here / "all"),
+    ):  # fmt: skip
+        model(**TEXT)
