@@ -166,7 +166,7 @@ def check_against_plain_formulas(head, rows, eps):
         np.mean([part.max(axis=1).mean() for part in by_size.values()]) - curve[0], abs=2e-3
     )
     constant = next(gain for gain in room.gains if gain.kind == "constant")
-    assert constant.mean == pytest.approx(curve.max() - curve[0], abs=2 * constant.error + 1e-3)
+    assert constant.mean == pytest.approx(curve.max() - curve[0], abs=3 * constant.error)
     assert constant.mean <= room.ceiling
 
 
@@ -225,18 +225,22 @@ def test_the_largest_size_has_twenty_rows(measured):
         assert pipeline._diagnose_head(all_rows, "it").largest == largest
 
 
-def test_the_error_of_a_slope_is_how_far_slopes_scatter():
-    """Also where rows vary more at some sizes."""
+@pytest.mark.parametrize("per_group", [1, 4])
+def test_the_error_of_a_slope_is_how_far_slopes_scatter(per_group):
+    """Also where rows vary more at some sizes, and several are of one prompt."""
     rng, items = np.random.default_rng(0), np.repeat([16, 64, 1024], 40)
     noise = np.where(items == 1024, 1.0, 0.2)
+    group = np.arange(120) // per_group
     slopes = [
-        commitment_slope(items, 0.3 * np.log(items) + noise * rng.standard_normal(120))
+        commitment_slope(
+            items, 0.3 * np.log(items) + noise * rng.standard_normal(120)[group], group
+        )
         for _ in range(1_000)
     ]
     values, errors = np.array(slopes).T
     assert values.mean() == pytest.approx(0.3, abs=0.01)
     assert errors.mean() == pytest.approx(values.std(), rel=0.07)
-    assert commitment_slope(np.array([16, 64]), np.array([1.0, 2.0])) is None
+    assert commitment_slope(np.array([16, 64]), np.array([1.0, 2.0]), np.arange(2)) is None
 
 
 def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):

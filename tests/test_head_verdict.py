@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from planted import grouped_nulls
 
 from calibrate.errors import QualityError
 from calibrate.evaluation.head_verdict import (
@@ -18,6 +19,7 @@ from calibrate.evaluation.head_verdict import (
     find_sink,
     judge,
     measure_headroom,
+    refuse_few_groups,
     rule_gains,
 )
 from calibrate.fitting.model_selection import applied_beta, choose
@@ -83,6 +85,20 @@ def test_gains_are_of_rows_that_the_rule_has_not_seen():
     beta = applied_beta(fit_rule(rows, "polynomial"), rows)
     seen = rows.profile.log_p(beta) - rows.profile.log_p(np.ones(100))
     assert held_out.mean < seen.mean() - 0.01
+
+
+def test_gains_from_few_prompts_are_not_evident():
+    """Of a calibrated head, by luck of eight prompts; fewer than five get no verdict."""
+    rows = grouped_nulls(11)
+    alone = rule_gains(rows._replace(group=np.full(len(rows.size), -1)), 1.0)[0]
+    by_prompt = next(gain for gain in rule_gains(rows, 1.0) if gain.kind == alone.kind)
+    assert alone.evident
+    assert not by_prompt.evident
+    assert by_prompt.error > 3 * alone.error
+    assert refuse_few_groups(rows) is None
+    word, reason = refuse_few_groups(rows._replace(group=rows.group % 4))
+    assert word == FEW
+    assert reason.startswith("too few rows: the rows come from 4 groups (prompts), fewer than")
 
 
 A_SINK = Sink(0, 0.93, 400)

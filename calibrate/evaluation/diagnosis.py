@@ -20,6 +20,7 @@ from calibrate.evaluation.head_verdict import (
     find_sink,
     judge,
     measure_headroom,
+    refuse_few_groups,
 )
 from calibrate.files.collection import Collection, refuse_bad_rows
 from calibrate.files.shard import Heads, Shard
@@ -177,7 +178,8 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     last = max(sizes, key=lambda at: (at.rows >= LEAST_SAMPLE, at.size))
     dispersal = float(np.median(measured.dispersal[rows.size == last.size]))
     interior = rows.beta[rows.status == solver.INTERIOR]
-    slope, room = commitment_slope(rows.items, contexts.commitment), measure_headroom(rows)
+    slope = commitment_slope(rows.items, contexts.commitment, rows.group_index())
+    room = measure_headroom(rows)
     sink = find_sink(measured.top, measured.share, measured.target, rows.items)
     on_top = 1 - float(rows.misranked.mean())
     layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
@@ -191,7 +193,7 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
         shares={status: n / len(rows.size) for status, n in rows.count_by_status().items()},
         headroom=room,
         sink=sink,
-        verdict=judge(len(rows.size), slope, on_top, room, sink),
+        verdict=refuse_few_groups(rows) or judge(len(rows.size), slope, on_top, room, sink),
         contexts=contexts,
     )  # fmt: skip
 
@@ -217,16 +219,19 @@ def _percentiles(beta: np.ndarray) -> tuple[float, float, float] | None:
     return low, middle, high
 
 
-def commitment_slope(items: np.ndarray, commitment: np.ndarray) -> Slope | None:
+def commitment_slope(items: np.ndarray, commitment: np.ndarray, group: np.ndarray) -> Slope | None:
     """Least-squares slope of commitment on log n over rows; None if the rows determine no line.
 
-    The standard error is robust to a variance that depends on the size (White 1980).
+    The standard error is robust to a variance that depends on the size (White 1980), and to rows of
+    a group, (rows,) from 0, being alike.
     """
     x = np.log(items) - np.log(items).mean()
     total = float(x @ x)
-    if len(x) < 3 or items.min() == items.max():
+    n_groups = len(np.unique(group))
+    if n_groups < 3 or items.min() == items.max():
         return None
     slope = float(x @ commitment) / total
     residual = commitment - commitment.mean() - slope * x
-    error = np.sqrt(len(x) / (len(x) - 2) * np.sum((x * residual) ** 2)) / total
+    by_group = np.bincount(group, x * residual)
+    error = np.sqrt(n_groups / (n_groups - 2) * np.sum(by_group**2)) / total
     return Slope(slope, float(error))

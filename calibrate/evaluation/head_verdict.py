@@ -8,7 +8,7 @@ from calibrate.errors import QualityError
 from calibrate.fitting.model_selection import held_out_beta, kind_label
 from calibrate.fitting.rule_fitting import KINDS, MIN_ROWS, Options, build_problem
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
+from calibrate.fitting.weighting import assign_blocks, estimate_mean, require_groups, row_weights
 from calibrate.maths import solver
 
 # Thresholds of verdicts, which only rank heads: `calibrate fit` decides.
@@ -103,19 +103,18 @@ def rule_gains(rows: Rows, start: float) -> list[RuleGain]:
       start: a constant beta that the fits start from.
     """
     rows = rows.take(rows.status != solver.UNSOLVED)
-    block, weight = assign_blocks(rows), row_weights(rows)
+    block = assign_blocks(rows)
     plain = rows.profile.log_p(np.ones(len(block)))
     gains = []
     for kind in KINDS:
         try:
             problem = build_problem(rows, block, kind, Options())
             beta = held_out_beta(rows, block, problem, start * problem.form.ones, N_HALVES)
-        except QualityError:  # too few rows, or of one size
+        except QualityError:  # too few rows or groups, or of one size
             continue
-        added = rows.profile.log_p(beta) - plain
-        mean = float(weight @ added)
-        by_block = np.bincount(block, weight * (added - mean), N_BLOCKS)
-        gains.append(RuleGain(kind, mean, float(np.linalg.norm(by_block))))
+        mean, error = estimate_mean(rows, rows.profile.log_p(beta) - plain)
+        if np.isfinite(error):  # not where one group has almost all of the weight
+            gains.append(RuleGain(kind, float(mean), float(error)))
     return sorted(gains, key=lambda gain: -round(gain.mean, 3))  # simplest first of equal ones
 
 
@@ -157,6 +156,15 @@ def find_sink(
         if attention >= LEAST_SINK:
             sinks.append(Sink(place, attention, int(elsewhere.sum())))
     return max(sinks, key=lambda sink: (sink.attention, -abs(sink.position)), default=None)
+
+
+def refuse_few_groups(rows: Rows) -> Verdict | None:
+    """The verdict on rows of too few prompts; None if there are enough."""
+    try:
+        require_groups(rows)
+    except QualityError as failure:
+        return Verdict(FEW, f"{FEW}: {failure}")
+    return None
 
 
 def judge(
