@@ -27,7 +27,8 @@ def inverse_temperature(
     """beta of a fit: beta(H), or for a fit of kind "log-size" beta(n).
 
     beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
-    beta(n) = clip(kappa log n + b, min_beta, max_beta).
+    beta(n) = clip(kappa log n + b, min_beta, max_beta); where kappa < 0, log n is first clipped to
+    the sizes that it was fitted on, [lo, hi].
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`

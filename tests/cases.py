@@ -11,13 +11,14 @@ from calibrate.maths.rule import Rule
 DOMAIN = (1.0, 4.0)
 POWERS = (0.02, -0.2, 0.5, 0.6, 0.4)
 LINE = Entry((0.35, 0.2), (1.0, 7.0))
+FALLING_LINE = Entry((-0.35, 2.0), (0.5, 5.0))
 # p(H) is between 1.3 and 2.2 on the domain: every threshold is a jump or a bend of beta.
 FITS = {
     "clamp": Coefficients(Rule(), (Entry(POWERS, DOMAIN),)),
     "identity outside": Coefficients(Rule(outside="identity"), (Entry(POWERS, DOMAIN),)),
     "low ceiling": Coefficients(Rule(0.1, 1.0, 1.5), (Entry(POWERS, DOMAIN),)),
     "log size": Coefficients(Rule.log_size(), (LINE,)),
-    "log size, low ceiling": Coefficients(Rule.log_size(0.1, 1.5), (LINE,)),
+    "falling, low ceiling": Coefficients(Rule.log_size(0.1, 1.5), (FALLING_LINE,)),
     "softer": Coefficients(Rule(0.1, 0.2, 1.0), (Entry((0.0, 0.0, 0.0, 0.1, 0.1), DOMAIN),)),
 }
 

@@ -20,7 +20,7 @@ from calibrate.files.store import published_store
 from calibrate.maths.rule import Rule
 from calibrate.report.fit_plots import plot_beta
 from calibrate.report.text_plot import draw_curve
-from calibrate.report.wording import load_line, polynomial
+from calibrate.report.wording import load_line, outside, polynomial
 
 ROOT = Path(__file__).parents[1]
 
@@ -129,6 +129,20 @@ def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
     assert "16   " in out
     assert "H" not in out.split("rows  ")[0].replace("NaN", "")
     assert (here / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_show_says_what_holds_beyond_the_fitted_sizes(here, by_size):
+    rising = replace(by_size.only, layer=0)
+    falling = replace(rising, layer=1, coefficients=(-0.5, 8.0), check=())
+    publish(replace(by_size, entries=(rising, falling)), here / "fits")
+    out = call("fits", "show", "by-size").stdout
+    for line in (
+        "16 .. 1,024 items; the line goes on outside\n",
+        "16 .. 1,024 items; beta is held at its ends outside\n",
+    ):
+        assert line in out, line
+    both = outside(by_size.rule, (rising, falling))
+    assert both == "outside, lines that rise go on, and the others hold beta at their ends"
 
 
 def test_the_figure_of_a_log_size_fit_has_sizes_along_x(by_size):

@@ -58,16 +58,24 @@ def test_an_undefined_entropy_has_no_beta(outside, make_fit):
         np.testing.assert_array_equal(np.isnan(beta), [True, False])
 
 
-def test_log_size_knows_no_entropy_and_no_end_of_its_domain():
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ((0.4, 0.1), [1.2, 1.2, 0.4 * np.log(16) + 0.1, 0.4 * np.log(1024) + 0.1, 5.0]),
+        ((-0.4, 4.0), [3.2, 3.2, 4 - 0.4 * np.log(16), 2.8, 2.8]),
+        ((0.0, 3.0), [3.0] * 5),
+    ],
+    ids=["rising", "falling", "constant"],
+)
+def test_beyond_its_sizes_a_line_in_log_n_rises_and_does_not_fall(line, expected):
+    """Trap 2: what falls with n must not switch itself off where dispersion is worst."""
     n = np.array([1, 2, 16, 1024, 10**9])
-    rule = Rule.log_size(1.2, 5.0)
+    domain, rule = (2.0, 3.0), Rule.log_size(1.2, 5.0)
     for H in (None, np.full(5, np.nan)):
-        beta = beta_of(H, np.log(n), (0.4, 0.1), (2.0, 3.0), rule, np)
-        expected = reference.inverse_temperature(H, (0.4, 0.1), (2.0, 3.0), rule, n)
-        np.testing.assert_allclose(beta, expected, rtol=1e-15)
-    np.testing.assert_allclose(
-        beta, [1.2, 1.2, 0.4 * np.log(16) + 0.1, 0.4 * np.log(1024) + 0.1, 5]
-    )
+        beta = beta_of(H, np.log(n), line, domain, rule, np)
+        np.testing.assert_allclose(beta, expected, rtol=1e-14)
+        by_reference = reference.inverse_temperature(H, line, domain, rule, n)
+        np.testing.assert_allclose(by_reference, expected, rtol=1e-14)
 
 
 def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from planted import planted_rows
 
+from calibrate.collecting.collect import collect
 from calibrate.errors import QualityError
 from calibrate.fitting import rule_fitting
 from calibrate.fitting.model_selection import applied_beta, log_p_at, mean_by_size
@@ -15,9 +16,11 @@ from calibrate.fitting.rule_fitting import (
     fit_rule,
     solve_problem,
 )
-from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
+from calibrate.fitting.solved_rows import concatenate_rows, solve_collection, solve_rows
 from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
+from calibrate.heads import load_head
 from calibrate.maths.likelihood import likelihood, maximise, polynomial_form
+from calibrate.maths.rule import beta_of
 
 
 def rising(H, n):
@@ -45,6 +48,30 @@ def test_a_planted_multiple_of_log_n_comes_back():
             0.6 * np.log(n) + 0.4, rel=0.07
         )
     assert fit.only.domain == pytest.approx((np.log(16), np.log(256)))
+
+
+@pytest.mark.parametrize("objective", ["theta", "likelihood"])
+def test_a_line_that_falls_is_still_on_at_sizes_beyond_those_fitted(objective):
+    rows = planted_rows(lambda H, n: np.full_like(H, 10 - 1.5 * np.log(n)))
+    fit = fit_rule(rows, "log-size", Options(objective))
+    assert fit.only.coefficients[0] < -1
+    n = np.array([256, 512, 32_768])
+    beta = beta_of(None, np.log(n), fit.only.coefficients, fit.only.domain, fit.rule, np)
+    assert (beta > 1.5).all()
+    assert (beta == beta[0]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_shipped_head_is_as_sharp_beyond_the_fitted_sizes(seed, here):
+    head = load_head(f"max-retrieval-{seed}")
+    rows = solve_collection(collect(head, [16 << i for i in range(11)], 64, 0, here / "rows"))
+    for objective in ("theta", "likelihood"):
+        fit = fit_rule(rows, "log-size", Options(objective))
+        log_n = np.log([16_384, 32_768, 1 << 20])
+        beta = beta_of(None, log_n, fit.only.coefficients, fit.only.domain, fit.rule, np)
+        assert beta[0] > 1.5
+        assert (beta >= beta[0]).all()
 
 
 def test_a_planted_polynomial_comes_back(rows):

@@ -58,7 +58,10 @@ def inverse_temperature(
 
     def beta_by_size(items: float) -> float:
         kappa, b = coefficients
-        return min(max(float(kappa * np.log(items) + b), rule.min_beta), rule.max_beta)
+        log_n = np.log(items)
+        if kappa < 0:
+            log_n = min(max(log_n, domain[0]), domain[1])
+        return min(max(float(kappa * log_n + b), rule.min_beta), rule.max_beta)
 
     def beta_by_entropy(entropy: float) -> float:
         if entropy <= rule.min_entropy:

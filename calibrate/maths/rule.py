@@ -44,7 +44,9 @@ def beta_of(
     It is off where H <= min_entropy (strict gate on the raw H, as in the paper) and, if `outside`
     is "identity", where H lies outside [lo, hi].
 
-    "log-size": clip(kappa log n + b, min_beta, max_beta); the domain is a record and no bound.
+    "log-size": clip(kappa log n + b, min_beta, max_beta). Beyond [lo, hi], the log n of the sizes
+    that it was fitted on, a line that rises goes on, and one that falls keeps its value at that
+    end: extrapolation never takes from beta where sets are larger than any that were seen.
 
     Args:
       H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. Not
@@ -58,9 +60,11 @@ def beta_of(
     Returns:
       beta, of the shape and dtype of what the rule looks at.
     """
-    if rule.kind == LOG_SIZE:
-        return xp.clip(horner(log_n, coefficients), rule.min_beta, rule.max_beta)
     lo, hi = domain
+    if rule.kind == LOG_SIZE:
+        kappa, inside = coefficients[-2], xp.clip(log_n, lo, hi)
+        line = horner(inside, coefficients) + (kappa > 0) * kappa * (log_n - inside)
+        return xp.clip(line, rule.min_beta, rule.max_beta)
     beta = xp.clip(horner(xp.clip(H, lo, hi), coefficients), rule.min_beta, rule.max_beta)
     off = rule.min_entropy >= H
     if rule.outside == "identity":

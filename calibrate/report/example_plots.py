@@ -109,7 +109,7 @@ def plot_shares(ax: "Axes", examples: Sequence[ExampleSets], fit: Coefficients) 
     by_size = shares(examples, fit)
     outside = "clamped" if fit.rule.outside == "clamp" else "beta is 1"
     if fit.rule.kind == LOG_SIZE:
-        outside = "the line goes on"
+        outside = "beta is held" if fit.only.coefficients[0] < 0 else "the line goes on"
     parts = [
         ("gated", f"H up to {fit.rule.min_entropy:g}: beta is 1", GATED, ""),
         ("below", f"below the domain: {outside}", SHADE, "//"),

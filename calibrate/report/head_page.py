@@ -156,6 +156,7 @@ def _pictures(
     examples: Sequence[ExampleSets], fit: Coefficients, comparison: Comparison
 ) -> list[Picture]:
     fits = {"plain softmax": None, "the paper's numbers": paper(), fit.reference: fit}
+    beyond = outside(fit.rule, fit.entries)
     heatmap = picture(
         example_plots.heatmap_figure(examples, [None, fit]),
         "Coefficients, without and with the fit",
@@ -173,10 +174,10 @@ def _pictures(
         *_rule_picture(examples, fit),
         draw(example_plots.plot_beta_applied, examples, fit, title="Beta applied",
              caption="The inverse temperature that this fit gives to sets of each size (dots are "
-             f"spread a little for legibility). Outside the domain: {outside(fit.rule)}."),
+             f"spread a little for legibility). The domain is {domain_text(fit)}; {beyond}."),
         draw(example_plots.plot_shares, examples, fit, title="Sets in the domain of the fit",
              caption="Sets outside the domain are unlike those that the fit was made of"
-             + (": the line is extrapolated." if fit.rule.kind == LOG_SIZE else
+             + (f": {beyond}." if fit.rule.kind == LOG_SIZE else
                 "; at or below the gate, beta is 1.")),
         draw(example_plots.plot_entropy_by_size, examples, fits, title="Entropy against set size",
              caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "

@@ -122,7 +122,7 @@ def rule_section(fit: Coefficients) -> Iterable[Block]:
     )  # fmt: skip
     yield Text(
         f"Fitted on {'sets of' if by_size else 'entropies from'} {domain_text(fit)}; "
-        f"{outside(fit.rule)}. {bounds[0].upper()}{bounds[1:]}."
+        f"{outside(fit.rule, fit.entries)}. {bounds[0].upper()}{bounds[1:]}."
     )
 
 

@@ -71,7 +71,7 @@ def show_fit(reference: str, store: Path | None, figure: Path | None) -> Publish
 
 def _entry_blocks(entry: Entry, rule: Rule) -> Iterable[Block]:
     by_size = rule.kind == LOG_SIZE
-    domain = f"{span(entry.domain, rule.kind)}; {outside(rule)}"
+    domain = f"{span(entry.domain, rule.kind)}; {outside(rule, [entry])}"
     yield Facts([("p(n)" if by_size else "p(H)", polynomial(entry.coefficients)),
                  ("domain", domain)])  # fmt: skip
     x = np.linspace(*entry.domain, PLOT_POINTS)

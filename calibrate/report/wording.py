@@ -3,12 +3,12 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
 from calibrate.files.store import find
 from calibrate.maths.rule import LOG_SIZE, N_COEFFICIENTS, Rule
@@ -64,10 +64,13 @@ def items(log_n: float) -> str:
     return f"{n:,.0f}" if n < 1e9 else f"{n:.3g}"
 
 
-def outside(rule: Rule) -> str:
-    """What happens outside the domain, in words."""
+def outside(rule: Rule, entries: Sequence[Entry]) -> str:
+    """What happens outside the domain of each entry, in words."""
     if rule.kind == LOG_SIZE:
-        return "the line goes on outside"
+        falls = {entry.coefficients[0] < 0 for entry in entries}
+        if len(falls) == 2:
+            return "outside, lines that rise go on, and the others hold beta at their ends"
+        return "beta is held at its ends outside" if True in falls else "the line goes on outside"
     return "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
 
 
