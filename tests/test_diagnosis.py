@@ -55,10 +55,14 @@ def logged(tmp_path_factory):
     folder.mkdir()
     for n in SIZES:
         parts = [(*planted(kind, n, rng), kind) for kind in reversed(KINDS)]
+        z, target = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        # Three masked items, before every other row and after the rest.
+        after = np.pad(z, [(0, 0), (0, 3)], constant_values=-np.inf)
+        before = np.arange(len(z)) % 2 == 0
         np.savez(
             folder / f"{n}.npz",
-            logits=np.concatenate([z for z, _, _ in parts]),
-            target=np.concatenate([t for _, t, _ in parts]),
+            logits=np.where(before[:, None], np.roll(after, 3, axis=1), after),
+            target=target + 3 * before,
             layer=np.concatenate([np.full(len(t), kind[0]) for _, t, kind in parts]),
             head=np.concatenate([np.full(len(t), kind[1]) for _, t, kind in parts]),
         )
@@ -165,9 +169,10 @@ def check_against_plain_formulas(head, rows, eps):
     assert room.ceiling == pytest.approx(
         np.mean([part.max(axis=1).mean() for part in by_size.values()]) - curve[0], abs=2e-3
     )
-    constant = next(gain for gain in room.gains if gain.kind == "constant")
-    assert constant.mean == pytest.approx(curve.max() - curve[0], abs=3 * constant.error)
-    assert constant.mean <= room.ceiling
+    constant = dict(room.gains)["constant"]
+    # Half of the rows choose another constant than all of them: it gains a little less.
+    assert constant.mean == pytest.approx(curve.max() - curve[0], rel=0.05, abs=0.01)
+    assert constant.mean < curve.max() - curve[0] + 1e-3
 
 
 def test_numbers_are_those_of_plain_formulas(collection, heads):
@@ -225,17 +230,15 @@ def test_the_largest_size_has_twenty_rows(measured):
         assert pipeline._diagnose_head(all_rows, "it").largest == largest
 
 
-@pytest.mark.parametrize("per_group", [1, 4])
+@pytest.mark.parametrize("per_group", [1, 8])
 def test_the_error_of_a_slope_is_how_far_slopes_scatter(per_group):
-    """Also where rows vary more at some sizes, and several are of one prompt."""
-    rng, items = np.random.default_rng(0), np.repeat([16, 64, 1024], 40)
+    """Also where rows vary more at some sizes, and where those of a group are alike."""
+    rng, items = np.random.default_rng(0), np.repeat([16, 64, 1024], 40 * per_group)
+    group = np.arange(len(items)) // per_group
     noise = np.where(items == 1024, 1.0, 0.2)
-    group = np.arange(120) // per_group
     slopes = [
-        commitment_slope(
-            items, 0.3 * np.log(items) + noise * rng.standard_normal(120)[group], group
-        )
-        for _ in range(1_000)
+        commitment_slope(items, 0.3 * np.log(items) + noise * drawn[group], group)
+        for drawn in rng.standard_normal((1_000, 120))
     ]
     values, errors = np.array(slopes).T
     assert values.mean() == pytest.approx(0.3, abs=0.01)
@@ -267,19 +270,19 @@ def call(*arguments, code=0):
 def test_table_record_and_figures_say_the_same(collection, here):
     shutil.copytree(collection.folder, "runs/model")
     done = call("runs/model", "--eps", "0.25")
-    record = json.loads(call("runs/model", "--eps", "0.25", "--json").stdout)
-    assert record == json.loads(Path("runs/model-diagnosis/diagnosis.json").read_text())
+    record = json.loads(Path("runs/model-diagnosis/diagnosis.json").read_text())
     assert "1 of 6 worth calibrating" in done.stdout
     lines = done.stdout.splitlines()
     for head in record["heads"]:
         assert f"  {head['name']}: {head['verdict']['reason']}" in lines
         cells = lines[[line.startswith(f"  {head['name']}   ") for line in lines].index(True)]
         room, slope, last = head["headroom"], head["slope"], head["sizes"][-1]
+        gains = room["gains"]
         for cell in (
             f"{head['rows']:,}", f"{slope['value']:.2f} ± {slope['error']:.2f}",
             f"{last['entropy']:.2f} ± {last['entropy_spread']:.2f}", f"{head['on_top']:.1%}",
             f"{head['on_top_at_largest']:.1%}", f"{room['ceiling']:.4f}",
-            *(f"{gain['mean']:.4f} ± {gain['error']:.4f}" for gain in room["gains"][:1]),
+            *("{mean:.4f} ({low:.4f} to {high:.4f})".format(**g["gain"]) for g in gains[:1]),
         ):  # fmt: skip
             assert f" {cell} " in cells + " "
     assert "calibrate fit runs/model --name NAME" in done.stdout
@@ -301,11 +304,13 @@ def test_a_head_without_rows_is_counted(collection, here, undrawn):
     manifest = json.loads(Path("run/manifest.json").read_text())
     manifest["configuration"]["heads"].append([7, 7])
     Path("run/manifest.json").write_text(json.dumps(manifest))
-    assert diagnose(open_collection(Path("run"))).without_rows == [(7, 7)]
-    assert "heads without any kept row: 1" in call("run").stdout
+    record = json.loads(call("run", "--json").stdout)
+    assert record["without_rows"] == [[7, 7]]
+    assert record == json.loads(Path("run-diagnosis/diagnosis.json").read_text())
 
 
-def test_the_folder_goes_beside_the_collection(collection, here, monkeypatch, undrawn):
+def test_the_folder_goes_beside_the_collection(collection, found, here, monkeypatch, undrawn):
+    monkeypatch.setattr(pipeline, "diagnose", lambda *arguments: found)
     shutil.copytree(collection.folder, "runs/model")
     monkeypatch.chdir("runs/model")
     call(".")
@@ -415,6 +420,12 @@ def test_heads_without_slope_or_interior_rows_are_drawn(found, tmp_path):
     assert [path.name for path in paths] == ["entropy.png", "plane.png", "beta.png"]
     ax = diagnosis_plots.plot_slope_map(Figure().add_subplot(), bare)
     assert [line.get_marker() for line in ax.lines] == ["x", "x"]
+
+
+def test_heads_without_rows_are_counted_in_the_text(found, here):
+    for heads, said in (([], False), ([(7, 7)], True)):
+        record = DiagnosisRecord(found._replace(without_rows=heads), here, [])
+        assert ("heads without any kept row: 1" in str(list(record.blocks()))) == said
 
 
 def test_thresholds_are_in_the_record(found):

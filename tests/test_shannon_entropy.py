@@ -8,7 +8,6 @@ from cases import CASES
 
 import calibrate
 from calibrate.maths import reference
-from calibrate.maths.shannon_entropy import susceptibility
 
 
 @pytest.mark.parametrize("n", [1, 2, 64, 16_384])
@@ -91,21 +90,3 @@ def test_float64_stays_float64():
         H = calibrate.entropy(logits)
         assert H.dtype == jnp.float64
         assert float(H) == pytest.approx(float(reference.entropy(logits)), abs=1e-12)
-
-
-def test_susceptibility_is_the_variance_of_the_logits():
-    for case in CASES:
-        z = case.logits.astype(np.float64)
-        p = reference.softmax(z, where=case.where)
-        real = np.nan_to_num(p) > 0
-        z = np.where(real, z - z.max(axis=-1, where=real, initial=-np.inf, keepdims=True), 0)
-        mean = np.sum(p * z, axis=-1, keepdims=True, where=real)
-        exact = np.sum(p * (z - mean) ** 2, axis=-1, where=real)
-        actual = susceptibility(case.logits, where=case.where)
-        np.testing.assert_allclose(actual, exact, rtol=2e-3, atol=1e-12, err_msg=case.name)
-
-
-def test_susceptibility_is_how_commitment_grows_with_beta():
-    z, h = 3 * np.random.default_rng(0).standard_normal((5, 40)), 1e-4
-    grown = reference.entropy((1 - h) * z) - reference.entropy((1 + h) * z)
-    np.testing.assert_allclose(susceptibility(z.astype(np.float32)), grown / (2 * h), rtol=1e-4)

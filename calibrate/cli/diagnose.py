@@ -28,10 +28,10 @@ def diagnose(
 ) -> None:
     """Rank the heads of a collection by what calibration could add.
 
-    Heads are ranked by what the best rule adds to the log-probability of the targets: each half of
-    the rows is scored under the rule that the other half fits. Attention sinks are named. This is
-    a look; `calibrate fit` decides. The collection must hold all kinds of rows (collect with
-    --keep all, the default).
+    Heads are ranked by what the best rule adds to the log-probability of the targets, on rows that
+    it was not fitted to. Attention sinks are named. This is a look, at each head by itself;
+    `calibrate fit` decides. The collection must hold all kinds of rows (collect with --keep all,
+    the default).
 
     Example: calibrate diagnose runs/try
     """

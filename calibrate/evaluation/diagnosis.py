@@ -29,7 +29,6 @@ from calibrate.fitting.solved_rows import Rows, head_label, known_index
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_blocks import in_blocks
-from calibrate.maths.shannon_entropy import susceptibility
 
 PERCENTILES = (10, 50, 90)
 
@@ -89,7 +88,6 @@ class Measured(NamedTuple):
     """Solved rows, and measurements of their logits; arrays (rows,)."""
 
     rows: Rows
-    susceptibility: np.ndarray
     dispersal: np.ndarray
     top: np.ndarray  # as of `attended`
     share: np.ndarray
@@ -161,19 +159,18 @@ def _diagnose_group(
 
 def _measure(eps: float, size: int, shard: Shard) -> Measured:
     rows = solved_rows.solve_shard(shard, size)
-    variance, n_star, share = np.empty((3, len(rows.size)))
+    n_star, share = np.empty((2, len(rows.size)))
     top, target = np.empty((2, len(rows.size)), np.int64)
     for part, (logits,) in in_blocks(shard.logits):
         n_rows = part.stop - part.start
-        variance[part] = np.asarray(susceptibility(logits))[:n_rows]
         n_star[part] = dispersal_size(logits[:n_rows], shard.target[part], eps)
         top[part], share[part], target[part] = attended(logits[:n_rows], shard.target[part])
-    return Measured(rows, variance, n_star, top, share, target)
+    return Measured(rows, n_star, top, share, target)
 
 
 def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     rows = measured.rows
-    contexts = Contexts(rows.size, np.log(rows.items) - rows.entropy, measured.susceptibility)
+    contexts = Contexts(rows.size, np.log(rows.items) - rows.entropy, rows.variance)
     sizes = [_at_size(measured, contexts, n) for n in np.unique(rows.size)]
     last = max(sizes, key=lambda at: (at.rows >= LEAST_SAMPLE, at.size))
     dispersal = float(np.median(measured.dispersal[rows.size == last.size]))
@@ -222,16 +219,14 @@ def _percentiles(beta: np.ndarray) -> tuple[float, float, float] | None:
 def commitment_slope(items: np.ndarray, commitment: np.ndarray, group: np.ndarray) -> Slope | None:
     """Least-squares slope of commitment on log n over rows; None if the rows determine no line.
 
-    The standard error is robust to a variance that depends on the size (White 1980), and to rows of
-    a group, (rows,) from 0, being alike.
+    The standard error is robust to a variance that depends on the size (White 1980), and to
+    dependence within groups, (rows,) int from 0 (Liang and Zeger 1986).
     """
     x = np.log(items) - np.log(items).mean()
-    total = float(x @ x)
-    n_groups = len(np.unique(group))
-    if n_groups < 3 or items.min() == items.max():
+    total, by_group = float(x @ x), np.bincount(group)
+    if len(by_group) < 3 or items.min() == items.max():
         return None
     slope = float(x @ commitment) / total
-    residual = commitment - commitment.mean() - slope * x
-    by_group = np.bincount(group, x * residual)
-    error = np.sqrt(n_groups / (n_groups - 2) * np.sum(by_group**2)) / total
-    return Slope(slope, float(error))
+    by_group = np.bincount(group, x * (commitment - commitment.mean() - slope * x))
+    freedom = len(by_group) / (len(by_group) - 2)
+    return Slope(slope, float(np.sqrt(freedom * (by_group @ by_group)) / total))

@@ -5,22 +5,18 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.fitting.model_selection import held_out_beta, kind_label
-from calibrate.fitting.rule_fitting import KINDS, MIN_ROWS, Options, build_problem
+from calibrate.fitting.gain import LEAST_GAIN, Gain
+from calibrate.fitting.model_selection import kind_label, try_kinds
+from calibrate.fitting.rule_fitting import KINDS, MIN_ROWS, Options
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import assign_blocks, estimate_mean, require_groups, row_weights
-from calibrate.maths import solver
+from calibrate.fitting.weighting import require_groups, row_weights
 
-# Thresholds of verdicts, which only rank heads: `calibrate fit` decides.
-LEAST_GAIN = 0.01  # nats: the target's probability rises by 1 %
-LEAST_ERRORS = 2.0  # standard errors of a gain: about what `calibrate fit` requires
 # Entropy is constant if commitment grows as log n. At a slope of 0.9 it grows by 0.7 nats from 16
 # to 16,384 items.
 ROBUST_SLOPE = 0.9
 SELDOM_ON_TOP = 0.5  # share of rows
 LEAST_SINK = 0.5  # share of the attention
 LEAST_SAMPLE = 20  # rows, for medians and shares
-N_HALVES = 2  # of the rows: each is scored under the rule that the other one fits
 N_BETAS = 257  # evenly spaced in log beta: a maximum between two is missed by about 1e-4 nats
 
 WORTH, SINK, ROBUST, NOT_WORTH, FEW = (
@@ -36,30 +32,25 @@ class Slope(NamedTuple):
 
 
 class RuleGain(NamedTuple):
-    """What the best rule of a kind adds to the mean log-probability of held-out targets, nats."""
+    """What the best rule of a kind adds to the mean log-probability of held-out targets."""
 
     kind: str
-    mean: float  # equal weight per size
-    error: float  # standard error
-
-    @property
-    def evident(self) -> bool:
-        """Whether it is large enough for a rule, and beyond chance."""
-        return self.mean >= max(LEAST_GAIN, LEAST_ERRORS * self.error)
+    gain: Gain  # over plain softmax
 
 
 class Headroom(NamedTuple):
     """What sharpening can add to the mean log p_t of plain softmax, nats, equal weight per size."""
 
     plain: float  # mean log p_t under plain softmax
-    gains: list[RuleGain]  # the largest first; without kinds that the rows do not determine
+    gains: list[RuleGain]  # what a fit would choose first, then the largest
+    no_rule: str | None  # why there are none
     beta: float  # the best constant of all rows in [1, 64]
     ceiling: float  # gain if each row had its own best beta in [1, 64]: cannot be deployed
 
     @property
     def gain(self) -> float:
-        """The largest of the gains; 0 without any."""
-        return self.gains[0].mean if self.gains else 0.0
+        """The best rule's, nats; 0 without any."""
+        return self.gains[0].gain.mean if self.gains else 0.0
 
 
 class Sink(NamedTuple):
@@ -83,39 +74,21 @@ class Verdict(NamedTuple):
 
 
 def measure_headroom(rows: Rows) -> Headroom:
-    """Gains of the best rule of each kind on held-out rows, and of each row's own best beta."""
+    """Gains of rules as `calibrate fit` finds them, and of each row's own best beta."""
     weight = row_weights(rows)
     betas = np.geomspace(rows.profile.low, rows.profile.high, N_BETAS)  # the first is plain softmax
     log_p = rows.profile.log_p_at_each(betas)
     mean = weight @ log_p
-    best = float(betas[int(np.argmax(mean))])
-    ceiling = float(weight @ log_p.max(axis=1) - mean[0])
-    return Headroom(float(mean[0]), rule_gains(rows, best), best, ceiling)
-
-
-def rule_gains(rows: Rows, start: float) -> list[RuleGain]:
-    """What the best rule of each kind gains over plain softmax, the largest first.
-
-    The rows are split into halves: each is scored under the rule that the other one fits.
-
-    Args:
-      rows: of one head.
-      start: a constant beta that the fits start from.
-    """
-    rows = rows.take(rows.status != solver.UNSOLVED)
-    block = assign_blocks(rows)
-    plain = rows.profile.log_p(np.ones(len(block)))
-    gains = []
-    for kind in KINDS:
-        try:
-            problem = build_problem(rows, block, kind, Options())
-            beta = held_out_beta(rows, block, problem, start * problem.form.ones, N_HALVES)
-        except QualityError:  # too few rows or groups, or of one size
-            continue
-        mean, error = estimate_mean(rows, rows.profile.log_p(beta) - plain)
-        if np.isfinite(error):  # not where one group has almost all of the weight
-            gains.append(RuleGain(kind, float(mean), float(error)))
-    return sorted(gains, key=lambda gain: -round(gain.mean, 3))  # simplest first of equal ones
+    trial = try_kinds(rows, Options())
+    best = trial.simplest_unbeaten()
+    ranked = sorted(trial.candidates, key=lambda one: (one is not best, -one.gain.mean))
+    return Headroom(
+        plain=float(mean[0]),
+        gains=[RuleGain(candidate.kind, candidate.gain) for candidate in ranked],
+        no_rule=None if ranked else trial.left_out[KINDS[0]],
+        beta=float(betas[int(np.argmax(mean))]),
+        ceiling=float(weight @ log_p.max(axis=1) - mean[0]),
+    )
 
 
 def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -173,7 +146,7 @@ def judge(
     """The verdict on a head: a word, and everything that decides on it."""
     if rows < MIN_ROWS:
         return Verdict(FEW, f"{FEW} ({rows}): at least {MIN_ROWS} are needed")
-    if room.gains and room.gains[0].evident:
+    if room.gains and room.gains[0].gain.evident:
         word = WORTH
     elif sink and sink.certain:
         word = SINK
@@ -181,7 +154,7 @@ def judge(
         word = ROBUST
     else:
         word = NOT_WORTH
-    facts = [_gain_phrase(room.gains), f"its target has the top logit in {on_top:.0%} of rows"]
+    facts = [_gain_phrase(room), f"its target has the top logit in {on_top:.0%} of rows"]
     if sink:
         facts.insert(0, _sink_phrase(sink))
     if slope:
@@ -190,16 +163,16 @@ def judge(
     return Verdict(word, f"{word}: {'; '.join(facts)}")
 
 
-def _gain_phrase(gains: list[RuleGain]) -> str:
-    if not gains:
-        return "its rows determine no rule"
-    best, label = gains[0], kind_label(gains[0].kind)
-    if not best.evident:
-        gain = f"{best.mean:.3f} ± {best.error:.3f}"
-        return f"no rule gains {LEAST_GAIN:g} nats beyond chance (the best, {label}: {gain})"
-    constant = "".join(f" ({kind_label(g.kind)} {g.mean:.3f})" for g in gains if g.kind == KINDS[0])
-    gain = f"{label} gains {best.mean:.3f} ± {best.error:.3f} nats"
-    return gain + constant * (best.kind != KINDS[0])
+def _gain_phrase(room: Headroom) -> str:
+    if not room.gains:
+        return f"no rule can be fitted: {room.no_rule}"
+    (kind, (mean, low, high, _)), evident = room.gains[0], room.gains[0].gain.evident
+    gain = f"{mean:.3f} ({low:.3f} to {high:.3f})"
+    if not evident:
+        return f"no rule gains {LEAST_GAIN:g} nats beyond chance (best: {kind_label(kind)}, {gain})"
+    phrase = f"{kind_label(kind)} gains {gain} nats"
+    constant = "".join(f"{g.mean:.3f}" for other, g in room.gains if other == KINDS[0])
+    return f"{phrase}, one constant {constant}" if kind != KINDS[0] and constant else phrase
 
 
 def _sink_phrase(sink: Sink) -> str:

@@ -46,6 +46,25 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
+class Trial:
+    """Every kind of rule on the same rows."""
+
+    evidence: Evidence  # of the rows that were solved
+    plain: Scores  # under plain softmax
+    candidates: list[Candidate]  # simplest first
+    left_out: dict[str, str]  # kind -> why it could not be fitted
+
+    def simplest_unbeaten(self) -> Candidate | None:
+        """The simplest rule that no other leads; None if none evidently beats plain softmax."""
+        best: Candidate | None = None
+        for candidate in self.candidates:
+            gain = self.evidence.gain(candidate.scores, best.scores) if best else candidate.gain
+            if gain.leads if best else gain.evident:
+                best = candidate
+        return best
+
+
+@dataclass(frozen=True, eq=False)
 class Choice:
     """The rule to publish, and why."""
 
@@ -71,35 +90,34 @@ def choose(
     Raises:
       QualityError: too few rows for any fit, or none that evidently beats plain softmax.
     """
-    rows = rows.take(rows.status != solver.UNSOLVED)
-    evidence = Evidence(rows, assign_blocks(rows), row_weights(rows), options.prior_rows)
-    plain = evidence.score(np.ones_like(rows.beta))
-    candidates, left_out = [], {}
-    for kind in kinds:
-        try:
-            candidates.append(_fit_candidate(evidence, plain, kind, options))
-        except QualityError as failure:
-            left_out[kind] = str(failure)
+    trial = try_kinds(rows, options, kinds)
+    evidence, candidates, left_out = trial.evidence, trial.candidates, trial.left_out
     if not candidates or force in left_out:
         raise QualityError(left_out[force or "constant"])
-    unforced: Candidate | None = None
-    for candidate in candidates:
-        better = (
-            evidence.gain(candidate.scores, unforced.scores).leads
-            if unforced
-            else candidate.gain.evident
-        )
-        unforced = candidate if better else unforced
+    unforced = trial.simplest_unbeaten()
     best = next((c for c in candidates if c.kind == force), unforced)
     if best is None or unforced is None or not best.gain.evident:
         raise QualityError(_refusal(candidates, force))
     leads = {c.kind: evidence.gain(best.scores, c.scores).mean for c in candidates if c is not best}
     verdict = "; ".join([
         *_gain_sentences(best, unforced, leads, left_out),
-        *_warnings(best, float(evidence.weight @ plain.log_p)),
+        *_warnings(best, float(evidence.weight @ trial.plain.log_p)),
     ])  # fmt: skip
-    held_out = held_out_by_size(rows, plain.log_p, best.scores.log_p)
-    return Choice(best, candidates, left_out, rows, evidence.block, held_out, verdict)
+    held_out = held_out_by_size(evidence.rows, trial.plain.log_p, best.scores.log_p)
+    return Choice(best, candidates, left_out, evidence.rows, evidence.block, held_out, verdict)
+
+
+def try_kinds(rows: Rows, options: Options, kinds: Sequence[str] = KINDS) -> Trial:
+    """Fits every kind of rule, and scores it on rows that folds leave out; see `choose`."""
+    rows = rows.take(rows.status != solver.UNSOLVED)
+    evidence = Evidence(rows, assign_blocks(rows), row_weights(rows), options.prior_rows)
+    trial = Trial(evidence, evidence.score(np.ones_like(rows.beta)), [], {})
+    for kind in kinds:
+        try:
+            trial.candidates.append(_fit_candidate(evidence, trial.plain, kind, options))
+        except QualityError as failure:
+            trial.left_out[kind] = str(failure)
+    return trial
 
 
 def _fit_candidate(evidence: Evidence, plain: Scores, kind: str, options: Options) -> Candidate:

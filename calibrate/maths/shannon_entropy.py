@@ -115,21 +115,3 @@ def _entropy_jvp(
     (z,), (dz,) = primals, tangents
     centred = centre(z, axis, finite=True)
     return _entropy(z, axis), centred.entropy_tangent(dz, axis)
-
-
-@partial(jax.jit, static_argnames="axis")
-def susceptibility(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
-    """Var_p(z), p = softmax(z): the derivative of the commitment log n - H in beta at beta = 1.
-
-    Args:
-      logits: any shape and real dtype; -inf counts as masked.
-      axis: the axis or axes of the items, a tuple if several; None means all.
-      where: bool, broadcastable to logits, True for real items; None means all.
-    Returns:
-      The variance without the item axes, in logits squared, float32 or wider; 0 where there is at
-      most one item.
-    """
-    centred = centre(real_logits(logits, where), axis)
-    from_mean = jnp.where(centred.weights == 0, 0, centred.shifted - centred.mean)
-    variance = jnp.sum(centred.weights * from_mean**2, axis, keepdims=True) / centred.normaliser
-    return jnp.squeeze(variance, axis)

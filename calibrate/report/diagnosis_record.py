@@ -11,6 +11,7 @@ from calibrate.evaluation import head_verdict as thresholds
 from calibrate.evaluation.diagnosis import AtSize, Diagnosis, HeadDiagnosis
 from calibrate.evaluation.head_verdict import RuleGain
 from calibrate.files.atomic_io import write_atomically
+from calibrate.fitting.gain import LEAST_GAIN
 from calibrate.fitting.rule_fitting import MIN_ROWS
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
 from calibrate.report.diagnosis_plots import save_figures
@@ -36,8 +37,7 @@ class DiagnosisRecord:
             "eps": diagnosis.eps,
             "thresholds": {
                 "min_rows": MIN_ROWS,
-                "least_gain": thresholds.LEAST_GAIN,
-                "least_errors": thresholds.LEAST_ERRORS,
+                "least_gain": LEAST_GAIN,
                 "robust_slope": thresholds.ROBUST_SLOPE,
                 "seldom_on_top": thresholds.SELDOM_ON_TOP,
                 "least_sink": thresholds.LEAST_SINK,
@@ -62,7 +62,9 @@ class DiagnosisRecord:
         if diagnosis.without_rows:
             yield Text(f"  heads without any kept row: {len(diagnosis.without_rows)}")
         yield self._table()
-        yield Text("Gains in nats of log p, each half of the rows under rules that the other fits.")
+        yield Text(
+            "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
+        )
         yield Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME")
         yield Facts([("record", str(self.path)), *(("figure", str(path)) for path in self.figures)])
 
@@ -90,7 +92,10 @@ def _cells(head: HeadDiagnosis) -> list[str]:
 
 def _gain_cells(gains: Sequence[RuleGain]) -> tuple[str, str]:
     """The best rule and its gain."""
-    return (gains[0].kind, f"{gains[0].mean:.4f} ± {gains[0].error:.4f}") if gains else ("-", "-")
+    if not gains:
+        return "-", "-"
+    kind, (mean, low, high, _) = gains[0]
+    return kind, f"{mean:.4f} ({low:.4f} to {high:.4f})"
 
 
 def at_largest(head: HeadDiagnosis) -> AtSize:
