@@ -138,6 +138,18 @@ def test_what_the_original_takes(paper):
         adaptive_softmax(logits, paper, where=torch.ones(64))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout, paper):
+    nested = torch.nested.nested_tensor([normal(3, 4), normal(5, 4)], layout=layout)
+    with pytest.raises(TypeError, match="nested tensors are not supported; pad .* give where="):
+        adaptive_softmax(nested, paper)
+    with pytest.raises(TypeError, match="nested tensors are not supported; pad .* give where="):
+        entropy(nested)
+    with pytest.raises(TypeError, match="nested tensors are not supported; pad .* give attn_mask"):
+        attend(nested, nested, nested, coefficients=paper)
+
+
 def test_rows_without_items_as_in_jax(paper):
     logits = torch.tensor([[-torch.inf] * 3, [1.0, 2.0, 3.0], [-torch.inf, 0.0, 1.0]])
     for fit in (paper, FITS["log size"]):
@@ -209,6 +221,30 @@ def test_transforms_of_torch_func(paper):
     per_row = torch.func.vmap(torch.func.jacrev(lambda row: adaptive_softmax(row, SMOOTH)))(logits)
     whole = torch.autograd.functional.jacobian(lambda z: adaptive_softmax(z, SMOOTH), logits)
     np.testing.assert_allclose(per_row, torch.einsum("ijik->ijk", whole), atol=1e-5)
+
+
+@of_the_compiler
+@pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
+def test_forward_mode_derivatives(fit):
+    """Of logits, some masked; of heads, each with its own; and forward over reverse."""
+    z = normal(3, 7, scale=1.0, dtype=torch.float64).requires_grad_()
+    where = torch.arange(7) != 2
+    for options in ({}, {"where": where}, {"dim": 0}, {"entropy_gradient": False}):
+        softmax = partial(adaptive_softmax, coefficients=fit, **options)
+        reverse, forward = torch.func.jacrev(softmax)(z), torch.func.jacfwd(softmax)(z)
+        torch.testing.assert_close(forward, reverse, atol=1e-12, rtol=1e-9)
+        with torch.autograd.forward_ad.dual_level():
+            dual = softmax(torch.autograd.forward_ad.make_dual(z, torch.ones_like(z)))
+            tangent = torch.autograd.forward_ad.unpack_dual(dual).tangent
+        torch.testing.assert_close(tangent, reverse.sum((2, 3)), atol=1e-12, rtol=1e-9)
+    square = lambda z: (adaptive_softmax(z, fit) ** 2).sum()  # noqa: E731
+    twice = torch.func.jacrev(torch.func.jacrev(square))(z)
+    torch.testing.assert_close(torch.func.hessian(square)(z), twice, atol=1e-12, rtol=1e-9)
+    heads, _ = per_head("log size" if fit is BY_SIZE else "polynomial")
+    softmax = partial(adaptive_softmax, coefficients=heads)
+    z = normal(4, 2, 6, dtype=torch.float64)
+    reverse, forward = torch.func.jacrev(softmax)(z), torch.func.jacfwd(softmax)(z)
+    torch.testing.assert_close(forward, reverse, atol=1e-12, rtol=1e-9)
 
 
 # Tracing the graph is quick; generating code for it is not.
@@ -576,20 +612,40 @@ def test_tensors_of_any_layout(layout, paper):
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5, err_msg=f"{changed=}")
 
 
-@pytest.mark.parametrize("odd", [1e6, torch.nan])
-@pytest.mark.parametrize("masked", ["causal", "mask"])
+ODD = [1e6, 1e38, torch.nan, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("first", [39, 15], ids=["one key", "most keys"])
+@pytest.mark.parametrize("masked", ["causal", "mask", "mask of all", "bias"])
 @pytest.mark.usefixtures("path")
-def test_an_odd_key_leaves_queries_that_do_not_see_it_alone(masked, odd, paper):
+def test_odd_keys_leave_queries_that_do_not_see_them_alone(masked, first, odd, paper):
     q, k, v = (normal(1, 2, 40, 8, seed=i) for i in range(3))
     seen = torch.ones(40, 40, dtype=bool)
-    seen[:, 39] = False
-    options = {"is_causal": True} if masked == "causal" else {"attn_mask": seen}
-    if masked == "mask" and odd != odd:
-        pytest.skip("0 times NaN is NaN in the original too")
+    seen[: 40 if masked == "mask of all" else first, first:] = False
+    bias = torch.zeros(40, 40).masked_fill(~seen, -torch.inf)
+    options = {"attn_mask": bias if masked == "bias" else seen}
+    if masked == "causal":
+        options = {"is_causal": True}
     exact = attend(*(x.double() for x in (q, k, v)), coefficients=paper, **options)
-    k[:, :, 39] = odd
+    k[:, :, first:] = odd
     actual = attend(q, k, v, coefficients=paper, **options)
-    np.testing.assert_allclose(actual[:, :, :39], exact[:, :, :39], atol=1e-5)
+    np.testing.assert_allclose(actual[:, :, :first], exact[:, :, :first], atol=1e-5)
+    if odd != odd and masked != "mask of all":  # nor is it silently masked for who sees it
+        assert actual[:, :, first:].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [-0.5, -0.0, 0.0])
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "bias"])
+@pytest.mark.usefixtures("path")
+def test_a_scale_of_either_sign(case, scale, paper):
+    """Stock kernels give NaN: they scale what causality has masked."""
+    arrays = qkv()
+    words = in_words_of_the_reference(ATTENTION_CASES[case] | {"scale": scale})
+    for fit in (paper, BY_SIZE):
+        actual = attend_to_case(arrays, fit, **words)
+        exact = expected_attention(*arrays, fit, **words)
+        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -606,6 +662,49 @@ def test_under_autocast(dtype, paper):
     assert (actual == exact).all()
 
 
+@pytest.mark.usefixtures("path")
+def test_autocast_leaves_float64(paper):
+    """As it does in the original."""
+    q, k, v = (normal(1, 2, 40, 8, seed=i, dtype=torch.float64) for i in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = attend(q, k, v, coefficients=paper)
+        original = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert actual.dtype == original.dtype == torch.float64
+    assert (actual == attend(q, k, v, coefficients=paper)).all()
+
+
+@pytest.mark.parametrize("length", [5, 64])
+def test_tensors_without_numbers(length, paper):
+    """Of the device "meta"."""
+    x = torch.zeros(2, 4, length, 8, device="meta", requires_grad=True)
+    mask = torch.ones(length, length, dtype=bool, device="meta")
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask, "is_causal": True}):
+        out = attend(x, x, x[..., :5], coefficients=paper, **options)
+        assert out.is_meta
+        assert out.shape == (2, 4, length, 5)
+    assert torch.autograd.grad(out.sum(), x)[0].shape == x.shape
+    assert adaptive_softmax(x, paper).shape == x.shape
+
+
+@of_the_compiler
+@pytest.mark.parametrize("length", [5, 64])
+def test_derivatives_without_a_fused_kernel(length):
+    """Forward-mode and second ones, where the original has them."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (normal(1, 2, length, 3, seed=i, dtype=torch.float64) for i in range(3))
+
+    def loss(q):
+        return (attend(q, k, v, coefficients=SMOOTH, is_causal=True) ** 2).sum()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        _, forward = torch.func.jvp(torch.func.grad(loss), (q,), (k,))
+        q.requires_grad_()
+        (first,) = torch.autograd.grad(loss(q), q, create_graph=True)
+        (reverse,) = torch.autograd.grad((first * k).sum(), q)
+    torch.testing.assert_close(forward, reverse, atol=1e-12, rtol=1e-9)  # Hessians are symmetric
+
+
 def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
     monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1 << 12)
     q, k, v = (normal(1, 1, 256, 4, seed=i).requires_grad_() for i in range(3))
@@ -618,10 +717,21 @@ def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
 
 @pytest.mark.usefixtures("path")
 def test_empty_tensors(paper):
-    q, k, v = (torch.zeros(2, 4, 11, 8) for _ in range(3))
-    assert attend(q[:0], k[:0], v[:0], coefficients=paper).shape == (0, 4, 11, 8)
-    assert attend(q[:, :, :0], k, v, coefficients=paper).shape == (2, 4, 0, 8)
-    assert (attend(q, k[:, :, :0], v[:, :, :0], coefficients=paper) == 0).all()
+    """As the original: gradients flow."""
+    x = torch.ones(2, 4, 11, 8, requires_grad=True)
+    v = normal(2, 4, 11, 8)
+    nothing = {
+        "batch": (x[:0], x[:0], x[:0]), "heads": (x[:, :0], x[:, :0], x[:, :0]),
+        "queries": (x[:, :, :0], x, x), "keys": (x, x[:, :, :0], x[:, :, :0]),
+        "width": (x[..., :0], x[..., :0], v), "value's width": (x, x, x[..., :0]),
+    }  # fmt: skip
+    for name, tensors in nothing.items():
+        actual = attend(*tensors, coefficients=paper)
+        original = torch.nn.functional.scaled_dot_product_attention(*tensors)
+        assert actual.shape == original.shape, name
+        torch.testing.assert_close(actual, original, atol=1e-6, rtol=1e-6)
+        (gradient,) = torch.autograd.grad(actual.sum(), x)
+        assert (gradient == 0).all(), name
 
 
 @pytest.mark.parametrize(
@@ -631,6 +741,8 @@ def test_empty_tensors(paper):
         ({"value": torch.zeros(2, 4, 10, 8)}, ValueError, "give .*W"),
         ({"key": torch.zeros(2, 2, 11, 8)}, ValueError, "as many heads, or enable_gqa=True"),
         ({"key": torch.zeros(2, 3, 11, 8), "value": torch.zeros(2, 3, 11, 8), "enable_gqa": True},
+         ValueError, "a multiple of their heads"),
+        ({"key": torch.zeros(2, 0, 11, 8), "value": torch.zeros(2, 0, 11, 8), "enable_gqa": True},
          ValueError, "a multiple of their heads"),
         ({"value": torch.zeros(2, 4, 11, 8).half()}, ValueError, "give one float"),
         ({"attn_mask": torch.ones(3, 1, 11, 11, dtype=bool)}, ValueError, "what broadcasts to"),
@@ -692,14 +804,24 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
 
 @of_the_compiler
 @backends
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_compiled_in_one_graph(is_causal, backend, paper):
+@pytest.mark.parametrize(
+    "case", [pytest.param("plain", marks=pytest.mark.slow), "causal", "padding"]
+)
+def test_attention_compiled_in_one_graph(case, backend, paper):
+    """Padding may hold anything."""
     torch.compiler.reset()
-    (q, k, v), options = in_words_of_torch(*qkv(T=64, S=64, K=4), is_causal=is_causal)
+    (q, k, v), options = in_words_of_torch(*qkv(T=64, S=64, K=4))
+    if case == "causal":
+        options |= {"is_causal": True, "scale": -0.3}
+    elif case == "padding":
+        k[:, :, 50:] = torch.nan
+        options["attn_mask"] = torch.arange(64) < 50
     function = partial(attend, coefficients=paper, **options)
     compiled = torch.compile(function, fullgraph=True, backend=backend)
     for arguments in ((q, k, v), (q[:, :, :5], k, v)):  # two calls, and a block
-        np.testing.assert_allclose(compiled(*arguments), function(*arguments), atol=3e-6)
+        fast = compiled(*arguments)
+        assert fast.isfinite().all()
+        np.testing.assert_allclose(fast, function(*arguments), atol=3e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -17,7 +17,7 @@ from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.torch.blocks import Options, attend_in_blocks, causal_mask
 from calibrate.torch.fused import Kernel, kernel
-from calibrate.torch.softmax import beta_of_rows, wide
+from calibrate.torch.softmax import beta_of_rows, refuse_nested, wide
 
 FEW_QUERIES = 32
 TYPICAL_KEYS = 64
@@ -64,23 +64,29 @@ def scaled_dot_product_attention(
       (..., N, T, value's width) of the query's dtype. Entropy, beta and sums are computed in
       float32 or wider; logits too, but for half precision on an accelerator's fused kernel. A query
       that sees no key gives 0.
+
+      Keys that a query does not see may hold anything, NaN too; where a call with a mask and
+      more than 32 queries is compiled, so may those that no query sees. Values must be finite:
+      0 times NaN is NaN, as in the original. Second and forward-mode derivatives of more than
+      32 queries need torch.nn.attention.sdpa_kernel(SDPBackend.MATH), likewise.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match.
-      TypeError: a mask that is neither bool nor floating.
+      TypeError: a mask that is neither bool nor floating; nested tensors.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
+    refuse_nested("attn_mask", query, key, value)
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"query is {tuple(query.shape)}; give (..., heads, queries, width)")
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale
     options = Options(fit, scale, is_causal, logits_soft_cap, dropout_p, entropy_gradient)
     device = query.device.type
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return _attend_any_axes(query, key, value, attn_mask, sinks, enable_gqa, options)
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):  # inputs are cast, as in the original; logits not
-        q, k, v = (x.to(dtype) for x in (query, key, value))
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
         return _attend_any_axes(q, k, v, attn_mask, sinks, enable_gqa, options)
 
 
@@ -110,7 +116,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool, soft_cap: float | 
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(f"query, key, value are {q.dtype}, {k.dtype}, {v.dtype}; give one float")
     N, *others = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
-    if others[0] != others[1] or (others[0] != N and (not enable_gqa or N % max(1, others[0]))):
+    divides = others[0] == N or (enable_gqa and others[0] > 0 and N % others[0] == 0)
+    if others[0] != others[1] or not divides:
         remedy = "a multiple of their heads" if enable_gqa else "as many heads, or enable_gqa=True"
         raise ValueError(f"{shapes}; give {remedy}")
     if soft_cap is not None and soft_cap <= 0:
@@ -151,12 +158,15 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
     sinks: Tensor | None, options: Options,
 ) -> Tensor:  # fmt: skip
-    if 0 in (*q.shape, *k.shape, *v.shape):
-        return q.new_zeros(*q.shape[:3], v.shape[-1])
+    if options.is_causal:
+        k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
     plain = bias is None and sinks is None and options.soft_cap is None and options.dropout_p == 0
     if q.device.type == "cpu" or not plain:
         q, k, v = (x.to(wide(x.dtype)) for x in (q, k, v))
-    if plain and q.shape[2] > FEW_QUERIES:
+    if plain and q.shape[2] > FEW_QUERIES and 0 not in (*q.shape, *k.shape, *v.shape):
+        if options.scale <= 0:  # kernels scale what they masked: -inf times -1 is inf
+            q = q * (-1 if options.scale < 0 else 0)
+            options = options._replace(scale=-options.scale or 1.0)
         stock = kernel(q, k, v, mask, options.is_causal, options.scale)
         if stock is not None:
             return _attend_in_two_calls(stock, q, k, v, mask, options)
@@ -180,7 +190,7 @@ def _attend_in_two_calls(
 
 
 def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, K, 1, W): the median of some keys, of those that some query sees.
+    """(B, K, 1, W): the lower quartile, by magnitude, of some keys that some query sees.
 
     It is a constant to gradients, as it cancels. A mean would let one odd key, which most queries
     may not see, take their precision.
@@ -188,12 +198,19 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
     k, S = k.detach(), k.shape[2]
     share = torch.linspace(0, 1, min(S, TYPICAL_KEYS), device=k.device)
     if mask is None:
-        return k[:, :, (share * (S - 1)).long()].nanmedian(-2, keepdim=True).values
+        return _lower_quartile(k[:, :, (share * (S - 1)).long()])
     seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
     rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
     at = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
     at = at.expand(len(k), k.shape[1], -1, k.shape[3])
-    return k.gather(2, at).nanmedian(-2, keepdim=True).values
+    return _lower_quartile(k.gather(2, at))
+
+
+def _lower_quartile(keys: Tensor) -> Tensor:
+    """By magnitude, of (B, K, keys, W); 0 where that is not finite."""
+    size = keys.abs().nan_to_num(torch.inf, torch.inf)
+    at = size.kthvalue(1 + keys.shape[2] // 4, 2, keepdim=True).indices
+    return keys.gather(2, at).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -41,7 +41,7 @@ def attend_in_blocks(
     B, N, T, _ = q.shape
     S = k.shape[2]
     # A compiler unrolls the loop, for one length; it holds the matrix instead, for any.
-    rows = T if torch.compiler.is_compiling() else max(MIN_ROWS, BLOCK_LOGITS // (B * N * S))
+    rows = T if torch.compiler.is_compiling() else max(MIN_ROWS, BLOCK_LOGITS // max(1, B * N * S))
     if rows >= T:
         return _attend_block(q, k, v, mask, bias, sinks, 0, options)
     outs, grad = [], torch.is_grad_enabled()
@@ -81,7 +81,8 @@ def _attend_block(
         weights = weights[..., :-1]
     weights = torch.nn.functional.dropout(weights, options.dropout_p)
     K, S = k.shape[1:3]
-    return (weights.reshape(B, K, N // K * rows, S) @ v).reshape(B, N, rows, -1)
+    together = weights.reshape(B, K, N // max(1, K) * rows, S)
+    return (together @ v).reshape(B, N, rows, v.shape[-1])
 
 
 def masked_logits(
@@ -94,13 +95,13 @@ def masked_logits(
     """
     B, N, rows, W = q.shape
     K, S = k.shape[1:3]
-    together = (B, K, N // K * rows)  # queries of a group meet the same keys
+    together = (B, K, N // max(1, K) * rows)  # queries of a group meet the same keys
     z = ((q * scale).reshape(*together, W) @ k.mT).reshape(B, N, rows, S)
     if soft_cap is not None:
         z = soft_cap * torch.tanh(z / soft_cap)
     if bias is not None:
         z = z + bias
-        mask = _both(mask, z > -torch.inf)  # a query without keys gives 0, not NaN
+        mask = _both(mask, bias != -torch.inf)  # a query without keys gives 0, not NaN
     if is_causal:
         mask = _both(mask, causal_mask(rows, S, q.device, first))
     return (z, mask) if sinks is None else _with_sinks(z, mask, sinks, first)

@@ -28,23 +28,35 @@ def kernel(
       scale: of the logits.
     """
     if query.device.type == "cpu":
-        return _kernel_of_cpu(query, value, mask, is_causal, scale)
+        return _kernel_of_cpu(query, key, value, mask, is_causal, scale)
     if query.device.type == "cuda" and query.shape[-1] >= _LEAST_WIDTH:
         return kernel_of_flex(query, key, mask, is_causal, scale, _compiled_flex_attention())
     return None
 
 
 def _kernel_of_cpu(
-    query: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Kernel | None:
-    """PyTorch's kernel behind its own attention; its name is no public one."""
+    """PyTorch's kernel behind its own attention; its name is no public one.
+
+    It adds -inf to masked logits, which is NaN where they are NaN or inf. Compiled code, which
+    cannot look, has 0 for the keys that no query sees.
+    """
     op = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    if op is None or value.shape[-1] != query.shape[-1]:
+    compiling = torch.compiler.is_compiling()  # with which no choice of kernels can be read
+    allowed = compiling or torch.backends.cuda.flash_sdp_enabled()
+    if op is None or not allowed or value.shape[-1] != query.shape[-1]:
         return None
+    unseen = None
     if mask is not None:
+        if compiling:
+            unseen = ~mask.expand(*mask.shape[:-1], key.shape[2]).any(2).any(1)[:, None, :, None]
+        elif not _logits_are_finite(query, key):
+            return None
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        key = key if unseen is None else key.masked_fill(unseen, 0)
         query, key, value = map(_in_one_piece, (query, key, value))
         result: tuple[Tensor, Tensor] = op(
             query, key, value, is_causal=is_causal, attn_mask=mask, scale=scale
@@ -52,6 +64,14 @@ def _kernel_of_cpu(
         return result
 
     return attend
+
+
+def _logits_are_finite(query: Tensor, key: Tensor) -> bool:
+    """Whether they are, by far: any beta may multiply them. False where there is no telling."""
+    try:
+        return bool(query.norm() * key.norm() < torch.finfo(query.dtype).max ** 0.5)
+    except RuntimeError:  # under torch.func.vmap
+        return False
 
 
 def _in_one_piece(x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def adaptive_softmax(
       NaN, as in torch.softmax; a row that `where` masks throughout is 0.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads of the logits.
-      TypeError: logits that are not floating, or a mask that is not bool.
+      TypeError: nested tensors, logits that are not floating, or a mask that is not bool.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
@@ -59,7 +59,9 @@ def adaptive_softmax(
     table = _head_table(fit, z, -3)
     if z.numel() == 0:
         return torch.softmax(z, dim).to(logits.dtype)
-    apply: Callable[..., Tensor] = _AdaptiveSoftmax.apply
+    compiling = torch.compiler.is_compiling()
+    function = _AdaptiveSoftmax if compiling else _AdaptiveSoftmaxWithTangents
+    apply: Callable[..., Tensor] = function.apply
     probs = apply(z, table, _Options(fit, dim, entropy_gradient))
     if where is not None:
         probs = torch.where(where, probs, 0)
@@ -79,7 +81,7 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
       H in nats without that axis, float32 or wider; 0 where every item is masked by `where`, NaN
       where all unmasked items are -inf (there is no distribution).
     Raises:
-      TypeError: logits that are not floating, or a mask that is not bool.
+      TypeError: nested tensors, logits that are not floating, or a mask that is not bool.
     Reference: Velickovic et al. 2024, section 3.
     """
     z = _real_logits(logits, where)
@@ -136,8 +138,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
 
 
+def refuse_nested(mask: str, *tensors: Tensor) -> None:
+    """Raises TypeError that says which argument masks the padding instead."""
+    if any(x.is_nested for x in tensors):
+        raise TypeError(f"nested tensors are not supported; pad them, and give {mask} for the rest")
+
+
 def _real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
     """Logits in float32 or wider, -inf where they are masked."""
+    refuse_nested("where=", logits)
     if not logits.is_floating_point():
         raise TypeError(f"logits are {logits.dtype}; give floating ones")
     z = logits.to(wide(logits.dtype))
@@ -242,6 +251,34 @@ class _AdaptiveSoftmax(torch.autograd.Function):
         # dH = -sum q (log q + H) dz, and log q + H = shifted - mean
         q = shifted.exp() / normaliser
         return of_z - of_entropy * q * (shifted - mean), None, None
+
+
+class _AdaptiveSoftmaxWithTangents(_AdaptiveSoftmax):
+    """With a forward-mode derivative too, which PyTorch's compiler refuses in such a function."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _AdaptiveSoftmax.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, dz: Tensor, *_: None) -> Tensor:
+        (z, table), (fit, dim, entropy_gradient) = ctx.saved_tensors, ctx.options
+        shifted = _shifted(z, dim)
+        if fit.rule.kind == LOG_SIZE:
+            beta = _beta(_log_size(z, dim), table, fit)
+            d_product = beta * dz
+        else:
+            H, normaliser, mean = _entropy(shifted, dim)
+            beta_with_slope: Any = torch.func.vjp(partial(_beta, table=table, fit=fit), H)
+            beta, times_slope = beta_with_slope
+            d_product = beta * dz
+            if entropy_gradient:
+                weights = shifted.exp() / normaliser * (shifted - mean)
+                (d_beta,) = times_slope(-(weights * dz).sum(dim, keepdim=True))
+                d_product = d_product + shifted * d_beta
+        probs = torch.softmax(beta * shifted, dim)
+        return probs * (d_product - (probs * d_product).sum(dim, keepdim=True))
 
 
 def _of_shifted(gradient: Tensor, shifted: Tensor, beta: Tensor, dim: int) -> tuple[Tensor, Tensor]:
