@@ -336,19 +336,38 @@ def test_the_budget_holds_for_the_names_of_many_heads(here):
         assert sum(file.stat().st_size for file in folder.iterdir()) <= max_bytes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_least_number_masks_as_infinity_does(here, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "mask"),
+    [("float32", np.finfo("float32").min), ("float64", np.finfo("float64").min),
+     ("float16", np.finfo("float16").min), ("float32", -1e9), ("float32", -1e4),
+     ("float32", "-1e4 added")],
+)  # fmt: skip
+def test_finite_masks_mask_as_infinity_does(here, dtype, mask, recwarn):
     rng = np.random.default_rng(0)
     z = rng.standard_normal((300, 32)).astype(dtype)
     masked = np.arange(32) >= rng.choice([12, 32], (300, 1))
-    for name, mask in (("inf", -np.inf), ("least", np.finfo(dtype).min)):
-        logits = np.where(masked, np.array(mask, dtype), z)
+    for name, fill in (("inf", -np.inf), ("finite", mask if mask != "-1e4 added" else z - 1e4)):
+        logits = np.where(masked, np.array(fill, dtype), z)
         np.savez(f"{name}.npz", logits=logits, target=np.zeros(300, int))
         collect_arrays(Arrays(here / f"{name}.npz"), here / name)
-    one, other = (open_collection(here / name).manifest for name in ("inf", "least"))
+    one, other = (open_collection(here / name).manifest for name in ("inf", "finite"))
     assert one["sizes"] == other["sizes"]
     assert [size["size"] for size in one["sizes"]] == [12, 32]
     assert one["shards"] == other["shards"]
+    messages = [str(warning.message) for warning in recwarn]
+    if dtype == "float64":  # beyond float32, and so infinite
+        assert messages == []
+    else:
+        assert len(messages) == 1
+        assert f"finite.npz has {masked.sum():,} logits of -" in messages[0]
+        assert "count as masked, as all of -9,000 and less do; write -inf for masked" in messages[0]
+
+
+def test_numbers_above_those_that_mask_are_real(here):
+    z = np.random.default_rng(0).standard_normal((300, 32)).astype("float32")
+    z[:, 12:] -= 8_000
+    np.savez("low.npz", logits=z, target=np.zeros(300, int))
+    assert Arrays(here / "low.npz").sizes == [32]
 
 
 def test_targets_beyond_what_float32_holds_are_masked_ones(here):
@@ -358,6 +377,7 @@ def test_targets_beyond_what_float32_holds_are_masked_ones(here):
     z[0, target[0]] = np.finfo(np.float32).min
     z[1, target[1] - 1] = 3e38
     np.savez("wild.npz", logits=z, target=target)
-    collection = collect_arrays(Arrays(here / "wild.npz"), here / "run")
+    with pytest.warns(UserWarning, match="has 1 logits of -3.40282e[+]38 to -3.40282e[+]38, which"):
+        collection = collect_arrays(Arrays(here / "wild.npz"), here / "run")
     assert collection.manifest["sizes"][0]["masked_target"] == 2
     assert np.isfinite(solve_collection(collection).profile.series).all()

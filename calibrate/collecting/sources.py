@@ -1,5 +1,6 @@
 """Sources of rows: a head that runs over sets drawn for it, or logits on disk."""
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +11,8 @@ from calibrate.collecting.work_units import Unit, attended_pieces, one_ahead, pl
 from calibrate.files.shard import row_bytes
 from calibrate.heads import Head, head_loader
 from calibrate.heads.logits_files import Arrays, Part
-from calibrate.heads.protocol import as_masks, call, refuse_probabilities
+from calibrate.heads.protocol import call, refuse_probabilities
+from calibrate.maths.masking import as_masks, finite_masks
 
 STREAM = "collect"
 
@@ -91,8 +93,11 @@ def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> UnitR
     logits = np.empty((unit.sets, unit.size), np.float32)
     targets = []
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
-        logits[part] = as_masks(np.asarray(attended.logits, np.float32))
+        logits[part] = np.asarray(attended.logits, np.float32)
         targets.append(np.asarray(batch.target))
+    if unit.number == 0 and (masks := finite_masks(logits)).n:
+        warnings.warn(masks.warning(f"head {head.name!r}: attend gave"), stacklevel=2)
+    logits = as_masks(logits)
     refuse_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
     return UnitRows(logits, target.astype(np.int32) if target.ndim == 1 else target)

@@ -10,6 +10,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.solved_rows import Rows, concatenate_rows, solve_rows
 from calibrate.heads import Head
 from calibrate.maths.bounds import coefficient_bounds, dispersal_size
+from calibrate.maths.masking import as_masks
 from calibrate.maths.reference import entropy, softmax
 from calibrate.maths.rule import LOG_SIZE, beta_of
 
@@ -77,7 +78,7 @@ def _rows_of(head: Head, unit: Unit, seed: int) -> Iterator[tuple[np.ndarray, ..
     """(logits, target, keys, and the spread's bound if the head has one), by pieces."""
     bound = getattr(head, "spread_bound", None)
     for _, batch, attended in attended_pieces(head, STREAM, seed, unit):
-        logits = np.asarray(attended.logits, float)
+        logits = as_masks(np.asarray(attended.logits, float))
         keys = np.asarray(getattr(batch, "priority", logits), float)
         row = (logits, np.asarray(batch.target), keys)
         yield (*row, np.asarray(bound(batch))) if bound else row

@@ -17,6 +17,7 @@ from calibrate.evaluation.baselines import HINDSIGHT_BETAS, Hindsight, LogSize, 
 from calibrate.files.coefficients import Coefficients
 from calibrate.heads import Head, head_loader
 from calibrate.heads.protocol import call
+from calibrate.maths.masking import is_masked
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.maths.shannon_entropy import centre, log_size
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
@@ -272,7 +273,7 @@ def attention_weights(
     The numbers of the rules are arguments, so that another head's fits are not another trace.
 
     Args:
-      logits: (count, n), -inf where masked.
+      logits: (count, n); -9,000 and less means masked.
       coefficients: (fits, 5), highest power first; zeros ahead of the two of a log-size fit.
       domains: (fits, 2) in nats, or log n.
       constants: (constants,) beta of rules that do not depend on the rows.
@@ -280,6 +281,7 @@ def attention_weights(
     Returns:
       (count, fits + constants, n).
     """
+    logits = jnp.where(is_masked(logits), -jnp.inf, logits)
     row = centre(logits, -1)
     H, log_n = row.entropy[:, 0], log_size(logits, -1)[:, 0]
     betas = [

@@ -6,13 +6,15 @@ An npz file, or a folder of them, holds `logits` (rows, n), the scores before so
 `weight` (rows,), the weight of a row among those of its size, 1 if absent; and `group` (rows,), the
 number of the prompt, or of whatever makes rows dependent, that a row comes from: each from one of
 its own if absent. A number is one group in all files. Files may differ in n, and rows in their
-number of real items.
+number of real items. Logits of -9,000 and less are masked (calibrate.maths.masking), with a warning
+of those that are finite.
 
 Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
 have one size, the most that any of them has.
 """
 
 import hashlib
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +23,8 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.npz import digest_of, parse_arrays, read_bytes
-from calibrate.heads.protocol import as_masks, check_target, refuse_probabilities
+from calibrate.heads.protocol import check_target, refuse_probabilities
+from calibrate.maths.masking import FiniteMasks, as_masks, finite_masks
 
 OF_ROWS = ("layer", "head", "weight", "group")  # optional
 KNOWN = ("logits", "target", "mask", *OF_ROWS)
@@ -58,7 +61,7 @@ class Part(NamedTuple):
         """
         parts = []
         for i in np.unique(self.place[:, 0]):
-            arrays, digest = _parsed(self.files[i], _state(self.files[i]))
+            arrays, digest, _ = _parsed(self.files[i], _state(self.files[i]))
             if digest != self.digests[i]:
                 raise CalibrateError(
                     f"{self.files[i]} changed while it was in use; run the command again"
@@ -85,13 +88,14 @@ class Arrays:
             raise CalibrateError(
                 f"{path} has no .npz file; give files with arrays logits and target"
             )
-        self._digests, n_real = [], []
+        self._digests, n_real, masks = [], [], []
         kinds, several = set(), False
         heads: set[tuple[int, int]] = set()
         groups: set[int] = set()
         for file in self._files:
-            arrays, digest = _parsed(file, _state(file))
+            arrays, digest, of_file = _parsed(file, _state(file))
             self._digests.append(digest)
+            masks.append(of_file)
             n_real.append(_real(arrays).sum(axis=1, dtype=np.int32))
             kinds.add(tuple(name for name in OF_ROWS if name in arrays))
             target = arrays["target"]
@@ -112,6 +116,7 @@ class Arrays:
         self.heads = sorted(heads)
         self.groups = np.array(sorted(groups - {-1}), np.int64)  # empty where none is given
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
+        _warn_of_masks(path, masks)
         self._place = _by_size(n_real)
         if not self._place:
             raise QualityError(f"{path} has no rows; give some")
@@ -139,8 +144,8 @@ class Arrays:
 
 
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
-def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays of a file, checked, logits in float32; and its digest.
+def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], str, FiniteMasks]:
+    """The arrays of a file, checked, logits in float32; its digest; and its finite masks.
 
     `state` is its size and time of change, so that a changed file is parsed again.
     """
@@ -148,9 +153,18 @@ def _parsed(file: Path, state: tuple[int, int]) -> tuple[dict[str, np.ndarray], 
     arrays = parse_arrays(data, file)
     _check(arrays, file)
     with np.errstate(over="ignore"):  # beyond float32 becomes -inf, masked, or inf, a bad row
-        logits = arrays["logits"] = as_masks(arrays["logits"].astype(np.float32, copy=False))
+        logits = arrays["logits"].astype(np.float32, copy=False)
+    low, logits = finite_masks(logits), as_masks(logits)
+    arrays["logits"] = logits
     refuse_probabilities(np.where(_real(arrays), logits, 0), f"{file}: logits have")
-    return arrays, digest_of(data)
+    return arrays, digest_of(data), low
+
+
+def _warn_of_masks(path: Path, of_files: list[FiniteMasks]) -> None:
+    n, least, greatest = zip(*of_files, strict=True)
+    masks = FiniteMasks(sum(n), min(least), max(greatest))
+    if masks.n:
+        warnings.warn(masks.warning(f"{path} has"), stacklevel=3)
 
 
 def _state(file: Path) -> tuple[int, int]:

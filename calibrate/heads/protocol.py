@@ -7,7 +7,6 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 
-FINITE_MASK = -1e38  # the least number of float32, or of bfloat16, is below it; no score is
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _CALLS = {
     "sample": "sample(seed, size, count)",
@@ -88,12 +87,6 @@ def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
             f"head {head.name!r}: attend gave logits of {logits.dtype}; give floats, the scores "
             "before softmax"
         )
-
-
-def as_masks(logits: np.ndarray) -> np.ndarray:
-    """Float32 logits with -inf for the most negative numbers, which libraries use as masks."""
-    masked = logits < FINITE_MASK
-    return np.where(masked, np.float32(-np.inf), logits) if masked.any() else logits
 
 
 def refuse_probabilities(logits: np.ndarray, subject: str) -> None:

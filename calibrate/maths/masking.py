@@ -1,21 +1,51 @@
-"""Which numbers mean "masked"."""
+"""Masking: which numbers among logits, or added to logits, mean that an item is masked."""
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 MASKED = -9_000.0
 
 
 def is_masked(x: Any) -> Any:
-    """x <= -9,000: where logits, or what is added to them, say that an item is masked.
+    """x <= -9,000: the item is masked.
 
-    Libraries write masks as -inf, as the least number of some dtype, as -1e9, or as -10,000 (which
-    bfloat16 rounds to -9,984), or add these to logits of a few hundred at most. An item that is so
-    far below others has no weight in softmax, yet would count in n. No other number means masked:
-    an item at -8,000 is one of the n.
+    Libraries mask by -inf, by the least number of a dtype, by -1e9, or by -10,000 (-9,984 in
+    bfloat16), and add these to logits of a few hundred at most. An item so far below others has no
+    weight in softmax, and yet would be one of n. No other number masks: at -8,000 an item is real.
 
     Args:
-      x: an array of NumPy, or a tensor.
+      x: logits, or a mask that is added to them: an array of NumPy or JAX, or a tensor.
     Returns:
       Bools of the same shape; False for NaN.
     """
     return x <= MASKED
+
+
+def as_masks(logits: np.ndarray) -> np.ndarray:
+    """The logits with -inf for those that mean masked."""
+    masked = is_masked(logits)
+    return np.where(masked, logits.dtype.type(-np.inf), logits) if masked.any() else logits
+
+
+class FiniteMasks(NamedTuple):
+    """How many finite logits mean masked, and which numbers they are."""
+
+    n: int
+    least: float
+    greatest: float
+
+    def warning(self, subject: str) -> str:
+        """What to warn of where there are some; `subject` begins it."""
+        return (
+            f"{subject} {self.n:,} logits of {self.least:g} to {self.greatest:g}, which count "
+            f"as masked, as all of {MASKED:,.0f} and less do; write -inf for masked items, and add "
+            "a constant to the rows of real ones (softmax is unchanged)"
+        )
+
+
+def finite_masks(logits: np.ndarray) -> FiniteMasks:
+    """Counts the finite logits that mean masked."""
+    low = logits[is_masked(logits) & np.isfinite(logits)]
+    ends = (low.min(), low.max()) if low.size else (np.inf, -np.inf)
+    return FiniteMasks(low.size, *map(float, ends))
