@@ -108,16 +108,19 @@ def _with_diffuse(rows: Rows, gap: np.ndarray, seed: int) -> tuple[Rows, np.ndar
     """The rows, and as many whose target is every item equally: their score is -KL(uniform, p)."""
     rng = np.random.default_rng(seed)
     betas = nodes(LOW, HIGH)
-    H, second, values = np.empty(len(gap)), np.empty(len(gap)), np.empty((len(gap), len(betas)))
+    H, second = np.empty(len(gap)), np.empty(len(gap))
+    values, slopes = (np.empty((len(gap), len(betas))) for _ in range(2))
     for i, n in enumerate(rows.items):
         z = rng.uniform(*DIFFUSE_SCALES) * rng.standard_normal(n)
         H[i] = entropy(z)
         top = np.partition(z, -2)[-2:]
         second[i] = top[1] - top[0]
         spread = z - z.max()
-        mass = np.log(np.exp(betas[:, None] * spread).sum(axis=1))
-        values[i] = betas * spread.mean() - mass + np.log(n)
-    series = np.concatenate([rows.profile.series, from_nodes(values, LOW, HIGH).series])
+        weights = np.exp(betas[:, None] * spread)
+        mass = weights.sum(axis=1)
+        values[i] = betas * spread.mean() - np.log(mass) + np.log(n)
+        slopes[i] = spread.mean() - weights @ spread / mass
+    series = np.concatenate([rows.profile.series, from_nodes(values, slopes, LOW, HIGH).series])
     profile = rows.profile._replace(series=series)
     doubled = rows.take(np.tile(np.arange(len(gap)), 2))
     mixed = doubled._replace(entropy=np.concatenate([rows.entropy, H]), profile=profile)

@@ -29,7 +29,7 @@ from calibrate.maths.likelihood import (
     maximise,
     polynomial_form,
 )
-from calibrate.maths.likelihood_profile import N_NODES, Profile
+from calibrate.maths.likelihood_profile import Profile
 from calibrate.maths.rule import Rule, horner
 
 KINDS = ("constant", "log-size", "polynomial")  # simplest first
@@ -55,7 +55,7 @@ class Options(NamedTuple):
 class PooledProfiles:
     """Likelihood profiles, added up by block and cell: a cell's rows all get one beta."""
 
-    series: np.ndarray  # (blocks, cells, N_NODES)
+    series: np.ndarray  # (blocks, cells, columns of a profile)
     weight: np.ndarray  # (blocks, cells)
     profile: Profile  # of no rows
 
@@ -169,7 +169,7 @@ def _pool(
     place = block * n_cells + cell
     pooled = profile.pool(place, weight, N_BLOCKS * n_cells).series
     return PooledProfiles(
-        pooled.reshape(N_BLOCKS, n_cells, N_NODES),
+        pooled.reshape(N_BLOCKS, n_cells, -1),
         np.bincount(place, weight, N_BLOCKS * n_cells).reshape(N_BLOCKS, n_cells),
         profile.take(np.empty(0, int)),
     )

@@ -14,7 +14,7 @@ from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
-# Of a group of heads that are solved together; a row takes some 250 bytes.
+# Of a group of heads that are solved together; a row takes some 600 bytes.
 ROWS_PER_GROUP = 1 << 15
 
 

@@ -1,7 +1,12 @@
-"""The likelihood profile: each row's log p_t(beta) as a short Chebyshev series in log beta.
+"""The likelihood profile: each row's log p_t(beta) and its slope at nodes of log beta.
 
 Objectives, folds and resamples read these numbers, never the logits again. Beside it is the profile
 of a row whose target is drawn from plain softmax: E[log p(beta)] under p(1) = beta E_1[z] - log Z.
+
+Between two nodes log p is a quintic in the node number: it has the value and slope at both, and the
+curvature there that values and slopes at the next nodes suggest. Slopes come with the sums that
+give log Z, as its derivative is the mean of z. One item in front of n that are alike has log Z turn
+within some 1 / log n of log beta, anywhere between the bounds: nodes are evenly spaced.
 """
 
 import math
@@ -11,17 +16,26 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.polynomial.chebyshev import chebvander
 
 from calibrate.maths.row_blocks import in_blocks
 
-N_NODES = 24
+N_STEPS = 28  # between the bounds; a node more lies beyond each
+N_NODES = N_STEPS + 3
+# A quarter of the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
+# slope of 1 at t = -1, 0, 1 or 2. Curvature at 0: 2 (f(1) - 2 f(0) + f(-1)) - (f'(1) - f'(-1)) / 2.
+QUINTICS = np.array([
+    [0, 0, 4, -12, 12, -4], [0, 0, 1, -3, 3, -1],
+    [4, 0, -8, -12, 28, -12], [0, 4, 0, -23, 30, -11],
+    [0, 0, 4, 20, -32, 12], [0, 0, -1, -13, 25, -11],
+    [0, 0, 0, 4, -8, 4], [0, 0, 0, -1, 2, -1],
+]) / 4  # fmt: skip
+FARTHEST = -1e18  # from the highest logit: no weight is left, and products are finite
 
 
 class Profile(NamedTuple):
     """log p_t of rows over beta in [low, high], and its derivatives."""
 
-    series: np.ndarray  # (rows, N_NODES) float64, Chebyshev coefficients in log beta
+    series: np.ndarray  # (rows, 2 N_NODES), by node the value and the slope in the node number
     low: float
     high: float
     concave: bool = True  # in beta, as where every row has one target
@@ -39,47 +53,52 @@ class Profile(NamedTuple):
 
         Where the rows of a cell have one beta, sums of log p_t lose nothing by it.
         """
-        columns = [np.bincount(cell, weight * column, n_cells) for column in self.series.T]
+        by_column = np.ascontiguousarray(self.series.T)
+        columns = [np.bincount(cell, weight * column, n_cells) for column in by_column]
         return self._replace(series=np.stack(columns, axis=1))
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
         """(rows,) log p_t at one beta of each row, within the bounds."""
-        x, _ = self._place(beta)
-        return _clenshaw(self.series, x)[0]
+        return self._at(beta, 0)[0]
 
     def log_p_at_each(self, betas: np.ndarray) -> np.ndarray:
         """(rows, betas) log p_t of every row at each of some betas within the bounds."""
-        x, _ = self._place(betas)
-        return self.series @ chebvander(x, N_NODES - 1).T
+        columns, weights = self._place(betas, 0)
+        of_beta = np.zeros((self.series.shape[1], len(betas)), self.series.dtype)
+        of_beta[columns.T, np.arange(len(betas))] = weights[0].T
+        return (self.series @ of_beta).astype(np.float64)
 
     def derivatives(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rows,) log p_t and its first and second derivative in beta; the second is <= 0."""
-        x, half = self._place(beta)
-        value, first, second = _clenshaw(self.series, x)
-        first, second = first / half, second / half**2
+        step = _step(self.low, self.high)
+        value, first, second = self._at(beta, 2)
+        first, second = first / step, second / step**2  # in log beta
         return value, first / beta, (second - first) / beta**2
 
-    def _place(self, beta: np.ndarray) -> tuple[np.ndarray, float]:
-        """Where log beta lies between the bounds, in [-1, 1], and half their distance."""
-        middle, half = _span(self.low, self.high)
-        return (np.log(beta) - middle) / half, half
+    def _at(self, beta: np.ndarray, order: int) -> list[np.ndarray]:
+        """(rows,) log p_t and its derivatives in the node number, up to an order."""
+        columns, weights = self._place(beta, order)
+        near = np.take_along_axis(self.series, columns, axis=1)
+        return [np.einsum("ij,ij->i", near, weight) for weight in weights]
+
+    def _place(self, beta: np.ndarray, order: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The columns of a series that each beta needs, (betas, 8), and their weights.
+
+        Weights are those of the value, then those of each derivative up to the order.
+        """
+        steps = np.log(beta / self.low) / _step(self.low, self.high)
+        first = np.clip(steps.astype(int), 0, N_STEPS - 1)
+        powers = np.vander(steps - first, QUINTICS.shape[1], increasing=True)
+        weights, quintics = [], QUINTICS
+        for _ in range(order + 1):
+            weights.append(powers[:, : quintics.shape[1]] @ quintics.T)
+            quintics = quintics[:, 1:] * np.arange(1, quintics.shape[1])
+        return 2 * first[:, None] + np.arange(len(QUINTICS)), weights
 
 
-def _span(low: float, high: float) -> tuple[float, float]:
-    """Middle of the bounds of log beta, and half their distance."""
-    return (math.log(high) + math.log(low)) / 2, (math.log(high) - math.log(low)) / 2
-
-
-def _clenshaw(series: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Value, first and second derivative of sum_k c_k T_k(x), row by row."""
-    b = [np.zeros_like(x) for _ in range(6)]  # b_k, b_k+1 and their first two derivatives
-    for c in series.T[:0:-1]:
-        b0 = c + 2 * x * b[0] - b[1]
-        b1 = 2 * b[0] + 2 * x * b[2] - b[3]
-        b2 = 4 * b[2] + 2 * x * b[4] - b[5]
-        b = [b0, b[0], b1, b[2], b2, b[4]]
-    value = series[:, 0] + x * b[0] - b[1]
-    return value, b[0] + x * b[2] - b[3], 2 * b[2] + x * b[4] - b[5]
+def _step(low: float, high: float) -> float:
+    """Distance of the nodes in log beta."""
+    return math.log(high / low) / N_STEPS
 
 
 class RowProfiles(NamedTuple):
@@ -91,7 +110,7 @@ class RowProfiles(NamedTuple):
 
 
 def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> RowProfiles:
-    """log p_t(beta) at Chebyshev nodes of log beta; of a set of targets, their total mass.
+    """log p_t(beta) from its values and slopes at nodes; of a set of targets, their mass.
 
     log p_T(beta) = log sum over T of exp(beta z_t) - log sum_j exp(beta z_j).
 
@@ -102,41 +121,35 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
       low: least beta, > 0.
       high: greatest beta.
     Returns:
-      Profiles of the rows. On the collections of trained heads they are within 5e-5 nats; of
-      thousands of items that are nearly alike within 2e-3.
+      Profiles of the rows. At bounds of 1 and 64 the worst rows known, one item in front of others
+      that are alike, are within 2e-5 nats up to n = 1,024, 7e-5 at 16,384 and 3e-4 at 131,072; rows
+      of normal or uniform logits are within 3e-6 at any of these.
     """
+    target = _positions(target)
     betas = np.broadcast_to(nodes(low, high), (len(logits), N_NODES))
-    concave = target.ndim == 1 or bool((target.sum(axis=1) <= 1).all())
-    values = _evaluate(logits, target, betas)
-    expected = betas * values.mean[:, None] - values.log_z
+    of_target, expected, variance = _evaluate(logits, target, betas)
     return RowProfiles(
-        from_nodes(values.log_p, low, high)._replace(concave=concave),
-        from_nodes(expected, low, high),
-        values.variance,
+        from_nodes(of_target[0], of_target[1], low, high)._replace(concave=target.ndim == 1),
+        from_nodes(expected[0], expected[1], low, high),
+        variance,
     )
 
 
 def nodes(low: float, high: float) -> np.ndarray:
-    """(N_NODES,) betas, Chebyshev nodes of their logarithm."""
-    middle, half = _span(low, high)
-    return np.asarray(np.exp(middle + half * np.cos(_angles())))
+    """(N_NODES,) betas, evenly spaced in their logarithm; the first and last are out of bounds."""
+    return np.asarray(low * np.exp(_step(low, high) * np.arange(-1, N_STEPS + 2)))
 
 
-def from_nodes(values: np.ndarray, low: float, high: float) -> Profile:
-    """The profile of rows with these values (rows, N_NODES) at the nodes."""
-    to_series = 2 / N_NODES * np.cos(np.arange(N_NODES) * _angles()[:, None])
-    to_series[:, 0] /= 2
-    return Profile(values.astype(np.float64) @ to_series, low, high)
+def from_nodes(value: np.ndarray, slope: np.ndarray, low: float, high: float) -> Profile:
+    """The profile of rows with these values, and slopes in beta, at the nodes: (rows, N_NODES)."""
+    of_node = slope * (_step(low, high) * nodes(low, high)).astype(slope.dtype)
+    return Profile(np.stack([value, of_node], axis=2).reshape(-1, 2 * N_NODES), low, high)
 
 
 def join_profiles(parts: Sequence[Profile]) -> Profile:
     """The profiles of all parts' rows, in order."""
     series = np.concatenate([part.series for part in parts])
     return parts[0]._replace(series=series, concave=all(part.concave for part in parts))
-
-
-def _angles() -> np.ndarray:
-    return (2 * np.arange(N_NODES) + 1) * np.pi / (2 * N_NODES)
 
 
 def log_p(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarray:
@@ -150,46 +163,64 @@ def log_p(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarr
     Returns:
       (rows, k) float32, nats.
     """
-    return _evaluate(logits, target, betas).log_p
-
-
-class _Values(NamedTuple):
-    """Of rows; logits are less their largest."""
-
-    log_p: np.ndarray  # (rows, k) of the target
-    log_z: np.ndarray  # (rows, k)
-    mean: np.ndarray  # (rows,) of z under plain softmax
-    variance: np.ndarray  # (rows,) likewise
-
-
-def _evaluate(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> _Values:
-    logits, target = np.asarray(logits, np.float32), np.asarray(target)
-    if target.ndim == 1:
-        target = np.arange(logits.shape[1]) == target[:, None]
-    rows, by_beta = np.empty(len(logits), np.float32), np.empty(betas.shape, np.float32)
-    values = _Values(by_beta, by_beta.copy(), rows, rows.copy())
-    for part, block in in_blocks(logits, target, betas.astype(np.float32)):
-        for array, of_block in zip(values, _evaluate_block(*block), strict=True):
-            array[part] = np.asarray(of_block)[: part.stop - part.start]
+    values: np.ndarray = _evaluate(logits, _positions(np.asarray(target)), betas)[0][0]
     return values
+
+
+def _positions(target: np.ndarray) -> np.ndarray:
+    """(rows,) positions where each row has one target, else the sets as they are."""
+    one_each = target.ndim > 1 and (target.sum(axis=1) == 1).all()
+    return target.argmax(axis=1) if one_each else target
+
+
+def _evaluate(
+    logits: np.ndarray, target: np.ndarray, betas: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of rows and betas as in `log_p`, all float32.
+
+    log p_T and its slope in beta, (2, rows, k); the same, expected of a target that is drawn from
+    plain softmax; and the variance of z under plain softmax, (rows,).
+    """
+    logits = np.asarray(logits, np.float32)
+    of_target = np.empty((2, *betas.shape), np.float32)
+    expected, variance = np.empty_like(of_target), np.empty(len(logits), np.float32)
+    for part, block in in_blocks(logits, target, betas.astype(np.float32)):
+        rows = slice(part.stop - part.start)
+        values = [np.asarray(array) for array in _evaluate_block(*block)]
+        of_target[:, part], expected[:, part] = values[0][:, rows], values[1][:, rows]
+        variance[part] = values[2][rows]
+    return of_target, expected, variance
 
 
 @jax.jit
 def _evaluate_block(
     logits: jax.Array, target: jax.Array, betas: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
-    among = jnp.where(target, shifted, -jnp.inf)
-    best = jnp.max(among, axis=1, keepdims=True)  # of the targets
-    among = among - best
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), FARTHEST)
+    several = target.ndim > 1
+    if several:
+        best = jnp.max(jnp.where(target, shifted, -jnp.inf), axis=1)
+        among = jnp.maximum(jnp.where(target, shifted - best[:, None], -jnp.inf), FARTHEST)
+    else:
+        best = jnp.take_along_axis(shifted, target[:, None], axis=1)[:, 0]
+    p = jax.nn.softmax(shifted, axis=1)
+    mean = jnp.sum(p * shifted, axis=1)
+    variance = jnp.sum(p * (shifted - mean[:, None]) ** 2, axis=1)
+
+    def line(beta: jax.Array, slope: jax.Array) -> jax.Array:
+        return jnp.stack([beta * slope, slope])
 
     def at(beta: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mass = jnp.log(jnp.sum(jnp.exp(beta * among), axis=1))
-        log_z = jnp.log(jnp.sum(jnp.exp(beta * shifted), axis=1))
-        return (beta * best)[:, 0] + mass - log_z, log_z
+        of_all = _log_sum(shifted, beta)
+        mass = _log_sum(among, beta) if several else 0.0
+        return line(beta, best) + mass - of_all, line(beta, mean) - of_all
 
-    log_p, log_z = jax.lax.map(at, betas.T[..., None])
-    p = jax.nn.softmax(shifted, axis=1)
-    z = jnp.where(p > 0, shifted, 0.0)  # 0 times -inf is NaN
-    mean = jnp.sum(p * z, axis=1)
-    return log_p.T, log_z.T, mean, jnp.sum(p * (z - mean[:, None]) ** 2, axis=1)
+    of_target, expected = jax.lax.map(at, betas.T)  # (k, 2, rows)
+    return jnp.transpose(of_target, (1, 2, 0)), jnp.transpose(expected, (1, 2, 0)), variance
+
+
+def _log_sum(v: jax.Array, beta: jax.Array) -> jax.Array:
+    """(2, rows): log sum exp(beta v) and its slope, the mean of v under softmax(beta v)."""
+    w = jnp.exp(beta[:, None] * v)
+    total = jnp.sum(w, axis=1)
+    return jnp.stack([jnp.log(total), jnp.sum(w * v, axis=1) / total])
