@@ -53,6 +53,25 @@ def test_few_blocks_of_rows_that_are_alike():
     assert error == pytest.approx(values.std(ddof=1) / np.sqrt(8))
 
 
+def test_prompts_of_unequal_weight_count_as_fewer():
+    """95 % of intervals cover; with as many degrees of freedom as prompts it would be 83 %."""
+    rng, inside = np.random.default_rng(0), 0
+    for _ in range(200):
+        block = rng.choice(8, 700, p=rng.dirichlet([0.5] * 8))
+        difference = rng.standard_normal(8)[block] + rng.standard_normal(700)
+        mean, error, n_blocks = mean_and_error(block, np.full(700, 1 / 700), difference)
+        inside += abs(mean) <= stats.t.ppf(0.975, n_blocks - 1) * error
+    assert 182 <= inside <= 198
+
+
+def test_one_prompt_with_nearly_all_rows_is_no_evidence():
+    rows = planted_rows(lambda H, n: 2 + 0 * H, (64,), count=300)
+    rows = rows._replace(group=np.maximum(np.arange(300) - 290, 0))
+    gain = gain_of(rows, 2.0, prior_rows=10.0)
+    assert not gain.evident
+    assert (gain.low, gain.high, gain.p) == (-np.inf, np.inf, 0.5)
+
+
 def test_the_interval_covers_where_what_is_misranked_is_chance():
     """Gains depend on who wins: 60 fresh samples, and the mean of all of them."""
     gains = [

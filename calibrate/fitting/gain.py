@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.fitting.solved_rows import Rows
+from calibrate.fitting.weighting import MIN_EFFECTIVE
 
 PRIOR_ROWS = 10.0
 LEAST_GAIN = 0.01  # nats: a user would not notice less
@@ -96,12 +97,18 @@ class Evidence:
 
 def mean_and_error(
     block: np.ndarray, weight: np.ndarray, difference: np.ndarray
-) -> tuple[float, float, int]:
-    """Weighted mean of (rows,), its standard error by whole blocks, and their number."""
-    _, block = np.unique(block, return_inverse=True)
+) -> tuple[float, float, float]:
+    """Weighted mean of (rows,), its standard error by whole blocks, and their effective number.
+
+    Blocks of few groups differ in weight: they are worth as much as fewer equal ones. Where one has
+    almost all of the weight, the error is infinite.
+    """
     total, share = np.bincount(block, weight * difference), np.bincount(block, weight)
-    n_blocks, mean = len(total), float(total.sum() / share.sum())
-    spread = (total - mean * share) / share.sum()
+    mean, share = float(total.sum() / share.sum()), share / share.sum()
+    spread = total / weight.sum() - mean * share
+    n_blocks = float(1 / (share @ share))
+    if n_blocks < MIN_EFFECTIVE:
+        return mean, np.inf, n_blocks
     return mean, float(np.sqrt(n_blocks / (n_blocks - 1) * (spread @ spread))), n_blocks
 
 

@@ -8,7 +8,6 @@ rows dependent, such as their prompt; groups, not rows, are taken as independent
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from calibrate.errors import QualityError
 from calibrate.fitting.solved_rows import Rows
@@ -129,6 +128,8 @@ def _effective(share: np.ndarray) -> np.ndarray:
 
 def _widening(n_groups: np.ndarray) -> np.ndarray:
     """What Student's t adds to an interval; NaN of one group."""
+    from scipy.special import stdtrit
+
     known = n_groups >= MIN_EFFECTIVE
     quantile = stdtrit(np.where(known, n_groups - 1, np.nan), QUANTILE)
     widening: np.ndarray = quantile / NORMAL
