@@ -167,11 +167,11 @@ def _gain_phrase(room: Headroom) -> str:
     if not room.gains:
         return f"no rule can be fitted: {room.no_rule}"
     (kind, (mean, low, high, _)), evident = room.gains[0], room.gains[0].gain.evident
-    gain = f"{mean:.3f} ({low:.3f} to {high:.3f})"
+    gain = f"{mean:z.3f} ({low:z.3f} to {high:z.3f})"
     if not evident:
         return f"no rule gains {LEAST_GAIN:g} nats beyond chance (best: {kind_label(kind)}, {gain})"
     phrase = f"{kind_label(kind)} gains {gain} nats"
-    constant = "".join(f"{g.mean:.3f}" for other, g in room.gains if other == KINDS[0])
+    constant = "".join(f"{g.mean:z.3f}" for other, g in room.gains if other == KINDS[0])
     return f"{phrase}, one constant {constant}" if kind != KINDS[0] and constant else phrase
 
 
