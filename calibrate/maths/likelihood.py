@@ -256,6 +256,7 @@ def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:
         A_ub=np.concatenate([form.matrix, -form.matrix]),
         b_ub=np.concatenate([form.high, -form.low]),
         bounds=(None, None),
+        options={"presolve": False},  # it fails on objectives whose terms differ by 1e6
     )
     if not result.success:
         raise ArithmeticError(f"cannot bound what the best rule gains: {result.message}")
