@@ -63,7 +63,7 @@ def register(name: str, coefficients: Coefficients, *, part: str | None = None) 
         raise ValueError(f"name is {name!r}, which others have registered; give another")
     registered[name] = applied(fit, part)
     AttentionMaskInterface.register(name, make_mask)
-    AttentionInterface.register(name, attention_function(registered[name]))
+    AttentionInterface.register(name, attention_function(fit, part))
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
@@ -91,8 +91,11 @@ def _written_for_sdpa(configuration: type) -> bool:
     return bool(models) and all(model._supports_sdpa for model in own or models)
 
 
-def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
+def attention_function(
+    fit: Coefficients, part: str | None = None
+) -> Callable[..., tuple[Tensor, None]]:
     """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
+    chosen = applied(fit, part)
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor,

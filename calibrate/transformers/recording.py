@@ -76,7 +76,7 @@ def capture(
     before = model.config._attn_implementation
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
     chosen = registered.get(before, applied(PLAIN))
-    attend = attention_function(chosen)
+    attend = attention_function(chosen.fit, chosen.part)
     paths, module_of = paths_of(model), dict[int, Any]()
 
     def record(

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
 from calibrate.transformers.attention import attention_function, registered
-from calibrate.transformers.parts import PLAIN, applied, fit_of, in_part, layer_of, mark, paths_of
+from calibrate.transformers.parts import PLAIN, fit_of, in_part, layer_of, mark, paths_of
 from calibrate.transformers.probing import is_attention, probe
 
 
@@ -37,7 +37,7 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
         does not run without inputs of yours; or the fit names layers or a part that it lacks.
     """
     names, paths = verify_lookups(model), paths_of(model)
-    watch = probe(model, inputs, names, attention_function(applied(PLAIN)))
+    watch = probe(model, inputs, names, attention_function(PLAIN))
     paths |= paths_of(model)  # some models replace modules while they run
     _refuse(model, watch.plain, paths, plain, "keeps plain softmax in", (
         "verify the part that is to have a fit, or except classes by plain="
