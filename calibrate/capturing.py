@@ -18,8 +18,8 @@ def capture(model: Any, folder: Path, **options: Any) -> AbstractContextManager[
                 model(tokens)
 
     It is calibrate.transformers.capture for a model of Transformers', and calibrate.flax.capture
-    for one of Flax nnx; the options are theirs: layers, heads, max_bytes. A row counts, in what is
-    made of it, by its head's share of the layer's attention to the target.
+    for one of Flax nnx; the options are theirs: layers, heads, max_bytes, and Transformers' part.
+    A row counts, in what is made of it, by its head's share of the layer's attention to the target.
 
     Args:
       model: of Transformers, or an nnx module.

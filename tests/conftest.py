@@ -8,7 +8,10 @@ import pytest
 
 # Half of the time of the short set is compilation; CI's long run compiles as users do. One thread
 # a process: two processes share two cores. Libraries read these when they are loaded.
-for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+for name in (
+    "JAX_DISABLE_MOST_OPTIMIZATIONS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "HF_HUB_OFFLINE",
+):  # fmt: skip
     os.environ.setdefault(name, "1")
 
 import calibrate  # noqa: E402

@@ -98,6 +98,7 @@ def test_the_model_is_left_as_it_was():
     verify(model)
     with pytest.raises(IndexError):
         verify(model, input_ids=IDS + 99)  # beyond the vocabulary
+    verify(torch.compile(model))  # compiles nothing
     assert modes == [module.training for module in model.modules()]
     assert before == dict(AttentionInterface._global_mapping)
     assert (state == torch.get_rng_state()).all()

@@ -36,6 +36,7 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
         implementation that is not a registered fit, keeps plain softmax or does not run; the model
         does not run without inputs of yours; or the fit names layers or a part that it lacks.
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     names, paths = verify_lookups(model), paths_of(model)
     watch = probe(model, inputs, names, attention_function(PLAIN))
     paths |= paths_of(model)  # some models replace modules while they run
