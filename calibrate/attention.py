@@ -64,6 +64,7 @@ def dot_product_attention(
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match, another implementation, or a residual.
+      TypeError: complex arrays, which have no entropy.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
@@ -98,6 +99,8 @@ def _check(
     lengths: tuple[ArrayLike | None, ...],
 ) -> None:  # fmt: skip
     """Shapes and dtypes that belong together."""
+    if jnp.iscomplexobj(q):
+        raise TypeError(f"query is {q.dtype}; give real numbers")
     B, S, K, H = k.shape
     if q.ndim != 4 or q.shape[0] != B or q.shape[3] != H or q.shape[2] % max(1, K):
         raise ValueError(f"query is {q.shape} and key {k.shape}; give (B, T, N, H) and (B, S, K, H)"

@@ -33,12 +33,13 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
       coefficients: a fit, from `calibrate.load`; per head: along the modules' heads.
     Returns:
       A function with the arguments of flax.nnx.dot_product_attention and of its linen twin. It
-      honours mask, bias, causality, dropout (after the entropy), dtype, precision, grouped queries
-      and sown weights; entropy, beta and softmax are computed in float32 or wider. A query that
-      sees no key gives 0.
+      honours mask, bias, causality, dropout (after the entropy), dtype, precision, grouped queries,
+      sown weights and force_fp32_for_softmax (a result in float32 or wider); entropy, beta and
+      softmax are computed in float32 or wider. A query that sees no key gives 0.
     Raises:
       CoefficientsError: no fit was given; when called, one that does not fit the heads.
-      ValueError: when called, with a custom einsum.
+      ValueError: when called, with a custom einsum, or shapes that do not match.
+      TypeError: when called, with complex arrays.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
@@ -49,12 +50,14 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         mask: Array | None = None, broadcast_dropout: bool = True,
         dropout_rng: Array | None = None, dropout_rate: float = 0.0, deterministic: bool = False,
         dtype: Any = None, precision: Any = None, module: Any = None,
-        force_fp32_for_softmax: bool = True, is_causal: bool = False,
+        force_fp32_for_softmax: bool = False, is_causal: bool = False,
         qk_attn_weights_einsum: Any = None, attn_weights_value_einsum: Any = None,
     ) -> Array:  # fmt: skip
         if qk_attn_weights_einsum or attn_weights_value_einsum:
             raise ValueError("a custom einsum is set; calibrate.flax cannot use it, leave it out")
+        _check(query, key, value)
         dtype = dtype or jnp.result_type(query, key, value, float)
+        dtype = wide(jnp.dtype(dtype)) if force_fp32_for_softmax else dtype
         query, key, value = (x.astype(dtype) for x in (query, key, value))
         mask = None if mask is None else mask.astype(bool)
         drops = dropout_rate > 0 and not deterministic
@@ -75,6 +78,19 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         return _weighted_sum(weights, value, precision)
 
     return attend
+
+
+def _check(query: Array, key: Array, value: Array) -> None:
+    """Batch axes that differ would be paired at random, or broadcast."""
+    if any(jnp.iscomplexobj(x) for x in (query, key, value)):
+        raise TypeError("query, key or value is complex; give real numbers")
+    q, k, v = (x.shape for x in (query, key, value))
+    fits = len(q) > 2 and q[:-3] == k[:-3] == v[:-3] and q[-1] == k[-1] and k[-3:-1] == v[-3:-1]
+    if not fits or q[-2] % max(1, k[-2]):
+        raise ValueError(
+            f"query, key, value are {q}, {k}, {v}; give (..., T, N, H), (..., S, K, H) "
+            "and (..., S, K, any width), with the same batch axes and N a multiple of K"
+        )
 
 
 def _attend(

@@ -337,6 +337,12 @@ def test_what_does_not_match_is_refused(change, message, paper):
         dot_product_attention(**arguments, coefficients=paper)
 
 
+def test_complex_arrays_are_refused(paper):
+    q = np.ones((1, 5, 2, 4), np.complex64)
+    with pytest.raises(TypeError, match="query is complex64; give real numbers"):
+        dot_product_attention(q, q, q, coefficients=paper)
+
+
 def test_what_is_no_fit_is_refused():
     with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
         dot_product_attention(*qkv(), coefficients="paper")

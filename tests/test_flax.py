@@ -162,6 +162,39 @@ def test_integers_become_floats_as_in_flax(paper):
     assert attention_fn(paper)(q, q, q).dtype == jnp.float32
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 6, 4, 8), (6, 4, 8), (6, 4, 8)],
+        [(4, 1, 6, 4, 8), (1, 4, 6, 4, 8), (1, 4, 6, 4, 8)],
+        [(2, 6, 4, 8), (2, 6, 4, 8), (2, 5, 4, 8)],
+        [(2, 6, 4, 8), (2, 6, 4, 7), (2, 6, 4, 8)],
+        [(1, 6, 5, 8), (1, 6, 2, 8), (1, 6, 2, 8)],
+    ],
+    ids=["ranks", "batch axes", "lengths", "widths", "groups"],
+)
+@pytest.mark.parametrize("options", [{}, {"precision": "highest"}], ids=["blocks", "weights"])
+def test_shapes_that_do_not_match_are_refused(shapes, options, paper):
+    with pytest.raises(ValueError, match=r"query, key, value are .*; give \(..., T, N, H\)"):
+        attention_fn(paper)(*map(np.ones, shapes), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "highest"}], ids=["blocks", "weights"])
+def test_complex_arrays_are_refused(options, paper):
+    q = np.ones((1, 5, 2, 4), np.complex64)
+    with pytest.raises(TypeError, match="complex; give real numbers"):
+        attention_fn(paper)(q, q, q, **options)
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_softmax_in_float32_can_be_forced(forced, paper):
+    _, sown = in_linen(paper, sow=True, dtype=jnp.bfloat16, force_fp32_for_softmax=forced)
+    expected = jnp.float32 if forced else jnp.bfloat16
+    assert sown["intermediates"]["attention_weights"][0].dtype == expected
+    q = jnp.ones((1, 5, 2, 4), jnp.bfloat16)
+    assert attention_fn(paper)(q, q, q, force_fp32_for_softmax=forced).dtype == expected
+
+
 def test_dropout_without_a_key_is_refused(paper):
     q = np.ones((1, 5, 2, 4), np.float32)
     with pytest.raises(ValueError, match="dropout needs dropout_rng"):
