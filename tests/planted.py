@@ -20,19 +20,22 @@ def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 
     return concatenate_rows(parts)
 
 
-def grouped_nulls(seed, sizes=(16, 64), groups=8, count=100, spread=0.3) -> Rows:
+def grouped_nulls(seed, sizes=(16, 64), groups=8, count=100, spread=0.3, gap=0.0) -> Rows:
     """Solved rows of calibrated heads, whose rows of one group are nearly alike.
 
     Args:
       groups: prompts, with rows of every size.
       count: rows of each size and group.
+      gap: by how much the highest logit is raised.
       spread: how much the luck of a group's targets differs; 1 is not at all dependent.
     """
     rng, parts = np.random.default_rng(seed), []
     luck, scale = rng.random((groups, 1)), rng.uniform(0.3, 2, (groups, 1, 1))
     for n in sizes:
         z = scale * rng.standard_normal((groups, count, n))
-        z = -np.sort(-z, axis=2).reshape(-1, n).astype(np.float32)
+        z = -np.sort(-z, axis=2)
+        z[..., 0] += gap
+        z = z.reshape(-1, n).astype(np.float32)
         quantile = ((luck + spread * rng.random((groups, count))) % 1).reshape(-1, 1)
         target = (softmax(z).cumsum(axis=1) > quantile).argmax(axis=1)
         rows = solve_rows(z, target.astype(np.int32), entropy(z), n)

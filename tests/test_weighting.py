@@ -143,6 +143,14 @@ def test_a_rule_for_eight_prompts_is_no_rule():
         choose(rows, Options())
 
 
+def test_what_no_prompt_of_eight_shows_may_be():
+    """A calibrated sharp head that is right on all 1,600 rows of them."""
+    rows = grouped_nulls(2, spread=0.02, gap=5)
+    assert not rows.misranked.any()
+    with pytest.raises(QualityError, match="not for this head"):
+        choose(rows, Options())
+
+
 @pytest.mark.slow
 def test_calibrated_heads_of_few_prompts_get_a_rule_as_often_as_others():
     """At most one in forty; without groups about one in three."""

@@ -5,8 +5,8 @@ that is right in all of 100 rows looks as if it gained by any sharpening. So rul
 there were m rows more, with the logits of the others and targets drawn from plain softmax, and the
 lower end of an interval allows for them. They are the prior of a Dirichlet process (Ferguson 1973),
 worth m rows, that the head is calibrated as it is: the posterior's mean is that of N + m rows, and
-its variance counts what such targets may do. m is 10: scripts/results/README.md shows what other
-values do.
+its variance counts what such targets may do. N counts groups, as all rows of a few may lack what
+others show. m is 10: scripts/results/README.md shows what other values do.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import MIN_EFFECTIVE
+from calibrate.fitting.weighting import MIN_EFFECTIVE, group_weights
 
 PRIOR_ROWS = 10.0
 LEAST_GAIN = 0.01  # nats: a user would not notice less
@@ -88,10 +88,11 @@ class Evidence:
         # Of a target drawn from plain softmax, the difference is (beta - beta') z + constant.
         drawn = (rule.beta - other.beta) ** 2 * self.rows.variance
         prior_variance = self.weight @ ((expected - prior_mean) ** 2 + drawn)
-        share = prior_share(self.weight, self.prior_rows)
+        of_groups = group_weights(self.rows)
+        share = prior_share(of_groups, self.prior_rows)
         between = share * (1 - share) * (mean - prior_mean) ** 2
-        n_rows = 1 / (self.weight @ self.weight) + self.prior_rows
-        variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n_rows + 1)
+        n = 1 / (of_groups @ of_groups) + self.prior_rows
+        variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n + 1)
         return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))
 
 
@@ -113,7 +114,7 @@ def mean_and_error(
 
 
 def prior_share(weight: np.ndarray, prior_rows: float) -> float:
-    """The share of m = `prior_rows` more rows: m / (N + m), N = 1 / sum of (rows,) weight^2."""
+    """The share of m = `prior_rows` more rows: m / (N + m), N = 1 / sum of (groups,) weight^2."""
     return float(prior_rows / (1 / (weight @ weight) + prior_rows))
 
 

@@ -15,7 +15,13 @@ from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.gain import PRIOR_ROWS, prior_share
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, require_groups, row_weights
+from calibrate.fitting.weighting import (
+    N_BLOCKS,
+    assign_blocks,
+    group_weights,
+    require_groups,
+    row_weights,
+)
 from calibrate.maths import solver
 from calibrate.maths.bernstein import basis, plain_powers
 from calibrate.maths.likelihood import (
@@ -129,7 +135,9 @@ def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) ->
     domain = _domain(x, kind)
     weight = row_weights(rows)
     at, cell = _assign_cells(x, kind, domain)
-    profile = rows.profile.mix(rows.plain_profile, prior_share(weight, options.prior_rows))
+    profile = rows.profile.mix(
+        rows.plain_profile, prior_share(group_weights(rows), options.prior_rows)
+    )
     data = _pool(profile, block, cell, len(at), weight)
     rule = Rule.log_size() if kind == "log-size" else Rule(min_entropy=options.gate)
     problem = Problem(kind, _form(at, kind, domain), data, domain, rule, np.unique(block))

@@ -70,6 +70,12 @@ def assign_blocks(rows: Rows) -> np.ndarray:
     return of_row
 
 
+def group_weights(rows: Rows) -> np.ndarray:
+    """(groups,) adding up to 1: what each group of rows counts for, by `row_weights`."""
+    weights: np.ndarray = np.bincount(rows.group_index(), row_weights(rows))
+    return weights
+
+
 def require_groups(rows: Rows) -> None:
     """Raises QualityError if the rows come from too few groups to tell what another would give."""
     count = len(np.unique(rows.group_index()))
