@@ -89,6 +89,8 @@ PLAIN = """
     openai-gpt prophetnet pvt_v2 rembert roformer rwkv sew-d squeezebert swiftformer swin2sr
     swinv2 tapas timesformer vilt visual_bert vitdet wavlm xglm xlm xlnet yoso
 """.split()  # noqa: SIM905
+# They choose keys by other means than a mask.
+CHOOSES_KEYS = ["axk2", "glm_moe_dsa", "mistral_large4_text"]
 
 SHARP = Coefficients(Rule(min_entropy=0.0), (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.0, 8.0)),))
 ROUTERS = re.compile("Router|Gating")  # their softmax chooses experts
@@ -208,3 +210,10 @@ def test_what_looks_nothing_up_is_refused(model_type):
     model.set_attn_implementation("calibrate-sharp")
     with pytest.raises(calibrate.CoefficientsError, match="has attention implementation '(eag|sd)"):
         verify(model, **inputs)
+
+
+@pytest.mark.parametrize("model_type", CHOOSES_KEYS)
+def test_keys_chosen_by_other_means_are_refused(model_type):
+    model, inputs, _ = runs(model_type)
+    with pytest.raises(ValueError, match="passes 'indices', which calibrate.transformers does not"):
+        outputs(model, "calibrate-sharp", inputs)

@@ -79,6 +79,12 @@ def test_what_does_not_run_is_named():
     with pytest.raises(calibrate.CoefficientsError, match=message):
         verify(model)
     verify(model, plain=["CLIPAttention"])
+    verify(model, plain=["vision_tower"])
+    decoder = transformers.BartForCausalLM(tiny_model("bart").config)
+    decoder.set_attn_implementation("sharp")
+    with pytest.raises(calibrate.CoefficientsError, match="did not run model.decoder.*encoder"):
+        verify(decoder)
+    verify(decoder, input_ids=DECODED, encoder_hidden_states=torch.randn(2, 5, 32))
 
 
 def test_inputs_are_asked_for():

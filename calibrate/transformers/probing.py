@@ -151,5 +151,5 @@ def _small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
         channels = getattr(config, "num_channels", 3)
         return {"pixel_values": torch.zeros(1, channels, height, width, device=model.device)}
     ids = torch.arange(N_TOKENS, device=model.device)[None]
-    ids = ids % max(1, getattr(config.get_text_config(), "vocab_size", N_TOKENS))
+    ids = ids % (getattr(config.get_text_config(), "vocab_size", None) or N_TOKENS)
     return {name: ids for name in ("input_ids", "decoder_input_ids") if name in names}

@@ -29,7 +29,8 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
 
     Args:
       model: any of Transformers' models.
-      plain: names of classes that may keep plain softmax, or not run.
+      plain: what may keep plain softmax, or not run: names of classes, or pieces of paths, as the
+        part of `register`.
       inputs: what the model is called with; if none are given, a few tokens, or a black image.
     Raises:
       CoefficientsError: there is no softmax attention; some of it, named, has an attention
@@ -37,16 +38,17 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
         does not run without inputs of yours; or the fit names layers or a part that it lacks.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    plain = [plain] if isinstance(plain, str) else plain
     names, paths = verify_lookups(model), paths_of(model)
     watch = probe(model, inputs, names, attention_function(PLAIN))
     paths |= paths_of(model)  # some models replace modules while they run
     _refuse(model, watch.plain, paths, plain, "keeps plain softmax in", (
-        "verify the part that is to have a fit, or except classes by plain="
+        "verify the part that is to have a fit, or except these by plain="
     ))  # fmt: skip
     idle = [m for m in model.modules() if is_attention(m) and m not in watch.ran]
     idle = [m for m in idle if not any(is_attention(x) for x in m.modules() if x is not m)]
     _refuse(model, idle, paths, plain, "did not run", (
-        "give verify(model, **inputs) that run them, or except classes by plain="
+        "give verify(model, **inputs) that run them, or except these by plain="
     ))  # fmt: skip
     mark(watch.reached, paths)
     for name in names:
@@ -57,10 +59,13 @@ def _refuse(
     model: nn.Module, modules: Iterable[nn.Module], paths: Mapping[nn.Module, str],
     excepted: Collection[str], what: str, remedy: str,
 ) -> None:  # fmt: skip
-    """Raises CoefficientsError that names the modules, unless their classes are excepted."""
-    classes = {m: type(m).__name__ for m in modules if type(m).__name__ not in excepted}
-    if classes:
-        listed = sorted({f"{paths[module]} ({name})" for module, name in classes.items()})
+    """Raises CoefficientsError that names the modules, unless they are excepted."""
+    names = {(paths[module], type(module).__name__) for module in modules}
+    listed = [
+        f"{path} ({name})" for path, name in sorted(names)
+        if not any(word == name or word in path for word in excepted)
+    ]  # fmt: skip
+    if listed:
         raise CoefficientsError(f"{type(model).__name__} {what} {', '.join(listed)}; {remedy}")
 
 
