@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 def random_call(rng) -> Call:
     B, K, group = rng.choice([0, 1, 2, 3], p=[0.02, 0.4, 0.4, 0.18]), *rng.integers(1, 4, 2)
-    T, S = rng.choice([0, 1, 2, 7, 31, 33, 40, 70], 2, p=[0.03, *[0.12] * 4, 0.15, 0.15, 0.19])
+    T, S = rng.choice([0, 1, 2, 7, 31, 33, 70, 600], 2, p=[0.03, *[0.11] * 4, 0.24, 0.24, 0.05])
     width, width_of_value = rng.choice([0, 1, 3, 8, 16], 2, p=[0.03, 0.1, 0.2, 0.47, 0.2])
     if rng.random() < 0.7:
         width_of_value = width
@@ -146,11 +146,11 @@ def check(seed):
 
 
 def test_random_calls():
-    for seed in range(25):
+    for seed in range(60):
         check(seed)
 
 
 @pytest.mark.slow
 def test_many_random_calls():
-    for seed in range(25, 3_000):
+    for seed in range(60, 6_000):
         check(seed)
