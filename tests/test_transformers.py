@@ -238,8 +238,10 @@ def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
     with pytest.raises(calibrate.CoefficientsError, match=r"entries for layers \[2\], which Llama"):
         verify(llama)
     register("fifth-head", replace(one, entries=(replace(one.only, head=4),)))
-    with pytest.raises(calibrate.CoefficientsError, match="for head 4, and there are 4 heads"):
-        logits(llama, "fifth-head")
+    for call in (verify, lambda model: logits(model, "fifth-head")):
+        llama.set_attn_implementation("fifth-head")
+        with pytest.raises(calibrate.CoefficientsError, match="for head 4, and there are 4 heads"):
+            call(llama)
     register("layered", replace(one, entries=(replace(one.only, layer=0),)))
     llama.set_attn_implementation("layered")
     verify(llama)

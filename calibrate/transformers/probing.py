@@ -28,14 +28,15 @@ class Probe(TorchDispatchMode):
     choose or scale experts, is none.
 
     Attributes:
-      reached: modules that called registered attention, and the name that they looked up.
+      reached: modules that called registered attention, the name that they looked up, and how
+        many query heads they have.
       plain: modules in which softmax weighed values otherwise, or a fused kernel did.
       ran: all modules that were called.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.reached: dict[nn.Module, str] = {}
+        self.reached: dict[nn.Module, tuple[str, int]] = {}
         self.plain: dict[nn.Module, None] = {}
         self.ran: set[nn.Module] = set()
         self._running: list[nn.Module] = []
@@ -80,10 +81,10 @@ class Probe(TorchDispatchMode):
         def leave(*_: Any) -> None:
             self._running.pop()
 
-        def reach(name: str, module: nn.Module, *inputs: Any, **options: Any) -> Any:
-            self.reached[module] = name
+        def reach(name: str, module: nn.Module, query: Tensor, *inputs: Any, **options: Any) -> Any:
+            self.reached[module] = name, query.shape[1]
             with _disable_current_modes():
-                return attend(module, *inputs, **options)
+                return attend(module, query, *inputs, **options)
 
         with ExitStack() as stack:
             for module in model.modules():

@@ -35,7 +35,7 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
     Raises:
       CoefficientsError: there is no softmax attention; some of it, named, has an attention
         implementation that is not a registered fit, keeps plain softmax or does not run; the model
-        does not run without inputs of yours; or the fit names layers or a part that it lacks.
+        does not run without inputs of yours; or it lacks the fit's part, layers or heads.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     plain = [plain] if isinstance(plain, str) else plain
@@ -52,7 +52,8 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
     ))  # fmt: skip
     mark(watch.reached, paths)
     for name in names:
-        _verify_fit(model, name, [m for m, x in watch.reached.items() if x == name], paths)
+        heads = {module: n for module, (of, n) in watch.reached.items() if of == name}
+        _verify_fit(model, name, heads, paths)
 
 
 def _refuse(
@@ -70,19 +71,19 @@ def _refuse(
 
 
 def _verify_fit(
-    model: nn.Module, name: str, reached: Iterable[nn.Module], paths: Mapping[nn.Module, str]
+    model: nn.Module, name: str, n_heads: Mapping[nn.Module, int], paths: Mapping[nn.Module, str]
 ) -> None:
-    """Raises CoefficientsError if the fit names a part or layers that the model lacks."""
+    """Raises CoefficientsError if the fit names a part, layers or heads that the model lacks."""
     fit, part, layers = registered[name]
-    covered = [module for module in reached if in_part(part, paths[module])]
+    covered = [module for module in n_heads if in_part(part, paths[module])]
     if not covered:
-        all_paths = ", ".join(sorted({paths[module] for module in reached}))
+        all_paths = ", ".join(sorted({paths[module] for module in n_heads}))
         raise CoefficientsError(
             f"{fit.reference} is registered for part {part!r}, and {type(model).__name__} has "
             f"attention in {all_paths or 'none'}; register it for one of these"
         )
     for module in covered:
-        fit_of(module, registered[name])
+        fit_of(module, registered[name]).by_head(n_heads[module])
     absent = set(layers) - {layer_of(module) for module in covered}
     if absent:
         raise CoefficientsError(
