@@ -210,7 +210,7 @@ def _starts(objective: Objective, form: Form, low: float, high: float) -> list[n
     room = np.concatenate([form.high - form.matrix @ middle, form.matrix @ middle - form.low])
     rise = np.concatenate([form.matrix @ way, -form.matrix @ way])
     steps = room[rise > 0] / rise[rise > 0]
-    return [*constants, middle + min(1.0, *steps) * way]
+    return [*constants, middle + min([1.0, *steps]) * way]
 
 
 def _peaks(values: np.ndarray) -> list[int]:
