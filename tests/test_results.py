@@ -135,3 +135,30 @@ def test_what_the_readme_says_of_the_choice():
         beyond[f"mixture: {name}"] for name in ("plain", "H, degree 4", "commitment, degree 4")
     )
     assert (by_commitment - plain) / (by_entropy - plain) == pytest.approx(1.5, abs=0.1)
+
+
+VERDICTS = json.loads((ROOT / "scripts/results/verdicts.json").read_text())
+
+
+def test_readme_verdicts_are_the_file():
+    script = runpy.run_path(str(ROOT / "scripts/verdict_study"))
+    for line in script["markdown"](VERDICTS):
+        assert line in STUDIES, line
+
+
+def test_what_the_readme_says_of_verdicts():
+    cells = {(c["cell"], c["rows"], c["m"]): c for c in VERDICTS["cells"]}
+    chosen_on, others = "heads 1, 2, 4, 6, 7, 9", "heads 0, 3, 5, 8"
+    for heads in (chosen_on, others):
+        without = cells[heads, 40, 0]
+        assert without["published"] > without["samples"] / 2
+        assert without["below"] >= 0.75 * without["published"]
+        assert without["fresh"] < 0
+        assert cells[heads, 40, 10]["published"] == 0
+    for rows in (150, 600):
+        assert cells[others, rows, 10]["below"] == 0
+        of_all = {m: cells[chosen_on, rows, m]["fresh_of_all"] for m in (0, 3, 10, 30)}
+        assert of_all[10] > max(of_all[0], of_all[3])
+    for cell, c in cells.items():
+        if cell[0].startswith(("calibrated", "too sharp")) and "not told apart" not in cell[0]:
+            assert c["published"] == 0, cell
