@@ -17,7 +17,7 @@ from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import refuse_bad_rows
 from calibrate.files.manifest import COUNTS
 from calibrate.fitting.solved_rows import head_label, known_index
-from calibrate.fitting.weighting import size_shares
+from calibrate.fitting.weighting import MIN_EFFECTIVE, size_shares
 from calibrate.heads.logits_files import MOST_HEADS, Arrays, LoggedRows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import Rule, beta_of
@@ -25,7 +25,6 @@ from calibrate.maths.rule import Rule, beta_of
 # Of every row under every rule: log p of the target (of several, of their total), p, and the gains
 # of both over plain softmax on the same row.
 MEASURES = ("log_p", "p", "log_p_gain", "p_gain")
-MIN_EFFECTIVE_ROWS = 1.5  # with fewer, their spread is unknown
 
 
 class Estimate(NamedTuple):
@@ -114,7 +113,7 @@ def _mean_over_sizes(sizes: Moments) -> Estimate:
     share = expand_axes(size_shares(sizes.rows, sizes.weight)[weighted], sizes.mean.ndim)
     mean = np.sum(share * means, axis=0)
     effective = weight**2 / squared  # this many rows of equal weight
-    alone = effective < MIN_EFFECTIVE_ROWS
+    alone = effective < MIN_EFFECTIVE
     # sum w^2 (x - mean)^2 / (sum w)^2, as deviations may depend on the weight.
     variance = (squares + squared * (centre - means) ** 2) / weight**2
     variance = variance * effective / np.where(alone, 1, effective - 1)
