@@ -65,6 +65,31 @@ def test_attention_that_stays_plain_is_named(model_type, path, name):
     verify(model, plain=[name], **inputs)
 
 
+class Mixer(torch.nn.Module):
+    """Attention by another name, whose weights are masked, cast and cut before they weigh."""
+
+    def forward(self, x):
+        weights = (x @ x.mT).softmax(-1).double()
+        return (weights * (weights > 1e-3))[..., :4].float() @ x[:, :4]
+
+
+class Chooser(torch.nn.Module):
+    """No attention: softmax chooses and scales."""
+
+    def forward(self, x):
+        weights, at = x[..., :4].softmax(-1).topk(2)
+        return x.gather(-1, at).repeat(1, 1, 16) * weights[..., :1]
+
+
+def test_attention_is_known_by_what_it_does():
+    model = with_fit("phi3", "sharp")
+    model.layers[0].mlp = Chooser()
+    verify(model)
+    model.layers[1].mlp = Mixer()
+    with pytest.raises(calibrate.CoefficientsError, match=r"softmax in layers.\*.mlp \(Mixer\); "):
+        verify(model)
+
+
 @pytest.mark.parametrize("model_type", ["mixtral", "albert", "vit", "t5", "bart"])
 def test_models_of_which_all_attention_is_reached(model_type):
     """On inputs made for them; the softmax of routers is none."""
