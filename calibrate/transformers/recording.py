@@ -1,6 +1,6 @@
 """Capture in Transformers: attention logits of a running model, at given positions."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,7 @@ def capture(
         **options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         if in_part(part, paths[module]):
-            layer = layer_of(module)
-            if layer is None:
-                raise CalibrateError(
-                    f"{type(module).__name__} has no layer_idx to be recorded under; leave it out "
-                    "by part="
-                )
-            if (other := module_of.setdefault(layer, module)) is not module:
-                refuse_twins(layer, [paths[other], paths[module]])
+            layer = _layer(module, module_of, paths)
             if recorder.wants(layer):
                 at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
                 with torch.no_grad():
@@ -113,6 +106,18 @@ def capture(
         del registered[_NAME]
         for interface in (AttentionInterface, AttentionMaskInterface):
             interface._global_mapping.pop(_NAME, None)
+
+
+def _layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> int:
+    """The number of its layer, which is noted in `module_of`; raises unless it is its own."""
+    layer = layer_of(module)
+    if layer is None:
+        raise CalibrateError(
+            f"{type(module).__name__} has no layer_idx to be recorded under; leave it out by part="
+        )
+    if (other := module_of.setdefault(layer, module)) is not module:
+        refuse_twins(layer, [paths[other], paths[module]])
+    return layer
 
 
 def _logits(
