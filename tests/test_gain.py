@@ -88,8 +88,9 @@ def test_pseudo_rows_are_rows_whose_targets_plain_softmax_draws():
     evidence = evidence_of(rows, 30.0)
     sharp, plain = (evidence.score(np.full(150, beta)) for beta in (3.0, 1.0))
     gain = evidence.gain(sharp, plain)
-    share = prior_share(evidence.weight, 30.0)
+    share, _ = prior_share(evidence.weight, 30.0)
     assert share == pytest.approx(30 / 180)
+    assert prior_share(evidence.weight, 1e9)[0] == pytest.approx(0.25 / 1.25)  # at most
     added, expected = sharp.log_p - plain.log_p, sharp.expected - plain.expected
     assert (expected < 0).all()  # nothing is as good as plain softmax for its own targets
     alone = gain_of(rows, 3.0)

@@ -18,6 +18,7 @@ from calibrate.fitting.solved_rows import Rows
 from calibrate.fitting.weighting import MIN_EFFECTIVE, group_weights
 
 PRIOR_ROWS = 10.0
+MOST_PRIOR = 0.25  # of the number of groups
 LEAST_GAIN = 0.01  # nats: a user would not notice less
 LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
 CONFIDENCE = 0.95  # of an interval
@@ -88,10 +89,8 @@ class Evidence:
         # Of a target drawn from plain softmax, the difference is (beta - beta') z + constant.
         drawn = (rule.beta - other.beta) ** 2 * self.rows.variance
         prior_variance = self.weight @ ((expected - prior_mean) ** 2 + drawn)
-        of_groups = group_weights(self.rows)
-        share = prior_share(of_groups, self.prior_rows)
+        share, n = prior_share(group_weights(self.rows), self.prior_rows)
         between = share * (1 - share) * (mean - prior_mean) ** 2
-        n = 1 / (of_groups @ of_groups) + self.prior_rows
         variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n + 1)
         return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))
 
@@ -113,9 +112,15 @@ def mean_and_error(
     return mean, float(np.sqrt(n_blocks / (n_blocks - 1) * (spread @ spread))), n_blocks
 
 
-def prior_share(weight: np.ndarray, prior_rows: float) -> float:
-    """The share of m = `prior_rows` more rows: m / (N + m), N = 1 / sum of (groups,) weight^2."""
-    return float(prior_rows / (1 / (weight @ weight) + prior_rows))
+def prior_share(weight: np.ndarray, prior_rows: float) -> tuple[float, float]:
+    """The share m / (N + m) of m more rows, and N + m.
+
+    N is the effective number of groups, 1 / sum of (groups,) weight^2, and m is `prior_rows`, but
+    a quarter of N at most, or few groups would never outweigh them.
+    """
+    n = float(1 / (weight @ weight))
+    m = min(prior_rows, n * MOST_PRIOR)
+    return m / (n + m), n + m
 
 
 def evident_among(gains: list[float]) -> list[bool]:

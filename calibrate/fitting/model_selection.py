@@ -97,7 +97,7 @@ def choose(
     unforced = trial.simplest_unbeaten()
     best = next((c for c in candidates if c.kind == force), unforced)
     if best is None or unforced is None or not best.gain.evident:
-        raise QualityError(_refusal(candidates, force))
+        raise QualityError(_refusal(candidates, force, evidence.rows))
     leads = {c.kind: evidence.gain(best.scores, c.scores).mean for c in candidates if c is not best}
     verdict = "; ".join([
         *_gain_sentences(best, unforced, leads, left_out),
@@ -208,14 +208,16 @@ def _warnings(best: Candidate, plain_log_p: float) -> list[str]:
     return sentences
 
 
-def _refusal(candidates: list[Candidate], force: str | None) -> str:
+def _refusal(candidates: list[Candidate], force: str | None, rows: Rows) -> str:
     gains = ", ".join(
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
     )
     subject = "no rule beats" if force is None else f"{kind_label(force)} does not beat"
+    n_groups = len(np.unique(rows.group_index()))
+    few = f", collect rows of more groups than {n_groups}" if n_groups < N_BLOCKS else ""
     return (
         f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats and beyond chance on "
-        f"held-out rows (nats of log p, sizes equal: {gains}); leave its softmax as it is, or "
+        f"held-out rows (nats of log p, sizes equal: {gains}); leave its softmax as it is{few}, or "
         "check that the targets are the items that should win"
     )

@@ -136,7 +136,7 @@ def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) ->
     weight = row_weights(rows)
     at, cell = _assign_cells(x, kind, domain)
     profile = rows.profile.mix(
-        rows.plain_profile, prior_share(group_weights(rows), options.prior_rows)
+        rows.plain_profile, prior_share(group_weights(rows), options.prior_rows)[0]
     )
     data = _pool(profile, block, cell, len(at), weight)
     rule = Rule.log_size() if kind == "log-size" else Rule(min_entropy=options.gate)
