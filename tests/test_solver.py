@@ -93,6 +93,7 @@ def test_class_of_a_row(row, target, beta, status):
         assert result.beta == beta
 
 
+@pytest.mark.slow
 def test_float32_residual_on_the_shipped_head():
     """At most 7 passes, and 1e-6 of the range left, from the least size to the greatest."""
     head = load_head("max-retrieval")

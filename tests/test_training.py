@@ -25,6 +25,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(training, "STEPS_PER_CHECKPOINT", 10)
 
 
+@pytest.mark.slow
 def test_weights_do_not_depend_on_the_seeds_beside(tmp_path, monkeypatch):
     # Workers share compiled code through this cache: compiling is most of their work here.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
