@@ -7,9 +7,15 @@ import pytest
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.fitting.gain import Evidence, evident_among, mean_and_error, prior_share
+from calibrate.fitting.gain import Evidence, evident_among, prior_share
 from calibrate.fitting.solved_rows import solve_rows
-from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
+from calibrate.fitting.weighting import (
+    N_BLOCKS,
+    Strata,
+    assign_blocks,
+    mean_and_error,
+    row_weights,
+)
 from calibrate.maths import reference
 
 
@@ -24,6 +30,12 @@ def gain_of(rows, beta, prior_rows=0.0):
     )
 
 
+def of_one_size(block, weight, difference):
+    """Mean, error and effective number of groups."""
+    total, share = np.bincount(block, weight * difference), np.bincount(block, weight)
+    return mean_and_error(total[None], share[None], np.array([len(block)]))
+
+
 def test_the_error_is_the_spread_of_means():
     """Of 200 samples about 190 have the mean within two errors."""
     rows = planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=200)
@@ -31,7 +43,7 @@ def test_the_error_is_the_spread_of_means():
     inside = 0
     for _ in range(200):
         difference = rng.exponential(1.0, len(block)) - 1
-        mean, error, n_blocks = mean_and_error(block, row_weights(rows), difference)
+        mean, error, n_blocks = Strata(rows, block).mean(difference)
         inside += abs(mean) <= stats.t.ppf(0.975, n_blocks - 1) * error
     assert 180 <= inside <= 199
 
@@ -40,7 +52,7 @@ def test_blocks_that_differ_in_weight_do_not_widen_an_interval():
     """Where every row gains the same, there is no error."""
     block = np.arange(1_000) % N_BLOCKS
     weight = np.random.default_rng(0).exponential(1.0, 1_000) * (1 + block)
-    mean, error, _ = mean_and_error(block, weight / weight.sum(), np.full(1_000, 0.3))
+    mean, error, _ = of_one_size(block, weight / weight.sum(), np.full(1_000, 0.3))
     np.testing.assert_allclose([mean, error], [0.3, 0], atol=1e-12)
 
 
@@ -48,8 +60,8 @@ def test_few_blocks_of_rows_that_are_alike():
     """Eight prompts whose rows are one row: the error is that of eight values."""
     block, rng = np.repeat(np.arange(8), 100) * 11, np.random.default_rng(3)
     values = rng.standard_normal(8)
-    mean, error, n_blocks = mean_and_error(block, np.full(800, 1 / 800), np.repeat(values, 100))
-    assert (n_blocks, mean) == (8, pytest.approx(values.mean()))
+    mean, error, n_blocks = of_one_size(block, np.full(800, 1 / 800), np.repeat(values, 100))
+    assert (n_blocks, mean) == (pytest.approx(8), pytest.approx(values.mean()))
     assert error == pytest.approx(values.std(ddof=1) / np.sqrt(8))
 
 
@@ -59,9 +71,18 @@ def test_prompts_of_unequal_weight_count_as_fewer():
     for _ in range(200):
         block = rng.choice(8, 700, p=rng.dirichlet([0.5] * 8))
         difference = rng.standard_normal(8)[block] + rng.standard_normal(700)
-        mean, error, n_blocks = mean_and_error(block, np.full(700, 1 / 700), difference)
+        mean, error, n_blocks = of_one_size(block, np.full(700, 1 / 700), difference)
         inside += abs(mean) <= stats.t.ppf(0.975, n_blocks - 1) * error
     assert 182 <= inside <= 198
+
+
+def test_sizes_that_gain_unlike_are_no_chance():
+    """Sizes are fixed by design: what differs between them does not widen the interval."""
+    rows = planted_rows(lambda H, n: 2 + 0 * H, (16, 64, 256), count=40)
+    rng = np.random.default_rng(0)
+    difference = 0.3 * np.searchsorted([16, 64, 256], rows.size) + rng.normal(0, 0.05, 120)
+    _, error, _ = Strata(rows, assign_blocks(rows)).mean(difference)
+    assert error == pytest.approx(0.05 / np.sqrt(120), rel=0.3)
 
 
 def test_one_prompt_with_nearly_all_rows_is_no_evidence():

@@ -44,7 +44,7 @@ def flat_rows():
 def test_one_constant_where_nothing_else_does_better():
     choice = choose(flat_rows(), OPTIONS)
     assert choice.chosen.kind == "constant"
-    assert choice.verdict.startswith("one constant does as well on this head")
+    assert choice.verdict.startswith("no other kind is better than one constant beyond chance")
     *zeros, b = choice.chosen.fit.only.coefficients
     assert zeros == [0, 0, 0, 0]
     assert b == pytest.approx(2.5, abs=0.15)
@@ -53,7 +53,7 @@ def test_one_constant_where_nothing_else_does_better():
 def test_the_polynomial_may_be_forced():
     choice = choose(flat_rows(), OPTIONS, force="polynomial")
     assert choice.chosen.kind == "polynomial"
-    assert "forced: one constant does as well or better" in choice.verdict
+    assert "forced: it does not beat one constant beyond chance" in choice.verdict
 
 
 @pytest.mark.parametrize("force", [None, "polynomial"])

@@ -169,7 +169,8 @@ def _gain_phrase(room: Headroom) -> str:
     (kind, (mean, low, high, _)), evident = room.gains[0], room.gains[0].gain.evident
     gain = f"{mean:z.3f} ({low:z.3f} to {high:z.3f})"
     if not evident:
-        return f"no rule gains {LEAST_GAIN:g} nats beyond chance (best: {kind_label(kind)}, {gain})"
+        least = f"{LEAST_GAIN:g} nats on average and beyond chance"
+        return f"no rule gains {least} (best: {kind_label(kind)}, {gain})"
     phrase = f"{kind_label(kind)} gains {gain} nats"
     constant = "".join(f"{g.mean:z.3f}" for other, g in room.gains if other == KINDS[0])
     return f"{phrase}, one constant {constant}" if kind != KINDS[0] and constant else phrase

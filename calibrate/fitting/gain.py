@@ -2,20 +2,24 @@
 
 A sample of N rows does not show failures that are rarer than 1 in N, and log p has no bound: a head
 that is right in all of 100 rows looks as if it gained by any sharpening. So rules are fitted as if
-there were m rows more, with the logits of the others and targets drawn from plain softmax, and the
+there were m more, with the logits of the others and targets drawn from plain softmax, and the
 lower end of an interval allows for them. They are the prior of a Dirichlet process (Ferguson 1973),
-worth m rows, that the head is calibrated as it is: the posterior's mean is that of N + m rows, and
-its variance counts what such targets may do. N counts groups, as all rows of a few may lack what
-others show. m is 10: scripts/results/README.md shows what other values do.
+that the head is calibrated as it is: the posterior's mean is that of N + m rows, and its variance
+counts what such targets may do. N counts groups, as all rows of a few may lack what others show; m
+is 10, but N / 4 at most, so fits to few groups are less sharp. scripts/results/README.md shows what
+other values do. Also where rows have sets of targets, plain softmax draws one item: such fits are
+somewhat less sharp than they need be.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import MIN_EFFECTIVE, group_weights
+from calibrate.fitting.weighting import MIN_EFFECTIVE, Strata, group_weights
 
 PRIOR_ROWS = 10.0
 MOST_PRIOR = 0.25  # of the number of groups
@@ -71,14 +75,20 @@ class Evidence:
         """The mean gain of a rule over another, in nats, and its interval by Student's t."""
         from scipy.special import stdtr, stdtrit
 
-        mean, error, n_blocks = mean_and_error(self.block, self.weight, rule.log_p - other.log_p)
+        values = self._strata.mean(rule.log_p - other.log_p)
+        mean, error, n_blocks = (float(value) for value in values)
+        error = error if n_blocks >= MIN_EFFECTIVE else np.inf
         both = np.array([[mean, error], self._posterior(rule, other, mean, error)])
-        degrees = n_blocks - 1
+        degrees = max(n_blocks, MIN_EFFECTIVE) - 1
         margin = both[:, 1] * stdtrit(degrees, 1 - CHANCE)
         low, high = (both[:, 0] - margin).min(), mean + margin[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.nan_to_num(both[:, 0] / both[:, 1], nan=0.0)
         return Gain(mean, float(low), float(high), float(stdtr(degrees, -t).max()))
+
+    @cached_property
+    def _strata(self) -> Strata:
+        return Strata(self.rows, self.block)
 
     def _posterior(
         self, rule: Scores, other: Scores, mean: float, error: float
@@ -95,23 +105,6 @@ class Evidence:
         return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))
 
 
-def mean_and_error(
-    block: np.ndarray, weight: np.ndarray, difference: np.ndarray
-) -> tuple[float, float, float]:
-    """Weighted mean of (rows,), its standard error by whole blocks, and their effective number.
-
-    Blocks of few groups differ in weight: they are worth as much as fewer equal ones. Where one has
-    almost all of the weight, the error is infinite.
-    """
-    total, share = np.bincount(block, weight * difference), np.bincount(block, weight)
-    mean, share = float(total.sum() / share.sum()), share / share.sum()
-    spread = total / weight.sum() - mean * share
-    n_blocks = float(1 / (share @ share))
-    if n_blocks < MIN_EFFECTIVE:
-        return mean, np.inf, n_blocks
-    return mean, float(np.sqrt(n_blocks / (n_blocks - 1) * (spread @ spread))), n_blocks
-
-
 def prior_share(weight: np.ndarray, prior_rows: float) -> tuple[float, float]:
     """The share m / (N + m) of m more rows, and N + m.
 
@@ -123,13 +116,11 @@ def prior_share(weight: np.ndarray, prior_rows: float) -> tuple[float, float]:
     return m / (n + m), n + m
 
 
-def evident_among(gains: list[float]) -> list[bool]:
+def evident_among(p: Sequence[float]) -> list[bool]:
     """Which of many p-values are evident at a false-discovery rate of 2.5 %.
 
-    Benjamini and Hochberg (1995): those up to the largest p_(k) <= 2.5 % k / (number of p-values).
+    By Benjamini and Hochberg (1995).
     """
-    p = np.asarray(gains)
-    order = np.sort(p)
-    passed = order <= CHANCE * np.arange(1, len(p) + 1) / len(p)
-    limit = order[passed].max(initial=0.0)
-    return [bool(value <= limit) for value in p]
+    from scipy.stats import false_discovery_control
+
+    return [bool(corrected <= CHANCE) for corrected in false_discovery_control(p)]

@@ -96,20 +96,18 @@ def choose(
         raise QualityError(left_out[force or "constant"])
     unforced = trial.simplest_unbeaten()
     best = next((c for c in candidates if c.kind == force), unforced)
-    if best is None or unforced is None or not best.gain.evident:
-        raise QualityError(_refusal(candidates, force, evidence.rows))
+    if unforced is None or best is None or not best.gain.evident:
+        raise QualityError(_refusal(trial, force))
     leads = {c.kind: evidence.gain(best.scores, c.scores).mean for c in candidates if c is not best}
-    verdict = "; ".join([
-        *_gain_sentences(best, unforced, leads, left_out),
-        *_warnings(best, float(evidence.weight @ trial.plain.log_p)),
-    ])  # fmt: skip
+    verdict = "; ".join([*_gain_sentences(best, unforced, leads, left_out), *_warnings(best)])
     held_out = held_out_by_size(evidence.rows, trial.plain.log_p, best.scores.log_p)
     return Choice(best, candidates, left_out, evidence.rows, evidence.block, held_out, verdict)
 
 
 def try_kinds(rows: Rows, options: Options, kinds: Sequence[str] = KINDS) -> Trial:
     """Fits every kind of rule, and scores it on rows that folds leave out; see `choose`."""
-    rows = rows.take(rows.status != solver.UNSOLVED)
+    counted = rows.weight > 0 if rows.weight.any() else np.full(len(rows.size), True)
+    rows = rows.take(counted & (rows.status != solver.UNSOLVED))
     evidence = Evidence(rows, assign_blocks(rows), row_weights(rows), options.prior_rows)
     trial = Trial(evidence, evidence.score(np.ones_like(rows.beta)), [], {})
     for kind in kinds:
@@ -186,38 +184,37 @@ def _gain_sentences(
         f"(95 % interval {low:.4f} to {high:.4f}, p = {p:.2g})"
     )
     if best is unforced and best.kind == "constant" and not left_out:
-        gain = f"one constant does as well on this head: {gain}"
+        gain = f"no other kind is better than one constant beyond chance: {gain}"
     sentences = [gain, *(f"{lead:+.4f} over {kind_label(kind)}" for kind, lead in leads.items())]
     if best is not unforced:
-        sentences.append(f"forced: {kind_label(unforced.kind)} does as well or better")
+        sentences.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
     return sentences + [
         f"{kind_label(kind)} was left out: {reason}" for kind, reason in left_out.items()
     ]
 
 
-def _warnings(best: Candidate, plain_log_p: float) -> list[str]:
+def _warnings(best: Candidate) -> list[str]:
     """Caveats on a gain."""
-    sentences = []
-    if best.mean_log_p < plain_log_p:
-        sentences.append(
-            f"but the log-probability of the target falls from {plain_log_p:.3f} to "
-            f"{best.mean_log_p:.3f}: the rule is sharp where it is wrong, too"
-        )
     if np.median(best.scores.beta) > NEAR_MAX_BETA * best.fit.rule.max_beta:
-        sentences.append("beta is at its upper bound: on this head hard attention may do as well")
-    return sentences
+        return ["beta is at its upper bound: on this head hard attention may do as well"]
+    return []
 
 
-def _refusal(candidates: list[Candidate], force: str | None, rows: Rows) -> str:
+def _refusal(trial: Trial, force: str | None) -> str:
+    """Why no rule is published."""
+    candidates, n_groups = trial.candidates, len(np.unique(trial.evidence.rows.group_index()))
     gains = ", ".join(
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
     )
     subject = "no rule beats" if force is None else f"{kind_label(force)} does not beat"
-    n_groups = len(np.unique(rows.group_index()))
-    few = f", collect rows of more groups than {n_groups}" if n_groups < N_BLOCKS else ""
+    advice = "leave its softmax as it is, or check that the targets are the items that should win"
+    if n_groups < N_BLOCKS and any(c.gain.mean >= LEAST_GAIN for c in candidates):
+        advice = (
+            f"{n_groups} prompts (groups) are too few to rule out failures that they do not show: "
+            "collect more"
+        )
     return (
-        f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats and beyond chance on "
-        f"held-out rows (nats of log p, sizes equal: {gains}); leave its softmax as it is{few}, or "
-        "check that the targets are the items that should win"
+        f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats on average and beyond "
+        f"chance on held-out rows (nats of log p, sizes equal: {gains}); {advice}"
     )

@@ -153,19 +153,20 @@ def _entry(choice: Choice, family: str) -> Entry:
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
     """The rule with its entries, and every head.
 
-    A file holds one kind of rule, and a constant fits into either: chosen is the family in which
-    the heads gain more in all. Then gains that chance gives one of so many heads are left out.
+    A file holds one kind of rule, and a constant fits into either. Gains that chance gives one of
+    so many heads are left out, and chosen is the family in which the others gain more in all.
 
     Raises:
       QualityError: no head has a rule that beats plain softmax.
     """
-    families = list(fits[0])
-    total = {family: sum(head[family].gain for head in fits) for family in families}
-    best = families[0]
-    for family in families[1:]:
-        if total[family] > total[best] + LEAST_LEAD * len(fits):
+    families = {family: correct_for_many([head[family] for head in fits]) for family in fits[0]}
+    total = {family: sum(head.gain for head in heads) for family, heads in families.items()}
+    n_rules = max(sum(head.rule is not None for head in heads) for heads in families.values())
+    best, *others = families
+    for family in others:
+        if total[family] > total[best] + LEAST_LEAD * n_rules:
             best = family
-    heads = correct_for_many([head[best] for head in fits])
+    heads = families[best]
     entries = [head.rule.entry for head in heads if head.rule]
     if not entries:
         raise QualityError(

@@ -66,10 +66,18 @@ class PooledProfiles:
     profile: Profile  # of no rows
 
     def objective(self, block_weights: np.ndarray) -> Objective:
-        """The objective of (cells,) beta, with a weight for each block."""
-        series = np.tensordot(block_weights, self.series, 1)
-        cells = self.profile._replace(series=series / (block_weights @ self.weight.sum(axis=1)))
-        return likelihood(cells, np.ones(len(series)))
+        """The objective of (cells,) beta, with a weight for each block.
+
+        Raises:
+          QualityError: no row is left.
+        """
+        total = block_weights @ self.weight.sum(axis=1)
+        if not total > 0:
+            raise QualityError(
+                f"the usable rows come from too few groups to hold some out; {ADVICE}"
+            )
+        cells = self.profile._replace(series=np.tensordot(block_weights, self.series, 1) / total)
+        return likelihood(cells, np.ones(self.series.shape[1]))
 
 
 @dataclass(frozen=True)

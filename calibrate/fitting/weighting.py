@@ -53,7 +53,7 @@ def row_weights(rows: Rows) -> np.ndarray:
 
 
 def assign_blocks(rows: Rows) -> np.ndarray:
-    """(rows,) block of each row: whole groups at random, as many of each size in every block.
+    """(rows,) block of each row: whole groups at random, of each size as alike as can be.
 
     Groups that are alike in size and number of rows are dealt out in turn, so that no block is
     empty before each has one. Sizes are fixed by design, so resamples keep them; the number of
@@ -86,12 +86,24 @@ def require_groups(rows: Rows) -> None:
         )
 
 
+class Strata:
+    """Rows by set size and group, to estimate means of several of their measures."""
+
+    def __init__(self, rows: Rows, group: np.ndarray) -> None:
+        """Of some rows, and the group of each, (rows,) from 0."""
+        _, self._size, self._count = np.unique(rows.size, return_inverse=True, return_counts=True)
+        self._group, self._row_weight = group, row_weights(rows)
+        self._weight = _sums(self._size, group, self._row_weight)
+
+    def mean(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `mean_and_error`, of (rows,) values with `row_weights`."""
+        total = _sums(self._size, self._group, self._row_weight * values)
+        return mean_and_error(total, self._weight, self._count)
+
+
 def estimate_mean(rows: Rows, values: np.ndarray) -> Estimate:
     """The mean of (rows,) values with `row_weights`, and its standard error by group."""
-    weight, group = row_weights(rows), rows.group_index()
-    _, size, count = np.unique(rows.size, return_inverse=True, return_counts=True)
-    weights = _sums(size, group, weight)
-    return mean_over_sizes(_sums(size, group, weight * values), weights, count)
+    return _widened(*Strata(rows, rows.group_index()).mean(values))
 
 
 def _sums(size: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -102,12 +114,26 @@ def _sums(size: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray
 
 
 def mean_over_sizes(total: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> Estimate:
-    """The mean over set sizes, by `size_shares`, and its standard error.
+    """The mean over set sizes, and its standard error; arguments as of `mean_and_error`."""
+    return _widened(*mean_and_error(total, weight, rows))
+
+
+def _widened(mean: np.ndarray, error: np.ndarray, n_groups: np.ndarray) -> Estimate:
+    return Estimate(mean, error * widening(n_groups))
+
+
+def mean_and_error(
+    total: np.ndarray, weight: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean over set sizes, by `size_shares`.
 
     Args:
       total: (sizes, groups, ...) sums of weighted values.
       weight: (sizes, groups) sums of the weights.
       rows: (sizes,) numbers of rows.
+    Returns:
+      The mean, (...); its standard error, as sizes are fixed by design; the effective number of
+      groups, as that many of equal weight tell as much.
     Reference: Liang and Zeger 1986, errors that are robust to dependence within groups.
     """
     of_size = weight.sum(axis=1)
@@ -123,7 +149,7 @@ def mean_over_sizes(total: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> 
     variance = np.sum(np.tensordot(scale, deviation, 1) ** 2, axis=0)
     # The variance of a single group is estimated by its distance to the mean of all sizes.
     variance += np.tensordot(np.where(alone, share**2, 0), (means - mean) ** 2, 1)
-    return Estimate(mean, np.sqrt(variance) * _widening(_effective(share @ part)))
+    return mean, np.sqrt(variance), _effective(share @ part)
 
 
 def _effective(share: np.ndarray) -> np.ndarray:
@@ -132,11 +158,11 @@ def _effective(share: np.ndarray) -> np.ndarray:
     return number
 
 
-def _widening(n_groups: np.ndarray) -> np.ndarray:
+def widening(n_groups: np.ndarray) -> np.ndarray:
     """What Student's t adds to an interval; NaN of one group."""
     from scipy.special import stdtrit
 
     known = n_groups >= MIN_EFFECTIVE
     quantile = stdtrit(np.where(known, n_groups - 1, np.nan), QUANTILE)
-    widening: np.ndarray = quantile / NORMAL
-    return widening
+    factor: np.ndarray = quantile / NORMAL
+    return factor
