@@ -15,7 +15,15 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.logits_recorder import Recorder
 from calibrate.fitting import solved_rows
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection, same_fit
-from calibrate.fitting.per_head import combine_heads, fit_each_head, quality_of_heads
+from calibrate.fitting.gain import Gain
+from calibrate.fitting.per_head import (
+    HeadFit,
+    HeadRule,
+    choose_family,
+    combine_heads,
+    fit_each_head,
+    quality_of_heads,
+)
 from calibrate.fitting.rule_fitting import Options, fit_rule
 from calibrate.fitting.solved_rows import concatenate_rows, solve_collection
 from calibrate.heads.logits_files import Arrays
@@ -242,3 +250,36 @@ def test_heads_that_cover_each_others_errors_are_sharpened(here):
             fit_rule(of_head, "constant").only.coefficients[-1] for of_head in (alike, weighed)
         )
         assert cautious < 1.2 < 1.3 < found
+
+
+def test_a_head_whose_weight_lies_in_one_prompt_does_not_stop_the_others(rows):
+    """As capture's weights may: too few of its rows count."""
+    own = rows_of({(5, 5): WANTS[0, 1]}, sizes=(16, 64), count=200)
+    group = np.arange(len(own.size)) % 40
+    own = own._replace(group=group, weight=(group == 3).astype(np.float32))
+    _, heads = fit_heads(concatenate_rows([rows, own]), Options(rows="all"))
+    assert [head.rule is not None for head in heads] == [False, True, True, False, False]
+    assert "10 usable rows, fewer than the 100" in heads[-1].verdict
+
+
+def named(gain, p, kind):
+    rule = HeadRule(None, kind, Gain(gain, gain / 2, 2 * gain, p), [])
+    return HeadFit(0, 0, 300, 0.1, rule, "gains")
+
+
+NONE = HeadFit(0, 0, 300, 0.1, None, "not for this head")
+
+
+def test_the_family_is_chosen_by_heads_that_pass_among_all():
+    """Not by rules that chance gives some of so many heads, and by however many have none."""
+    sure = {"log-size": named(0.1, 1e-9, "log-size"), "polynomial": named(0.05, 0.02, "polynomial")}
+    chance = {"log-size": NONE, "polynomial": named(0.06, 0.02, "polynomial")}
+    nothing = dict.fromkeys(("log-size", "polynomial"), NONE)
+    family, heads = choose_family([sure, *[chance] * 3, *[nothing] * 36])
+    assert family == "log-size"
+    assert [head.rule is not None for head in heads] == [True] + [False] * 39
+    better = {
+        "log-size": named(0.05, 1e-9, "log-size"),
+        "polynomial": named(0.3, 1e-9, "polynomial"),
+    }
+    assert choose_family([better] * 3 + [nothing] * 997)[0] == "polynomial"

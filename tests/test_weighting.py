@@ -153,7 +153,7 @@ def test_what_no_prompt_of_eight_shows_may_be():
 
 @pytest.mark.slow
 def test_calibrated_heads_of_few_prompts_get_a_rule_as_often_as_others():
-    """At most one in forty; without groups about one in three."""
+    """Four of forty at most; without groups it would be about one in three."""
     published = 0
     for seed in range(40):
         try:

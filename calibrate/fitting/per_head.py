@@ -153,11 +153,25 @@ def _entry(choice: Choice, family: str) -> Entry:
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
     """The rule with its entries, and every head.
 
-    A file holds one kind of rule, and a constant fits into either. Gains that chance gives one of
-    so many heads are left out, and chosen is the family in which the others gain more in all.
-
     Raises:
       QualityError: no head has a rule that beats plain softmax.
+    """
+    family, heads = choose_family(fits)
+    entries = [head.rule.entry for head in heads if head.rule]
+    if not entries:
+        raise QualityError(
+            f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
+            f"{heads[0].label}: {heads[0].verdict}"
+        )
+    rule = Rule.log_size() if family == "log-size" else Rule(min_entropy=options.gate)
+    return Coefficients(rule, tuple(entries)), heads
+
+
+def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
+    """The family of rules for a file, and its heads.
+
+    A file holds one kind of rule, and a constant fits into either. Gains that chance gives one of
+    so many heads are left out, and chosen is the family in which the others gain more in all.
     """
     families = {family: correct_for_many([head[family] for head in fits]) for family in fits[0]}
     total = {family: sum(head.gain for head in heads) for family, heads in families.items()}
@@ -166,15 +180,7 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
     for family in others:
         if total[family] > total[best] + LEAST_LEAD * n_rules:
             best = family
-    heads = families[best]
-    entries = [head.rule.entry for head in heads if head.rule]
-    if not entries:
-        raise QualityError(
-            f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
-            f"{heads[0].label}: {heads[0].verdict}"
-        )
-    rule = Rule.log_size() if best == "log-size" else Rule(min_entropy=options.gate)
-    return Coefficients(rule, tuple(entries)), heads
+    return best, families[best]
 
 
 def correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:

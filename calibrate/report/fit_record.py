@@ -98,6 +98,7 @@ def _choice_blocks(choice: Choice) -> Iterable[Block]:
         columns=("rule", "gain", "95 % interval", ""),
         rows=rows,
         title="Gain of each kind of rule over plain softmax in nats, held out",
+        note="The lower end of an interval allows for targets that these rows do not show.",
         left=("rule", ""),
     )
     if choice.left_out:
