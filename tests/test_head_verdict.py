@@ -111,7 +111,7 @@ A_SINK = Sink(0, 0.93, 400)
         (0.95, 0.91, (0.12, 0.1), None, WORTH, "commitment grows 0.95 per unit of log n"),
         (None, 0.91, (0.12, 0.1), None, WORTH, "top logit in 91% of rows"),
         (0.2, 0.3, (0.0, 0.0), None, NOT_WORTH, "top logit in 30% of rows"),
-        (0.95, 0.3, (0.0, 0.0), None, NOT_WORTH, "no rule gains 0.01 nats on average and beyond chance"),
+        (0.95, 0.3, (0.0, 0.0), None, NOT_WORTH, "no rule gains 0.01 nats on average and beyond"),
         (0.95, 0.9, (0.004, 0.002), None, ROBUST, "(best: one constant, 0.004"),
         (0.2, 0.9, (0.03, -0.01), None, NOT_WORTH, "constant, 0.030 (-0.010 to 0.140))"),
         (0.95, 0.1, (0.0, 0.0), A_SINK, SINK, "sink: 93% of its attention is on the first item"),
