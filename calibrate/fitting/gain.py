@@ -90,6 +90,10 @@ class Evidence:
     def _strata(self) -> Strata:
         return Strata(self.rows, self.block)
 
+    @cached_property
+    def _prior(self) -> tuple[float, float]:
+        return prior_share(group_weights(self.rows), self.prior_rows)
+
     def _posterior(
         self, rule: Scores, other: Scores, mean: float, error: float
     ) -> tuple[float, float]:
@@ -99,7 +103,7 @@ class Evidence:
         # Of a target drawn from plain softmax, the difference is (beta - beta') z + constant.
         drawn = (rule.beta - other.beta) ** 2 * self.rows.variance
         prior_variance = self.weight @ ((expected - prior_mean) ** 2 + drawn)
-        share, n = prior_share(group_weights(self.rows), self.prior_rows)
+        share, n = self._prior
         between = share * (1 - share) * (mean - prior_mean) ** 2
         variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n + 1)
         return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))

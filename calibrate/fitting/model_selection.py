@@ -1,7 +1,7 @@
 """Choosing the kind of rule that a head needs, by its score on rows that folds leave out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,6 +54,14 @@ class Trial:
     candidates: list[Candidate]  # simplest first
     left_out: dict[str, str]  # kind -> why it could not be fitted
 
+    def of_kinds(self, kinds: Sequence[str]) -> "Trial":
+        """The same, of some kinds only."""
+        return replace(
+            self,
+            candidates=[c for c in self.candidates if c.kind in kinds],
+            left_out={kind: why for kind, why in self.left_out.items() if kind in kinds},
+        )
+
     def simplest_unbeaten(self) -> Candidate | None:
         """The simplest rule that no other leads; None if none evidently beats plain softmax."""
         best: Candidate | None = None
@@ -77,20 +85,20 @@ class Choice:
     verdict: str
 
 
-def choose(
-    rows: Rows, options: Options, force: str | None = None, kinds: Sequence[str] = KINDS
-) -> Choice:
-    """Fits every kind of rule, and chooses the simplest that no other beats beyond chance.
+def choose(rows: Rows, options: Options, force: str | None = None) -> Choice:
+    """Fits every kind of rule, and chooses one; see `try_kinds` and `choose_from`."""
+    return choose_from(try_kinds(rows, options), force)
+
+
+def choose_from(trial: Trial, force: str | None = None) -> Choice:
+    """The simplest rule that no other beats beyond chance.
 
     Args:
-      rows: of a collection; those that the solver did not solve are left out.
-      options: of the fits.
+      trial: the kinds to choose from.
       force: a kind to choose even if another scores better, if it beats plain softmax.
-      kinds: those to choose from, simplest first.
     Raises:
       QualityError: too few rows for any fit, or none that evidently beats plain softmax.
     """
-    trial = try_kinds(rows, options, kinds)
     evidence, candidates, left_out = trial.evidence, trial.candidates, trial.left_out
     if not candidates or force in left_out:
         raise QualityError(left_out[force or "constant"])
@@ -105,7 +113,13 @@ def choose(
 
 
 def try_kinds(rows: Rows, options: Options, kinds: Sequence[str] = KINDS) -> Trial:
-    """Fits every kind of rule, and scores it on rows that folds leave out; see `choose`."""
+    """Fits every kind of rule, and scores it on rows that folds leave out.
+
+    Args:
+      rows: of a collection; those without weight, or that the solver did not solve, are left out.
+      options: of the fits.
+      kinds: those to fit, simplest first.
+    """
     counted = rows.weight > 0 if rows.weight.any() else np.full(len(rows.size), True)
     rows = rows.take(counted & (rows.status != solver.UNSOLVED))
     evidence = Evidence(rows, assign_blocks(rows), row_weights(rows), options.prior_rows)
@@ -202,7 +216,7 @@ def _warnings(best: Candidate) -> list[str]:
 
 def _refusal(trial: Trial, force: str | None) -> str:
     """Why no rule is published."""
-    candidates, n_groups = trial.candidates, len(np.unique(trial.evidence.rows.group_index()))
+    candidates, n_groups = trial.candidates, trial.evidence.rows.n_groups()
     gains = ", ".join(
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates

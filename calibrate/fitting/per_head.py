@@ -15,8 +15,8 @@ from calibrate.files.collection import Collection
 from calibrate.files.shard import Heads
 from calibrate.fitting.gain import CHANCE, LEAST_LEAD, Gain, evident_among
 from calibrate.fitting.held_out import HeldOut, combine_held_out
-from calibrate.fitting.model_selection import Choice, choose
-from calibrate.fitting.rule_fitting import ADVICE, Options
+from calibrate.fitting.model_selection import Choice, Trial, choose_from, try_kinds
+from calibrate.fitting.rule_fitting import ADVICE, KINDS, Options
 from calibrate.fitting.solved_rows import Rows, group_heads, head_label, known_index, solve_heads
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
@@ -117,20 +117,22 @@ def _fit_group(
 def fit_each_head(rows: Rows, options: Options, force: str | None = None) -> list[FamilyFits]:
     """The best rule of each family for each head of the rows, in order."""
     families = [family for family, kinds in FAMILIES.items() if force in (None, *kinds)]
+    kinds = [kind for kind in KINDS if any(kind in FAMILIES[family] for family in families)]
     fits = []
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         for name in rows.heads():
             own = rows.take(rows.is_of(*name))
-            fits.append({family: _fit_head(own, options, force, family) for family in families})
+            trial = try_kinds(own, options, kinds)
+            fits.append({family: _fit_head(own, trial, force, family) for family in families})
     return fits
 
 
-def _fit_head(rows: Rows, options: Options, force: str | None, family: str) -> HeadFit:
-    """The best rule of a family for the rows of one head."""
+def _fit_head(rows: Rows, trial: Trial, force: str | None, family: str) -> HeadFit:
+    """The best rule of a family for the rows of one head, on which its kinds were tried."""
     rule = None
     layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
     try:
-        choice = choose(rows, options, force, FAMILIES[family])
+        choice = choose_from(trial.of_kinds(FAMILIES[family]), force)
     except QualityError as failure:
         verdict = str(failure)
     else:

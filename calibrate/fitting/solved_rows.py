@@ -56,6 +56,10 @@ class Rows(NamedTuple):
         index[~known] += len(groups)
         return index
 
+    def n_groups(self) -> int:
+        """The number of groups, as `group_index` counts them."""
+        return int(self.group_index().max(initial=-1)) + 1
+
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""
         of_head: np.ndarray = (self.layer == layer) & (self.head == head)

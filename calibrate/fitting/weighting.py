@@ -78,7 +78,7 @@ def group_weights(rows: Rows) -> np.ndarray:
 
 def require_groups(rows: Rows) -> None:
     """Raises QualityError if the rows come from too few groups to tell what another would give."""
-    count = len(np.unique(rows.group_index()))
+    count = rows.n_groups()
     if count < MIN_GROUPS:
         raise QualityError(
             f"the rows come from {count} groups (prompts), fewer than the {MIN_GROUPS} that a fit "
@@ -119,7 +119,7 @@ def mean_over_sizes(total: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> 
 
 
 def _widened(mean: np.ndarray, error: np.ndarray, n_groups: np.ndarray) -> Estimate:
-    return Estimate(mean, error * widening(n_groups))
+    return Estimate(mean, error * _widening(n_groups))
 
 
 def mean_and_error(
@@ -158,7 +158,7 @@ def _effective(share: np.ndarray) -> np.ndarray:
     return number
 
 
-def widening(n_groups: np.ndarray) -> np.ndarray:
+def _widening(n_groups: np.ndarray) -> np.ndarray:
     """What Student's t adds to an interval; NaN of one group."""
     from scipy.special import stdtrit
 

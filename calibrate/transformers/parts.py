@@ -29,6 +29,7 @@ PLAIN = identity()
 
 
 def applied(fit: Coefficients, part: str | None = None) -> Applied:
+    """A fit for a part of a model, with its entries by layer."""
     layers = {entry.layer for entry in fit.entries if entry.layer is not None}
     return Applied(fit, part, {layer: fit.layer(layer) for layer in layers})
 
@@ -45,6 +46,7 @@ def layer_of(module: Any) -> int | None:
 
 
 def in_part(part: str | None, path: str) -> bool:
+    """Whether a module's path is of a part; None is the whole model."""
     return part is None or part in path
 
 
