@@ -1,15 +1,15 @@
 """Softmax in JAX that applies a fit at inference, in place of jax.nn.softmax."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, check_fit, goes_by_size
-from calibrate.maths.rule import LOG_SIZE, beta_of
+from calibrate.files.coefficients import Coefficients, check_fit, check_given
+from calibrate.maths.rule import N_COEFFICIENTS, beta_of
 from calibrate.maths.shannon_entropy import (
     Axis,
     Centred,
@@ -24,19 +24,20 @@ from calibrate.maths.shannon_entropy import (
 def inverse_temperature(
     H: ArrayLike | None, coefficients: Coefficients, *, n: ArrayLike | None = None
 ) -> jax.Array:
-    """beta of a fit: beta(H), or for a fit of kind "log-size" beta(n).
+    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it.
 
     beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
     beta(n) = clip(kappa log n + b, min_beta, max_beta); where kappa < 0, log n is first clipped to
-    the sizes that it was fitted on, [lo, hi].
+    the sizes that it was fitted on, [lo, hi]. A fit of kind "entropy-and-size" adds terms of log n
+    to p(H).
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
         gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
         takes its shape alone, or None.
       coefficients: a fit, from `calibrate.load`; static under jit.
-      n: number of unmasked items, broadcastable to H; 0 counts as 1. A log-size fit needs it, and
-        no other looks at it.
+      n: number of unmasked items, broadcastable to H; 0 counts as 1. Fits by set size need it, and
+        others do not look at it.
     Returns:
       beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
     Raises:
@@ -44,7 +45,7 @@ def inverse_temperature(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    goes_by_size(fit, H, n)
+    check_given(fit, H, n)
     beta: jax.Array = _inverse_temperature(H, n, fit)
     return beta
 
@@ -53,12 +54,29 @@ def inverse_temperature(
 def _inverse_temperature(
     H: ArrayLike | None, n: ArrayLike | None, coefficients: Coefficients
 ) -> jax.Array:
-    x = jnp.asarray(n if coefficients.rule.kind == LOG_SIZE else H)
-    x = x.astype(wide(x.dtype))
-    if coefficients.rule.kind == LOG_SIZE:
-        x = jnp.log(jnp.maximum(x, 1))
-        x = x if H is None else jnp.broadcast_to(x, jnp.shape(H))
-    return _beta(x, head_table(coefficients, x, -2), coefficients, -2)
+    shape, entropy, log_n = jnp.shape(n if H is None else H), None, None
+    if coefficients.rule.by_entropy:
+        entropy = jnp.asarray(H).astype(wide(jnp.asarray(H).dtype))
+    if coefficients.rule.by_size:
+        items = jnp.asarray(n)
+        dtype = wide(items.dtype) if entropy is None else entropy.dtype
+        log_n = jnp.broadcast_to(jnp.log(jnp.maximum(items.astype(dtype), 1)), shape)
+    x = _Inputs(entropy, log_n)
+    return _beta(x, head_table(coefficients, x.any, -2), coefficients, -2)
+
+
+class _Inputs(NamedTuple):
+    """What beta is a function of, of one shape; None what it is not."""
+
+    entropy: jax.Array | None
+    log_n: jax.Array | None
+
+    @property
+    def any(self) -> jax.Array:
+        """One of them."""
+        x = self.log_n if self.entropy is None else self.entropy
+        assert x is not None
+        return x
 
 
 def head_table(coefficients: Coefficients, x: jax.Array, head_axis: int) -> jax.Array | None:
@@ -74,17 +92,19 @@ def head_table(coefficients: Coefficients, x: jax.Array, head_axis: int) -> jax.
 
 
 def _beta(
-    x: jax.Array, table: jax.Array | None, coefficients: Coefficients, head_axis: int
+    x: _Inputs, table: jax.Array | None, coefficients: Coefficients, head_axis: int
 ) -> jax.Array:
-    """beta of x, which is H or log n, as the fit's kind has it."""
+    """beta, as the fit's kind has it."""
+    rule = coefficients.rule
     if table is None:
         entry = coefficients.only
-        beta: jax.Array = beta_of(x, x, entry.coefficients, entry.domain, coefficients.rule, jnp)
+        beta: jax.Array = beta_of(*x, entry.coefficients, entry.domain, rule, jnp)
         return beta
-    rows = table.reshape(len(table), *[1] * (x.ndim + head_axis), -1, *[1] * (-head_axis - 1))
-    *powers, lo, hi, calibrated = rows
-    beta = beta_of(x, x, powers, (lo, hi), coefficients.rule, jnp)
-    return jnp.where(calibrated == 1, beta, 1)
+    lead = x.any.ndim + head_axis
+    rows = list(table.reshape(len(table), *[1] * lead, -1, *[1] * (-head_axis - 1)))
+    n_coefficients = N_COEFFICIENTS[rule.kind]
+    beta = beta_of(*x, rows[:n_coefficients], rows[n_coefficients:-1], rule, jnp)
+    return jnp.where(rows[-1] == 1, beta, 1)
 
 
 def adaptive_softmax(
@@ -97,8 +117,9 @@ def adaptive_softmax(
 ) -> jax.Array:
     """softmax(beta(H) z), with H the entropy of softmax(z): jax.nn.softmax, sharpened by a fit.
 
-    A fit of kind "log-size" gives softmax(beta(n) z), with n the number of unmasked items: those
-    of `where` whose logit is above -inf. Masks must be either. A large negative number as a mask
+    A fit of kind "log-size" gives softmax(beta(n) z), one of kind "entropy-and-size"
+    softmax(beta(H, n) z), with n the number of unmasked items: those of `where` whose logit is
+    above -inf. Masks must be either. A large negative number as a mask
     leaves H as it is, and not n: such items have no weight, and are counted.
 
     Args:
@@ -108,8 +129,8 @@ def adaptive_softmax(
       axis: the axis or axes of the items; None means all. The last one for a fit per head.
       where: bool, broadcastable to logits, True for real items; None means all. Masked items get
         probability 0 and count neither in the entropy, n nor the normaliser.
-      entropy_gradient: whether gradients flow through beta(H) too, as they do in the paper's code;
-        beta(n) has none.
+      entropy_gradient: whether gradients flow through H too, as they do in the paper's code; n has
+        none.
     Returns:
       Probabilities, of the logits' shape and dtype. A row whose unmasked items are all -inf is
       NaN, as in jax.nn.softmax; a row that `where` masks throughout is 0.
@@ -174,15 +195,15 @@ def sharpen(
         and not by its rule: then nothing in it may be infinite.
     """
     centred = centre(z, axis, finite=in_loop)
-    x = _rule_input(z, centred, coefficients, axis)
+    x = _inputs(z, centred, coefficients, axis)
     return jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
 
 
-def _rule_input(
-    z: jax.Array, centred: Centred, coefficients: Coefficients, axis: Axis
-) -> jax.Array:
-    """What beta is a function of: entropy H, or log n."""
-    return log_size(z, axis) if coefficients.rule.kind == LOG_SIZE else centred.entropy
+def _inputs(z: jax.Array, centred: Centred, coefficients: Coefficients, axis: Axis) -> _Inputs:
+    rule = coefficients.rule
+    return _Inputs(
+        centred.entropy if rule.by_entropy else None, log_size(z, axis) if rule.by_size else None
+    )
 
 
 @sharpen.defjvp
@@ -197,10 +218,13 @@ def _sharpen_jvp(
     (z, table), (dz, _) = primals, tangents
     powers = sharpen(z, table, coefficients, axis, entropy_gradient, in_loop)
     centred = centre(z, axis, finite=True)
-    beta_of_row = partial(_beta, table=table, coefficients=coefficients, head_axis=-3)
-    if not entropy_gradient or coefficients.rule.kind == LOG_SIZE:
-        x = _rule_input(z, centred, coefficients, axis)
-        return powers, powers * (beta_of_row(jax.lax.stop_gradient(x)) * dz)
+    x = _inputs(z, centred, coefficients, axis)
+
+    def beta_at(entropy: jax.Array | None) -> jax.Array:
+        return _beta(x._replace(entropy=entropy), table, coefficients, -3)
+
+    if not entropy_gradient or not coefficients.rule.by_entropy:
+        return powers, powers * (jax.lax.stop_gradient(beta_at(x.entropy)) * dz)
     dH = centred.entropy_tangent(dz, axis)
-    beta, dbeta = jax.jvp(beta_of_row, (centred.entropy,), (dH,))
+    beta, dbeta = jax.jvp(beta_at, (centred.entropy,), (dH,))
     return powers, powers * (beta * dz + dbeta * centred.shifted)

@@ -1,45 +1,60 @@
 """Coefficients: one fit in memory, immutable and hashable by the beta that it gives."""
 
-import importlib.abc
-import importlib.util
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
-from calibrate.maths.rule import LOG_SIZE, N_COEFFICIENTS, Rule, horner
+from calibrate.files.static_node import make_static
+from calibrate.maths.rule import (
+    ENTROPY_AND_SIZE,
+    LOG_SIZE,
+    N_COEFFICIENTS,
+    N_DOMAIN,
+    N_POWERS,
+    Rule,
+    horner,
+    surface,
+)
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The polynomial of one head, or of all where `layer` and `head` are None."""
+    """The rule of one head, or of all where `layer` and `head` are None."""
 
-    coefficients: tuple[float, ...]  # highest power first; as many as the rule's kind has
-    domain: tuple[float, float]  # [lo, hi]: the entropies, or log n, that it was fitted on; nats
+    coefficients: tuple[float, ...]  # in the order of `maths/rule.py`; as many as the kind has
+    # [lo, hi] of the entropies, or log n, that it was fitted on, in nats; of both, for its kind.
+    domain: tuple[float, ...]
     layer: int | None = None
     head: int | None = None
-    # [x, p(x)] at as many points of the domain, which determine the polynomial; made if not given.
-    check: tuple[tuple[float, float], ...] = field(default=(), compare=False, repr=False)
+    # [x, p(x)], or [H, log n, value], at as many points of the domain as there are coefficients,
+    # which determine them; made if not given.
+    check: tuple[tuple[float, ...], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._make_floats()
-        powers, (lo, hi) = self.coefficients, self.domain
+        powers, domain = self.coefficients, self.domain
         if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
             raise CoefficientsError(
-                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, or the "
-                "2 of a log-size rule"
+                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
+                "2 of a log-size rule, or the 8 of a rule of entropy and size"
             )
-        if not 0 <= lo < hi <= MAX_ENTROPY:
+        if len(domain) != _domain_length(powers):
             raise CoefficientsError(
-                f"domain is [{lo!r}, {hi!r}]; give 0 <= lo < hi <= {MAX_ENTROPY:g}, in nats "
-                "of entropy or in log n"
+                f"domain is {list(domain)!r}; give the {_domain_length(powers)} numbers of a rule "
+                f"with {len(powers)} coefficients"
             )
+        for lo, hi in zip(domain[::2], domain[1::2], strict=True):
+            if not 0 <= lo < hi <= MAX_ENTROPY:
+                raise CoefficientsError(
+                    f"domain is {list(domain)!r}; give 0 <= lo < hi <= {MAX_ENTROPY:g}, in nats "
+                    "of entropy or in log n"
+                )
         if not self.check:
             object.__setattr__(self, "check", self._make_check())
 
@@ -55,19 +70,35 @@ class Entry:
                 f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
             ) from failure
 
-    def _make_check(self) -> tuple[tuple[float, float], ...]:
-        lo, hi = self.domain
-        parts = len(self.coefficients) - 1
-        points = [lo + (hi - lo) * i / parts for i in range(parts)]
-        check = tuple((x, horner(x, self.coefficients)) for x in (*points, hi))
-        if len({x for x, _ in check}) <= parts:
-            raise CoefficientsError(f"domain is [{lo!r}, {hi!r}]; it is too narrow for a fit")
-        if not all(math.isfinite(p) for _, p in check):
+    def value_at(self, *x: float) -> float:
+        """The bare rule, without guards, at one entropy, one log n, or both in this order."""
+        bare = surface if len(x) == 2 else horner
+        return float(bare(*x, self.coefficients))
+
+    def _make_check(self) -> tuple[tuple[float, ...], ...]:
+        lo, hi = self.domain[:2]
+        parts = min(len(self.coefficients), N_POWERS) - 1
+        ends = [*(lo + (hi - lo) * i / parts for i in range(parts)), hi]
+        points: list[tuple[float, ...]] = [(x,) for x in ends]
+        if len(self.domain) == 4:
+            small, large = self.domain[2:]
+            middle = small + (large - small) / 2
+            points = [(x, small) for x in ends]
+            points += [(lo, middle), (lo, large), (hi, large)]
+        check = tuple((*x, self.value_at(*x)) for x in points)
+        if len(set(points)) < len(points):
+            raise CoefficientsError(f"domain is {list(self.domain)!r}; it is too narrow for a fit")
+        if not all(math.isfinite(pair[-1]) for pair in check):
             raise CoefficientsError(
-                f"coefficients are {self.coefficients!r}; their polynomial is beyond float64 "
-                f"on the domain [{lo!r}, {hi!r}]"
+                f"coefficients are {self.coefficients!r}; their rule is beyond float64 on the "
+                f"domain {list(self.domain)!r}"
             )
         return check
+
+
+def _domain_length(coefficients: tuple[float, ...]) -> int:
+    """Of the kind of rule that has so many coefficients."""
+    return next(N_DOMAIN[kind] for kind, n in N_COEFFICIENTS.items() if n == len(coefficients))
 
 
 @dataclass(frozen=True)
@@ -119,6 +150,10 @@ class Coefficients:
                     f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
                     f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
                 )
+        if kind == ENTROPY_AND_SIZE and self.rule.outside != "clamp":
+            raise CoefficientsError(
+                f"rule.outside is {self.rule.outside!r}; a rule of entropy and size has 'clamp'"
+            )
         if kind == LOG_SIZE and (self.rule.min_entropy, self.rule.outside) != (0, "clamp"):
             raise CoefficientsError(
                 f"rule.min_entropy is {self.rule.min_entropy!r} and rule.outside "
@@ -169,14 +204,16 @@ class Coefficients:
         return None
 
     def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
-        """Per-head numbers: coefficients, lo, hi, calibrated (1 or 0), each for every head.
+        """Per-head numbers: coefficients, domain, calibrated (1 or 0), each for every head.
 
         Raises:
           CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
         """
         self._refuse_layers()
-        zeros = [0.0] * (N_COEFFICIENTS[self.rule.kind] - 1)
-        rows: list[tuple[float, ...]] = [(*zeros, 1.0, 0.0, 1.0, 0.0)] * n_heads
+        kind = self.rule.kind
+        # Of heads that are not named nothing is read but the last number; the others are safe.
+        unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
+        rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
         for entry in self.entries:
             if entry.head is not None and entry.head >= n_heads:
                 raise CoefficientsError(
@@ -238,44 +275,21 @@ def check_fit(coefficients: Coefficients) -> Coefficients:
     return coefficients
 
 
-def goes_by_size(coefficients: Coefficients, H: Any, n: Any) -> bool:
-    """Whether beta is a function of n, and not of H; what it is a function of must be given.
-
-    Raises:
-      CoefficientsError: it is None.
-    """
-    by_size = coefficients.rule.kind == LOG_SIZE
-    if (n if by_size else H) is None:
-        needed = "n=, the number of unmasked items" if by_size else "H, their entropy"
-        raise CoefficientsError(
-            f"{coefficients.reference} is of kind {coefficients.rule.kind}; give {needed}"
+def check_given(coefficients: Coefficients, H: Any, n: Any) -> None:
+    """Raises CoefficientsError if what beta is a function of is None."""
+    rule = coefficients.rule
+    needed = [
+        name
+        for name, uses, value in (
+            ("H, the entropy of the items", rule.by_entropy, H),
+            ("n=, the number of unmasked items", rule.by_size, n),
         )
-    return by_size
+        if uses and value is None
+    ]
+    if needed:
+        raise CoefficientsError(
+            f"{coefficients.reference} is of kind {rule.kind}; give {' and '.join(needed)}"
+        )
 
 
-class _RegisterOnceJaxIsLoaded(importlib.abc.MetaPathFinder):
-    """Waits for `import jax`, and makes Coefficients a static node of its pytrees.
-
-    A fit may be loaded before JAX is, and passed to a jitted function straight after.
-    """
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "jax":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_register(module: Any) -> None:
-                load(module)
-                module.tree_util.register_static(Coefficients)
-
-            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
-        return spec
-
-
-if "jax" in sys.modules:
-    sys.modules["jax"].tree_util.register_static(Coefficients)
-else:
-    sys.meta_path.insert(0, _RegisterOnceJaxIsLoaded())
+make_static(Coefficients)

@@ -50,7 +50,7 @@ def entropy(
 def inverse_temperature(
     H: ArrayLike,
     coefficients: Sequence[float],
-    domain: tuple[float, float],
+    domain: Sequence[float],
     rule: Rule = Rule(),  # noqa: B008 (immutable)
     n: ArrayLike | None = None,
 ) -> np.ndarray:
@@ -71,6 +71,18 @@ def inverse_temperature(
         clamped = min(max(entropy, domain[0]), domain[1])
         return min(max(float(np.polyval(coefficients, clamped)), rule.min_beta), rule.max_beta)
 
+    def beta_by_both(entropy: float, items: float) -> float:
+        if entropy <= rule.min_entropy:
+            return 1.0
+        h, log_n = min(max(entropy, domain[0]), domain[1]), float(np.log(items))
+        of_size = np.poly1d([coefficients[6], coefficients[5] * h + coefficients[7], 0.0])
+        at = min(max(log_n, domain[2]), domain[3])
+        beta = np.polyval(coefficients[:5], h) + of_size(at)
+        beta += max(of_size.deriv()(at), 0.0) * (log_n - at)
+        return min(max(float(beta), rule.min_beta), rule.max_beta)
+
+    if rule.kind == "entropy-and-size":
+        return np.asarray(np.vectorize(beta_by_both, otypes=[np.float64])(H, n))
     if rule.kind == "log-size":
         return np.asarray(np.vectorize(beta_by_size, otypes=[np.float64])(n))
     return np.asarray(np.vectorize(beta_by_entropy, otypes=[np.float64])(H))
@@ -79,12 +91,12 @@ def inverse_temperature(
 def adaptive_softmax(
     logits: ArrayLike,
     coefficients: Sequence[float],
-    domain: tuple[float, float],
+    domain: Sequence[float],
     rule: Rule = Rule(),  # noqa: B008 (immutable)
     axis: Axis = -1,
     where: ArrayLike | None = None,
 ) -> np.ndarray:
-    """softmax(beta z), with beta by the entropy of softmax(z) or by the number of its items."""
+    """softmax(beta z), with beta by the entropy of softmax(z) and the number of its items."""
     H = entropy(logits, axis, where, keepdims=True)
     _, valid = _unmasked(logits, where)
     n = np.maximum(valid.sum(axis=axis, keepdims=True), 1)

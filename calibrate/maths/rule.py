@@ -1,12 +1,23 @@
-"""The beta rules: inverse temperature as a guarded polynomial of entropy, or as a line in log n."""
+"""The beta rules: inverse temperature as a guarded function of entropy, of set size, or of both.
+
+Coefficients are of these terms, in this order, with L = log n:
+
+    "entropy-polynomial"  H^4, H^3, H^2, H, 1
+    "log-size"            L, 1
+    "entropy-and-size"    H^4, H^3, H^2, H, 1, H L, L^2, L
+
+The last contains the other two, and lines in the commitment L - H.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 ENTROPY_POLYNOMIAL = "entropy-polynomial"
 LOG_SIZE = "log-size"
-# What each kind of rule is written in: c4, c3, c2, c1, c0 of p(H); or kappa, b of kappa log n + b.
-N_COEFFICIENTS = {ENTROPY_POLYNOMIAL: 5, LOG_SIZE: 2}
+ENTROPY_AND_SIZE = "entropy-and-size"
+N_POWERS = 5  # coefficients of a polynomial of entropy
+N_COEFFICIENTS = {ENTROPY_POLYNOMIAL: N_POWERS, LOG_SIZE: 2, ENTROPY_AND_SIZE: N_POWERS + 3}
+N_DOMAIN = {ENTROPY_POLYNOMIAL: 2, LOG_SIZE: 2, ENTROPY_AND_SIZE: 4}  # [lo, hi] of each variable
 
 
 class Rule(NamedTuple):
@@ -23,6 +34,16 @@ class Rule(NamedTuple):
         """A rule of kind "log-size", without an entropy gate and without limits of its domain."""
         return cls(0.0, min_beta, max_beta, "clamp", LOG_SIZE)
 
+    @property
+    def by_entropy(self) -> bool:
+        """Whether beta is a function of entropy, among others."""
+        return self.kind != LOG_SIZE
+
+    @property
+    def by_size(self) -> bool:
+        """Whether beta is a function of set size, among others."""
+        return self.kind != ENTROPY_POLYNOMIAL
+
 
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
     """p(x), highest power first; any array type with arithmetic, in its own precision.
@@ -35,10 +56,16 @@ def horner(x: Any, coefficients: Sequence[Any]) -> Any:
     return value
 
 
+def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
+    """The bare terms of a rule of entropy and size, without guards and at any H and log n."""
+    both, square, line = coefficients[N_POWERS:]
+    return horner(H, coefficients[:N_POWERS]) + log_n * (both * H + line + square * log_n)
+
+
 def beta_of(
-    H: Any, log_n: Any, coefficients: Sequence[Any], domain: tuple[Any, Any], rule: Rule, xp: Any
+    H: Any, log_n: Any, coefficients: Sequence[Any], domain: Sequence[Any], rule: Rule, xp: Any
 ) -> Any:
-    """beta of rows with entropy H and n items, by either kind of rule.
+    """beta of rows with entropy H and n items, by any kind of rule.
 
     "entropy-polynomial": clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off.
     It is off where H <= min_entropy (strict gate on the raw H, as in the paper) and, if `outside`
@@ -48,24 +75,37 @@ def beta_of(
     that it was fitted on, a line that rises goes on, and one that falls keeps its value at that
     end: extrapolation never takes from beta where sets are larger than any that were seen.
 
+    "entropy-and-size": of H like the first, without "identity". Beyond the log n of its domain it
+    is of log n like the second: at each H it goes on along its slope in log n at that end if it
+    rises, and keeps its value if it falls.
+
     Args:
       H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. Not
         looked at by "log-size".
-      log_n: array, natural logarithm of the number of unmasked items; likewise. Looked at by
-        "log-size" alone. Callers with one kind of rule may pass the same array for both.
-      coefficients: of the polynomial, highest power first; numbers, or arrays that broadcast.
-      domain: (lo, hi), the entropies, or log n, that it was fitted on; likewise.
+      log_n: array, natural logarithm of the number of unmasked items; likewise. Not looked at by
+        "entropy-polynomial".
+      coefficients: in the order above; numbers, or arrays that broadcast.
+      domain: [lo, hi] of the entropies that it was fitted on, of log n, or of both in this order;
+        likewise.
       rule: the kind and the guards.
       xp: the arrays' namespace, numpy or jax.numpy.
     Returns:
       beta, of the shape and dtype of what the rule looks at.
     """
-    lo, hi = domain
+    lo, hi = domain[:2]
     if rule.kind == LOG_SIZE:
         kappa, inside = coefficients[-2], xp.clip(log_n, lo, hi)
         line = horner(inside, coefficients) + (kappa > 0) * kappa * (log_n - inside)
         return xp.clip(line, rule.min_beta, rule.max_beta)
-    beta = xp.clip(horner(xp.clip(H, lo, hi), coefficients), rule.min_beta, rule.max_beta)
+    inside = xp.clip(H, lo, hi)
+    if rule.kind == ENTROPY_AND_SIZE:
+        within = xp.clip(log_n, *domain[2:4])
+        both, square, line = coefficients[N_POWERS:]
+        slope = both * inside + line + 2 * square * within
+        value = surface(inside, within, coefficients) + (slope > 0) * slope * (log_n - within)
+    else:
+        value = horner(inside, coefficients)
+    beta = xp.clip(value, rule.min_beta, rule.max_beta)
     off = rule.min_entropy >= H
     if rule.outside == "identity":
         off = off | (lo > H) | (hi < H)
