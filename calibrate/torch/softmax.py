@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, check_fit, goes_by_size
+from calibrate.files.coefficients import Coefficients, check_fit, check_given
 from calibrate.maths.rule import LOG_SIZE, beta_of
 
 _NO_WEIGHT = -1e18  # exp of any beta times it is 0, and its square does not overflow
@@ -117,7 +117,8 @@ def inverse_temperature(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    if not goes_by_size(fit, H, n):
+    check_given(fit, H, n)
+    if not fit.rule.by_size:
         x = torch.as_tensor(H)
         x = x.to(wide(x.dtype))
     else:
