@@ -22,12 +22,12 @@ import calibrate
 from calibrate.files import coefficient_file, coefficient_schema
 from calibrate.files.coefficient_file import dumps, layout, loads, read
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule, horner
+from calibrate.maths.rule import Rule, horner, surface
 
 SCHEMAS = Path(coefficient_file.__file__).parent / "schemas"
 SCHEMA = {
     version: json.loads((SCHEMAS / f"coefficient-file-{version}.json").read_text())
-    for version in ("1.0", "1.1")
+    for version in ("1.0", "1.1", "1.2")
 }
 VALIDATOR = {version: jsonschema.Draft202012Validator(s) for version, s in SCHEMA.items()}
 ROOT = Path(__file__).parents[1]
@@ -37,7 +37,7 @@ MIB = 1 << 20
 
 def validator(document):
     """Of the file's version; the newest describes newer ones too."""
-    return VALIDATOR["1.0" if document["schema_version"] == "1.0" else "1.1"]
+    return VALIDATOR.get(str(document["schema_version"]), VALIDATOR["1.2"])
 
 
 def validate(document):
@@ -61,8 +61,10 @@ def rich_fit(**fields):
                     {"size": 64, "rows": 512, "before": -0.5, "after": -0.4, "error": 0.01}
                 ],
                 "candidates": [
-                    {"kind": "constant", "log_p": -0.45, "gain": 0.05, "low": -0.01, "high": 0.11},
-                    {"kind": "log-size", "log_p": -0.41, "gain": 0.09, "low": 0.04, "high": 0.14},
+                    {"kind": "constant", "q": 0.0, "log_p": -0.45, "p": 0.7, "gain": 0.05,
+                     "low": -0.01, "high": 0.11},
+                    {"kind": "log-size", "q": 0.25, "log_p": -0.41, "p": 0.75, "gain": 0.09,
+                     "low": 0.04, "high": 0.14},
                 ],
                 "learning_curve": [{"rows": 100, "log_p": -0.6}, {"rows": 370, "log_p": -0.4}],
                 "band": [[0.7, 1.0, 1.2], [5.0, 2.0, 2.9]],
@@ -88,14 +90,31 @@ def rich_fit(**fields):
 
 
 def rich_size_fit(**fields):
-    """The same of the other kind of rule."""
+    """The same of the kind that goes by set size."""
     lines = Entry((0.36, 0.25), (2.5, 7.0), 0, 3), Entry((0.1, 1.5), (2.5, 6.0), 2, 0)
     quality = dict(rich_fit().quality) | {"standard_errors": [[0.01, 0.02], [0.03, 0.04]]}
     return rich_fit(**{"rule": Rule.log_size(0.5), "entries": lines, "quality": quality} | fields)
 
 
-DOCUMENT = json.loads(dumps(rich_fit()))
-SIZE_DOCUMENT = json.loads(dumps(rich_size_fit()))
+SURFACE = (-0.011, 0.12, -0.53, 1.9, 0.31, 0.047, -0.023, 0.41)
+
+
+def rich_surface_fit(**fields):
+    """The same of the kind that goes by entropy and size."""
+    entries = (
+        Entry(SURFACE, (0.5, 5.9, 2.5, 7.0), 0, 3),
+        Entry((0.0,) * 4 + SURFACE[4:], (0.5, 4.0, 2.5, 6.0), 2, 0),
+    )
+    quality = dict(rich_fit().quality) | {
+        "standard_errors": [[0.01] * 8] * 2,
+        "band": [[0.7, 2.5, 1.0, 1.2], [5.0, 7.0, 2.0, 2.9]],
+    }
+    rule = Rule(0.25, 0.5, 64.0, kind="entropy-and-size")
+    return rich_fit(**{"rule": rule, "entries": entries, "quality": quality} | fields)
+
+
+FITS = {"entropy": rich_fit(), "size": rich_size_fit(), "both": rich_surface_fit()}
+DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT = (json.loads(dumps(fit)) for fit in FITS.values())
 
 
 @pytest.fixture
@@ -105,8 +124,8 @@ def document():
 
 
 @pytest.fixture
-def size_document():
-    return copy.deepcopy(SIZE_DOCUMENT)
+def surface_document():
+    return copy.deepcopy(SURFACE_DOCUMENT)
 
 
 def sealed(document):
@@ -131,7 +150,7 @@ def refusal(data):
 # What it keeps
 
 
-@pytest.mark.parametrize("fit", [rich_fit(), rich_size_fit()], ids=["entropy", "size"])
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
 def test_round_trip(tmp_path, fit):
     text = dumps(fit)
     again = loads(text.encode())
@@ -151,9 +170,10 @@ printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, ma
 @st.composite
 def entries(draw, count=5):
     powers = draw(st.tuples(*[st.floats(-1e6, 1e6)] * count))
-    lo = draw(st.floats(0, 10))
+    lows = draw(st.lists(st.floats(0, 10), min_size=1 + count // 8, max_size=1 + count // 8))
+    domain = [x for lo in lows for x in (lo, lo + draw(st.floats(0.01, 20)))]
     layer, head = draw(st.none() | st.integers(0, 32767)), draw(st.none() | st.integers(0, 32767))
-    return Entry(powers, (lo, lo + draw(st.floats(0.01, 20))), layer, head)
+    return Entry(powers, tuple(domain), layer, head)
 
 
 entropy_rules = st.builds(
@@ -161,7 +181,12 @@ entropy_rules = st.builds(
     st.sampled_from(["clamp", "identity"]), st.just("entropy-polynomial"),
 )  # fmt: skip
 size_rules = st.builds(Rule.log_size, st.floats(0.1, 1), st.floats(1, 1e9))
+surface_rules = st.builds(
+    Rule, st.floats(0, 9), st.floats(0.1, 1), st.floats(1, 1e9), st.just("clamp"),
+    st.just("entropy-and-size"),
+)  # fmt: skip
 kinds = st.fixed_dictionaries({"rule": entropy_rules, "entries": st.tuples(entries())})
+kinds |= st.fixed_dictionaries({"rule": surface_rules, "entries": st.tuples(entries(8))})
 kinds |= st.fixed_dictionaries({"rule": size_rules, "entries": st.tuples(entries(2))})
 fits = st.builds(
     lambda kind, **fields: rich_fit(**kind, **fields),
@@ -222,7 +247,12 @@ def test_every_released_schema_is_read_for_ever(path):
     version, _, kind = path.stem.removeprefix("coefficient-file-").partition("-")
     assert fit.schema_version == version
     assert [entry.layer for entry in fit.entries] == [0, 2]
-    assert fit.rule == (Rule.log_size(0.5) if kind else Rule(0.5, 1.0, 64.0, "identity"))
+    rules = {
+        "": Rule(0.5, 1.0, 64.0, "identity"),
+        "log-size": Rule.log_size(0.5),
+        "entropy-and-size": Rule(0.25, 0.5, 64.0, kind="entropy-and-size"),
+    }
+    assert fit.rule == rules[kind]
     assert dumps(fit) == path.read_text()
     validate(json.loads(path.read_text()))
 
@@ -231,16 +261,18 @@ def test_every_schema_has_its_golden_files():
     names = {path.name for path in SCHEMAS.glob("*.json")}
     assert names == {f"coefficient-file-{version}.json" for version in SCHEMA}
     golden = {path.name for path in GOLDEN.glob("*.json")}
-    assert golden == names | {"coefficient-file-1.1-log-size.json"}
+    kinds = {"1.1-log-size", "1.2-entropy-and-size"}
+    assert golden == names | {f"coefficient-file-{kind}.json" for kind in kinds}
     for schema in SCHEMA.values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
 def test_what_is_written_is_the_newest_schema_and_what_was_read_keeps_its_own():
-    assert DOCUMENT["schema_version"] == "1.1"
-    old = read(GOLDEN / "coefficient-file-1.0.json")
-    renamed = json.loads(dumps(replace(old, name="renamed")))
-    assert renamed["schema_version"] == "1.0"
+    assert DOCUMENT["schema_version"] == "1.2"
+    for version in ("1.0", "1.1"):
+        old = read(GOLDEN / f"coefficient-file-{version}.json")
+        renamed = json.loads(dumps(replace(old, name="renamed")))
+        assert renamed["schema_version"] == version
 
 
 def test_the_schemas_are_what_the_loader_checks():
@@ -277,11 +309,12 @@ def value_at(document, path):
 
 
 def worth_a_mistake(path, document):
-    """Not the same again: the second of a list, or what both kinds of rule have."""
-    if path[:2] == ("entries", 1) or any(step in path[2:] for step in (1, 2, 3, 4)):
+    """Not the same again: the second of a list, or what all kinds of rule have."""
+    if path[:2] == ("entries", 1) or any(step in path[2:] for step in range(1, 8)):
         return False
-    of_kind = path[:1] in (("rule",), ("entries",)) or path[:2] == ("quality", "standard_errors")
-    return of_kind or document["rule"]["kind"] != "log-size"
+    of_kind = path[:1] in (("rule",), ("entries",))
+    of_kind |= path[:2] in (("quality", "standard_errors"), ("quality", "band"))
+    return of_kind or document["rule"]["kind"] == "entropy-polynomial"
 
 
 def verdict(document):
@@ -295,19 +328,26 @@ def verdict(document):
 
 # What a schema cannot say: relations between fields, and text that no terminal minds.
 BEYOND_A_SCHEMA = re.compile(
-    "give 0 <= lo < hi|distinct ones of the domain|they give p|give 0 < min_beta <= max_beta"
+    "give 0 <= lo < hi|ones of the domain|of the domain .*five|they give p|give 0 < min_beta <="
     "|another entry covers|printable|write UTC as"
 )
 
 
-@pytest.mark.parametrize("minor", ["1.0", "1.1", "1.7"])
+def originals(minor):
+    """Files of every kind of rule in that version; the golden ones of an old one."""
+    old = [json.loads(path.read_text()) for path in GOLDEN.glob(f"coefficient-file-{minor}*")]
+    if minor in ("1.0", "1.1"):
+        return old
+    return [DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT]
+
+
+@pytest.mark.parametrize(
+    "minor", ["1.0", pytest.param("1.1", marks=pytest.mark.slow), "1.2", "1.7"]
+)
 def test_every_clause_of_the_schema_is_one_of_the_loader_and_the_other_way_round(minor):
     """One mistake at every place of a file: both refuse it, or both accept it."""
-    originals = [DOCUMENT, SIZE_DOCUMENT]
-    if minor == "1.0":
-        originals = [json.loads((GOLDEN / "coefficient-file-1.0.json").read_text())]
     seen = set()
-    for original in originals:
+    for original in originals(minor):
         original = original | {"schema_version": minor}
         for path in paths(original):
             if not worth_a_mistake(path, original):
@@ -331,11 +371,17 @@ def test_every_clause_of_the_schema_is_one_of_the_loader_and_the_other_way_round
     assert seen >= {(True, True), (False, False)}
 
 
-def test_the_schema_of_1_0_reads_newer_files_as_its_readers_do(document, size_document):
-    """What 1.1 adds to quality they let through; the new kind of rule they refuse."""
-    VALIDATOR["1.0"].validate(document)
-    assert not VALIDATOR["1.0"].is_valid(size_document)
-    assert not VALIDATOR["1.1"].is_valid(document | {"schema_version": "1.0"})
+def test_an_old_schema_reads_newer_files_as_its_readers_do():
+    """What a later version adds to quality they let through; a new kind of rule they refuse."""
+    found = {
+        version: [VALIDATOR[version].is_valid(document) for document in originals("1.2")]
+        for version in SCHEMA
+    }
+    assert found == {
+        "1.0": [True, False, False], "1.1": [True, True, False], "1.2": [True, True, True]
+    }  # fmt: skip
+    for version in ("1.0", "1.1"):
+        assert not VALIDATOR[version].is_valid(DOCUMENT | {"schema_version": version})
 
 
 @pytest.mark.parametrize("name", ["paper", "max-retrieval"])
@@ -508,9 +554,10 @@ REFUSALS = [
     ("x-deep", json.loads("[" * 40 + "]" * 40), r"x-deep(\[0\])* is nested more than 32 deep"),
     ("rule", [], r"rule is \[\]; give an object"),
     ("rule.kind", "log-size", "rule.size_unit is absent; this field is required"),
-    ("rule.kind", "spline", 'rule.kind is "spline"; this calibrate reads .* and "log-size": up'),
+    ("rule.kind", "spline", 'rule.kind is "spline"; this calibrate reads .*, "log-size", .*: up'),
     ("rule.kind", ["log-size"], r'rule.kind is \["log-size"\]; this calibrate reads'),
     ("schema_version", "1.0", "quality.rows.gated is not a known field"),
+    ("schema_version", "1.1", r"quality.candidates\[0\].q is not a known field"),
     ("rule.order", "ascending", 'rule.order is "ascending"; this calibrate reads "descending"'),
     ("rule.entropy_unit", "bits", 'rule.entropy_unit is "bits"; .* converts no numbers: fit again'),
     ("rule.quantity", "theta", "rule.quantity"),
@@ -629,8 +676,64 @@ def test_what_a_log_size_file_is_refused_for():
     check_refusals(SIZE_DOCUMENT, SIZE_REFUSALS)
 
 
+def moved(check, *places):
+    """The check triples with other points: {index: (H, log n)}, their values as they were."""
+    points = dict(places)
+    return [[*points.get(i, triple[:2]), triple[2]] for i, triple in enumerate(check)]
+
+
+CHECK = SURFACE_DOCUMENT["entries"][0]["check"]
+POINTS = r"check is at the points .* give \(H, log n\) of the domain \[0.5, 5.9, 2.5, 7.0\]: five"
+ORDER = r"write H\^4, H\^3, H\^2, H, 1, H L, L\^2, L"
+SURFACE_REFUSALS = [
+    ("schema_version", "1.1", 'schema 1.1 has no such rule: write schema_version "1.2"'),
+    ("rule.order", "descending", 'rule.order is "descending"; this calibrate reads "H.4, H.3,'),
+    ("rule.size_unit", "items", 'rule.size_unit is "items"; this calibrate reads "log items"'),
+    ("rule.entropy_unit", "bits", 'rule.entropy_unit is "bits"; this calibrate reads "nats"'),
+    ("rule.outside", "clamp", "rule.outside is not a known field"),
+    ("rule.min_entropy", -1.0, "rule.min_entropy is -1.0; give nats >= 0"),
+    ("quality.band", [[1.0] * 3], r"quality.band\[0\] is .* give a list of 4 numbers"),
+    ("quality.standard_errors", [[1.0] * 5], r"standard_errors\[0\] is .* give a list of 8"),
+    ("entries.0.coefficients", [1.0] * 5, "coefficients is .* a list of 8"),
+    ("entries.0.domain", [0.5, 5.9], r"domain is \[0.5, 5.9\]; give a list of 4"),
+    ("entries.0.domain", [0.5, 5.9, 7.0, 2.5], r"domain is \[0.5, 5.9, 7.0, 2.5\]; give 0 <="),
+    ("entries.0.domain", [2.5, 7.0, 0.5, 5.9], "check is at the points .* of the domain"),
+    ("entries.0.domain", [0.5, 5.9, 2.5, 65.0], "give 0 <= lo < hi <= 64, in nats of entropy or"),
+    ("entries.0.check", CHECK[:5], r"check is a list of 5; give a list of 8 triples \[H, log n"),
+    ("entries.0.check.0", [0.5, 1.0], r"check\[0\] is \[0.5, 1.0\]; give a list of 3 numbers"),
+    ("entries.0.check", moved(CHECK, (0, (0.4, 2.5))), POINTS),  # outside
+    ("entries.0.check", moved(CHECK, (7, (5.9, 7.1))), POINTS),
+    ("entries.0.check", moved(CHECK, (1, (0.5, 2.5))), POINTS),  # twice the same
+    ("entries.0.check", moved(CHECK, (1, (0.6, 2.6))), POINTS),  # not at the first's log n
+    ("entries.0.check", moved(CHECK, (5, (0.7, 2.5))), POINTS),  # at the first's log n
+    ("entries.0.check", moved(CHECK, (7, (0.5, 3.0))), POINTS),  # on the line of the other two
+    ("entries.0.check.7.2", 9.0, r"they give p\(5.9, 7\) = .* where check\[7\] has 9: they, the"),
+    ("entries.0.coefficients", SURFACE[::-1], "they are in reverse order; " + ORDER),
+    ("entries.0.coefficients", SURFACE[4::-1] + SURFACE[5:], "in another order; " + ORDER),
+    ("entries.0.coefficients", SURFACE[:5] + SURFACE[:4:-1], "in another order; " + ORDER),
+    ("entries.0.coefficients", [round(c, 2) for c in SURFACE], "they were rounded; restore all"),
+    ("entries.0.coefficients", [c * 1.5 for c in SURFACE], "they were multiplied by 1.5; restore"),
+    ("entries.1.coefficients", [c * 2 for c in (0.0,) * 4 + SURFACE[4:]], "multiplied by 2; "),
+    ("entries.0.coefficients.6", -0.024, r"coefficients\[6\] alone changed, from about -0.023;"),
+    ("entries.0.coefficients.7", -0.41, r"coefficients\[7\] alone changed, from about 0.41;"),
+    ("entries.0.coefficients", [1.0] * 8, "they, the domain or the check changed since the fit"),
+]
+
+
+def test_what_a_file_of_entropy_and_size_is_refused_for():
+    check_refusals(SURFACE_DOCUMENT, SURFACE_REFUSALS)
+
+
+def test_check_triples_anywhere_in_the_domain_are_accepted(surface_document):
+    """Another writer's, of which five have one log n."""
+    entry = surface_document["entries"][0]
+    points = [(H, 4.0) for H in (0.5, 0.7, 1.0, 3.0, 5.0)] + [(0.5, 7.0), (5.0, 2.5), (5.9, 5.0)]
+    entry["check"] = [[H, L, surface(H, L, SURFACE)] for H, L in points]
+    assert loads(json.dumps(sealed(surface_document)).encode()) == rich_surface_fit()
+
+
 def test_missing_fields_are_refused():
-    for original in (DOCUMENT, SIZE_DOCUMENT):
+    for original in originals("1.2"):
         top = [name for name in original if name != "x-note"]
         within = [f"{place}.{name}" for place in ("rule", "entries.0")
                   for name in find(original, f"{place}.")[0]]  # fmt: skip
@@ -745,7 +848,7 @@ def paths(value, path=()):
 @st.composite
 def mutated(draw):
     """A valid document, changed in a few places, half of the time with its id recomputed."""
-    document = copy.deepcopy(draw(st.sampled_from([DOCUMENT, SIZE_DOCUMENT])))
+    document = copy.deepcopy(draw(st.sampled_from(originals("1.2"))))
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from([p for p in paths(document) if p]))
         place = document
@@ -760,7 +863,7 @@ def mutated(draw):
         elif kind == "number" and isinstance(place[path[-1]], float):
             place[path[-1]] *= draw(st.sampled_from([1 + 1e-15, 1 + 1e-6, -1, 10]))
         elif kind == "version" and "schema_version" in document:
-            document["schema_version"] = draw(st.sampled_from(["1.0", "1.1", "1.12", "2.0"]))
+            document["schema_version"] = draw(st.sampled_from(["1.0", "1.1", "1.2", "1.12", "2.0"]))
         elif isinstance(place, dict):
             place[draw(st.sampled_from(["x-new", "new"]))] = value
     return sealed(document) if "id" in document and draw(st.booleans()) else document
@@ -802,7 +905,7 @@ def check_bytes(data):
 @st.composite
 def scratched(draw):
     """The bytes of a valid file with some cut out, put in, or exchanged."""
-    data = bytearray(draw(st.sampled_from([TEXT, dumps(rich_size_fit())])).encode())
+    data = bytearray(draw(st.sampled_from([*map(dumps, FITS.values())])).encode())
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(data) - 1))
         end = at + draw(st.sampled_from([0, 1, 1, 5, 100]))
@@ -854,6 +957,10 @@ def in_free_field(data):
 ENTRIES = tuple(
     Entry((0.1 + i / 3, 0.2, -0.3, 1 / 3, 1.0), (0.5, 5.0), i // 64, i % 64) for i in range(2_400)
 )
+SURFACES = tuple(
+    Entry((*entry.coefficients, 1 / 3, -0.1, 0.7), (0.5, 5.0, 2.0, 7.0), entry.layer, entry.head)
+    for entry in ENTRIES[:1_400]
+)
 LARGE = {
     "lists": filled(b"[]"),
     "objects": filled(b"{}"),
@@ -869,6 +976,7 @@ LARGE = {
     "depth": b"[" * MIB,
     "one text": b'"' + b"x" * (MIB - 2) + b'"',
     "valid": dumps(rich_fit(entries=ENTRIES)).encode(),
+    "valid, of both": dumps(rich_surface_fit(entries=SURFACES)).encode(),
 }
 
 
@@ -917,8 +1025,20 @@ def test_check_pairs_of_a_line_are_its_ends():
     assert entry.check == ((2.5, horner(2.5, (0.36, 0.25))), (7.0, horner(7.0, (0.36, 0.25))))
 
 
-def test_a_layer_that_a_log_size_fit_does_not_name_can_be_written_too():
-    unnamed = rich_size_fit().layer(7)
+def test_check_triples_are_of_the_domain_of_both():
+    entry = Entry(SURFACE, (1.0, 5.0, 2.0, 6.0))
+    points = [(1.0, 2.0), (2.0, 2.0), (3.0, 2.0), (4.0, 2.0), (5.0, 2.0)]
+    points += [(1.0, 4.0), (1.0, 6.0), (5.0, 6.0)]
+    assert [(H, L) for H, L, _ in entry.check] == points
+    a, b, c, d, e, both, square, line = SURFACE
+    for H, L, value in entry.check:
+        expected = a * H**4 + b * H**3 + c * H**2 + d * H + e + both * H * L + square * L**2
+        assert value == pytest.approx(expected + line * L, rel=1e-14)
+
+
+@pytest.mark.parametrize("fit", [rich_size_fit(), rich_surface_fit()], ids=["size", "both"])
+def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
+    unnamed = fit.layer(7)
     assert unnamed == calibrate.identity()
     assert loads(dumps(unnamed).encode()) == unnamed
 
@@ -926,8 +1046,14 @@ def test_a_layer_that_a_log_size_fit_does_not_name_can_be_written_too():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers, highest power first, or"),
-        (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "or the 2 of a log-size rule"),
+        (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers, highest power first, the"),
+        (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "the 2 of a log-size rule, or the 8 of"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0)), "give the 4 numbers of a rule with 8 coefficients"),
+        (lambda: Entry((1.0,) * 5, (0.0, 1.0, 0.0, 1.0)), "give the 2 numbers of a rule with 5"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), "give 0 <= lo < hi <= 64"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)), "too narrow for a fit"),
+        (lambda: Coefficients(Rule(outside="identity", kind="entropy-and-size"),
+                              (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 2.0)),)), "has 'clamp'"),
         (lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
          r"entries\[0\].coefficients are \(1.0, 2.0\); give the 5 of a rule of kind 'entropy-poly"),
         (lambda: Coefficients(Rule.log_size(), (Entry((1.0,) * 5, (0.0, 1.0)),)), "give the 2 of"),

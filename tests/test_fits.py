@@ -166,18 +166,59 @@ def test_diff_of_two_log_size_fits_is_over_set_sizes(here, by_size):
     assert "beta is the same in sets of 1 .. 11,134 items\n" in again
 
 
-def test_diff_of_two_kinds_says_that_they_cannot_be_compared(here, by_size):
+def test_diff_of_two_kinds_is_over_entropies_and_sizes(here, by_size, make_fit):
+    """H + 1, and 1 up to the gate at 0.5 nats, against 0.5 log n + 0.6."""
     publish(by_size, here / "fits")
-    out = call("fits", "diff", "paper", "by-size").stdout
+    publish(make_fit(), here / "fits")
+    out = call("fits", "diff", "made", "by-size").stdout
     assert (
-        "beta cannot be compared: paper@1 is a function of entropy, by-size@1 is a function of set"
-        in out
+        "beta changes by at most 3.066 in the domain of both, 0.2 .. 4 nats and 16 .. 1,024 items: "
+        "from 1 to 4.066 at H = 0.2, n = 1,024\n" in out
     )
-    assert "no head in common" not in out
+    record = json.loads(call("fits", "diff", "made", "by-size", "--json").stdout)
+    change = record["heads"][0]["common"]
+    assert change["range"] == {"entropy": [0.2, 4.0], "log_n": [np.log(16), np.log(1024)]}
     assert "rule.kind\n  - entropy-polynomial\n  + log-size\n" in out
-    record = json.loads(call("fits", "diff", "paper", "by-size", "--json").stdout)
-    assert record["heads"] == []
     assert "rule.kind" in {field["path"] for field in record["fields"]}
+
+
+def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0), name="both", min_entropy=0.0):
+    rule = Rule(min_entropy, 0.1, kind="entropy-and-size")
+    return Coefficients(rule, (Entry(coefficients, domain),), name=name)
+
+
+def test_diff_of_rules_of_entropy_and_size_is_largest_where_rows_can_be(here):
+    """A change of H log n / 10 is largest at the largest H and n; entropy is at most log n."""
+    for both in (0.0, 0.1):
+        line = (0.0, 0.0, 0.0, 0.0, 1.5, both, 0.0, 0.5)
+        publish(surface_fit(line, (0.5, 6.0, 2.0, 5.0)), here / "fits")
+    out = call("fits", "diff", "both@1", "both@2").stdout
+    assert (
+        "beta changes by at most 2.5 in the domain of both, 0.5 .. 6 nats and 7 .. 148 items: from "
+        "4 to 6.5 at H = 5, n = 148\n" in out
+    )
+    assert "by at most 3.6 in sets of 1 .. 403 items: from 4.5 to 8.1 at H = 6, n = 403" in out
+
+
+def test_diff_finds_a_peak_in_both_variables():
+    H, log_n = 2.34567, 4.56789
+    peak = (0.0, 0.0, -1.0, 2 * H, 5 - H**2 - log_n**2, 0.0, -1.0, 2 * log_n)
+    flat = (0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0)
+    change = compare(surface_fit(flat), surface_fit(peak)).heads[0].common
+    assert change.largest == pytest.approx(3, rel=1e-7)
+    assert change.at == pytest.approx((H, log_n), abs=1e-3)
+
+
+def test_diff_shows_that_a_rule_of_entropy_and_size_contains_the_others(by_size, make_fit):
+    made = make_fit(min_entropy=0.3)
+    surfaces = [
+        surface_fit((0.0, 0.0, 0.0, 0.0, 0.6, 0.0, 0.0, 0.5), (0.2, 4.0, *by_size.only.domain)),
+        surface_fit((*made.only.coefficients, 0, 0, 0), (*made.only.domain, 2.0, 8.0), "x", 0.3),
+    ]
+    for fit, surface in zip((by_size, made), surfaces, strict=True):
+        assert compare(fit, surface).heads[0].common.largest == 0
+        assert compare(surface, fit).heads[0].common.largest == 0
+        assert compare(surfaces[0], surfaces[1]).heads[0].common.largest > 1
 
 
 def test_show_of_many_heads_is_cut_short(here):
@@ -194,7 +235,7 @@ def test_diff_finds_the_largest_change_on_the_common_domain(store):
     record = json.loads(call("fits", "diff", "made@1", "made@2", "--json").stdout)
     (head,) = record["heads"]
     assert head["common"]["largest"] == pytest.approx(0.5)
-    assert head["common"]["range"] == [1.0, 4.0]
+    assert head["common"]["range"] == {"entropy": [1.0, 4.0], "log_n": None}
     assert head["anywhere"]["largest"] == pytest.approx(1.5)  # 5 + 1.5 against 4 + 1
     assert {field["path"] for field in record["fields"]} == {
         "entries[0].coefficients", "entries[0].domain",
@@ -253,7 +294,7 @@ def test_a_constant_of_any_size_is_drawn(here, make_fit, beta):
 def test_difference_is_found_to_four_digits_against_a_finer_grid(paper):
     ours = calibrate.load("max-retrieval")
     change = compare(paper, ours).heads[0].common
-    H = np.linspace(*change.range, 1_000_001)
+    H = np.linspace(*change.range.entropy, 1_000_001)
     exact = np.abs(np.polyval(paper.only.coefficients, H) - np.polyval(ours.only.coefficients, H))
     assert change.largest == pytest.approx(exact[H > 0.95].max(), rel=1e-6)
 

@@ -1,46 +1,89 @@
 """Check pairs: points that a file's coefficients must reproduce, and why they do not."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 from calibrate.files.coefficients import Entry
 from calibrate.files.strict_json import Refusal, Where, refuse
-from calibrate.maths.rule import horner
+from calibrate.maths.rule import N_POWERS, TERMS, bare_value, surface
 
 TOLERANCE = 1e-9  # of the largest |p| among the pairs
 
-Pairs = tuple[tuple[float, float], ...]
+Pairs = tuple[tuple[float, ...], ...]
 
 
 def check_polynomial(entry: Entry, where: Where) -> None:
-    """As many points of the domain as coefficients determine a polynomial: it must meet them.
+    """As many points of the domain as coefficients determine a rule: it must meet them.
 
     Args:
-      entry: whose coefficients and check pairs were read from a file.
+      entry: whose coefficients and check pairs, or triples [H, log n, value], were read from a
+        file.
       where: its path in the file.
     Raises:
       CoefficientsError: the pairs determine nothing, or the coefficients miss them.
     """
-    lo, hi = entry.domain
-    points = [x for x, _ in entry.check]
-    if len(set(points)) < len(entry.coefficients) or min(points) < lo or max(points) > hi:
-        remedy = f"give {len(entry.coefficients)} distinct ones of the domain [{lo}, {hi}]"
-        raise Refusal((*where, "check"), f"at the points {points}", remedy)
+    if not (_in_domain(entry) if len(entry.domain) == 2 else _in_domain_of_both(entry)):
+        _refuse_points(entry, where)
     if _miss(entry.coefficients, entry.check):
-        misses = [abs(horner(x, entry.coefficients) - p) for x, p in entry.check]
+        misses = [abs(entry.value_at(*x) - p) for *x, p in entry.check]
         worst = max(range(len(misses)), key=misses.__getitem__)
-        x, expected = entry.check[worst]
+        *x, expected = entry.check[worst]
+        point = ", ".join(f"{number:.6g}" for number in x)
         refuse(
             list(entry.coefficients),
-            f"they give p({x:.6g}) = {horner(x, entry.coefficients):.9g} where check[{worst}] "
+            f"they give p({point}) = {entry.value_at(*x):.9g} where check[{worst}] "
             f"has {expected:.9g}: {_what_happened(entry)}",
             (*where, "coefficients"),
         )  # fmt: skip
 
 
+def _in_domain(entry: Entry) -> bool:
+    """Whether the points are distinct ones of the domain: they determine a polynomial."""
+    lo, hi = entry.domain
+    points = [x for x, _ in entry.check]
+    return len(set(points)) == len(points) and lo <= min(points) and max(points) <= hi
+
+
+def _in_domain_of_both(entry: Entry) -> bool:
+    """Whether the points are of the domain and determine a rule of entropy and size.
+
+    Five entropies at one log n determine its polynomial of H there. At another log n = L the rule
+    differs by L - L0 times a plane in H and L; three points that are not on one line determine it.
+    """
+    lo, hi, small, large = entry.domain
+    if not all(lo <= H <= hi and small <= log_n <= large for H, log_n, _ in entry.check):
+        return False
+    same = entry.check[0][1]
+    points = {(H, log_n) for H, log_n, _ in entry.check[:N_POWERS] if log_n == same}
+    units = [((H - lo) / (hi - lo), (log_n - small) / (large - small))
+             for H, log_n, _ in entry.check[N_POWERS:] if log_n != same]  # fmt: skip
+    if len(points) < N_POWERS or len(units) < 3:
+        return False
+    (a, x), (b, y), (c, z) = units
+    return abs((b - a) * (z - x) - (c - a) * (y - x)) > TOLERANCE
+
+
+def _refuse_points(entry: Entry, where: Where) -> None:
+    lo, hi = entry.domain[:2]
+    points: list[Any] = [x for x, *_ in entry.check]
+    remedy = f"give {len(points)} distinct ones of the domain [{lo}, {hi}]"
+    if len(entry.domain) == 4:
+        points = [tuple(float(f"{number:.4g}") for number in x) for *x, _ in entry.check]
+        remedy = (
+            f"give (H, log n) of the domain {list(entry.domain)}: five entropies at one log n, and "
+            "three points at others that are not on one line"
+        )
+    raise Refusal((*where, "check"), f"at the points {points}", remedy)
+
+
 def _miss(coefficients: tuple[float, ...], check: Pairs) -> bool:
-    """Whether the polynomial misses any of the pairs."""
-    tolerance = TOLERANCE * max([abs(p) for _, p in check])
+    """Whether the rule misses any of the pairs."""
+    tolerance = TOLERANCE * max([abs(pair[-1]) for pair in check])
+    if len(check[0]) == 3:
+        misses = [surface(H, log_n, coefficients) - p for H, log_n, p in check]
+        return not all(abs(miss) <= tolerance for miss in misses)
     for x, expected in check:
         # `horner`, written out: files of a thousand heads are read too.
         p = 0.0
@@ -53,20 +96,29 @@ def _miss(coefficients: tuple[float, ...], check: Pairs) -> bool:
 
 def _what_happened(entry: Entry) -> str:
     """Why the coefficients miss their check pairs, and the remedy."""
+    order = TERMS if len(entry.domain) == 4 else "the highest power first"
     if not _miss(entry.coefficients[::-1], entry.check):
-        return "they are in reverse order; write the highest power first"
+        return f"they are in reverse order; write {order}"
     given = list(map(Fraction, entry.coefficients))
-    originals = _interpolate(entry.check)
+    originals = _solve(entry.check)
     gaps = [abs(o - c) for o, c in zip(originals, given, strict=True)]
     if all(gap <= _half_a_digit(c) for gap, c in zip(gaps, entry.coefficients, strict=True)):
         return "they were rounded; restore all their digits"
+    if _close(sorted(originals), sorted(given)):
+        return f"they are in another order; write {order}"
     scale = max(given, key=abs) / (originals[given.index(max(given, key=abs))] or 1)
-    if all(abs(c - scale * o) * 10**6 <= abs(c) for o, c in zip(originals, given, strict=True)):
+    if _close([scale * o for o in originals], given):
         return f"they were multiplied by {_spell(scale)}; restore them"
     if sum(sorted(gaps)[:-1]) * 10**6 < max(gaps):
         i = gaps.index(max(gaps))
         return f"coefficients[{i}] alone changed, from about {_spell(originals[i])}; restore it"
     return "they, the domain or the check changed since the fit; restore the file"
+
+
+def _close(one: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
+    """Whether numbers are alike, but for what the pairs' own digits leave open."""
+    least = max(map(abs, other)) / 10**6
+    return all(abs(a - b) * 10**6 <= max(abs(b), least) for a, b in zip(one, other, strict=True))
 
 
 def _half_a_digit(coefficient: float) -> Fraction:
@@ -83,15 +135,18 @@ def _spell(value: Fraction) -> str:
         return "a number beyond float64"
 
 
-def _interpolate(check: Pairs) -> list[Fraction]:
-    """Coefficients, highest power first, of the polynomial through points (Lagrange, exact)."""
-    total = [Fraction(0)] * len(check)
-    for x, p in check:
-        basis = [Fraction(p)]
-        for other, _ in check:
-            if other != x:
-                root, gap = Fraction(other), Fraction(x) - Fraction(other)
-                longer = zip([*basis, Fraction(0)], [Fraction(0), *basis], strict=True)
-                basis = [(a - root * b) / gap for a, b in longer]
-        total = [a + b for a, b in zip(total, basis, strict=True)]
-    return total
+def _solve(check: Pairs) -> list[Fraction]:
+    """The coefficients that the pairs determine, exactly (Gauss-Jordan elimination)."""
+    count = len(check)
+    units = [[Fraction(i == j) for j in range(count)] for i in range(count)]
+    rows = []
+    for *x, value in check:
+        point = list(map(Fraction, x))
+        rows.append([*(bare_value(point, unit) for unit in units), Fraction(value)])
+    for i in range(count):
+        rows[i:] = sorted(rows[i:], key=lambda row: row[i] == 0)
+        rows[i] = [a / rows[i][i] for a in rows[i]]
+        for j in range(count):
+            if j != i:
+                rows[j] = [a - rows[j][i] * b for a, b in zip(rows[j], rows[i], strict=True)]
+    return [row[-1] for row in rows]

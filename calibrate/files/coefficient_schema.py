@@ -25,7 +25,14 @@ from calibrate.files.json_shapes import (
     Time,
     Word,
 )
-from calibrate.maths.rule import ENTROPY_POLYNOMIAL, LOG_SIZE, N_COEFFICIENTS
+from calibrate.maths.rule import (
+    ENTROPY_AND_SIZE,
+    ENTROPY_POLYNOMIAL,
+    LOG_SIZE,
+    N_COEFFICIENTS,
+    N_DOMAIN,
+    TERMS,
+)
 
 NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
 MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
@@ -56,6 +63,7 @@ class RuleKind:
     guards: Mapping[str, Shape]  # fields of Rule; Coefficients checks their range
 
 
+_MIN_ENTROPY = Number({"minimum": 0, "description": "nats; at or below it beta is 1"})
 _BOUNDS = {
     "min_beta": Number({"exclusiveMinimum": 0}),
     "max_beta": Number({"exclusiveMinimum": 0, "description": "not below min_beta"}),
@@ -65,7 +73,7 @@ RULE_KINDS = {
         minor=0,
         words={"quantity": "beta", "order": "descending", "entropy_unit": "nats"},
         guards={
-            "min_entropy": Number({"minimum": 0, "description": "nats; at or below it beta is 1"}),
+            "min_entropy": _MIN_ENTROPY,
             **_BOUNDS,
             "outside": Word(("clamp", "identity")),
         },
@@ -75,11 +83,21 @@ RULE_KINDS = {
         words={"quantity": "beta", "order": "descending", "size_unit": "log items"},
         guards=_BOUNDS,
     ),
+    ENTROPY_AND_SIZE: RuleKind(
+        minor=2,
+        words={
+            "quantity": "beta",
+            "order": TERMS,
+            "entropy_unit": "nats",
+            "size_unit": "log items",
+        },
+        guards={"min_entropy": _MIN_ENTROPY, **_BOUNDS},
+    ),
 }
 
 KIND = Word(
     tuple(RULE_KINDS),
-    f"this calibrate reads {' and '.join(map(json.dumps, RULE_KINDS))}: upgrade it, or fit again",
+    f"this calibrate reads {', '.join(map(json.dumps, RULE_KINDS))}: upgrade it, or fit again",
 )
 
 
@@ -98,8 +116,8 @@ def document_shape(minor: int, kind: str, newer: bool = False) -> Object:
         "version": VERSION,
         "id": DIGEST,
         "rule": _rule_shape(kind),
-        "entries": List(_entry_shape(N_COEFFICIENTS[kind]), schema={"minItems": 1}),
-        "quality": _quality_shape(minor, N_COEFFICIENTS[kind], others),
+        "entries": List(_entry_shape(kind), schema={"minItems": 1}),
+        "quality": _quality_shape(minor, kind, others),
         "source": _SOURCE,
         "provenance": Object({"created": TIME, "versions": Map(TEXT)}, others=others),
     }
@@ -115,15 +133,17 @@ def _rule_shape(kind: str) -> Object:
     return Object({**words, **RULE_KINDS[kind].guards}, required=True)
 
 
-def _entry_shape(count: int) -> Object:
-    """One head's polynomial of so many coefficients."""
+def _entry_shape(kind: str) -> Object:
+    """One head's coefficients, in a rule of that kind."""
+    count, n_domain = N_COEFFICIENTS[kind], N_DOMAIN[kind]
+    items = "pairs [x, p(x)]" if n_domain == 2 else "triples [H, log n, value]"
     index = Integer(0, MAX_INDEX, null=True)
     fields: dict[str, Shape] = {
         "layer": index,
         "head": index,
         "coefficients": Numbers(count),
-        "domain": Numbers(2, {"minimum": 0, "maximum": 64}),
-        "check": List(Numbers(2), exact=count, items="pairs [x, p(x)]"),
+        "domain": Numbers(n_domain, {"minimum": 0, "maximum": 64}),
+        "check": List(Numbers(n_domain // 2 + 1), exact=count, items=items),
     }
     return Object(fields, required=True)
 
@@ -146,7 +166,7 @@ _ROW_COUNTS = (
 )  # fmt: skip
 
 
-def _quality_shape(minor: int, count: int, others: str | None) -> Object:
+def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
     """How good the fit is."""
 
     def numbers(names: Iterable[str], counts: Iterable[str] = (), **fields: Shape) -> Object:
@@ -160,15 +180,16 @@ def _quality_shape(minor: int, count: int, others: str | None) -> Object:
     fields: dict[str, Shape] = {
         "rows": numbers((), _ROW_COUNTS + (("gated", "used") if minor else ())),
         "residuals": numbers(("beta_rms", "beta_r_squared", "theta_rms")),
-        "standard_errors": List(Numbers(count)),
+        "standard_errors": List(Numbers(N_COEFFICIENTS[kind])),
         "held_out": List(numbers(("before", "after", "error"), ("size", "rows"))),
         "verdict": TEXT,
     }
     if minor:
+        of_candidate = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
         fields |= {
-            "candidates": List(numbers(("log_p", "gain", "low", "high"), kind=TEXT), most=16),
+            "candidates": List(numbers(of_candidate, kind=TEXT), most=16),
             "learning_curve": List(numbers(("log_p",), ("rows",)), most=64),
-            "band": List(Numbers(3), most=512),
+            "band": List(Numbers(N_DOMAIN[kind] // 2 + 2), most=512),
             "condition": NUMBER,
         }
     return Object(fields, others=others)

@@ -15,8 +15,7 @@ from calibrate.maths.rule import (
     N_DOMAIN,
     N_POWERS,
     Rule,
-    horner,
-    surface,
+    bare_value,
 )
 
 SCHEMA_VERSION = "1.2"
@@ -72,8 +71,7 @@ class Entry:
 
     def value_at(self, *x: float) -> float:
         """The bare rule, without guards, at one entropy, one log n, or both in this order."""
-        bare = surface if len(x) == 2 else horner
-        return float(bare(*x, self.coefficients))
+        return float(bare_value(x, self.coefficients))
 
     def _make_check(self) -> tuple[tuple[float, ...], ...]:
         lo, hi = self.domain[:2]

@@ -1,6 +1,7 @@
 """How two fits differ: the largest change of beta, and the fields of their files."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,21 +10,64 @@ import numpy as np
 
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import beta_of
+from calibrate.maths.rule import Rule, beta_of
 
-N_POINTS = 10_001
+N_POINTS = 101**2
 # Derived from the other fields, or different in any two files.
 _NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
 _ABSENT = object()
 
+Range = tuple[float, float]
+
+
+class Box(NamedTuple):
+    """Ranges of what rules are functions of; None of what they do not look at."""
+
+    entropy: Range | None
+    log_n: Range | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row lies in it: its entropy is at most its log n."""
+        low, high = self.entropy or (0.0, 0.0), self.log_n or (math.inf, math.inf)
+        return low[0] > low[1] or high[0] > high[1] or low[0] > high[1]
+
+
+class Point(NamedTuple):
+    """A place in a box."""
+
+    entropy: float | None
+    log_n: float | None
+
 
 class Change(NamedTuple):
-    """The largest change of beta on a range of entropies, or of log n."""
+    """The largest change of beta in a range of entropies, of log n, or of both."""
 
     largest: float  # |beta_b - beta_a|
-    at: float  # the entropy, or log n, of the largest change
+    at: Point
     betas: tuple[float, float]  # (beta_a, beta_b) at that point
-    range: tuple[float, float]
+    range: Box
+
+
+class HeadRule(NamedTuple):
+    """The rule of one entry of a fit."""
+
+    rule: Rule
+    entry: Entry
+
+    @property
+    def domain(self) -> Box:
+        """The entropies and log n that it was fitted on."""
+        (lo, hi), (small, large) = self.entry.domain[:2], self.entry.domain[-2:]
+        return Box(
+            (lo, hi) if self.rule.by_entropy else None,
+            (small, large) if self.rule.by_size else None,
+        )
+
+    def beta(self, H: Any, log_n: Any) -> np.ndarray:
+        """beta at entropies and log n, arrays of one shape; None what it does not look at."""
+        entry = self.entry
+        return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, self.rule, np))
 
 
 class HeadDifference(NamedTuple):
@@ -32,7 +76,7 @@ class HeadDifference(NamedTuple):
     layer: int | None
     head: int | None
     common: Change | None  # on the overlap of the domains; None if they do not overlap
-    # From 0 to 1 above both domains: beyond, an entropy rule is constant; a log-size rule is
+    # From 0 to 1 above both domains: beyond, beta does not depend on entropy; by log n, it is
     # compared on sets up to e times as large as the largest of the domains.
     anywhere: Change
 
@@ -40,21 +84,19 @@ class HeadDifference(NamedTuple):
 class Difference(NamedTuple):
     """How fit b differs from fit a."""
 
-    # Those with an entry in both fits. Rules of different kinds have no common x: no entries.
-    heads: list[HeadDifference]
+    heads: list[HeadDifference]  # those with an entry in both fits
     fields: list[tuple[str, Any, Any]]  # path in the file, value in a, value in b; None is absent
 
 
 def compare(a: Coefficients, b: Coefficients) -> Difference:
     """The largest changes of beta, head by head, and the fields that differ.
 
-    Beta is compared at 10,001 evenly spaced entropies, or log n, of each range.
+    Rules of any two kinds are compared, as functions of all that either looks at.
     """
     heads = [
-        _head_difference(a, entry, b, other)
+        _head_difference(HeadRule(a.rule, entry), HeadRule(b.rule, other))
         for entry in a.entries for other in b.entries
-        if a.rule.kind == b.rule.kind
-        and _meet(entry.layer, other.layer) and _meet(entry.head, other.head)
+        if _meet(entry.layer, other.layer) and _meet(entry.head, other.head)
     ]  # fmt: skip
     left, right = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in (a, b))
     paths = [*left, *(path for path in right if path not in left)]
@@ -70,23 +112,70 @@ def _meet(one: int | None, other: int | None) -> bool:
     return one is None or other is None or one == other
 
 
-def _head_difference(
-    a: Coefficients, entry: Entry, b: Coefficients, other: Entry
-) -> HeadDifference:
-    def change(lo: float, hi: float) -> Change:
-        x = np.linspace(lo, hi, N_POINTS)
-        before = beta_of(x, x, entry.coefficients, entry.domain, a.rule, np)
-        after = beta_of(x, x, other.coefficients, other.domain, b.rule, np)
-        most = int(np.abs(after - before).argmax())
-        betas = float(before[most]), float(after[most])
-        return Change(abs(betas[1] - betas[0]), float(x[most]), betas, (lo, hi))
+def _head_difference(a: HeadRule, b: HeadRule) -> HeadDifference:
+    pairs = list(zip(a.domain, b.domain, strict=True))
+    common, anywhere = Box(*map(_overlap, pairs)), Box(*map(_surroundings, pairs))
+    layer = a.entry.layer if b.entry.layer is None else b.entry.layer
+    head = a.entry.head if b.entry.head is None else b.entry.head
+    in_common = None if common.is_empty else largest_change(a, b, common)
+    return HeadDifference(layer, head, in_common, largest_change(a, b, anywhere))
 
-    lows, highs = zip(entry.domain, other.domain, strict=True)
-    lo, hi, past = max(lows), min(highs), max(highs) + 1
-    common = change(lo, hi) if lo <= hi else None
-    layer = entry.layer if other.layer is None else other.layer
-    head = entry.head if other.head is None else other.head
-    return HeadDifference(layer, head, common, change(0.0, past))
+
+def _overlap(ranges: tuple[Range | None, Range | None]) -> Range | None:
+    given = [limits for limits in ranges if limits]
+    return (max(lo for lo, _ in given), min(hi for _, hi in given)) if given else None
+
+
+def _surroundings(ranges: tuple[Range | None, Range | None]) -> Range | None:
+    given = [limits for limits in ranges if limits]
+    return (0.0, max(hi for _, hi in given) + 1) if given else None
+
+
+def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS) -> Change:
+    """Where beta changes most in a box: at points of a grid, and of a finer one around the best.
+
+    Args:
+      n_points: of each grid, about.
+    """
+    coarse = _largest_on_grid(a, b, box, n_points)
+    steps = math.isqrt(n_points) - 1 if box.entropy and box.log_n else n_points - 1
+    near = Box(*(
+        limits and _neighbourhood(limits, at, steps)
+        for limits, at in zip(box, coarse.at, strict=True)
+    ))  # fmt: skip
+    fine = _largest_on_grid(a, b, near, n_points)
+    return max(coarse, fine, key=lambda change: change.largest)._replace(range=box)
+
+
+def _neighbourhood(limits: Range, at: float | None, steps: int) -> Range:
+    """A step of the grid to both sides."""
+    (lo, hi), middle = limits, at or 0.0
+    step = (hi - lo) / steps
+    return max(lo, middle - step), min(hi, middle + step)
+
+
+def _largest_on_grid(a: HeadRule, b: HeadRule, box: Box, n_points: int) -> Change:
+    grid = points_in(box, n_points)
+    before, after = a.beta(*grid), b.beta(*grid)
+    most = int(np.abs(after - before).argmax())
+    betas = float(before[most]), float(after[most])
+    at = Point(*(None if x is None else float(x[most]) for x in grid))
+    return Change(abs(betas[1] - betas[0]), at, betas, box)
+
+
+def points_in(box: Box, n_points: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """About so many entropies and log n of a box, evenly spaced, of rows that there can be.
+
+    No row of n items has an entropy above log n.
+    """
+    if box.entropy is None or box.log_n is None:
+        H, log_n = (None if limits is None else np.linspace(*limits, n_points) for limits in box)
+        return H, log_n
+    side = math.isqrt(n_points)
+    (lo, hi), (small, large) = box.entropy, box.log_n
+    log_n = np.linspace(max(small, lo), large, side)[:, None]
+    H = lo + (np.minimum(hi, log_n) - lo) * np.linspace(0, 1, side)
+    return H.ravel(), np.broadcast_to(log_n, H.shape).ravel()
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

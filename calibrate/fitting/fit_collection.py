@@ -12,6 +12,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
 from calibrate.files.collection_audit import open_unfinished
+from calibrate.files.fit_difference import HeadRule, largest_change
 from calibrate.fitting.bootstrap import bootstrap, learning_curve
 from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper, refuse_negative
@@ -188,13 +189,9 @@ def same_fit(newest: Coefficients, new: Coefficients) -> bool:
         return False
     if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
         return False
-    for old_entry, new_entry in zip(newest.entries, new.entries, strict=True):
-        x = np.linspace(*new_entry.domain, 257)  # entropies, or logarithms of sizes
-        old_beta, new_beta = (
-            beta_of(x, x, entry.coefficients, entry.domain, new.rule, np)
-            for entry in (old_entry, new_entry)
-        )
-        if not np.abs(old_beta - new_beta).max() < SAME_BETA:
+    for pair in zip(newest.entries, new.entries, strict=True):
+        old, now = (HeadRule(new.rule, entry) for entry in pair)
+        if not largest_change(old, now, now.domain, n_points=1024).largest < SAME_BETA:
             return False
     return True
 

@@ -17,6 +17,7 @@ LOG_SIZE = "log-size"
 ENTROPY_AND_SIZE = "entropy-and-size"
 N_POWERS = 5  # coefficients of a polynomial of entropy
 N_COEFFICIENTS = {ENTROPY_POLYNOMIAL: N_POWERS, LOG_SIZE: 2, ENTROPY_AND_SIZE: N_POWERS + 3}
+TERMS = "H^4, H^3, H^2, H, 1, H L, L^2, L"  # of "entropy-and-size", as a file names their order
 N_DOMAIN = {ENTROPY_POLYNOMIAL: 2, LOG_SIZE: 2, ENTROPY_AND_SIZE: 4}  # [lo, hi] of each variable
 
 
@@ -60,6 +61,13 @@ def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
     """The bare terms of a rule of entropy and size, without guards and at any H and log n."""
     both, square, line = coefficients[N_POWERS:]
     return horner(H, coefficients[:N_POWERS]) + log_n * (both * H + line + square * log_n)
+
+
+def bare_value(x: Sequence[Any], coefficients: Sequence[Any]) -> Any:
+    """A rule without its guards at a point: (H,), (log n,), or of a rule of both, (H, log n)."""
+    if len(x) == 1:
+        return horner(x[0], coefficients)
+    return surface(x[0], x[1], coefficients)
 
 
 def beta_of(

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.fit_difference import Difference, HeadDifference, compare
+from calibrate.files.fit_difference import Box, Difference, HeadDifference, Point, compare
 from calibrate.files.store import load
-from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import Block, Heading, Text
-from calibrate.report.wording import head_text, items, span, value_text, variable
+from calibrate.report.wording import head_text, items, value_text
 
 SHOWN_HEADS = 8
 _SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its source
@@ -38,12 +37,8 @@ class DifferenceRecord:
         a, b, fields = self.a, self.b, self.difference.fields
         yield Heading(f"- {a.reference}  {a.path}\n+ {b.reference}  {b.path}")
         heads = sorted(self.difference.heads, key=lambda head: -head.anywhere.largest)
-        yield from (
-            Text(line) for head in heads[:SHOWN_HEADS] for line in _change_lines(head, a.rule.kind)
-        )
-        if a.rule.kind != b.rule.kind:
-            yield Text(f"beta cannot be compared: {_argument_of(a)}, {_argument_of(b)}")
-        elif not heads:
+        yield from (Text(line) for head in heads[:SHOWN_HEADS] for line in _change_lines(head))
+        if not heads:
             yield Text("the fits have no head in common")
         if len(heads) > SHOWN_HEADS:
             yield Text(f"and {len(heads) - SHOWN_HEADS} heads with smaller changes")
@@ -66,15 +61,11 @@ def compare_fits(a: str, b: str, store: Path | None) -> DifferenceRecord:
     return DifferenceRecord(before, after, compare(before, after))
 
 
-def _argument_of(coefficients: Coefficients) -> str:
-    return f"{coefficients.reference} is a function of {variable(coefficients.rule)}"
-
-
-def _change_lines(head: HeadDifference, kind: str) -> Iterable[str]:
+def _change_lines(head: HeadDifference) -> Iterable[str]:
     if (head.layer, head.head) != (None, None):
         yield f"{head_text(head.layer, head.head)}:"
-    by_size = kind == LOG_SIZE
-    anywhere = f"in sets of {span(head.anywhere.range, kind)}" if by_size else "anywhere"
+    sizes = Box(None, head.anywhere.range.log_n)
+    anywhere = f"in sets of {_ranges(sizes)}" if sizes.log_n else "anywhere"
     for change, where in ((head.common, "in the domain of both"), (head.anywhere, anywhere)):
         if change is None:
             yield "the domains do not overlap"
@@ -82,9 +73,21 @@ def _change_lines(head: HeadDifference, kind: str) -> Iterable[str]:
             yield f"beta is the same {where}"
         else:
             before, after = change.betas
-            domain = f", {span(change.range, kind)}" if change is head.common else ""
-            at = f"n = {items(change.at)}" if by_size else f"H = {change.at:.4g}"
+            domain = f", {_ranges(change.range)}" if change is head.common else ""
             yield (
                 f"beta changes by at most {change.largest:.4g} {where}{domain}: "
-                f"from {before:.4g} to {after:.4g} at {at}"
+                f"from {before:.4g} to {after:.4g} at {_place(change.at)}"
             )
+
+
+def _ranges(box: Box) -> str:
+    """The ranges of a box, in words."""
+    nats = [f"{lo:.4g} .. {hi:.4g} nats" for lo, hi in filter(None, [box.entropy])]
+    sizes = [f"{items(lo)} .. {items(hi)} items" for lo, hi in filter(None, [box.log_n])]
+    return " and ".join(nats + sizes)
+
+
+def _place(at: Point) -> str:
+    H = None if at.entropy is None else f"H = {at.entropy:.4g}"
+    n = None if at.log_n is None else f"n = {items(at.log_n)}"
+    return ", ".join(filter(None, (H, n)))
