@@ -17,7 +17,7 @@ for name in (
 import calibrate  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
 from calibrate.fitting import bootstrap  # noqa: E402
-from calibrate.maths.rule import Rule  # noqa: E402
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
 
 plot_style.DPI = 40
@@ -93,3 +93,11 @@ def by_size():
     """beta = 0.5 log n + 0.6, made of sets of 16 to 1,024 items."""
     entry = Entry((0.5, 0.6), (float(np.log(16)), float(np.log(1024))))
     return Coefficients(Rule.log_size(), (entry,), name="by-size")
+
+
+@pytest.fixture
+def by_both():
+    """A rule of entropy and size, made of sets of 16 to 1,024 items; it rises with both."""
+    powers = (-0.002, 0.02, -0.1, 0.4, 0.2, -0.05, -0.01, 0.4)
+    entry = Entry(powers, (0.2, 5.0, float(np.log(16)), float(np.log(1024))))
+    return Coefficients(Rule(min_entropy=0.0, kind=ENTROPY_AND_SIZE), (entry,), name="by-both")

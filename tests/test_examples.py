@@ -54,13 +54,12 @@ def test_bad_rows_are_left_out():
     assert len(closeup.logits) == 8
 
 
-def test_coefficients_under_a_fit_are_those_of_the_runtime(examples, by_size):
-    fit = calibrate.load("max-retrieval")
+def test_coefficients_under_a_fit_are_those_of_the_runtime(examples, by_size, by_both):
     for closeup in examples:
-        sized = np.asarray(calibrate.adaptive_softmax(closeup.logits.astype(np.float32), by_size))
-        np.testing.assert_allclose(closeup.coefficients(by_size), sized, atol=2e-5)
-        expected = np.asarray(calibrate.adaptive_softmax(closeup.logits.astype(np.float32), fit))
-        np.testing.assert_allclose(closeup.coefficients(fit), expected, atol=2e-5)
+        logits = closeup.logits.astype(np.float32)
+        for fit in (calibrate.load("max-retrieval"), by_size, by_both):
+            expected = np.asarray(calibrate.adaptive_softmax(logits, fit))
+            np.testing.assert_allclose(closeup.coefficients(fit), expected, atol=2e-5)
         np.testing.assert_allclose(closeup.coefficients(None), softmax(closeup.logits))
         np.testing.assert_allclose(closeup.entropy, entropy(closeup.logits))
 
@@ -90,6 +89,20 @@ def test_shares_of_a_log_size_fit_are_of_the_sizes_that_it_was_made_of(examples,
         assert [share.gated for share in found] == [0, 0, 0]
         assert found[0].below == 1 - inside[0]
         assert found[2].above == 1 - inside[2]
+
+
+def test_shares_of_a_fit_by_both_are_of_its_entropies_and_its_sizes(examples, by_both):
+    """Of 16, 128 and 1,024 items, the first are fewer than it was made of."""
+    entry = replace(
+        by_both.only, domain=(1.0, 2.0, float(np.log(128)), float(np.log(1024))), check=()
+    )
+    other, *within = shares(examples, replace(by_both, entries=(entry,)))
+    assert other[1:] == (0, 0, 0, 0, 1)
+    for sets, share in zip(examples[1:], within, strict=True):
+        assert share.other_size == share.gated == 0
+        assert share.below == pytest.approx((sets.entropy < 1).mean())
+        assert share.above == pytest.approx((sets.entropy > 2).mean())
+        assert sum(share[1:]) == pytest.approx(1)
 
 
 def test_masked_items_are_not_counted(by_size):

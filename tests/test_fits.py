@@ -17,6 +17,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.fit_difference import compare
 from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
+from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report.fit_plots import plot_beta
 from calibrate.report.text_plot import draw_curve
@@ -120,14 +121,40 @@ def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
         "domain     16 .. 1,024 items; the line goes on outside\n",
         "guards     1 <= beta <= 64 at every set size\n",
         "rows       700 used of 900 seen\n",
-        "candidate  kind log-size, log_p -0.5, gain 0.125\n",
         "learning   rows 100, log_p -0.75; rows 700, log_p -0.5\n",
         "condition  12.5\n",
         "set size n, log scale",
     ):
         assert line in out, line
+    assert re.search(r"kappa log n \+ b +-0.5000 +\+0.1250 +· +chosen +\n", out)
     assert "16   " in out
     assert "H" not in out.split("rows  ")[0].replace("NaN", "")
+    assert (here / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_show_of_a_fit_by_entropy_and_size(here, by_both):
+    publish(by_both, here / "fits")
+    out = call("fits", "show", "by-both", "--figure", "b.png").stdout
+    words = " ".join(out.split())
+    for part in (
+        "p(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n - 0.01 (log n)^2 + "
+        "0.4 log n domain",
+        "domain 0.2 .. 5 nats and sets of 16 .. 1,024 items; H is clamped; beyond the sizes, beta",
+        "guards 1 <= beta <= 64 at every entropy and set size",
+        "n H = 0.2 H = 1 H = 1.8 H = 2.6 H = 3.4 H = 4.2 H = 5",
+    ):
+        assert part in words, part
+    table = cells(out.split("beta by set size n and entropy H in nats")[1])
+    assert [n for n in table if n[:1].isdigit()] == ["16", "64", "128", "512", "1,024", "4,096"]
+    entry = by_both.only
+    for n, text in (("64", 1), ("1,024", 6), ("4,096", 6)):
+        items = int(n.replace(",", ""))
+        H = 0.2 + 0.8 * text
+        beta = reference.inverse_temperature(
+            H, entry.coefficients, entry.domain, by_both.rule, items
+        )
+        assert table[n][text] == f"{beta:.2f}"
+    assert table["64"][-1] == "·"  # no set of 64 items has 5 nats
     assert (here / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -384,8 +411,11 @@ def test_every_command_has_help_json_and_an_example(command):
 
 
 def test_polynomial_is_written_out():
-    assert polynomial((-0.5, 0.0, 2.0, -1e-7, 3.0)) == "-0.5 H^4 + 0 H^3 + 2 H^2 - 1e-07 H + 3"
+    assert polynomial((-0.5, 0.0, 2.0, -1e-7, 3.0)) == "-0.5 H^4 + 2 H^2 - 1e-07 H + 3"
     assert polynomial((0.36, -0.5)) == "0.36 log n - 0.5"
+    assert polynomial((0.0,) * 4 + (-2.0, 0.5, 0.0, 1.0)) == "-2 + 0.5 H log n + 1 log n"
+    assert polynomial((0.0, 3.0)) == "3"
+    assert polynomial((0.0, 0.0)) == "0"
 
 
 def test_a_curve_in_the_terminal():

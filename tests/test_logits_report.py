@@ -20,12 +20,14 @@ from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
 from calibrate.heads.logits_files import Arrays
+from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import as_json
 from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import LogitsRecord
+from calibrate.report.rule_curves import beta_range
 from calibrate.report.terminal import show
 
 
@@ -239,6 +241,33 @@ def test_the_page_of_many_heads(page, tmp_path):
     said = call("report", fit, "--logits", logits, "--out", again, "--json").stdout
     assert json.loads(said)["report"] == str(again)
     assert again.read_bytes() == page.read_bytes()
+
+
+def test_the_page_of_heads_by_entropy_and_size(logged):
+    publish(FITS["both"], logged / "fits")
+    said = call("report", "both", "--logits", "held-out.npz", "--out", "r.html").stdout
+    assert "both@1 makes" in said
+    text = Text(Path("r.html").read_text(encoding="utf-8"))
+    words = " ".join(text.words)
+    for part in (
+        "beta(H, n) = a polynomial of degree 4 in H, and terms in H log n, (log n)^2 and log n, "
+        "with coefficients of its own for each head",
+        "over the domain of each rule, for sets of 49 items, the largest that they were fitted on.",
+        "beta, over H, n",
+    ):
+        assert part in words, part
+    fit = FITS["both"]
+    for entry in fit.entries:
+        x = [
+            (h, n) for n in np.geomspace(*np.exp(entry.domain[2:]), 40)
+            for h in np.linspace(entry.domain[0], min(entry.domain[1], np.log(n)), 40)
+        ]  # fmt: skip
+        H, n = np.array(x).T
+        beta = reference.inverse_temperature(H, entry.coefficients, entry.domain, fit.rule, n)
+        least, most = beta_range(fit, entry)
+        assert least == pytest.approx(beta.min(), abs=0.02)
+        assert most == pytest.approx(beta.max(), abs=0.02)
+        assert f"{least:.2f} to {most:.2f}" in words
 
 
 def test_the_page_of_one_head(logged):

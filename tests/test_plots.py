@@ -11,9 +11,11 @@ from planted import planted_rows
 from calibrate.evaluation.baselines import LABELS, paper
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.rule_fitting import KINDS, fit_rule
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report import fit_plots, plot_style, score_plots
 from calibrate.report.page import NARROW
+from calibrate.report.rule_curves import shown_sizes
+from calibrate.softmax import inverse_temperature
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,67 @@ def test_a_head_that_is_never_wrong(rows, kind):
     assert plot_style.png(ax.figure).startswith(b"\x89PNG")
 
 
+def test_a_fit_by_both_is_a_family_of_curves_by_size(by_both):
+    ax = fit_plots.plot_beta(Figure().add_subplot(), by_both)
+    curves = {line.get_label(): line for line in ax.lines if line.get_label().startswith("n = ")}
+    sizes = (16, 64, 128, 512, 1024, 4096)
+    assert list(curves) == [f"n = {n:,}" for n in sizes[:-1]] + ["n = 4,096, not fitted"]
+    for n, line in zip(sizes, curves.values(), strict=True):
+        assert line.get_linestyle() == ("--" if n == 4096 else "-")
+        H, beta = line.get_data()
+        drawn = ~np.isnan(beta)
+        assert H[-1] == pytest.approx(np.log(n))
+        np.testing.assert_array_equal(drawn, (H >= 0.2) & (H <= 5))
+        runtime = inverse_temperature(H[drawn], by_both, n=n)
+        np.testing.assert_allclose(beta[drawn], runtime, rtol=1e-5)
+    colours = [line.get_color() for line in curves.values()]
+    lightness = [sum(colour[:3]) for colour in colours]
+    assert lightness == sorted(lightness, reverse=True)  # as of dots: the larger, the darker
+
+
+def test_a_fit_by_both_among_its_rows(rows, by_both):
+    ax = fit_plots.plot_fit(Figure().add_subplot(), rows, by_both, paper())
+    curves = [line for line in ax.lines if line.get_label().startswith("n = ")]
+    (dots,) = ax.collections[:1]
+    for line in curves:
+        H, theta = line.get_data()
+        n = int(line.get_label().removeprefix("n = ").replace(",", "").split()[0])
+        inside = ~np.isnan(theta)
+        beta = inverse_temperature(H[inside], by_both, n=n)
+        np.testing.assert_allclose(1 / theta[inside], beta, rtol=1e-5)
+        np.testing.assert_allclose(line.get_color(), dots.to_rgba(np.array([n]), alpha=1)[0])
+    assert len(curves) == 6
+    assert not any("this fit" in line.get_label() for line in ax.lines)
+
+
+def test_several_heads_by_both_are_drawn_at_the_largest_size(by_both):
+    heads = tuple(replace(by_both.only, head=i) for i in range(3))
+    several = replace(by_both, entries=heads)
+    for ax in (
+        fit_plots.plot_beta(Figure().add_subplot(), several),
+        fit_plots.plot_betas(Figure().add_subplot(), several, heads),
+    ):
+        H, beta = ax.lines[0].get_data()
+        runtime = inverse_temperature(H, by_both, n=1024)
+        np.testing.assert_allclose(beta, runtime, rtol=1e-5)
+        assert H[-1] == pytest.approx(5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ends", "sizes"),
+    [
+        ((16, 16384), [16, 128, 512, 4096, 16384, 65536]),
+        ((10, 30), [10, 16, 30, 120]),
+        ((1, 2), [1, 2, 8]),
+    ],
+)
+def test_shown_sizes_are_ends_powers_of_two_and_one_beyond(ends, sizes):
+    assert shown_sizes(np.log(ends).tolist()) == sizes
+
+
 LONGEST = Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
+LARGEST = Entry((0.0,) * 4 + (1.0, -0.1, 0.0, 0.3), (0.2, 9.0, 9.0, 14.0))  # 1.2 million items
+BOTH = Coefficients(Rule(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64, version=99)
 MANY = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 100, 100 + i) for i in range(10))
 
 
@@ -55,6 +117,8 @@ def accuracies(ax):
         accuracies,
         lambda ax: fit_plots.plot_betas(ax, LONGEST, LONGEST.entries),
         lambda ax: fit_plots.plot_betas(ax, replace(LONGEST, entries=MANY), MANY),
+        lambda ax: fit_plots.plot_betas(ax, BOTH, BOTH.entries),
+        lambda ax: fit_plots.plot_fit(ax, planted_rows(lambda H, n: 2.0, count=300), BOTH, paper()),
         lambda ax: fit_plots.plot_fit(
             ax, planted_rows(lambda H, n: 2.0, count=300), LONGEST, paper()
         ),

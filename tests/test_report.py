@@ -81,7 +81,7 @@ def test_the_page_holds_what_it_must(page):
         fit.source["collection"],
         fit.provenance["created"],
         "Of its rivals,",
-        "Left out are “the paper's procedure” and “polynomial, fitted” and “kappa log n + b,",
+        "Left out are “the paper's procedure”, “entropy and size, fitted”, “polynomial, fitted”,",
         "best constant in hindsight",
     ):
         assert part in words, part
@@ -128,6 +128,29 @@ def test_a_log_size_fit_has_a_page_of_its_own(small_figures, by_size):
     ):
         assert part in words, part
     assert "clamped" not in words
+    assert text.tags.count("img") == 8
+
+
+def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(small_figures, by_both):
+    records = [
+        {"kind": "entropy-and-size", "q": q, "log_p": gain - 1, "p": 0.5 + q / 10, "gain": gain,
+         "low": gain - 0.01, "high": gain + 0.01}
+        for q, gain in ((0.0, 0.3), (0.25, 0.28), (0.5, 0.1))
+    ]  # fmt: skip
+    fit = replace(by_both, quality={"candidates": records, "verdict": "it gains"})
+    text = write_toy_page(fit, ToyHead(noise=3.0), sizes=(16, 2048))
+    words = " ".join(text.words)
+    for part in (
+        "over the unmasked items, and n the number of unmasked items (log is the natural",
+        "beta(H, n) = -0.002 H^4 + 0.02 H^3",
+        "Fitted on entropies from 0.2 to 5 nats and sets of 16 to 1,024 items; H is clamped;",
+        "1 <= beta <= 64 at every entropy and set size.",
+        "50 % are of other sizes, and",
+        "Sets of one entropy and set size need very different temperatures; the curves, one for",
+        "A curve ends at the greatest entropy of its sets, log n.",
+        "Which kind of rule, and how sharp", "Chosen: q = 0.25, the largest that keeps 90 %",
+    ):  # fmt: skip
+        assert part in words, part
     assert text.tags.count("img") == 8
 
 

@@ -70,21 +70,21 @@ def test_default_numbers_of_sets():
     ]  # fmt: skip
 
 
-def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_size):
+def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_size, by_both):
     rng = np.random.default_rng(0)
     z = (4 * rng.standard_normal((20, 50))).astype(np.float32)
     z[3, 10:] = -np.inf
     z[4, :2] = z[4].max() + 1  # two equal maxima
-    fits = [calibrate.load("max-retrieval"), by_size, calibrate.load("paper"), make_fit()]
+    fits = [calibrate.load("max-retrieval"), by_size, by_both, calibrate.load("paper"), make_fit()]
     rules = KernelRules.build(fits, [1.0, 2.5, HARD.beta(50)])
     weights = np.asarray(rules.weights(z))
     for i, fit in enumerate(fits):
         expected = np.asarray(calibrate.adaptive_softmax(z, fit))
         np.testing.assert_allclose(weights[:, i], expected, atol=2e-6)
-    np.testing.assert_allclose(weights[:, 4], jax.nn.softmax(z), atol=1e-6)
-    np.testing.assert_allclose(weights[:, 5], jax.nn.softmax(2.5 * z), atol=1e-6)
+    np.testing.assert_allclose(weights[:, 5], jax.nn.softmax(z), atol=1e-6)
+    np.testing.assert_allclose(weights[:, 6], jax.nn.softmax(2.5 * z), atol=1e-6)
     hard = (z == z.max(axis=1, keepdims=True)) / (z == z.max(axis=1, keepdims=True)).sum(1)[:, None]
-    np.testing.assert_array_equal(weights[:, 6], hard.astype(np.float32))
+    np.testing.assert_array_equal(weights[:, 7], hard.astype(np.float32))
 
 
 def test_a_log_size_fit_is_scored_like_the_rule_of_sizes(toy_head, by_size):

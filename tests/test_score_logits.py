@@ -17,7 +17,7 @@ from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
@@ -25,6 +25,14 @@ BENT = (0.02, -0.2, 0.5, 0.6, 0.4)
 FITS = {
     "lines": Coefficients(Rule.log_size(), LINES, name="lines"),
     "bent": Coefficients(Rule(0.3), (Entry(BENT, (1.0, 3.5), 0, 3),), name="bent"),
+    "both": Coefficients(
+        Rule(0.0, kind=ENTROPY_AND_SIZE),
+        (
+            Entry((*BENT, -0.05, -0.1, 0.4), (1.0, 3.5, 2.6, 3.5), 0, 3),
+            Entry((*BENT, 0.1, 0.0, -0.2), (0.5, 3.0, 2.4, 3.9), 2, 1),
+        ),
+        name="both",
+    ),
     "by layer": Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (2.0, 5.0), layer=0),)),
     "all alike": Coefficients(Rule(outside="identity"), (Entry(BENT, (1.0, 3.0)),)),
 }

@@ -12,7 +12,7 @@ from calibrate.heads import Head
 from calibrate.maths.bounds import coefficient_bounds, dispersal_size
 from calibrate.maths.masking import as_masks
 from calibrate.maths.reference import entropy, softmax
-from calibrate.maths.rule import LOG_SIZE, beta_of
+from calibrate.maths.rule import beta_of
 
 STREAM = "closeup"  # name of the random stream: another name draws other sets
 N_LARGEST = 16
@@ -36,8 +36,8 @@ class ExampleSets(NamedTuple):
         return log_n
 
     def rule_input(self, fit: Coefficients) -> np.ndarray:
-        """(rows,) the argument of a fit's beta: H, or log n."""
-        return self.log_size if fit.rule.kind == LOG_SIZE else self.entropy
+        """(rows,) the argument of a fit's beta: H, or log n; of both, H."""
+        return self.entropy if fit.rule.by_entropy else self.log_size
 
     def beta(self, fit: Coefficients | None) -> np.ndarray:
         """(rows,) inverse temperature under a fit, or under plain softmax."""
@@ -162,17 +162,29 @@ class Share(NamedTuple):
     below: float  # H, or log n, below the domain
     inside: float
     above: float  # H, or log n, above the domain
+    other_size: float = 0.0  # of a rule of entropy and size: n outside the domain, whatever H is
 
 
 def shares(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Share]:
     """Shares of rows at or below a fit's gate, and inside and outside its domain, by set size."""
-    lo, hi = fit.only.domain
+    domain, rule = fit.only.domain, fit.rule
     by_size = []
     for sets in examples:
-        x = sets.rule_input(fit)
-        gated = (fit.rule.min_entropy >= x) & (fit.rule.kind != LOG_SIZE)
-        # The ends of a domain of sizes are sizes of rows, up to the rounding of their logarithm.
-        below, above = lo - x > ROUNDING, x - hi > ROUNDING
-        parts = (gated, ~gated & below, ~gated & ~below & ~above, ~gated & above)
+        below, above = _outside(sets.rule_input(fit), domain[:2])
+        gated = (rule.min_entropy >= sets.entropy) & rule.by_entropy
+        other_size = np.zeros_like(gated)
+        if rule.by_entropy and rule.by_size:
+            other_size = ~gated & np.logical_or(*_outside(sets.log_size, domain[2:]))
+        on = ~gated & ~other_size
+        parts = (gated, on & below, on & ~below & ~above, on & above, other_size)
         by_size.append(Share(sets.size, *(float(part.mean()) for part in parts)))
     return by_size
+
+
+def _outside(x: np.ndarray, domain: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """(rows,) bool each: below [lo, hi], and above.
+
+    The ends of a domain of sizes are sizes of rows, up to the rounding of their logarithm.
+    """
+    lo, hi = domain
+    return lo - x > ROUNDING, x - hi > ROUNDING

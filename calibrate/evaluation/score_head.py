@@ -18,7 +18,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.heads import Head, head_loader
 from calibrate.heads.protocol import call
 from calibrate.maths.masking import is_masked
-from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
+from calibrate.maths.rule import N_COEFFICIENTS, N_DOMAIN, Rule, beta_of
 from calibrate.maths.shannon_entropy import centre, log_size
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
@@ -176,22 +176,19 @@ class KernelRules:
     """Rules at one set size, as `attention_weights` takes them: fits first, then constants."""
 
     guards: tuple[Rule, ...]
-    coefficients: np.ndarray  # (fits, 5), zeros ahead of fewer
-    domains: np.ndarray  # (fits, 2)
+    coefficients: np.ndarray  # (fits, 8), zeros ahead of fewer
+    domains: np.ndarray  # (fits, 4), zeros after fewer
     constants: np.ndarray  # (constants,) beta
 
     @classmethod
     def build(cls, fits: Sequence[Coefficients], constants: Sequence[float]) -> "KernelRules":
-        entries = [fit.only for fit in fits]
         coefficients = np.zeros((len(fits), max(N_COEFFICIENTS.values())), np.float32)
-        for row, entry in zip(coefficients, entries, strict=True):
-            row[-len(entry.coefficients) :] = entry.coefficients
-        return cls(
-            tuple(fit.rule for fit in fits),
-            coefficients,
-            np.array([entry.domain for entry in entries], np.float32).reshape(-1, 2),
-            np.array(constants, np.float32),
-        )
+        domains = np.zeros((len(fits), max(N_DOMAIN.values())), np.float32)
+        for powers, domain, fit in zip(coefficients, domains, fits, strict=True):
+            powers[-len(fit.only.coefficients) :] = fit.only.coefficients
+            domain[: len(fit.only.domain)] = fit.only.domain
+        guards = tuple(fit.rule for fit in fits)
+        return cls(guards, coefficients, domains, np.array(constants, np.float32))
 
     def plus(self, constants: ArrayLike) -> "KernelRules":
         both = np.concatenate([self.constants, np.asarray(constants, np.float32)])
@@ -274,8 +271,8 @@ def attention_weights(
 
     Args:
       logits: (count, n); -9,000 and less means masked.
-      coefficients: (fits, 5), highest power first; zeros ahead of the two of a log-size fit.
-      domains: (fits, 2) in nats, or log n.
+      coefficients: (fits, 8), as in `KernelRules`.
+      domains: (fits, 4) in nats and log n, likewise.
       constants: (constants,) beta of rules that do not depend on the rows.
       guards: one per fit.
     Returns:

@@ -20,7 +20,7 @@ from calibrate.fitting.solved_rows import head_label, known_index
 from calibrate.fitting.weighting import MIN_EFFECTIVE, size_shares
 from calibrate.heads.logits_files import MOST_HEADS, Arrays, LoggedRows
 from calibrate.maths.likelihood_profile import log_p
-from calibrate.maths.rule import Rule, beta_of
+from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 
 # Of every row under every rule: log p of the target (of several, of their total), p, and the gains
 # of both over plain softmax on the same row.
@@ -129,13 +129,14 @@ class _ByHead(NamedTuple):
     """A fit as arrays: one column per head."""
 
     rule: Rule
-    numbers: np.ndarray  # (coefficients + 2, heads): the coefficients, and the domain
+    numbers: np.ndarray  # (numbers, heads): the coefficients, and the domain
     named: np.ndarray  # (heads,) bool
 
     def beta(self, of_head: np.ndarray, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
         """(rows,) beta of rows of the heads with these indices."""
-        *powers, lo, hi = self.numbers[:, of_head]
-        beta = beta_of(H, log_n, powers, (lo, hi), self.rule, np)
+        numbers, n_coefficients = list(self.numbers[:, of_head]), N_COEFFICIENTS[self.rule.kind]
+        powers, domain = numbers[:n_coefficients], numbers[n_coefficients:]
+        beta = beta_of(H, log_n, powers, domain, self.rule, np)
         return np.where(self.named[of_head], beta, 1.0)
 
 

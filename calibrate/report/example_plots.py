@@ -8,20 +8,23 @@ import numpy as np
 from calibrate.evaluation.examples import ExampleSets, estimated_dispersal, reach, shares
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.reference import entropy
-from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.plot_style import (
     BETA_LABEL,
     GATED,
+    HEAD_STYLES,
     OURS,
     PAPER,
     SHADE,
+    draw_size_curves,
+    legend_below,
     new_figure,
     rule_axis,
-    rule_curve,
     scatter_by_size,
     short,
     sizes_axis,
 )
+from calibrate.report.rule_curves import of_both, rule_curve, size_curves
+from calibrate.report.wording import argument
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,37 +88,50 @@ def plot_entropy_by_size(
 
 
 def plot_beta_applied(ax: "Axes", examples: Sequence[ExampleSets], fit: Coefficients) -> "Axes":
-    """beta against entropy, or set size, and on it the rows of every set size."""
-    entry, by_size = fit.only, fit.rule.kind == LOG_SIZE
+    """beta against entropy, or set size, and on it the rows of every set size.
+
+    A fit by entropy and size has a curve for each of some of these sizes.
+    """
+    entry, sizes = fit.only, [sets.size for sets in examples]
+    some = sizes[:: max(1, len(sizes) // 6)]
+    on_axis = np.asarray if fit.rule.by_entropy else np.exp
     x_rows = np.concatenate([sets.rule_input(fit) for sets in examples])
-    x = np.linspace(0, 1.05 * max(entry.domain[1], float(x_rows.max())), 800)
-    across, beta = rule_curve(fit, entry, x)
-    on_axis = np.exp if by_size else np.asarray
-    ax.axvspan(*on_axis(entry.domain), color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
-    ax.plot(across, beta, color=OURS, lw=2, label="beta(n)" if by_size else "beta(H)", zorder=2)
-    noise = np.random.default_rng(0).uniform(-0.02, 0.02, len(x_rows))
-    applied = np.concatenate([sets.beta(fit) for sets in examples]) + noise * np.ptp(beta)
+    end = 1.05 * max(entry.domain[1], float(x_rows.max()))
+    if of_both(fit.rule):
+        end = 1.05 * float(np.log(sizes[-1]))
+        draw_size_curves(ax, size_curves(fit, entry, some), sizes, lw=0.8)
+    else:
+        curve = rule_curve(fit, entry, np.linspace(0, end, 800))
+        ax.plot(*curve, color=OURS, lw=2, label=f"beta({argument(fit.rule)})", zorder=2)
+    domain = on_axis(entry.domain[:2])
+    ax.axvspan(*domain, color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
+    applied = np.concatenate([sets.beta(fit) for sets in examples])
+    noise = np.random.default_rng(0).uniform(-0.02, 0.02, len(x_rows)) * np.ptp(applied)
     size = np.concatenate([np.full(len(sets.entropy), sets.size) for sets in examples])
-    sizes = [sets.size for sets in examples]
-    scatter_by_size(ax, on_axis(x_rows), applied, size, sizes, s=6, alpha=0.5, zorder=3)
-    rule_axis(ax, fit.rule, sizes[:: max(1, len(sizes) // 6)])
-    ax.set(xlim=across[[0, -1]], ylabel=BETA_LABEL)
-    ax.legend(framealpha=0.9)
+    scatter_by_size(ax, on_axis(x_rows), applied + noise, size, sizes, s=6, alpha=0.5, zorder=6)
+    rule_axis(ax, fit.rule, some)
+    ax.set(xlim=on_axis([0.0, end]), ylabel=BETA_LABEL)
+    if of_both(fit.rule):
+        legend_below(ax)
+    else:
+        ax.legend(framealpha=0.9)
     return ax
 
 
 def plot_shares(ax: "Axes", examples: Sequence[ExampleSets], fit: Coefficients) -> "Axes":
     """Shares of the rows of each size that are gated, in the domain, or outside it."""
     by_size = shares(examples, fit)
-    outside = "clamped" if fit.rule.outside == "clamp" else "beta is 1"
-    if fit.rule.kind == LOG_SIZE:
-        outside = "beta is held" if fit.only.coefficients[0] < 0 else "the line goes on"
     parts = [
         ("gated", f"H up to {fit.rule.min_entropy:g}: beta is 1", GATED, ""),
-        ("below", f"below the domain: {outside}", SHADE, "//"),
+        ("below", f"below the domain: {_outside(fit)}", SHADE, "//"),
         ("inside", "in the domain", OURS, ""),
-        ("above", f"above the domain: {outside}", PAPER, ""),
-    ][fit.rule.kind == LOG_SIZE :]  # without a gate
+        ("above", f"above the domain: {_outside(fit)}", PAPER, ""),
+        ("other_size", "size not fitted", HEAD_STYLES[3][0], "\\\\"),
+    ]
+    if not fit.rule.min_entropy:
+        del parts[0]  # without a gate
+    if not of_both(fit.rule):
+        del parts[-1]
     bottom = np.zeros(len(by_size))
     for key, label, colour, hatch in parts:
         height = np.array([100 * getattr(share, key) for share in by_size])
@@ -128,6 +144,13 @@ def plot_shares(ax: "Axes", examples: Sequence[ExampleSets], fit: Coefficients) 
     ax.set(xlabel="set size n", ylabel="share of the sets (%)", ylim=(0, 100))
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.24), ncols=2, fontsize=8, frameon=False)
     return ax
+
+
+def _outside(fit: Coefficients) -> str:
+    """What happens to beta outside the domain of x along the figures' axis, in a few words."""
+    if not fit.rule.by_entropy:
+        return "beta is held" if fit.only.coefficients[0] < 0 else "the line goes on"
+    return "H is clamped" if fit.rule.outside == "clamp" else "beta is 1"
 
 
 def plot_reach(ax: "Axes", examples: Sequence[ExampleSets]) -> "Axes":

@@ -8,24 +8,32 @@ import numpy as np
 
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.solved_rows import head_label
-from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.plot_style import (
     BETA_LABEL,
+    ENTROPY_LABEL,
     GATED,
     HEAD_STYLES,
     OURS,
     PAPER,
     SHADE,
     draw,
+    draw_size_curves,
     legend_below,
     plot_head_map,
     powers_of_two,
     rule_axis,
-    rule_curve,
     save_figure,
     scatter_by_size,
     short,
     sizes_axis,
+)
+from calibrate.report.rule_curves import (
+    ABOVE_ZERO,
+    domain_curve,
+    largest_size,
+    of_both,
+    rule_curve,
+    size_curves,
 )
 
 if TYPE_CHECKING:
@@ -54,21 +62,25 @@ def save_beta_figure(path: Path, coefficients: Coefficients) -> None:
 def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coefficients) -> "Axes":
     """Optimal theta of every interior row against entropy, with the curves of both fits.
 
-    A log-size fit is drawn against set size, without the paper's curve.
+    A log-size fit is drawn against set size, without the paper's curve; a fit by entropy and size
+    as a curve for each of a few set sizes.
     """
-    if coefficients.rule.kind == LOG_SIZE:
+    if not coefficients.rule.by_entropy:
         return _plot_fit_by_size(ax, rows, coefficients)
-    used = rows.interior()
-    lo, hi = coefficients.only.domain
+    used, entry = rows.interior(), coefficients.only
+    lo, hi = entry.domain[:2]
+    curves = size_curves(coefficients, entry) if of_both(coefficients.rule) else []
+    hi = min([hi, *(float(curve.entropy[-1]) for curve in curves[-1:])])  # log n, of the largest
     right = max(hi, float(used.entropy.max(initial=0))) * 1.08
     ax.axvspan(lo, hi, color=SHADE, alpha=0.15, lw=0, label="domain of the fit")
-    sizes = np.unique(rows.size).tolist()
+    sizes = sorted({*rows.size.tolist(), *(curve.size for curve in curves)})
     scatter_by_size(ax, used.entropy, 1 / used.beta, used.size, sizes, s=5, alpha=0.4)
-    H = np.linspace(1e-6, right, 600)  # at 0 any beta gives the same, and a gate there does nothing
+    draw_size_curves(ax, curves, sizes, np.reciprocal)
+    H = np.linspace(ABOVE_ZERO, right, 600)
     for fit, colour, style, label in (
         (coefficients, OURS, "-", f"this fit ({short(coefficients.reference)})"),
         (paper, PAPER, "--", "the paper's fit"),
-    ):
+    )[bool(curves) :]:
         _, beta = rule_curve(fit, fit.only, H)
         ax.plot(H, 1 / beta, style, color=colour, lw=2, label=label)
     ax.set_xlim(0, right)
@@ -105,13 +117,22 @@ def _theta_axes(ax: "Axes", used: "Rows", fit: Coefficients, sizes: Sequence[int
         + (f"; {hidden:,} with $\\theta^*$ > {top:.2f} lie above" if hidden else "")
         + ("\n(the fit is made of all rows, not of these alone)" if of_all else ""),
     )  # fmt: skip
-    ax.legend(loc="upper right", framealpha=0.9)
+    if of_both(fit.rule):
+        legend_below(ax)
+    else:
+        ax.legend(loc="upper right", framealpha=0.9)
     return ax
 
 
 def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
-    """beta of every entry against entropy, or set size, past both ends of the domain."""
+    """beta of every entry against entropy, or set size, past both ends of the domain.
+
+    Of one entry by entropy and size: a curve for each of a few set sizes; of several, a curve for
+    each entry, at the largest size that they were fitted on.
+    """
     entries, rule = coefficients.entries, coefficients.rule
+    if of_both(rule):
+        return _plot_beta_of_both(ax, coefficients)
     x = np.linspace(0, 1.15 * max(entry.domain[1] for entry in entries), 1200)
     for i, entry in enumerate(entries):
         across, beta = rule_curve(coefficients, entry, x)
@@ -121,7 +142,7 @@ def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
         ax.plot(across, beta, color=OURS, lw=1, alpha=0.6, label=beyond)
         ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label=label)
     ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
-    if rule.kind != LOG_SIZE:
+    if rule.by_entropy:
         ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="gate: beta = 1 up to here")
     rule_axis(ax, rule, powers_of_two(1, across[-1]))
     ax.set(xlim=(across[0], across[-1]), ylabel=BETA_LABEL, title=short(coefficients.reference))
@@ -129,10 +150,30 @@ def plot_beta(ax: "Axes", coefficients: Coefficients) -> "Axes":
     return ax
 
 
+def _plot_beta_of_both(ax: "Axes", fit: Coefficients) -> "Axes":
+    if len(fit.entries) == 1:
+        curves = size_curves(fit, fit.only)
+        draw_size_curves(ax, curves, [curve.size for curve in curves])
+        ax.plot([], [], color=GATED, lw=0.8, label="outside the domain")
+    else:
+        for i, entry in enumerate(fit.entries):
+            label = f"beta, {len(fit.entries)} heads, n = {largest_size(fit):,}"
+            ax.plot(*domain_curve(fit, entry), color=OURS, lw=1.5, label=None if i else label)
+    ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
+    ax.set(xlim=0, xlabel=ENTROPY_LABEL, ylabel=BETA_LABEL, title=short(fit.reference))
+    legend_below(ax)
+    return ax
+
+
 def plot_betas(ax: "Axes", fit: Coefficients, order: Sequence[Entry]) -> "Axes":
-    """beta of every entry over its domain; the first of `order` are coloured, the others grey."""
+    """beta of every entry over its domain; the first of `order` are coloured, the others grey.
+
+    Of rules of entropy and size, as `plot_beta`.
+    """
+    if of_both(fit.rule) and len(order) == 1:
+        return _plot_beta_of_both(ax, fit)
     coloured = len(order) if len(order) <= MAX_COLOURED else len(HEAD_STYLES)
-    curves = [rule_curve(fit, entry, np.linspace(*entry.domain, 201)) for entry in order]
+    curves = [domain_curve(fit, entry) for entry in order]
     for curve in curves[coloured:]:
         ax.plot(*curve, color=GATED, lw=0.8, alpha=0.8, zorder=1)
     for i, (entry, curve) in enumerate(zip(order[:coloured], curves, strict=False)):

@@ -7,9 +7,9 @@ from typing import Any
 
 from calibrate.fitting.fit_collection import FitResult
 from calibrate.fitting.model_selection import Choice, kind_label
-from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
-from calibrate.report.wording import left_out, load_line, polynomial, span
+from calibrate.report.selection import selection_tables
+from calibrate.report.wording import argument, left_out, load_line, polynomial, span
 
 WORTH_COLLECTING = 0.001  # nats, by twice the rows
 
@@ -43,7 +43,7 @@ class FitRecord:
         yield Heading(f"Fit {self.fit.coefficients.reference}")
         yield Facts(list(self._facts()))
         if self.fit.choice is not None:
-            yield from _choice_blocks(self.fit.choice)
+            yield from self._choice_blocks(self.fit.choice)
             advice = advice_on_rows(self.fit.coefficients.quality)
             yield Facts([("verdict", self.fit.choice.verdict), ("more rows", advice)])
 
@@ -57,11 +57,10 @@ class FitRecord:
 
     def _facts(self) -> Iterable[tuple[str, str]]:
         coefficients = self.fit.coefficients
-        entry, kind = coefficients.only, coefficients.rule.kind
-        by_size = kind == LOG_SIZE
+        entry, rule = coefficients.only, coefficients.rule
         rows = coefficients.quality["rows"]
-        yield "beta(n)" if by_size else "beta(H)", polynomial(entry.coefficients)
-        yield "fitted on" if by_size else "domain", span(entry.domain, kind)
+        yield f"beta({argument(rule)})", polynomial(entry.coefficients)
+        yield "fitted on", span(entry.domain, rule.kind)
         if residuals := coefficients.quality.get("residuals"):
             yield (
                 "residuals",
@@ -74,35 +73,23 @@ class FitRecord:
         yield "file", str(coefficients.path)
         yield "figure", str(self.figure or "not drawn")
 
-
-def _choice_blocks(choice: Choice) -> Iterable[Block]:
-    """The score on held-out rows by set size, and the gain of each kind of rule."""
-    yield Table(
-        columns=("n", "rows", "plain softmax", "this fit", "gain ± standard error"),
-        rows=[
-            (
-                f"{size.size:,}", f"{size.rows:,}", f"{size.before:.3f}", f"{size.after:.3f}",
-                f"{size.after - size.before:+.4f} ± {size.error:.4f}",
-            )
-            for size in choice.held_out
-        ],
-        title="Log-probability of the target in nats, held out (five folds)",
-    )  # fmt: skip
-    rows = []
-    for candidate in choice.candidates:
-        gain = candidate.gain
-        state = "published" if candidate is choice.chosen else ""
-        interval = f"{gain.low:+.4f} to {gain.high:+.4f}"
-        rows.append((kind_label(candidate.kind), f"{gain.mean:+.4f}", interval, state))
-    yield Table(
-        columns=("rule", "gain", "95 % interval", ""),
-        rows=rows,
-        title="Gain of each kind of rule over plain softmax in nats, held out",
-        note="The lower end of an interval allows for targets that these rows do not show.",
-        left=("rule", ""),
-    )
-    if choice.left_out:
-        yield Facts([(kind_label(kind), f"no fit: {why}") for kind, why in choice.left_out.items()])
+    def _choice_blocks(self, choice: Choice) -> Iterable[Block]:
+        """The score on held-out rows by set size, and of each kind of rule and q."""
+        yield Table(
+            columns=("n", "rows", "plain softmax", "this fit", "gain ± standard error"),
+            rows=[
+                (
+                    f"{size.size:,}", f"{size.rows:,}", f"{size.before:.3f}", f"{size.after:.3f}",
+                    f"{size.after - size.before:+.4f} ± {size.error:.4f}",
+                )
+                for size in choice.held_out
+            ],
+            title="Log-probability of the target in nats, held out (five folds)",
+        )  # fmt: skip
+        yield from selection_tables(self.fit.coefficients)
+        if choice.left_out:
+            reasons = choice.left_out.items()
+            yield Facts([(kind_label(kind), f"no fit: {why}") for kind, why in reasons])
 
 
 def advice_on_rows(quality: Mapping[str, Any]) -> str:

@@ -11,7 +11,10 @@ from calibrate.report.wording import with_error
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
-RIVALS = ("paper", "procedure", "polynomial", "kappa-log-n", "constant", "log-n", "hard")
+RIVALS = (
+    "paper", "procedure", "entropy-and-size", "polynomial", "kappa-log-n", "constant", "log-n",
+    "hard",
+)  # fmt: skip
 
 
 def verdict(comparison: Comparison, name: str) -> str:

@@ -18,9 +18,7 @@ from calibrate.evaluation.examples import (
     shares,
 )
 from calibrate.files.coefficients import Coefficients
-from calibrate.fitting.model_selection import kind_label
 from calibrate.heads import Head
-from calibrate.maths.rule import LOG_SIZE
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
@@ -38,11 +36,13 @@ from calibrate.report.page import (
     usage_section,
     write_page,
 )
+from calibrate.report.rule_curves import of_both
+from calibrate.report.selection import selection_section
 from calibrate.report.wording import NOTHING, left_out, outside, variable
 
 N_EXAMPLES = 128  # sets of each size, for figures and estimates
 # They need the collection that the fit is made of.
-FITTED_RIVALS = ("procedure", "polynomial", "kappa-log-n", "constant")
+FITTED_RIVALS = ("procedure", "entropy-and-size", "polynomial", "kappa-log-n", "constant")
 
 
 def write_head_page(
@@ -69,7 +69,7 @@ def write_head_page(
         ),
         *usage_section(fit),
         *_accuracy_section(comparison, fit),
-        *_selection_section(fit),
+        *selection_section(fit),
         Heading("Figures"),
         Figures([*_pictures(examples, fit, comparison), *_evidence_pictures(fit)]),
         *rule_section(fit),
@@ -107,49 +107,33 @@ def _half_attention(examples: Sequence[ExampleSets]) -> tuple[str, str]:
 def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str, str]:
     """The share of the sets in the domain of the fit."""
     by_size = shares(examples, fit)
-    gated, beyond = (
-        round(100 * float(np.mean(share)), 1)
-        for share in zip(*((x.gated, x.below + x.above) for x in by_size), strict=True)
+    gated, beyond, other_size = (
+        round(100 * float(np.mean(part)), 1)
+        for part in zip(*((x.gated, x.below + x.above, x.other_size) for x in by_size), strict=True)
     )
-    inside = f"{100 - gated - beyond:g} %"
-    if fit.rule.kind == LOG_SIZE:
+    inside = f"{100 - gated - beyond - other_size:.4g} %"
+    if not fit.rule.by_entropy:
         return inside, f"of the sets are of sizes that the fit was made of, {domain_text(fit)}"
-    beta = "clamped at an end of the domain" if fit.rule.outside == "clamp" else "1"
-    return (
-        inside,
-        f"of the sets lie in the domain of the fit; {beyond:g} % lie outside, where beta is "
-        f"{beta}, and for {gated:g} % it is 1, as their entropy is low (mean over the sizes)",
-    )
+    parts = ["of the sets lie in the domain of the fit"]
+    if of_both(fit.rule):
+        parts.append(f"{other_size:g} % are of other sizes, and {beyond:g} % of other entropies")
+    else:
+        beta = "clamped at an end of the domain" if fit.rule.outside == "clamp" else "1"
+        parts.append(f"{beyond:g} % lie outside, where beta is {beta}")
+    if fit.rule.min_entropy:
+        parts.append(f"for {gated:g} % beta is 1, as their entropy is low")
+    return inside, "; ".join(parts) + " (mean over the sizes)"
 
 
 def _accuracy_section(comparison: Comparison, fit: Coefficients) -> Iterable[Block]:
     yield Heading("Accuracy")
     yield from ComparisonRecord(comparison, fit.reference).blocks()
     if not set(FITTED_RIVALS) & set(comparison.rules):
-        rivals = "” and “".join(label(rule) for rule in FITTED_RIVALS)
+        rivals = ", ".join(f"“{label(rule)}”" for rule in FITTED_RIVALS)
         yield Text(
-            f"Left out are “{rivals}”: they are fitted to the collection of this fit, which is not "
+            f"Left out are {rivals}: they are fitted to the collection of this fit, which is not "
             "in ./runs."
         )
-
-
-def _selection_section(fit: Coefficients) -> Iterable[Block]:
-    """The kinds of rule that were fitted, if the file lists them."""
-    rows = [
-        (
-            kind_label(candidate["kind"]),
-            f"{candidate['log_p']:.4f}",
-            f"{candidate['gain']:+.4f} nats",
-            f"{candidate['low']:+.4f} to {candidate['high']:+.4f}",
-        )
-        for candidate in fit.quality.get("candidates", [])
-        if candidate.keys() >= {"kind", "log_p", "gain", "low", "high"}
-    ]
-    if rows:
-        yield Heading("Which kind of rule")
-        yield Text(f"{fit.quality.get('verdict', '')}.")
-        columns = ("rule", "log p of the target (nats)", "gain over plain softmax", "95 % interval")
-        yield Table(columns, rows, "On held-out rows (five folds), equal weight per set size")
 
 
 def _pictures(
@@ -157,6 +141,7 @@ def _pictures(
 ) -> list[Picture]:
     fits = {"plain softmax": None, "the paper's numbers": paper(), fit.reference: fit}
     beyond = outside(fit.rule, fit.entries)
+    ends = "A curve ends at the greatest entropy of its sets, log n. " * of_both(fit.rule)
     heatmap = picture(
         example_plots.heatmap_figure(examples, [None, fit]),
         "Coefficients, without and with the fit",
@@ -174,11 +159,10 @@ def _pictures(
         *_rule_picture(examples, fit),
         draw(example_plots.plot_beta_applied, examples, fit, title="Beta applied",
              caption="The inverse temperature that this fit gives to sets of each size (dots are "
-             f"spread a little for legibility). The domain is {domain_text(fit)}; {beyond}."),
+             f"spread a little for legibility). {ends}The domain is {domain_text(fit)}; {beyond}."),
         draw(example_plots.plot_shares, examples, fit, title="Sets in the domain of the fit",
              caption="Sets outside the domain are unlike those that the fit was made of"
-             + (f": {beyond}." if fit.rule.kind == LOG_SIZE else
-                "; at or below the gate, beta is 1.")),
+             + ("; at or below the gate, beta is 1." if fit.rule.min_entropy else f": {beyond}.")),
         draw(example_plots.plot_entropy_by_size, examples, fits, title="Entropy against set size",
              caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
              "plain curve; the adapted curves should stay below it."),
@@ -191,6 +175,9 @@ def _rule_picture(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Pi
     rows = misranked_rows(examples)
     if not len(rows.interior().beta):
         return []
+    curves = "curve is a compromise"
+    if of_both(fit.rule):
+        curves = "curves, one for each set size, are a compromise"
     explained = fit.quality.get("residuals", {}).get("beta_r_squared")
     share = "" if explained is None else (
         f" On the rows of the fit, {variable(fit.rule)} explains "
@@ -199,10 +186,12 @@ def _rule_picture(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Pi
     caption = (
         f"Each dot is a misranked set, of {N_EXAMPLES} example sets of each size, at the "
         f"temperature that is best for its target. Sets of one {variable(fit.rule)} need very "
-        f"different temperatures; the curve is a compromise between them.{share}"
+        f"different temperatures; the {curves} between them.{share}"
     )
-    title = "The line" if fit.rule.kind == LOG_SIZE else "The polynomial"
-    return [draw(fit_plots.plot_fit, rows, fit, paper(), title=title, caption=caption)]
+    return [draw(
+        fit_plots.plot_fit, rows, fit, paper(), title="The rule among misranked sets",
+        caption=caption,
+    )]  # fmt: skip
 
 
 def _evidence_pictures(fit: Coefficients) -> list[Picture]:

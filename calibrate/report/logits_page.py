@@ -26,6 +26,8 @@ from calibrate.report.page import (
     write_page,
 )
 from calibrate.report.plot_style import HEAD_STYLES
+from calibrate.report.rule_curves import largest_size, of_both
+from calibrate.report.selection import selection_section
 from calibrate.report.wording import variable
 
 
@@ -43,6 +45,7 @@ def write_logits_page(path: Path, fit: Coefficients, scores: LogitScores) -> Non
         Highlights([*_mean_gain(scores), _heads_or_best_size(scores)]),
         *usage_section(fit),
         *_score_sections(record),
+        *selection_section(fit),
         Heading("Figures"),
         Figures(_pictures(scores, fit)),
         *rule_section(fit),
@@ -144,11 +147,14 @@ def _pictures(scores: LogitScores, fit: Coefficients) -> list[Picture]:
         )  # fmt: skip
     order = _by_gain(scores, fit)
     many = len(order) > fit_plots.MAX_COLOURED
+    at_size = ""
+    if of_both(fit.rule) and len(order) > 1:
+        at_size = f", for sets of {largest_size(fit):,} items, the largest that they were fitted on"
     coloured = f" Coloured: the {len(HEAD_STYLES)} heads that gain most here." * many
     pictures.append(
         draw(fit_plots.plot_betas, fit, order, title="Beta",
              caption=f"The inverse temperature by {variable(fit.rule)}, over the domain of each "
-             f"rule.{coloured}")
+             f"rule{at_size}.{coloured}")
     )  # fmt: skip
     return pictures
 

@@ -4,17 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from calibrate.evaluation.baselines import label
 from calibrate.evaluation.score_logits import MEASURES, Estimate, LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
-from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.fit_verdict import verdict_on_logits
-from calibrate.report.plot_style import rule_curve
-from calibrate.report.wording import NOTHING, polynomial, with_error
+from calibrate.report.rule_curves import beta_range
+from calibrate.report.wording import NOTHING, argument, polynomial, with_error
 
 FIRST_FIT = 2  # rules: plain softmax, the paper's numbers, and then fits
 
@@ -102,7 +99,8 @@ class LogitsRecord:
         rows = [self._head_row(head, fits) for head in ranked[:SHOWN_HEADS]]
         if len(fits) == 1:
             fit = scores.fits[FIRST_FIT]
-            columns.append("beta(n)" if fit.rule.kind == LOG_SIZE else "beta, over H")
+            beta = f"beta, over {argument(fit.rule)}" if fit.rule.by_entropy else "beta(n)"
+            columns.append(beta)
             for row, head in zip(rows, ranked, strict=False):
                 row.append(_entry_text(fit, fit.entry_of(*scores.heads[head])))
         rest = len(ranked) - len(rows)
@@ -186,10 +184,10 @@ def _gain(estimate: Estimate, rule: int, key: str) -> str:
 
 
 def _entry_text(fit: Coefficients, entry: Entry | None) -> str:
-    """A line in log n; of a polynomial, which is too long for a table, its least and most."""
+    """A line in log n; of other rules, which are too long for a table, the least and most beta."""
     if entry is None:
         return "1"
-    if fit.rule.kind == LOG_SIZE:
+    if not fit.rule.by_entropy:
         return polynomial(entry.coefficients)
-    _, beta = rule_curve(fit, entry, np.linspace(*entry.domain, 201))
-    return f"{beta.min():.2f} to {beta.max():.2f}"
+    least, most = beta_range(fit, entry)
+    return f"{least:.2f} to {most:.2f}"

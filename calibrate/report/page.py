@@ -12,16 +12,32 @@ from markupsafe import Markup, escape
 
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficients import Coefficients
-from calibrate.maths.rule import LOG_SIZE
+from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.report import plot_style
 from calibrate.report.blocks import Block, Code, Facts, Heading, Text
-from calibrate.report.wording import facts, guards, load_line, outside, polynomial, span
+from calibrate.report.rule_curves import joint_domain
+from calibrate.report.wording import (
+    argument,
+    facts,
+    guards,
+    load_line,
+    outside,
+    polynomial,
+    span,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
+_ENTROPY = "H the Shannon entropy, in nats, of softmax(z) over the unmasked items"
+_SIZE = "n the number of unmasked items (log is the natural logarithm)"
+_FORMS = {
+    LOG_SIZE: "kappa log n + b",
+    ENTROPY_POLYNOMIAL: "a polynomial of degree 4 in H",
+    ENTROPY_AND_SIZE: "a polynomial of degree 4 in H, and terms in H log n, (log n)^2 and log n",
+}
 
 
 @dataclass(frozen=True)
@@ -107,29 +123,24 @@ def usage_section(fit: Coefficients) -> Iterable[Block]:
 
 def rule_section(fit: Coefficients) -> Iterable[Block]:
     """The rule of the only entry, or what the rules of several have in common."""
-    by_size = fit.rule.kind == LOG_SIZE
+    rule = fit.rule
     if len(fit.entries) == 1:
-        rule = polynomial(fit.entries[0].coefficients)
+        formula = polynomial(fit.entries[0].coefficients)
     else:
-        form = "kappa log n + b" if by_size else "a polynomial of degree 4 in H"
-        rule = f"{form}, with coefficients of its own for each head"
-    bounds = guards(fit.rule)
+        formula = f"{_FORMS[rule.kind]}, with coefficients of its own for each head"
+    symbols = [_ENTROPY] * rule.by_entropy + [_SIZE] * rule.by_size
+    bounds = guards(rule)
     yield Heading("The rule")
-    yield Code(
-        "With n the number of unmasked items, and the natural logarithm:" if by_size else
-        "With H the Shannon entropy, in nats, of softmax(z) over the unmasked items:",
-        f"beta({'n' if by_size else 'H'}) = {rule}",
-    )  # fmt: skip
+    yield Code(f"With {', and '.join(symbols)}:", f"beta({argument(rule)}) = {formula}")
     yield Text(
-        f"Fitted on {'sets of' if by_size else 'entropies from'} {domain_text(fit)}; "
-        f"{outside(fit.rule, fit.entries)}. {bounds[0].upper()}{bounds[1:]}."
+        f"Fitted on {'entropies from' if rule.by_entropy else 'sets of'} {domain_text(fit)}; "
+        f"{outside(rule, fit.entries)}. {bounds[0].upper()}{bounds[1:]}."
     )
 
 
 def domain_text(fit: Coefficients) -> str:
     """The domain, or the range that the domains of several entries span."""
-    lows, highs = zip(*(entry.domain for entry in fit.entries), strict=True)
-    return span((min(lows), max(highs)), fit.rule.kind).replace("..", "to")
+    return span(joint_domain(fit.entries), fit.rule.kind).replace("..", "to")
 
 
 def provenance_section(fit: Coefficients, scored_on: str) -> Iterable[Block]:

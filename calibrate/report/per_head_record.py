@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.fitting.per_head import HeadFit, PerHeadResult
-from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
-from calibrate.report.wording import load_line, polynomial
+from calibrate.report.wording import argument, load_line, polynomial
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class PerHeadRecord:
             ("file", str(coefficients.path)),
             ("figure", str(self.figure or "not drawn")),
         ])  # fmt: skip
-        beta = "beta(n)" if coefficients.rule.kind == LOG_SIZE else "beta(H)"
+        beta = f"beta({argument(coefficients.rule)})"
         rest = len(calibrated) - SHOWN_HEADS
         yield Table(
             columns=("layer", "head", "rows", "misranked", "gain", "95 % interval", beta),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.files.atomic_io import write_atomically
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import LOG_SIZE, Rule, beta_of
+from calibrate.maths.rule import Rule
+from calibrate.report.rule_curves import SizeCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,18 +61,12 @@ def short(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def rule_curve(fit: Coefficients, entry: Entry, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x as an axis shows it, beta) of one entry at x, which is entropies or log sizes."""
-    beta = beta_of(x, x, entry.coefficients, entry.domain, fit.rule, np)
-    return np.exp(x) if fit.rule.kind == LOG_SIZE else x, beta
-
-
 def rule_axis(ax: "Axes", rule: Rule, sizes: Sequence[int]) -> None:
     """What beta is a function of, along x: set sizes with these ticks, or entropy."""
-    if rule.kind == LOG_SIZE:
-        sizes_axis(ax, sizes)
-    else:
+    if rule.by_entropy:
         ax.set_xlabel(ENTROPY_LABEL)
+    else:
+        sizes_axis(ax, sizes)
 
 
 def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
@@ -112,10 +106,8 @@ def scatter_by_size(
       sizes: the sizes that the colours span, rising.
       look: of the dots.
     """
-    from matplotlib.colors import LogNorm
-
-    norm = LogNorm(0.9 * sizes[0], 1.1 * sizes[-1])  # of one size, too
-    points = ax.scatter(x, y, c=size, norm=norm, lw=0, cmap="viridis_r", rasterized=True, **look)
+    colours = _size_colours(sizes)
+    points = ax.scatter(x, y, c=size, lw=0, rasterized=True, **colours, **look)
     bar = ax.figure.colorbar(points, ax=ax, label="set size n", pad=0.02)
     bar.ax.minorticks_off()
     ticks = sizes[:: max(1, len(sizes) // 6)]
@@ -123,6 +115,48 @@ def scatter_by_size(
     if bar.solids is not None:
         bar.solids.set_alpha(1)
     return points
+
+
+def _size_colours(sizes: Sequence[int]) -> dict[str, Any]:
+    """The scale of colours from the first size to the last, as Matplotlib takes it."""
+    from matplotlib.colors import LogNorm
+
+    return {"norm": LogNorm(0.9 * sizes[0], 1.1 * sizes[-1]), "cmap": "viridis_r"}  # of one, too
+
+
+def draw_size_curves(
+    ax: "Axes",
+    curves: Sequence[SizeCurve],
+    sizes: Sequence[int],
+    shown: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    lw: float = 2,
+) -> None:
+    """Curves coloured by set size as the dots of `scatter_by_size`, each with a label.
+
+    They are bold at the entropies of the fit's domain, and dashed at sizes outside it.
+
+    Args:
+      ax: where to draw.
+      curves: by rising size.
+      sizes: the sizes that the colours span, rising.
+      shown: what is drawn of beta.
+      lw: width of the bold part, in points.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.patheffects import Normal, Stroke
+
+    colour = ScalarMappable(**_size_colours(sizes)).to_rgba
+    outline = [Stroke(linewidth=lw + 1.2, foreground="black"), Normal()]
+    for curve in curves:
+        style = "--" if curve.beyond else "-"
+        (rgba,) = colour(np.array([curve.size]))
+        y = shown(curve.beta)
+        bold, thin = (np.where(part, y, np.nan) for part in (curve.inside, ~curve.inside))
+        ax.plot(
+            curve.entropy, bold, style, color=rgba, lw=lw, zorder=5, path_effects=outline,
+            label=f"n = {curve.size:,}" + ", not fitted" * curve.beyond,
+        )  # fmt: skip
+        ax.plot(curve.entropy, thin, style, color=rgba, lw=0.8, zorder=4)
 
 
 def plot_head_map(

@@ -11,12 +11,24 @@ import numpy as np
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
-from calibrate.maths.rule import LOG_SIZE, Rule, beta_of
-from calibrate.report.blocks import Block, Code, Curve, Facts, Heading, Text
-from calibrate.report.wording import facts, guards, head_text, load_line, outside, polynomial, span
+from calibrate.report.blocks import Block, Code, Curve, Facts, Heading, Table, Text
+from calibrate.report.rule_curves import ABOVE_ZERO, beta_at, domain_curve, of_both, shown_sizes
+from calibrate.report.selection import selection_tables
+from calibrate.report.wording import (
+    NOTHING,
+    argument,
+    facts,
+    guards,
+    head_text,
+    load_line,
+    outside,
+    polynomial,
+    span,
+)
 
 PLOT_POINTS = 128  # two per character
 SHOWN_ENTRIES = 8
+SHOWN_ENTROPIES = 7
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class PublishedFitRecord:
         for entry in coefficients.entries[:SHOWN_ENTRIES]:
             if len(coefficients.entries) > 1:
                 yield Text(f"  {head_text(entry.layer, entry.head)}")
-            yield from _entry_blocks(entry, coefficients.rule)
+            yield from _entry_blocks(coefficients, entry)
         if len(coefficients.entries) > SHOWN_ENTRIES:
             rest = len(coefficients.entries) - SHOWN_ENTRIES
             yield Text(f"  and {rest} more entries (--json lists them all)")
@@ -51,6 +63,7 @@ class PublishedFitRecord:
         if self.figure:
             rows.append(("figure", str(self.figure)))
         yield Facts(rows)
+        yield from selection_tables(coefficients)
         yield Code("Load it:", f"fit = {load_line(coefficients)}")
 
 
@@ -69,12 +82,28 @@ def show_fit(reference: str, store: Path | None, figure: Path | None) -> Publish
     return PublishedFitRecord(coefficients, figure)
 
 
-def _entry_blocks(entry: Entry, rule: Rule) -> Iterable[Block]:
-    by_size = rule.kind == LOG_SIZE
+def _entry_blocks(fit: Coefficients, entry: Entry) -> Iterable[Block]:
+    """The rule of one entry: its formula, its domain, and beta as a curve or a table."""
+    rule = fit.rule
     domain = f"{span(entry.domain, rule.kind)}; {outside(rule, [entry])}"
-    yield Facts([("p(n)" if by_size else "p(H)", polynomial(entry.coefficients)),
-                 ("domain", domain)])  # fmt: skip
-    x = np.linspace(*entry.domain, PLOT_POINTS)
-    beta = beta_of(x, x, entry.coefficients, entry.domain, rule, np)
-    label = "set size n, log scale" if by_size else "entropy H, nats"
-    yield Curve((np.exp(x) if by_size else x).tolist(), beta.tolist(), label, "beta")
+    yield Facts([(f"p({argument(rule)})", polynomial(entry.coefficients)), ("domain", domain)])
+    if of_both(rule):
+        yield _beta_table(fit, entry)
+        return
+    x, beta = domain_curve(fit, entry, PLOT_POINTS)
+    label = "entropy H, nats" if rule.by_entropy else "set size n, log scale"
+    yield Curve(x.tolist(), beta.tolist(), label, "beta")
+
+
+def _beta_table(fit: Coefficients, entry: Entry) -> Table:
+    """beta of a rule of entropy and size: a row per set size, a column per entropy."""
+    lo, hi, _, large = entry.domain
+    H = np.linspace(lo, min(hi, large), SHOWN_ENTROPIES)
+    rows = []
+    for n in shown_sizes(entry.domain[2:]):
+        beta = beta_at(fit, entry, np.maximum(H, ABOVE_ZERO), n)
+        cells = [f"{b:.2f}" if h <= np.log(n) else NOTHING for h, b in zip(H, beta, strict=True)]
+        rows.append([f"{n:,}", *cells])
+    columns = ["n", *(f"H = {h:.3g}" for h in H)]
+    note = "No set of n items has an entropy above log n. The last row is beyond the fitted sizes."
+    return Table(columns, rows, "beta by set size n and entropy H in nats", note)

@@ -20,6 +20,7 @@ STYLES = {
     "procedure": ("#0072B2", "d", "--"),
     "own": (OURS, "^", "-"),
     "own-512": ("#E69F00", "v", "--"),
+    "entropy-and-size": ("#882255", ">", "-"),
     "polynomial": ("#F0E442", "<", "-"),
     "log-n": ("#009E73", "D", "--"),
     "kappa-log-n": ("#009E73", "P", ":"),
@@ -28,7 +29,7 @@ STYLES = {
     "hindsight": ("#777777", "_", "-"),
 }
 BANDS = ("plain", "own")  # bands of all rules would overlap
-OTHERS = (("#999933", "h", "--"), ("#882255", "p", "--"), ("#44AA99", "d", "--"))
+OTHERS = (("#999933", "h", "--"), ("#332288", "p", "--"), ("#44AA99", "d", "--"))
 
 
 def plot_accuracy(ax: "Axes", comparison: Comparison, own: str = LABELS["own"]) -> "Axes":

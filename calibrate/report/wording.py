@@ -11,9 +11,15 @@ from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
 from calibrate.files.store import find
-from calibrate.maths.rule import LOG_SIZE, N_COEFFICIENTS, Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
 
 NOTHING = "·"
+POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
+TERMS = {  # by the number of coefficients, in the order of `maths/rule.py`
+    2: (" log n", ""),
+    5: POWERS_OF_ENTROPY,
+    8: (*POWERS_OF_ENTROPY, " H log n", " (log n)^2", " log n"),
+}
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -34,24 +40,33 @@ def with_error(mean: float, error: float, shape: str) -> str:
 
 
 def polynomial(coefficients: tuple[float, ...]) -> str:
-    """p(H), or kappa log n + b, written out with six digits; a constant is that number."""
-    if not any(coefficients[:-1]):
-        return f"{coefficients[-1]:.6g}"
-    x = "log n" if len(coefficients) == N_COEFFICIENTS[LOG_SIZE] else "H"
-    terms = []
-    for power, value in zip(reversed(range(len(coefficients))), coefficients, strict=True):
-        factor = {0: "", 1: f" {x}"}.get(power, f" {x}^{power}")
-        terms.append(f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}")
+    """The bare rule, without guards, written out with six digits; terms of 0 are left out."""
+    terms = [
+        f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}"
+        for value, factor in zip(coefficients, TERMS[len(coefficients)], strict=True)
+        if value
+    ]
+    if not terms:
+        return "0"
     return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
 
 
 def variable(rule: Rule) -> str:
-    """The variable that beta is a function of."""
-    return "set size" if rule.kind == LOG_SIZE else "entropy"
+    """What beta is a function of, in words."""
+    return " and ".join(["entropy"] * rule.by_entropy + ["set size"] * rule.by_size)
 
 
-def span(domain: tuple[float, float], kind: str) -> str:
-    """A range of entropies, or of set sizes, in words."""
+def argument(rule: Rule) -> str:
+    """What beta is a function of, in symbols."""
+    return ", ".join("H" * rule.by_entropy + "n" * rule.by_size)
+
+
+def span(domain: Sequence[float], kind: str) -> str:
+    """A range of entropies, of set sizes, or of both, in words."""
+    if kind == ENTROPY_AND_SIZE:
+        lo, hi, small, large = domain
+        entropies = span((lo, min(hi, large)), "")  # more than log n is no set's
+        return f"{entropies} and sets of {span((small, large), LOG_SIZE)}"
     lo, hi = domain
     if kind == LOG_SIZE:
         return f"{items(lo)} .. {items(hi)} items"
@@ -66,6 +81,11 @@ def items(log_n: float) -> str:
 
 def outside(rule: Rule, entries: Sequence[Entry]) -> str:
     """What happens outside the domain of each entry, in words."""
+    if rule.kind == ENTROPY_AND_SIZE:
+        return (
+            "H is clamped; beyond the sizes, beta goes on along log n where it rises, and is held "
+            "where it falls"
+        )
     if rule.kind == LOG_SIZE:
         falls = {entry.coefficients[0] < 0 for entry in entries}
         if len(falls) == 2:
@@ -76,12 +96,10 @@ def outside(rule: Rule, entries: Sequence[Entry]) -> str:
 
 def guards(rule: Rule) -> str:
     """The bounds of beta, and where it is 1, in words."""
-    if rule.kind == LOG_SIZE:
-        return f"{rule.min_beta:g} <= beta <= {rule.max_beta:g} at every set size"
-    return (
-        f"beta = 1 up to H = {rule.min_entropy:g} nats; "
-        f"above, {rule.min_beta:g} <= beta <= {rule.max_beta:g}"
-    )
+    bounds = f"{rule.min_beta:g} <= beta <= {rule.max_beta:g}"
+    if not rule.min_entropy:  # at H = 0 any beta gives the same
+        return f"{bounds} at every {variable(rule)}"
+    return f"beta = 1 up to H = {rule.min_entropy:g} nats; above, {bounds}"
 
 
 def load_line(coefficients: Coefficients) -> str:
@@ -138,8 +156,6 @@ def facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
         yield "rows", f"{used:,} used of {rows['rows']:,} seen"
     if residuals:
         yield "residuals", _pairs(residuals)
-    for candidate in quality.get("candidates", []):
-        yield "candidate", _pairs(candidate)
     if quality.get("learning_curve"):
         yield "learning", "; ".join(map(_pairs, quality["learning_curve"]))
     if "condition" in quality:
