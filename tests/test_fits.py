@@ -17,6 +17,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.fit_difference import compare
 from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
+from calibrate.fitting.fit_collection import same_fit
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report.fit_plots import plot_beta
@@ -246,6 +247,16 @@ def test_diff_shows_that_a_rule_of_entropy_and_size_contains_the_others(by_size,
         assert compare(fit, surface).heads[0].common.largest == 0
         assert compare(surface, fit).heads[0].common.largest == 0
         assert compare(surfaces[0], surfaces[1]).heads[0].common.largest > 1
+
+
+def test_a_refit_of_a_rule_of_both_is_compared_over_its_domain_of_both():
+    """A slightly larger term in H log n shows at large H and n alone."""
+    numbers = (0.0, 0.0, 0.0, 0.3, 1.0, 0.01, 0.0, 0.2)
+    fit = surface_fit(numbers)
+    assert same_fit(fit, surface_fit((*numbers[:4], 1.0 + 1e-7, *numbers[5:])))
+    assert not same_fit(fit, surface_fit((*numbers[:5], 0.01 + 3e-8, *numbers[6:])))
+    assert same_fit(fit, surface_fit(numbers, (0.6, 5.9, 2.1, 7.9)))
+    assert not same_fit(fit, surface_fit(numbers, (0.6, 6.1, 2.1, 7.9)))
 
 
 def test_show_of_many_heads_is_cut_short(here):

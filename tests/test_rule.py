@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import calibrate
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule, beta_of, horner
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
 RULES = {
@@ -76,6 +77,90 @@ def test_beyond_its_sizes_a_line_in_log_n_rises_and_does_not_fall(line, expected
         np.testing.assert_allclose(beta, expected, rtol=1e-14)
         by_reference = reference.inverse_temperature(H, line, domain, rule, n)
         np.testing.assert_allclose(by_reference, expected, rtol=1e-14)
+
+
+SURFACE = (*POWERS, 0.11, -0.09, 0.35)
+# Its slope in log n is 0.35 + 0.11 H - 0.18 log n: above 0 at the small end, and at the large end
+# where H > 3.36.
+SURFACE_DOMAIN = (0.3, 4.5, 1.5, 4.0)
+SURFACE_RULES = {
+    "surface": Rule(kind=ENTROPY_AND_SIZE),
+    "low ceiling": Rule(max_beta=4.0, kind=ENTROPY_AND_SIZE),
+    "floor of 2": Rule(0.1, 2.0, kind=ENTROPY_AND_SIZE),
+}
+
+
+def grid(rule):
+    """(H, n): entropies and sizes around every threshold, and far beyond; n is float32."""
+    H = np.concatenate([*map(around, [rule.min_entropy, *SURFACE_DOMAIN[:2]]), [0, 2, 4, 9]])
+    sizes = np.exp(np.float32(SURFACE_DOMAIN[2:]))
+    n = np.concatenate([*map(around, sizes), [1, 2, 20, 1e3, 1e6]])
+    return tuple(x.ravel() for x in np.meshgrid(H.astype(np.float32), n.astype(np.float32)))
+
+
+@pytest.mark.parametrize("rule", SURFACE_RULES.values(), ids=SURFACE_RULES)
+@pytest.mark.parametrize("under_jit", [False, True])
+def test_a_rule_of_both_follows_the_reference_around_every_threshold(rule, under_jit):
+    H, n = grid(rule)
+    exact = rule._replace(min_entropy=float(np.float32(rule.min_entropy)))
+    domain = tuple(float(np.float32(x)) for x in SURFACE_DOMAIN)
+    expected = reference.inverse_temperature(H.astype(float), SURFACE, domain, exact, n)
+    fit = Coefficients(rule, (Entry(SURFACE, SURFACE_DOMAIN),))
+    function = calibrate.inverse_temperature
+    actual = (jax.jit(function) if under_jit else function)(H, fit, n=n)
+    np.testing.assert_allclose(actual, expected, rtol=2e-6)
+    log_n = np.log(n.astype(float))
+    in_numpy = beta_of(H.astype(float), log_n, SURFACE, domain, exact, np)
+    np.testing.assert_allclose(in_numpy, expected, rtol=1e-14)
+    assert len(set(np.round(expected, 6))) > 12
+
+
+def test_beyond_its_sizes_a_rule_of_both_rises_and_does_not_fall_at_each_entropy():
+    """Trap 2. Within its sizes it may fall."""
+    rule = Rule(0.0, 0.01, kind=ENTROPY_AND_SIZE)
+    H, log_n = np.meshgrid([0.5, 2.0, 3.0, 4.0, 6.0], np.linspace(4.0, 40.0, 10))
+    beta = beta_of(H, log_n, SURFACE, SURFACE_DOMAIN, rule, np)
+    slope = np.maximum(0.35 + 0.11 * np.minimum(H[0], 4.5) - 0.18 * 4, 0)
+    np.testing.assert_allclose(beta, beta[0] + slope * (log_n - 4), rtol=1e-13)
+    assert (slope > 0).tolist() == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("kappa", [0.4, -0.4, 0.0])
+def test_a_rule_of_both_contains_the_line_in_log_n(kappa):
+    """Wherever a row has any entropy: at 0 its gate is on, and beta of no effect."""
+    sizes, n = (1.5, 4.0), np.geomspace(1, 1e6, 40)
+    line = beta_of(None, np.log(n), (kappa, 3.0), sizes, Rule.log_size(), np)
+    rule, numbers = Rule(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 3.0, 0, 0, kappa)
+    for H in (1e-9, 1.0, 9.0):
+        both = beta_of(np.full(40, H), np.log(n), numbers, (0.5, 4.0, *sizes), rule, np)
+        np.testing.assert_array_equal(both, line)
+
+
+def test_a_rule_of_both_contains_the_polynomial_of_entropy():
+    H = np.linspace(0, 9, 200)
+    alone = beta_of(H, None, POWERS, DOMAIN, Rule(max_beta=2.5), np)
+    rule = Rule(max_beta=2.5, kind=ENTROPY_AND_SIZE)
+    for log_n in (0.0, 2.0, 30.0):
+        numbers, domain = (*POWERS, 0.0, 0.0, 0.0), (*DOMAIN, 1.5, 4.0)
+        both = beta_of(H, np.full(200, log_n), numbers, domain, rule, np)
+        np.testing.assert_array_equal(both, alone)
+
+
+def test_a_rule_of_both_contains_lines_in_the_commitment():
+    """log n - H tells how far a row is from uniform, whatever its size."""
+    numbers, domain = (0, 0, 0, -0.7, 2.0, 0, 0, 0.7), (0.0, 8.0, 1.0, 8.0)
+    H = np.array([0.5, 1.5, 4.0])
+    for commitment in (0.1, 1.0, 3.0):
+        rule = Rule(0.0, kind=ENTROPY_AND_SIZE)
+        beta = beta_of(H, H + commitment, numbers, domain, rule, np)
+        np.testing.assert_allclose(beta, 2 + 0.7 * commitment, rtol=1e-14)
+
+
+def test_an_undefined_entropy_has_no_beta_by_both():
+    fit = Coefficients(SURFACE_RULES["surface"], (Entry(SURFACE, SURFACE_DOMAIN),))
+    H, n = np.array([np.nan, 1.0], np.float32), np.array([20, 20])
+    beta = np.asarray(calibrate.inverse_temperature(H, fit, n=n))
+    np.testing.assert_array_equal(np.isnan(beta), [True, False])
 
 
 def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):

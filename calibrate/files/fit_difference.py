@@ -49,7 +49,7 @@ class Change(NamedTuple):
     range: Box
 
 
-class HeadRule(NamedTuple):
+class EntryRule(NamedTuple):
     """The rule of one entry of a fit."""
 
     rule: Rule
@@ -94,7 +94,7 @@ def compare(a: Coefficients, b: Coefficients) -> Difference:
     Rules of any two kinds are compared, as functions of all that either looks at.
     """
     heads = [
-        _head_difference(HeadRule(a.rule, entry), HeadRule(b.rule, other))
+        _head_difference(EntryRule(a.rule, entry), EntryRule(b.rule, other))
         for entry in a.entries for other in b.entries
         if _meet(entry.layer, other.layer) and _meet(entry.head, other.head)
     ]  # fmt: skip
@@ -112,7 +112,7 @@ def _meet(one: int | None, other: int | None) -> bool:
     return one is None or other is None or one == other
 
 
-def _head_difference(a: HeadRule, b: HeadRule) -> HeadDifference:
+def _head_difference(a: EntryRule, b: EntryRule) -> HeadDifference:
     pairs = list(zip(a.domain, b.domain, strict=True))
     common, anywhere = Box(*map(_overlap, pairs)), Box(*map(_surroundings, pairs))
     layer = a.entry.layer if b.entry.layer is None else b.entry.layer
@@ -131,7 +131,7 @@ def _surroundings(ranges: tuple[Range | None, Range | None]) -> Range | None:
     return (0.0, max(hi for _, hi in given) + 1) if given else None
 
 
-def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS) -> Change:
+def largest_change(a: EntryRule, b: EntryRule, box: Box, n_points: int = N_POINTS) -> Change:
     """Where beta changes most in a box: at points of a grid, and of a finer one around the best.
 
     Args:
@@ -154,7 +154,7 @@ def _neighbourhood(limits: Range, at: float | None, steps: int) -> Range:
     return max(lo, middle - step), min(hi, middle + step)
 
 
-def _largest_on_grid(a: HeadRule, b: HeadRule, box: Box, n_points: int) -> Change:
+def _largest_on_grid(a: EntryRule, b: EntryRule, box: Box, n_points: int) -> Change:
     grid = points_in(box, n_points)
     before, after = a.beta(*grid), b.beta(*grid)
     most = int(np.abs(after - before).argmax())

@@ -12,7 +12,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
 from calibrate.files.collection_audit import open_unfinished
-from calibrate.files.fit_difference import HeadRule, largest_change
+from calibrate.files.fit_difference import EntryRule, largest_change
 from calibrate.fitting.bootstrap import bootstrap, learning_curve
 from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper, refuse_negative
@@ -190,7 +190,7 @@ def same_fit(newest: Coefficients, new: Coefficients) -> bool:
     if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
         return False
     for pair in zip(newest.entries, new.entries, strict=True):
-        old, now = (HeadRule(new.rule, entry) for entry in pair)
+        old, now = (EntryRule(new.rule, entry) for entry in pair)
         if not largest_change(old, now, now.domain, n_points=1024).largest < SAME_BETA:
             return False
     return True
