@@ -200,8 +200,8 @@ def test_diff_of_two_kinds_is_over_entropies_and_sizes(here, by_size, make_fit):
     publish(make_fit(), here / "fits")
     out = call("fits", "diff", "made", "by-size").stdout
     assert (
-        "beta changes by at most 3.066 in the domain of both, 0.2 .. 4 nats and 16 .. 1,024 items: "
-        "from 1 to 4.066 at H = 0.2, n = 1,024\n" in out
+        "beta changes by at most 3.066 in the domain of both, 0.2 .. 4 nats and sets of 16 .. "
+        "1,024 items: from 1 to 4.066 at H = 0.2, n = 1,024\n" in out
     )
     record = json.loads(call("fits", "diff", "made", "by-size", "--json").stdout)
     change = record["heads"][0]["common"]
@@ -222,8 +222,8 @@ def test_diff_of_rules_of_entropy_and_size_is_largest_where_rows_can_be(here):
         publish(surface_fit(line, (0.5, 6.0, 2.0, 5.0)), here / "fits")
     out = call("fits", "diff", "both@1", "both@2").stdout
     assert (
-        "beta changes by at most 2.5 in the domain of both, 0.5 .. 6 nats and 7 .. 148 items: from "
-        "4 to 6.5 at H = 5, n = 148\n" in out
+        "beta changes by at most 2.5 in the domain of both, 0.5 .. 5 nats and sets of 7 .. 148 "
+        "items: from 4 to 6.5 at H = 5, n = 148\n" in out
     )
     assert "by at most 3.6 in sets of 1 .. 403 items: from 4.5 to 8.1 at H = 6, n = 403" in out
 

@@ -8,8 +8,9 @@ from typing import Any
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.fit_difference import Box, Difference, HeadDifference, Point, compare
 from calibrate.files.store import load
+from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.report.blocks import Block, Heading, Text
-from calibrate.report.wording import head_text, items, value_text
+from calibrate.report.wording import head_text, items, span, value_text
 
 SHOWN_HEADS = 8
 _SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its source
@@ -82,9 +83,9 @@ def _change_lines(head: HeadDifference) -> Iterable[str]:
 
 def _ranges(box: Box) -> str:
     """The ranges of a box, in words."""
-    nats = [f"{lo:.4g} .. {hi:.4g} nats" for lo, hi in filter(None, [box.entropy])]
-    sizes = [f"{items(lo)} .. {items(hi)} items" for lo, hi in filter(None, [box.log_n])]
-    return " and ".join(nats + sizes)
+    numbers = [*(box.entropy or ()), *(box.log_n or ())]
+    of_one = LOG_SIZE if box.log_n else ENTROPY_POLYNOMIAL
+    return span(numbers, ENTROPY_AND_SIZE if box.entropy and box.log_n else of_one)
 
 
 def _place(at: Point) -> str:
