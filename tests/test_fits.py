@@ -323,6 +323,20 @@ def test_show_and_diff_of_a_hostile_newer_file(here, make_fit):
     assert r"\u001b[2J\nhello" in out
 
 
+def test_show_of_candidates_that_lack_any_field(here, make_fit):
+    """Every field of a record is optional."""
+    whole = {
+        "kind": "polynomial", "q": 0.25, "log_p": -1.5, "p": 0.5, "gain": 0.25, "low": 0.125,
+        "high": 0.5,
+    }  # fmt: skip
+    for lacking in whole:
+        record = {key: value for key, value in whole.items() if key != lacking}
+        quality = {"candidates": [record, record, {}]}
+        Path("fit.json").write_text(dumps(replace(make_fit(), quality=quality)))
+        table = call("fits", "show", "fit.json").stdout
+        assert ("the polynomial" in table) == (lacking != "kind")
+
+
 @pytest.mark.parametrize("beta", [1e17, 1e300, 5e-324])
 def test_a_constant_of_any_size_is_drawn(here, make_fit, beta):
     publish(make_fit(min_entropy=0.0, min_beta=beta, max_beta=beta), here / "fits")

@@ -31,13 +31,13 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     """The kinds that were compared, and, if several were tried, the values of q of the chosen one.
 
     A kind has a record for each q, the smallest first, in `quality.candidates`; files of schema 1.1
-    name neither q, which was 0, nor p.
+    name neither q, which was 0, nor p. Every field of a record is optional.
     """
-    records = fit.quality.get("candidates", [])
+    records = [record for record in fit.quality.get("candidates", []) if "kind" in record]
     kind = _chosen_kind(fit)
     first = {record["kind"]: record for record in reversed(records)}
     tables = [_kinds_table([r for r in records if r is first[r["kind"]]], kind)] if records else []
-    tried = [record for record in records if record["kind"] == kind]
+    tried = [r for r in records if r["kind"] == kind and {"q", "gain", "low"} <= r.keys()]
     if len(tried) > 1:
         tables.append(_sharpness_table(tried))
     return tables
