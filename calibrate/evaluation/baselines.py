@@ -13,9 +13,8 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load, published_store
 from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper
-from calibrate.fitting.rule_fitting import Options, fit_rule
+from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
 from calibrate.fitting.solved_rows import Rows
-from calibrate.maths.rule import LOG_SIZE
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
@@ -58,10 +57,10 @@ LABELS = {
     "procedure": "the paper's procedure",
     "own": "own fit",
     "own-512": f"own fit, sizes up to {EXTRAPOLATED_FROM}",
-    "entropy-and-size": "entropy and size, fitted",
     "polynomial": "polynomial, fitted",
     "kappa-log-n": "kappa log n + b, fitted",
     "constant": "one constant, fitted",
+    "entropy-and-size": "entropy and size, fitted",
     "log-n": f"log n / log {TRAINED_SIZE}",
     "hard": "hard attention",
     "hindsight": "best constant in hindsight",
@@ -104,7 +103,7 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRu
     """
     choice = choice or choose(rows, Options())
     rules: dict[str, ScoredRule] = {"own": choice.chosen.fit}
-    rules |= {_NAMES.get(c.kind, c.kind): c.fit for c in choice.candidates}
+    rules |= {_NAMES[candidate.kind]: candidate.fit for candidate in choice.candidates}
     small = rows.size <= EXTRAPOLATED_FROM
     optional: dict[str, Callable[[], Coefficients]] = {
         "procedure": lambda: fit_as_in_the_paper(rows)
@@ -119,7 +118,7 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRu
     return {name: _named(rule, name) for name, rule in rules.items()}
 
 
-_NAMES = {LOG_SIZE: "kappa-log-n"}  # of kinds of rule, where they have another
+_NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
 
 
 def _named(rule: ScoredRule, name: str) -> ScoredRule:

@@ -60,7 +60,7 @@ class FitRecord:
         entry, rule = coefficients.only, coefficients.rule
         rows = coefficients.quality["rows"]
         yield f"beta({argument(rule)})", polynomial(entry.coefficients)
-        yield "fitted on", span(entry.domain, rule.kind)
+        yield "domain", span(entry.domain, rule.kind)
         if residuals := coefficients.quality.get("residuals"):
             yield (
                 "residuals",
