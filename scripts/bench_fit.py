@@ -18,7 +18,8 @@ from scipy.optimize import curve_fit
 
 from calibrate.collecting.collect import collect
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.model_selection import applied_beta, choose, log_p_at, mean_by_size
+from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.fitting.model_selection import choose
 from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
 from calibrate.fitting.solved_rows import Rows, solve_collection
 from calibrate.heads import load_head

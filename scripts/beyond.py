@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.fitting.model_selection import log_p_at, mean_by_size
+from calibrate.fitting.candidates import log_p_at, mean_by_size
 from calibrate.fitting.solved_rows import Rows
-from calibrate.maths.likelihood import Form, likelihood, maximise
+from calibrate.maths.likelihood import likelihood, maximise
 from calibrate.maths.likelihood_profile import from_nodes, nodes
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import Rule
+from calibrate.maths.rule_forms import Form
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta
 N_CONSTRAINTS = 150

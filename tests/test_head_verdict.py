@@ -21,8 +21,9 @@ from calibrate.evaluation.head_verdict import (
     measure_headroom,
     refuse_few_groups,
 )
+from calibrate.fitting.candidates import applied_beta
 from calibrate.fitting.gain import Gain
-from calibrate.fitting.model_selection import applied_beta, choose
+from calibrate.fitting.model_selection import choose
 from calibrate.fitting.rule_fitting import Options, fit_rule
 from calibrate.fitting.solved_rows import solve_rows
 from calibrate.maths import reference

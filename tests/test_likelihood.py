@@ -6,18 +6,15 @@ from scipy.optimize import minimize_scalar
 
 from calibrate.maths.bernstein import basis
 from calibrate.maths.likelihood import (
-    ELEVATED_TO,
     NEAR,
     TOLERANCE,
     _largest_gain,
-    constant_form,
     likelihood,
-    log_size_form,
     maximise,
-    polynomial_form,
 )
 from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.reference import entropy, softmax
+from calibrate.maths.rule_forms import ELEVATED_TO, constant_form, log_size_form, polynomial_form
 
 LOW, HIGH = 1.0, 64.0
 DOMAIN = (0.5, 4.5)
@@ -206,11 +203,11 @@ def test_the_bound_on_what_is_missed_is_the_tangents():
     form = form_of(np.linspace(1, 4, 50))
     c = 3.0 * form.ones
     up = np.array([1.0, 0, 0, 0, 0])
-    most = _largest_gain(form, up, c)
+    most = _largest_gain(form, up, c, None)
     assert 61 * 0.9 < most < 400  # one coefficient may rise above the bound of the polynomial
     for size in (1e-13, 1e-7, 1e3):
-        assert _largest_gain(form, size * up, c) == pytest.approx(size * most, rel=1e-6)
-    assert _largest_gain(form, 0 * up, c) == 0
+        assert _largest_gain(form, size * up, c, None) == pytest.approx(size * most, rel=1e-6)
+    assert _largest_gain(form, 0 * up, c, None) == 0
 
 
 def test_rows_beyond_the_domain_count_as_at_its_ends():

@@ -41,7 +41,7 @@ def test_values_between_the_bounds(n, spread):
         )
 
 
-@pytest.mark.parametrize(("n", "atol"), [(1_024, 2e-5), (16_384, 7e-5), (131_072, 3e-4)])
+@pytest.mark.parametrize(("n", "atol"), [(1_024, 2e-5), (16_384, 8e-5), (131_072, 3e-4)])
 def test_one_item_in_front_of_others_that_are_alike(n, atol):
     """log p turns within 1 / log n of log beta, and does in all rows alike: no mean levels it."""
     betas = np.geomspace(LOW, HIGH, 400)

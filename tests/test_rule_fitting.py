@@ -7,7 +7,7 @@ from planted import planted_rows
 from calibrate.collecting.collect import collect
 from calibrate.errors import QualityError
 from calibrate.fitting import rule_fitting
-from calibrate.fitting.model_selection import applied_beta, log_p_at, mean_by_size
+from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
 from calibrate.fitting.rule_fitting import (
     KINDS,
     Options,
@@ -19,8 +19,9 @@ from calibrate.fitting.rule_fitting import (
 from calibrate.fitting.solved_rows import concatenate_rows, solve_collection, solve_rows
 from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 from calibrate.heads import load_head
-from calibrate.maths.likelihood import likelihood, maximise, polynomial_form
+from calibrate.maths.likelihood import likelihood, maximise
 from calibrate.maths.rule import beta_of
+from calibrate.maths.rule_forms import polynomial_form
 
 
 def rising(H, n):

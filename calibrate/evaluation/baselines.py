@@ -109,7 +109,9 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRu
         "procedure": lambda: fit_as_in_the_paper(rows)
     }
     if not small.all():
-        optional["own-512"] = lambda: fit_rule(rows.take(small), choice.chosen.kind)
+        optional["own-512"] = lambda: fit_rule(
+            rows.take(small), choice.chosen.kind, Options(q=choice.chosen.q)
+        )
     for name, fit in optional.items():
         try:
             rules[name] = fit()

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
+from calibrate.fitting.candidates import kind_label
 from calibrate.fitting.gain import LEAST_GAIN, Gain
-from calibrate.fitting.model_selection import kind_label, try_kinds
+from calibrate.fitting.model_selection import try_kinds
 from calibrate.fitting.rule_fitting import KINDS, MIN_ROWS, Options
 from calibrate.fitting.solved_rows import Rows
 from calibrate.fitting.weighting import require_groups, row_weights

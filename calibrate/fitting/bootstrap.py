@@ -6,14 +6,14 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from calibrate.fitting.model_selection import (
+from calibrate.fitting.candidates import (
     N_FOLDS,
     Candidate,
-    Choice,
     applied_beta,
     log_p_at,
     mean_by_size,
 )
+from calibrate.fitting.model_selection import Choice
 from calibrate.fitting.rule_fitting import (
     MIN_ROWS,
     Options,
@@ -39,7 +39,8 @@ class Uncertainty(NamedTuple):
     """Of one rule."""
 
     standard_errors: tuple[float, ...]  # of the coefficients in plain powers
-    band: np.ndarray  # (points, 3): entropy or log n; 95 % bootstrap interval of beta
+    # (points, 3): entropy or log n; 95 % bootstrap interval of beta. None of a rule of both.
+    band: np.ndarray | None
 
 
 class LearningPoint(NamedTuple):
@@ -57,19 +58,27 @@ def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
       jobs: where it runs; the result does not depend on it.
     """
     problem, rng = candidate.problem, np.random.default_rng(1)
-    used = len(problem.blocks)
+    blocks = problem.data.blocks
+    used = len(blocks)
     drawn = np.zeros((N_RESAMPLES, N_BLOCKS))
-    drawn[:, problem.blocks] = rng.multinomial(used, [1 / used] * used, N_RESAMPLES)
+    drawn[:, blocks] = rng.multinomial(used, [1 / used] * used, N_RESAMPLES)
     chunks = np.array_split(drawn, N_CHUNKS)
     tasks = [partial(_refit, problem, candidate.solution, chunk) for chunk in chunks]
     solutions = np.concatenate(run(tasks, jobs))
     powers = np.array([plain_coefficients(problem, c) for c in solutions])
-    x = np.linspace(*problem.domain, BAND_POINTS)
+    errors = tuple(float(error) for error in powers.std(axis=0, ddof=1))
+    return Uncertainty(errors, _band(problem, powers))
+
+
+def _band(problem: Problem, powers: np.ndarray) -> np.ndarray | None:
+    """Of (resamples, coefficients)."""
+    if problem.rule.by_entropy and problem.rule.by_size:
+        return None
+    x = np.linspace(problem.domain[0], problem.domain[1], BAND_POINTS)
     x[0] = max(x[0], problem.rule.min_entropy + JUST_ABOVE)  # where the rule is on
     curves = [beta_of(x, x, tuple(p), problem.domain, problem.rule, np) for p in powers]
     low, high = np.percentile(curves, INTERVAL, axis=0)
-    errors = tuple(float(error) for error in powers.std(axis=0, ddof=1))
-    return Uncertainty(errors, np.stack([x, low, high], axis=1))
+    return np.stack([x, low, high], axis=1)
 
 
 def _refit(problem: Problem, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:

@@ -19,8 +19,8 @@ from calibrate.fitting.paper_procedure import fit_as_in_the_paper, refuse_negati
 from calibrate.fitting.per_head import PerHeadResult, fit_heads, quality_of_heads
 from calibrate.fitting.rule_fitting import Options, usable_rows
 from calibrate.fitting.solved_rows import Rows, solve_collection
-from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import beta_of, horner
+from calibrate.maths.rule_forms import DEGREE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 
 # A fit is unchanged if its beta differs by less than this over the domain.
@@ -131,7 +131,8 @@ def _open_unnamed(collection: Collection | Path) -> Collection:
 
 
 def _options_record(options: Options, force: str | None) -> dict[str, Any]:
-    return {**options._asdict(), "degree": DEGREE} | ({"force": force} if force else {})
+    record = {key: value for key, value in options._asdict().items() if value is not None}
+    return record | {"degree": DEGREE} | ({"force": force} if force else {})
 
 
 def _resolve_options(collection: Collection, options: Options | None) -> Options:
@@ -201,6 +202,7 @@ def _quality(
 ) -> dict[str, Any]:
     chosen = choice.chosen
     uncertainty = bootstrap(chosen, jobs)
+    band = {} if uncertainty.band is None else {"band": uncertainty.band.tolist()}
     used = usable_rows(rows, chosen.kind, options)
     counts = {
         "used": int(used.sum()),
@@ -212,17 +214,12 @@ def _quality(
         "condition": chosen.problem.condition,
         "held_out": [size.record() for size in choice.held_out],
         "candidates": [
-            {
-                "kind": c.kind,
-                "log_p": c.mean_log_p,
-                "gain": c.gain.mean,
-                "low": c.gain.low,
-                "high": c.gain.high,
-            }
-            for c in choice.candidates
+            {"kind": c.kind, "q": c.q, "log_p": c.mean_log_p, "p": c.mean_p}
+            | {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high}
+            for c in [*choice.candidates, *choice.trade[1:]]
         ],
         "learning_curve": [p._asdict() for p in learning_curve(choice, options)],
-        "band": uncertainty.band.tolist(),
+        **band,
         "verdict": choice.verdict,
     }
 

@@ -11,8 +11,8 @@ from calibrate.fitting.rule_fitting import (
     require_rows,
 )
 from calibrate.fitting.solved_rows import Rows
-from calibrate.maths.likelihood import DEGREE
 from calibrate.maths.rule import Rule
+from calibrate.maths.rule_forms import DEGREE
 
 
 def fit_as_in_the_paper(rows: Rows) -> Coefficients:

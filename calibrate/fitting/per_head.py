@@ -10,7 +10,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
-from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.files.collection import Collection
 from calibrate.files.shard import Heads
 from calibrate.fitting.gain import CHANCE, LEAST_LEAD, Gain, evident_among
@@ -18,11 +18,15 @@ from calibrate.fitting.held_out import HeldOut, combine_held_out
 from calibrate.fitting.model_selection import Choice, Trial, choose_from, try_kinds
 from calibrate.fitting.rule_fitting import ADVICE, KINDS, Options
 from calibrate.fitting.solved_rows import Rows, group_heads, head_label, known_index, solve_heads
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
-FAMILIES = {"log-size": ("constant", "log-size"), "polynomial": ("constant", "polynomial")}
+FAMILIES = {
+    LOG_SIZE: ("constant", "log-size"),
+    ENTROPY_POLYNOMIAL: ("constant", "polynomial"),
+    ENTROPY_AND_SIZE: KINDS,
+}
 
 
 @dataclass(frozen=True)
@@ -144,12 +148,17 @@ def _fit_head(rows: Rows, trial: Trial, force: str | None, family: str) -> HeadF
 
 def _entry(choice: Choice, family: str) -> Entry:
     """The rule of one head, as a file of that family holds it."""
-    entry, items = choice.chosen.fit.only, choice.rows.items
-    if family != "log-size" or choice.chosen.kind == "log-size":
+    entry, rule, items = choice.chosen.fit.only, choice.chosen.fit.rule, choice.rows.items
+    if rule.kind == family:
         return entry
     lo, hi = np.log([items.min(), items.max()]).tolist()
-    domain = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
-    return Entry((0.0, entry.coefficients[-1]), domain)
+    sizes = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
+    if family == LOG_SIZE:
+        return Entry((0.0, entry.coefficients[-1]), sizes)
+    if rule.kind == LOG_SIZE:
+        kappa, b = entry.coefficients
+        return Entry((0.0, 0.0, 0.0, 0.0, b, 0.0, 0.0, kappa), (0.0, MAX_ENTROPY, *sizes))
+    return Entry((*entry.coefficients, 0.0, 0.0, 0.0), (*entry.domain, *sizes))
 
 
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
@@ -165,7 +174,7 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
             f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
             f"{heads[0].label}: {heads[0].verdict}"
         )
-    rule = Rule.log_size() if family == "log-size" else Rule(min_entropy=options.gate)
+    rule = Rule.log_size() if family == LOG_SIZE else Rule(options.gate, kind=family)
     return Coefficients(rule, tuple(entries)), heads
 
 

@@ -1,8 +1,7 @@
-"""Fitting one kind of rule to rows: a constant, a line in log n, or a polynomial of entropy.
+"""Fitting one kind of rule to rows: a constant, a line in log n, a polynomial of entropy, or both.
 
 Rows are assigned to blocks that share every set size equally. A fit with weights for the blocks is
-a fit to a fold, a resample or a share of the rows; the likelihood of each comes from one table, in
-which rows that get the same beta are added up.
+a fit to a fold, a resample or a share of the rows.
 """
 
 import math
@@ -13,37 +12,28 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.gain import PRIOR_ROWS, prior_share
+from calibrate.fitting.gain import PRIOR_ROWS
+from calibrate.fitting.pooling import Cells, Pool, assign_cells, pool
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import (
-    N_BLOCKS,
-    assign_blocks,
-    group_weights,
-    require_groups,
-    row_weights,
-)
+from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, require_groups
 from calibrate.maths import solver
-from calibrate.maths.bernstein import basis, plain_powers
-from calibrate.maths.likelihood import (
-    DEGREE,
-    TOLERANCE,
+from calibrate.maths.bernstein import plain_powers
+from calibrate.maths.likelihood import TOLERANCE, maximise
+from calibrate.maths.rule import ENTROPY_AND_SIZE, N_POWERS, Rule, horner, surface
+from calibrate.maths.rule_forms import (
     Form,
-    Objective,
     constant_form,
-    likelihood,
+    entropy_and_size_form,
     log_size_form,
-    maximise,
+    plain_terms,
     polynomial_form,
 )
-from calibrate.maths.likelihood_profile import Profile
-from calibrate.maths.rule import Rule, horner
 
-KINDS = ("constant", "log-size", "polynomial")  # simplest first
+KINDS = ("constant", "log-size", "polynomial", ENTROPY_AND_SIZE)  # simplest first
 ROWS = ("all", "misranked")
 MIN_ROWS = 100
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
-N_CELLS = 512  # of the domain: entropies within a cell are treated as equal
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates it in float32
 ADVICE = "collect more sets, or larger ones, which the head misranks more often (sizes 16..16384)"
@@ -55,41 +45,19 @@ class Options(NamedTuple):
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
     gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
     prior_rows: float = PRIOR_ROWS  # see calibrate/fitting/gain.py
+    q: float | None = None  # the dial of sharpness, from 0 to 1; None: `choose` finds it, from 0
+    trained_up_to: int = 0  # up to this set size log p may fall by HARM at most
 
 
-@dataclass(frozen=True)
-class PooledProfiles:
-    """Likelihood profiles, added up by block and cell: a cell's rows all get one beta."""
-
-    series: np.ndarray  # (blocks, cells, columns of a profile)
-    weight: np.ndarray  # (blocks, cells)
-    profile: Profile  # of no rows
-
-    def objective(self, block_weights: np.ndarray) -> Objective:
-        """The objective of (cells,) beta, with a weight for each block.
-
-        Raises:
-          QualityError: no row is left.
-        """
-        total = block_weights @ self.weight.sum(axis=1)
-        if not total > 0:
-            raise QualityError(
-                f"the usable rows come from too few groups to hold some out; {ADVICE}"
-            )
-        cells = self.profile._replace(series=np.tensordot(block_weights, self.series, 1) / total)
-        return likelihood(cells, np.ones(self.series.shape[1]))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """The fit of one kind of rule to some rows."""
 
     kind: str
     form: Form  # of the cells
-    data: PooledProfiles
-    domain: tuple[float, float]  # entropies, or logarithms of sizes
+    data: Pool
+    domain: tuple[float, ...]  # of entropies, log n, or both
     rule: Rule
-    blocks: np.ndarray  # those that have rows
 
     @property
     def condition(self) -> float:
@@ -126,78 +94,94 @@ def require_rows(count: int, adjective: str) -> None:
         )
 
 
-def build_problem(rows: Rows, block: np.ndarray, kind: str, options: Options) -> Problem:
+class Pools:
+    """Rows to fit, pooled once for all kinds of rule that are made of the same ones."""
+
+    def __init__(self, rows: Rows, block: np.ndarray, options: Options) -> None:
+        """Of rows, and the block of each, (rows,)."""
+        self._rows, self._block, self._options = rows, block, options
+        self._pooled: dict[bytes, tuple[Rows, tuple[float, float], Pool]] = {}
+
+    def of_kind(self, kind: str) -> tuple[Rows, tuple[float, float], Pool]:
+        """The rows that a kind of rule is made of, their domain of entropies, and their pool.
+
+        Raises:
+          QualityError: there are too few.
+        """
+        usable = usable_rows(self._rows, kind, self._options)
+        if usable.tobytes() not in self._pooled:
+            self._pooled[usable.tobytes()] = self._pool(usable)
+        return self._pooled[usable.tobytes()]
+
+    def _pool(self, usable: np.ndarray) -> tuple[Rows, tuple[float, float], Pool]:
+        rows, options = self._rows.take(usable), self._options
+        adjective = "usable misranked" if options.rows == "misranked" else "usable"
+        require_rows(len(rows.size), adjective)
+        require_groups(rows)
+        ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
+        lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
+        cells = assign_cells(rows.entropy, np.log(rows.items), (lo, hi))
+        block, q = self._block[usable], options.q or 0.0
+        return (
+            rows,
+            (lo, hi),
+            pool(rows, block, cells, q, options.prior_rows, options.trained_up_to),
+        )
+
+
+def build_problem(
+    rows: Rows, block: np.ndarray, kind: str, options: Options, pools: Pools | None = None
+) -> Problem:
     """The fit of a kind of rule to the usable rows, (rows,) in their blocks.
 
+    Args:
+      pools: of the same rows, blocks and options.
     Raises:
       QualityError: fewer than 100 usable rows, rows that do not determine such a rule, or a gate
         for a rule that has none.
     """
     if kind == "log-size" and options.gate > 0:
         raise QualityError("a rule by size does not depend on entropy, and so has no gate")
-    usable = usable_rows(rows, kind, options)
-    rows, block = rows.take(usable), block[usable]
-    require_rows(len(block), "usable misranked" if options.rows == "misranked" else "usable")
-    require_groups(rows)
-    x = np.log(rows.items) if kind == "log-size" else rows.entropy
-    domain = _domain(x, kind)
-    weight = row_weights(rows)
-    at, cell = _assign_cells(x, kind, domain)
-    profile = rows.profile.mix(
-        rows.plain_profile, prior_share(group_weights(rows), options.prior_rows)[0]
-    )
-    data = _pool(profile, block, cell, len(at), weight)
-    rule = Rule.log_size() if kind == "log-size" else Rule(min_entropy=options.gate)
-    problem = Problem(kind, _form(at, kind, domain), data, domain, rule, np.unique(block))
+    used, entropies, data = (pools or Pools(rows, block, options)).of_kind(kind)
+    sizes = float(np.log(used.items.min())), float(np.log(used.items.max()))
+    _require_range(kind, entropies, sizes)
+    domain = {"log-size": sizes, ENTROPY_AND_SIZE: (*entropies, *sizes)}.get(kind, entropies)
+    form = _form(data.cells, kind, domain)
+    problem = Problem(kind, form, data, domain, _rule(kind, options))
     if not problem.condition < 1 / RANK_TOLERANCE:
         raise QualityError(f"the rows do not determine a rule of kind {kind}; {ADVICE}")
     return problem
 
 
-def _domain(x: np.ndarray, kind: str) -> tuple[float, float]:
-    ends = (0, 100) if kind == "log-size" else DOMAIN_PERCENTILES
-    lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in np.percentile(x, ends))
-    if not lo < hi:
-        if kind == "log-size":
-            raise QualityError(
-                f"the rows have {math.exp(lo):,.0f} items each; collect sets of several sizes"
-            )
-        raise QualityError(f"the rows' entropies are all {lo:.4g} nats; collect other sets too")
-    return lo, hi
+def _require_range(kind: str, entropies: tuple[float, float], sizes: tuple[float, float]) -> None:
+    """Raises QualityError if what a rule goes by is the same in all rows."""
+    if kind in ("log-size", ENTROPY_AND_SIZE) and not sizes[0] < sizes[1]:
+        raise QualityError(
+            f"the rows have {math.exp(sizes[0]):,.0f} items each; collect sets of several sizes"
+        )
+    if kind != "log-size" and not entropies[0] < entropies[1]:
+        raise QualityError(
+            f"the rows' entropies are all {entropies[0]:.4g} nats; collect other sets too"
+        )
 
 
-def _assign_cells(
-    x: np.ndarray, kind: str, domain: tuple[float, float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """((cells,) x of each cell, (rows,) cell of each row); no cell is empty."""
-    if kind == "log-size" and len(distinct := np.unique(x)) <= N_CELLS:
-        return distinct, np.searchsorted(distinct, x)
-    lo, hi = domain
-    n_cells = 1 if kind == "constant" else N_CELLS
-    place = np.clip((x - lo) / (hi - lo), 0, 1)
-    _, cell = np.unique(np.minimum((place * n_cells).astype(int), n_cells - 1), return_inverse=True)
-    return lo + (hi - lo) * np.bincount(cell, place) / np.bincount(cell), cell
+def _rule(kind: str, options: Options) -> Rule:
+    if kind == "log-size":
+        return Rule.log_size()
+    if kind == ENTROPY_AND_SIZE:
+        return Rule(min_entropy=options.gate, kind=ENTROPY_AND_SIZE)
+    return Rule(min_entropy=options.gate)
 
 
-def _pool(
-    profile: Profile, block: np.ndarray, cell: np.ndarray, n_cells: int, weight: np.ndarray
-) -> PooledProfiles:
-    place = block * n_cells + cell
-    pooled = profile.pool(place, weight, N_BLOCKS * n_cells).series
-    return PooledProfiles(
-        pooled.reshape(N_BLOCKS, n_cells, -1),
-        np.bincount(place, weight, N_BLOCKS * n_cells).reshape(N_BLOCKS, n_cells),
-        profile.take(np.empty(0, int)),
-    )
-
-
-def _form(at: np.ndarray, kind: str, domain: tuple[float, float]) -> Form:
+def _form(cells: Cells, kind: str, domain: tuple[float, ...]) -> Form:
     low, high = Rule().min_beta, Rule().max_beta
     if kind == "constant":
-        return constant_form(len(at), low, high)
+        return constant_form(len(cells.entropy), low, high)
     if kind == "log-size":
-        return log_size_form(at, low, high)
-    return polynomial_form(at, domain, low, high)
+        return log_size_form(cells.log_n, low, high)
+    if kind == ENTROPY_AND_SIZE:
+        return entropy_and_size_form(cells.entropy, cells.log_n, domain, low, high)
+    return polynomial_form(cells.entropy, domain, low, high)
 
 
 def solve_problem(
@@ -212,11 +196,15 @@ def solve_problem(
       QualityError: the solver failed.
     """
     weights = np.ones(N_BLOCKS) if block_weights is None else block_weights
-    objective = problem.data.objective(weights)
+    try:
+        objective = problem.data.objective(weights)
+    except QualityError as failure:
+        raise QualityError(f"{failure}; {ADVICE}") from None
     tolerance = TOLERANCE if start is None else None
     low, high = Rule().min_beta, Rule().max_beta
+    held = problem.data.held_scores(weights)
     try:
-        return maximise(objective, problem.form, low, high, start, tolerance).coefficients
+        return maximise(objective, problem.form, low, high, start, tolerance, held).coefficients
     except ArithmeticError as failure:
         raise QualityError(
             f"no rule of kind {problem.kind} was found: {failure}; {ADVICE}"
@@ -224,23 +212,25 @@ def solve_problem(
 
 
 def checked_coefficients(problem: Problem, c: np.ndarray) -> Coefficients:
-    """The rule as a file holds it, whose polynomial is checked in float32.
+    """The rule as a file holds it, which is checked in float32.
 
     Raises:
       QualityError: plain powers would lose accuracy.
     """
-    if problem.kind == "polynomial":
-        t = np.linspace(0, 1, 65)
-        lo, hi = problem.domain
-        powers = [np.float32(p) for p in plain_coefficients(problem, c)]
-        rounded = horner((lo + t * (hi - lo)).astype(np.float32), powers)
-        exact = basis(t, len(c) - 1) @ c
-        if not (np.abs(rounded - exact) <= EXPORT_TOLERANCE * exact).all():
+    fit = to_coefficients(problem, c)
+    if problem.kind in ("polynomial", ENTROPY_AND_SIZE):
+        lo, hi = problem.domain[:2]
+        cells = problem.data.cells
+        exact = problem.form.design @ c
+        powers = [np.float32(p) for p in fit.only.coefficients]
+        at = np.clip(cells.entropy, lo, hi).astype(np.float32), cells.log_n.astype(np.float32)
+        rounded = horner(at[0], powers) if problem.kind == "polynomial" else surface(*at, powers)
+        if not (np.abs(rounded - exact) <= EXPORT_TOLERANCE * np.maximum(exact, 1)).all():
             raise QualityError(
                 f"the entropies {lo:.4g} to {hi:.4g} nats are too close together for a polynomial "
                 "in plain powers"
             )
-    return to_coefficients(problem, c)
+    return fit
 
 
 def to_coefficients(problem: Problem, c: np.ndarray) -> Coefficients:
@@ -249,8 +239,12 @@ def to_coefficients(problem: Problem, c: np.ndarray) -> Coefficients:
 
 
 def plain_coefficients(problem: Problem, c: np.ndarray) -> tuple[float, ...]:
-    """The coefficients of a rule in plain powers, highest first."""
+    """The coefficients of a rule in plain terms, in the order of `maths/rule.py`."""
     if problem.kind == "log-size":
         return tuple(map(float, c))
-    powers = plain_powers(c, problem.domain) if problem.kind == "polynomial" else (float(c[0]),)
-    return (0.0,) * (DEGREE + 1 - len(powers)) + powers
+    if problem.kind == ENTROPY_AND_SIZE:
+        return tuple(map(float, plain_terms(c, problem.domain)))
+    powers: tuple[float, ...] = (float(c[0]),)
+    if problem.kind == "polynomial":
+        powers = plain_powers(c, (problem.domain[0], problem.domain[1]))
+    return (0.0,) * (N_POWERS - len(powers)) + powers

@@ -31,6 +31,7 @@ class Rows(NamedTuple):
     head: np.ndarray  # -1 where unknown
     weight: np.ndarray  # of a row among others of its head and size
     group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
+    mean: np.ndarray  # of z - max z under plain softmax
     variance: np.ndarray  # of z under plain softmax
     profile: Profile  # of log p_t, over the bounds of a rule
     plain_profile: Profile  # the same, expected of a target that is drawn from plain softmax
@@ -150,6 +151,7 @@ def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size
         head=unknown,
         weight=np.ones(len(logits), np.float32),
         group=np.full(len(logits), -1),
+        mean=profiles.mean,
         variance=profiles.variance,
         profile=profiles.target,
         plain_profile=profiles.plain,

@@ -1,23 +1,20 @@
 """Maximum likelihood: the rule of a given form under which targets are most probable.
 
-A form is a design: beta = design @ coefficients, row by row. Where beta is within its bounds, the
-mean of log p_t(beta) is concave in the coefficients; bounds, and whatever else a form asks for,
-are linear constraints on them. So there is one best value of each form, and a linear programme
-bounds what a solution can still gain. With sets of targets log p_T(beta) is not concave: these are
-climbed from several starts, and no gap is claimed.
+Where beta is within its bounds, the mean of log p_t(beta) is concave in the coefficients of a form,
+and what it must keep at some rows is a concave constraint. So there is one best value of each form,
+and a linear programme bounds what a solution can still gain. With sets of targets log p_T(beta) is
+not concave, nor is the mean of p_t^q: these are climbed from several starts, and no gap is claimed.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.maths.bernstein import basis, elevation
 from calibrate.maths.likelihood_profile import Profile
+from calibrate.maths.rule_forms import Form
 
-DEGREE = 4
-ELEVATED_TO = 24
 TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
 ROUGH_TOLERANCE = 1e-3  # the same, of the objective, where a solution need not be exact
 N_CONSTANTS = 33  # betas that are tried to begin with
@@ -25,18 +22,11 @@ NEAR = 0.98  # of beta - 1: rules that are sharper than this share of the best a
 SHARE = 1e-6  # of beta - 1, to which the least sharp rule is found
 
 
-class Form(NamedTuple):
-    """beta = design @ coefficients, where low <= matrix @ coefficients <= high.
+class Held(NamedTuple):
+    """Scores that a rule must keep, such as at the sizes that a model was trained on."""
 
-    Arrays: design (rows, k); matrix (constraints, k); low, high (constraints,). The coefficients of
-    a constant beta are that beta times `ones`.
-    """
-
-    design: np.ndarray
-    matrix: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    ones: np.ndarray  # (k,)
+    of_rows: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # beta -> (k,), (k, rows) slopes
+    least: np.ndarray  # (k,): beta = low has more
 
 
 class Solution(NamedTuple):
@@ -45,38 +35,6 @@ class Solution(NamedTuple):
     coefficients: np.ndarray  # (k,)
     value: float  # of the objective: of a likelihood nats
     gap: float  # the best rule of the form gains at most this much more; NaN: nobody knows
-
-
-def constant_form(rows: int, low: float, high: float) -> Form:
-    """beta = c."""
-    one = np.ones((1, 1))
-    return Form(np.ones((rows, 1)), one, np.array([low]), np.array([high]), one[0])
-
-
-def log_size_form(log_n: np.ndarray, low: float, high: float) -> Form:
-    """beta = kappa log n + b, within the bounds at every size of the rows."""
-    design = np.column_stack([log_n, np.ones(len(log_n))])
-    matrix = np.array([[log_n.min(), 1.0], [log_n.max(), 1.0]])
-    return Form(design, matrix, np.full(2, low), np.full(2, high), np.array([0.0, 1.0]))
-
-
-def polynomial_form(
-    entropy: np.ndarray,
-    domain: tuple[float, float],
-    low: float,
-    high: float,
-    degree: int = DEGREE,
-) -> Form:
-    """beta = a polynomial of entropy in Bernstein form, within the bounds on all of its domain.
-
-    The bounds hold for its coefficients of degree 24: enough for the polynomial to keep them, and
-    nearly necessary.
-    """
-    lo, hi = domain
-    matrix = elevation(degree, ELEVATED_TO)
-    t = (np.clip(entropy, lo, hi) - lo) / (hi - lo)
-    bounds = np.full(len(matrix), low), np.full(len(matrix), high)
-    return Form(basis(t, degree), matrix, *bounds, np.ones(degree + 1))
 
 
 class Objective(NamedTuple):
@@ -111,6 +69,7 @@ def maximise(
     high: float,
     start: np.ndarray | None = None,
     tolerance: float | None = TOLERANCE,
+    held: Held | None = None,
 ) -> Solution:
     """The least sharp rule of a form, within TOLERANCE of the largest objective that was found.
 
@@ -127,6 +86,7 @@ def maximise(
         leads to. None: from the best constant.
       tolerance: the largest gap to accept. None: the solution is less exact, and its gap is
         computed only if the solver reports failure.
+      held: scores that the rule must keep, concave in beta.
     Raises:
       ArithmeticError: the gap exceeds the tolerance, or cannot be bounded.
     """
@@ -136,11 +96,17 @@ def maximise(
         value, slope = objective(np.clip(form.design @ c, low, high))
         return value, form.design.T @ slope
 
-    found = [] if start is None else [_climb(at, form, start, tolerance)]
+    keep = None if held is None else _of_coefficients(held, form, low, high)
+    plain = low * form.ones
+
+    def climb(start: np.ndarray) -> _Peak:
+        return _climb(at, form, keep, _towards(plain, start, keep), tolerance)
+
+    found = [] if start is None else [climb(start)]
     if not (found and objective.concave):
         least = found[0].value if found else -np.inf
         others = [c for c in _starts(objective, form, low, high) if at(c)[0] > least]
-        found += [_climb(at, form, c, tolerance) for c in others]
+        found += [climb(c) for c in others]
     peaks = [peak for peak in found if not peak.short]
     if not peaks:
         raise ArithmeticError(found[0].short)
@@ -149,6 +115,33 @@ def maximise(
     c = _least_sharp(lambda c: at(c)[0] - most + TOLERANCE, form, low, peak.c, objective.concave)
     value = at(c)[0]
     return Solution(c, value, most - value if objective.concave else np.nan)
+
+
+# Coefficients -> by how much each held score is kept, (k,), and the slopes of that, (k, ...).
+_Keep = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def _of_coefficients(held: Held, form: Form, low: float, high: float) -> _Keep:
+    def keep(c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, slope = held.of_rows(np.clip(form.design @ c, low, high))
+        return value - held.least, slope @ form.design
+
+    return keep
+
+
+def _towards(plain: np.ndarray, c: np.ndarray, keep: _Keep | None) -> np.ndarray:
+    """The farthest rule on the straight way from plain softmax to c that keeps what is held."""
+    from scipy.optimize import brentq
+
+    def spare(share: float) -> float:
+        assert keep
+        return float(keep(plain + share * (c - plain))[0].min())
+
+    if keep is None or spare(1.0) >= 0:
+        return c
+    share = float(brentq(spare, 0.0, 1.0, xtol=SHARE)) - SHARE
+    farthest: np.ndarray = plain + max(0.0, share) * (c - plain)
+    return farthest
 
 
 class _Peak(NamedTuple):
@@ -163,6 +156,7 @@ class _Peak(NamedTuple):
 def _climb(
     at: Callable[[np.ndarray], tuple[float, np.ndarray]],
     form: Form,
+    keep: _Keep | None,
     start: np.ndarray,
     tolerance: float | None,
 ) -> _Peak:
@@ -173,7 +167,7 @@ def _climb(
         return -value, -slope
 
     sides = (1.0, form.low), (-1.0, form.high)
-    constraints = [
+    constraints: list[dict[str, Any]] = [
         {
             "type": "ineq",
             "fun": lambda c, sign=sign, bound=bound: sign * (form.matrix @ c - bound),
@@ -181,17 +175,22 @@ def _climb(
         }
         for sign, bound in sides
     ]
+    if keep is not None:
+        constraints.append(
+            {"type": "ineq", "fun": lambda c: keep(c)[0], "jac": lambda c: keep(c)[1]}
+        )
     result = minimize(
         loss, start, jac=True, method="SLSQP", constraints=constraints,
         options={"ftol": 1e-9 if tolerance is None else 1e-14, "maxiter": 500},
     )  # fmt: skip
-    value, slope = at(result.x)
+    c = result.x if keep is None else _towards(start, result.x, keep)
+    value, slope = at(c)
     # At the optimum the solver may find no step that rounding does not spoil, and call it failure.
     accepted = tolerance is None and result.success
-    gap = np.nan if accepted else _largest_gain(form, slope, result.x)
+    gap = np.nan if accepted else _largest_gain(form, slope, c, keep)
     most = ROUGH_TOLERANCE * max(1.0, abs(value)) if tolerance is None else tolerance
     short = f"the rule found may be short of the best by {gap:.3g}: {result.message}"
-    return _Peak(result.x, value, gap, short if gap > most else "")
+    return _Peak(c, value, gap, short if gap > most else "")
 
 
 def _starts(objective: Objective, form: Form, low: float, high: float) -> list[np.ndarray]:
@@ -244,17 +243,25 @@ def _least_sharp(
     return plain + min(root + SHARE, shares[enough]) * (c - plain)  # the root may fall short
 
 
-def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray) -> float:
-    """What a concave objective can gain at most: by its tangent, anywhere in the constraints."""
+def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: _Keep | None) -> float:
+    """What a concave objective can gain at most: by its tangent, anywhere in the constraints.
+
+    The tangents of concave constraints leave more room than these do.
+    """
     from scipy.optimize import linprog
 
     steepest = float(np.abs(gradient).max())
     if steepest == 0:
         return 0.0
+    sides, most = [form.matrix, -form.matrix], [form.high, -form.low]
+    if keep is not None:
+        spare, slopes = keep(c)
+        sides.append(-slopes)
+        most.append(spare - slopes @ c)
     result = linprog(
         -gradient / steepest,  # or a gradient near 0 drowns in the programme's tolerances
-        A_ub=np.concatenate([form.matrix, -form.matrix]),
-        b_ub=np.concatenate([form.high, -form.low]),
+        A_ub=np.concatenate(sides),
+        b_ub=np.concatenate(most),
         bounds=(None, None),
         options={"presolve": False},  # it fails on objectives whose terms differ by 1e6
     )

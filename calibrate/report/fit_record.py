@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.fitting.candidates import kind_label
 from calibrate.fitting.fit_collection import FitResult
-from calibrate.fitting.model_selection import Choice, kind_label
+from calibrate.fitting.model_selection import Choice
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
 from calibrate.report.selection import selection_tables
 from calibrate.report.wording import argument, left_out, load_line, polynomial, span

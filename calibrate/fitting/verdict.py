@@ -1,0 +1,71 @@
+"""Verdicts on a choice of rule, in sentences."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from calibrate.fitting.candidates import Candidate, kind_label
+from calibrate.fitting.gain import LEAST_GAIN
+from calibrate.fitting.weighting import N_BLOCKS
+
+NEAR_MAX_BETA = 0.99
+
+
+def gain_sentences(
+    best: Candidate, unforced: Candidate, leads: Mapping[str, float], left_out: Mapping[str, str]
+) -> list[str]:
+    """The choice, its gains over plain softmax and over other kinds, and kinds left out."""
+    mean, low, high, p = best.gain
+    gain = (
+        f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
+        f"(95 % interval {low:.4f} to {high:.4f}, p = {p:.2g})"
+    )
+    if best.kind == unforced.kind == "constant" and not left_out:
+        gain = f"no other kind is better than one constant beyond chance: {gain}"
+    compared = [f"{lead:+.4f} over {kind_label(kind)}" for kind, lead in leads.items()]
+    if best.q != unforced.q and compared:
+        compared[0] = f"with q = {unforced.q:g}, {compared[0]}"
+    sentences = [gain, *compared]
+    if best.kind != unforced.kind:
+        sentences.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
+    return sentences + [
+        f"{kind_label(kind)} was left out: {reason}" for kind, reason in left_out.items()
+    ]
+
+
+def sharpness_sentence(chosen: Candidate, trade: Sequence[Candidate]) -> str:
+    """How sharp the rule is, and what that costs and gives."""
+    mildest = trade[0]
+    if chosen.q == 0 or len(trade) == 1:
+        return f"fitted with q = {chosen.q:g}"
+    return (
+        f"fitted with q = {chosen.q:g}, which gives the target {chosen.mean_p:.1%} of the "
+        f"attention ({mildest.mean_p:.1%} with q = {mildest.q:g}) for "
+        f"{mildest.mean_log_p - chosen.mean_log_p:.4f} nats of log p"
+    )
+
+
+def warnings(best: Candidate) -> list[str]:
+    """Caveats on a gain."""
+    if np.median(best.scores.beta) > NEAR_MAX_BETA * best.fit.rule.max_beta:
+        return ["beta is at its upper bound: on this head hard attention may do as well"]
+    return []
+
+
+def refusal(candidates: Sequence[Candidate], n_groups: int, force: str | None) -> str:
+    """Why no rule is published."""
+    gains = ", ".join(
+        f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
+        for c in candidates
+    )
+    subject = "no rule beats" if force is None else f"{kind_label(force)} does not beat"
+    advice = "leave its softmax as it is, or check that the targets are the items that should win"
+    if n_groups < N_BLOCKS and any(c.gain.mean >= LEAST_GAIN for c in candidates):
+        advice = (
+            f"{n_groups} prompts (groups) are too few to rule out failures that they do not show: "
+            "collect more"
+        )
+    return (
+        f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats on average and beyond "
+        f"chance on held-out rows (nats of log p, sizes equal: {gains}); {advice}"
+    )

@@ -1,0 +1,97 @@
+"""Forms of rules: beta as a linear function of coefficients, within linear constraints.
+
+A form is a design: beta = design @ coefficients, row by row. Bounds of beta, and whatever else a
+form asks for, are linear constraints on the coefficients.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.maths.bernstein import basis, elevation, plain_powers
+
+DEGREE = 4
+ELEVATED_TO = 24
+Domain = tuple[float, ...]  # [lo, hi] of entropy, of log n, or of both
+BOUNDED_AT = 9  # entropies of a size at which a rule of both is held to its bounds
+
+
+class Form(NamedTuple):
+    """beta = design @ coefficients, where low <= matrix @ coefficients <= high.
+
+    Arrays: design (rows, k); matrix (constraints, k); low, high (constraints,). The coefficients of
+    a constant beta are that beta times `ones`.
+    """
+
+    design: np.ndarray
+    matrix: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    ones: np.ndarray  # (k,)
+
+
+def constant_form(rows: int, low: float, high: float) -> Form:
+    """beta = c."""
+    one = np.ones((1, 1))
+    return Form(np.ones((rows, 1)), one, np.array([low]), np.array([high]), one[0])
+
+
+def log_size_form(log_n: np.ndarray, low: float, high: float) -> Form:
+    """beta = kappa log n + b, within the bounds at every size of the rows."""
+    design = np.column_stack([log_n, np.ones(len(log_n))])
+    matrix = np.array([[log_n.min(), 1.0], [log_n.max(), 1.0]])
+    return Form(design, matrix, np.full(2, low), np.full(2, high), np.array([0.0, 1.0]))
+
+
+def polynomial_form(
+    entropy: np.ndarray,
+    domain: Domain,
+    low: float,
+    high: float,
+    degree: int = DEGREE,
+) -> Form:
+    """beta = a polynomial of entropy in Bernstein form, within the bounds on all of its domain.
+
+    The bounds hold for its coefficients of degree 24: enough for the polynomial to keep them, and
+    nearly necessary.
+    """
+    t = _unit(entropy, domain)
+    matrix = elevation(degree, ELEVATED_TO)
+    bounds = np.full(len(matrix), low), np.full(len(matrix), high)
+    return Form(basis(t, degree), matrix, *bounds, np.ones(degree + 1))
+
+
+def entropy_and_size_form(
+    entropy: np.ndarray, log_n: np.ndarray, domain: Domain, low: float, high: float
+) -> Form:
+    """beta = a polynomial of entropy + terms of H log n, (log n)^2 and log n.
+
+    Entropy and log n are scaled to [0, 1] on the domain, and the polynomial is in Bernstein form.
+    The bounds hold at some of the rows: at entropies from the least to the greatest of each size.
+    In between beta is clipped to them, as at inference.
+    """
+    h, size = _unit(entropy, domain[:2]), _unit(log_n, domain[2:])
+    design = np.column_stack([basis(h, DEGREE), h * size, size**2, size])
+    places = [np.flatnonzero(log_n == n) for n in np.unique(log_n)]
+    ranks = [at[np.argsort(entropy[at], kind="stable")] for at in places]
+    some = [at[np.unique(np.linspace(0, len(at) - 1, BOUNDED_AT).astype(int))] for at in ranks]
+    matrix = design[np.concatenate(some)]
+    ones = np.concatenate([np.ones(DEGREE + 1), np.zeros(3)])
+    return Form(design, matrix, np.full(len(matrix), low), np.full(len(matrix), high), ones)
+
+
+def _unit(x: np.ndarray, domain: Domain) -> np.ndarray:
+    lo, hi = domain
+    scaled: np.ndarray = (np.clip(x, lo, hi) - lo) / (hi - lo)
+    return scaled
+
+
+def plain_terms(c: np.ndarray, domain: Domain) -> tuple[float, ...]:
+    """Coefficients of `entropy_and_size_form` -> those of the terms of H and log n themselves."""
+    (lo, hi), (small, large) = domain[:2], domain[2:]
+    width, height = hi - lo, large - small
+    both, square, line = c[DEGREE + 1 :] / (width * height, height**2, height)
+    *powers, linear, constant = plain_powers(c[: DEGREE + 1], (lo, hi))
+    linear -= small * both
+    constant += lo * small * both + small**2 * square - small * line
+    return *powers, linear, constant, both, square, line - lo * both - 2 * small * square
