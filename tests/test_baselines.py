@@ -19,8 +19,9 @@ from calibrate.evaluation.baselines import (
     in_order,
     rounded_paper,
 )
+from calibrate.fitting.model_selection import choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper
-from calibrate.fitting.rule_fitting import fit_rule
+from calibrate.fitting.rule_fitting import Options, fit_rule
 
 
 def test_fixed_rules():
@@ -47,12 +48,17 @@ def rising(H, n):
 
 def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
     rows = planted_rows(rising, (16, 64, 1024))
-    rules = fitted_rules(rows)
-    assert rules["own"] == rules["polynomial"] == fit_rule(rows, "polynomial")
+    choice = choose(rows, Options())
+    rules = fitted_rules(rows, choice)
+    assert choice.chosen.kind == "polynomial"
+    sharp = Options(q=choice.chosen.q)
+    assert rules["own"] == choice.chosen.fit == fit_rule(rows, "polynomial", sharp)
+    assert rules["polynomial"] == fit_rule(rows, "polynomial")
+    assert rules["entropy-and-size"] == fit_rule(rows, "entropy-and-size")
     assert rules["constant"] == fit_rule(rows, "constant")
     assert rules["kappa-log-n"] == fit_rule(rows, "log-size")
     assert rules["procedure"] == fit_as_in_the_paper(rows)
-    assert rules["own-512"] == fit_rule(rows.take(rows.size <= 512), "polynomial")
+    assert rules["own-512"] == fit_rule(rows.take(rows.size <= 512), "polynomial", sharp)
     assert [rules[name].name for name in rules] == list(rules)
 
 

@@ -37,6 +37,11 @@ def of_kind(choice, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
     found = bootstrap(of_kind(choice, kind))
+    assert len(found.standard_errors) == len(of_kind(choice, kind).fit.only.coefficients)
+    assert found.standard_errors[-1] > 0
+    if kind == "entropy-and-size":
+        assert found.band is None
+        return
     # In plain powers errors of a polynomial cancel: the value in the middle is what is compared.
     H = 3.5
     fresh = [
@@ -46,12 +51,10 @@ def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
     _, low, high = found.band[np.abs(found.band[:, 0] - H).argmin()]
     assert 0.4 < (high - low) / 3.92 / np.std(fresh, ddof=1) < 2.5
     assert np.mean([low <= value <= high for value in fresh]) > 0.5
-    assert len(found.standard_errors) == (2 if kind == "log-size" else 5)
-    assert found.standard_errors[-1] > 0
 
 
 def test_the_band_holds_the_fit(choice):
-    for candidate in choice.candidates:
+    for candidate in choice.candidates[:3]:
         x, low, high = bootstrap(candidate).band.T
         beta = np.clip(np.polyval(candidate.fit.only.coefficients, x), 1, 64)
         assert np.mean((low - 1e-9 <= beta) & (beta <= high + 1e-9)) > 0.9
@@ -63,7 +66,7 @@ def test_of_few_groups_resamples_are_of_those_there_are(rows):
     options = Options(prior_rows=0.0)  # ten rows would outweigh six prompts
     choice = choose(few, options)
     found = bootstrap(choice.chosen)
-    assert np.isfinite(found.band).all()
+    assert found.band is None or np.isfinite(found.band).all()
     assert found.standard_errors[-1] > 0
     assert learning_curve(choice, options) == []
 

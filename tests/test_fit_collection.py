@@ -15,7 +15,7 @@ from calibrate.fitting.fit_collection import (
     fit_collection_as_in_the_paper,
     same_fit,
 )
-from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.rule_fitting import KINDS, Options
 from calibrate.maths import reference
 
 
@@ -56,12 +56,13 @@ def test_the_file_holds_the_evidence(folder):
     fit = fit_collection(folder, "toy")
     quality = fit.coefficients.quality
     assert [size["size"] for size in quality["held_out"]] == [16, 64, 256]
-    assert {c["kind"] for c in quality["candidates"]} == {"constant", "log-size", "polynomial"}
+    assert {c["kind"] for c in quality["candidates"]} == set(KINDS)
     assert quality["verdict"] == fit.choice.verdict
     assert len(quality["standard_errors"][0]) == len(fit.coefficients.only.coefficients)
     assert len(quality["learning_curve"]) == 4  # the first would be of 90 rows
     assert quality["condition"] >= 1
-    taken = next(c for c in quality["candidates"] if c["kind"] == fit.choice.chosen.kind)
+    chosen = fit.choice.chosen
+    taken = next(c for c in quality["candidates"] if (c["kind"], c["q"]) == (chosen.kind, chosen.q))
     gains = [size["after"] - size["before"] for size in quality["held_out"]]
     assert np.mean(gains) == pytest.approx(taken["gain"])
     assert taken["low"] < taken["gain"] < taken["high"]
@@ -122,7 +123,7 @@ class SeveralTargets(ToyHead):
 
 def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
     collect(SeveralTargets(noise=0.4), [16, 64, 256], 400, 0, tmp_path / "sets")
-    fit = fit_collection(tmp_path / "sets", "sets", Options(prior_rows=0), force="constant")
+    fit = fit_collection(tmp_path / "sets", "sets", Options(prior_rows=0, q=0.0), force="constant")
     b = fit.coefficients.only.coefficients[-1]
 
     def mass(beta):

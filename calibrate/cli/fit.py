@@ -34,6 +34,8 @@ class FitRequest:
     name: str
     rows: Rows | None = None
     gate: float = 0.0  # nats
+    q: float | None = None
+    trained_up_to: int | None = None
     force_polynomial: bool = False
     paper: bool = False
     allow_partial: bool = False
@@ -67,6 +69,22 @@ GateOption = Annotated[
         help="Entropy in nats up to which softmax is unchanged; rules by set size have no gate.",
     ),
 ]
+SharpnessOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1,
+        help="Sharpness: fit the mean of p^q of the target in place of log p, which is 0 "
+        "[default: the largest of 0, 1/4, 1/2 that keeps 90 % of the gain in log p]",
+    ),
+]  # fmt: skip
+TrainedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Set size that the model was trained up to, where log p may fall by 0.005 nats at "
+        "most [default: what the head says]",
+    ),
+]
 ForceOption = Annotated[
     bool, typer.Option(help="Publish the polynomial even if a simpler rule is as good.")
 ]
@@ -90,6 +108,8 @@ def fit(
     name: NameOption,
     rows: RowsOption = None,
     gate: GateOption = 0.0,
+    q: SharpnessOption = None,
+    trained_up_to: TrainedOption = None,
     force_polynomial: ForceOption = False,
     paper: PaperOption = False,
     allow_partial: PartialOption = False,
@@ -102,9 +122,10 @@ def fit(
 ) -> None:
     """Fit the rule that a collection's head needs, and publish it.
 
-    Every row is solved for its optimal beta. Three kinds of rule are fitted and compared on
-    held-out rows: a constant, kappa log n + b, and a degree-4 polynomial of entropy. The simplest
-    that no other one beats is published as the next version of NAME, unless the newest version is
+    Every row is solved for its optimal beta. Four kinds of rule are fitted and compared on
+    held-out rows: a constant, kappa log n + b, a degree-4 polynomial of entropy, and one of entropy
+    and size together. The simplest that no other one beats is made as sharp as its gain in log p
+    allows (--q), and published as the next version of NAME, unless the newest version is
     unchanged. If no rule beats plain softmax, nothing is published (exit code 3). If the rows name
     a layer and head, each head is fitted separately, and the file has an entry for each head that
     gains.
@@ -114,7 +135,7 @@ def fit(
     from calibrate.cli.fit_steps import fit_and_publish
 
     request = FitRequest(
-        run, name, rows, gate, force_polynomial, paper, allow_partial,
+        run, name, rows, gate, q, trained_up_to, force_polynomial, paper, allow_partial,
         Jobs(jobs, dask, stall), store, figure,
     )  # fmt: skip
     request.refuse_choices_with_paper()

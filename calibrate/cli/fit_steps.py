@@ -67,7 +67,10 @@ def _fit_heads(collection: Collection, request: FitRequest) -> PerHeadRecord:
 
 
 def _options(request: FitRequest) -> Options:
-    return Options(rows=request.rows and request.rows.value, gate=request.gate)
+    return Options(
+        rows=request.rows and request.rows.value, gate=request.gate, q=request.q,
+        trained_up_to=request.trained_up_to,
+    )  # fmt: skip
 
 
 def _forced(request: FitRequest) -> str | None:

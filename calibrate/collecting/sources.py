@@ -48,6 +48,8 @@ def source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> So
         "sets": sets,
         "seed": seed,
     }
+    if hasattr(head, "trained_up_to"):
+        configuration["trained_up_to"] = int(head.trained_up_to)
     units = [unit for size in n for unit in plan_units(size, sets)]
     masks = _has_sets_of_targets(head, seed, units[0])
     load_head = head_loader(head)

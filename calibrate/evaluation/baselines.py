@@ -15,10 +15,11 @@ from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper
 from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
 from calibrate.fitting.solved_rows import Rows
+from calibrate.heads.max_retrieval import TRAINED_SIZES
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
-TRAINED_SIZE = 16  # the largest set that the built-in heads were trained on
+TRAINED_SIZE = TRAINED_SIZES[1]  # the largest that the built-in heads were trained on
 EXTRAPOLATED_FROM = 512
 _ALMOST_INFINITE = 1e30
 

@@ -81,6 +81,7 @@ def _check_configuration(configuration: dict[str, Any]) -> None:
         raise ValueError("seed is not an integer")
     if not configuration["sizes"] or configuration["sizes"] != sorted(set(configuration["sizes"])):
         raise ValueError("sizes do not increase")
+    _COUNT(configuration.get("trained_up_to", 0))
     Word(("misranked", "all"))(configuration.get("keep", "misranked"))
     List(List(Integer(-1, (1 << 15) - 1), exact=2))(configuration.get("heads", []))
 

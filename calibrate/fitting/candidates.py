@@ -63,7 +63,7 @@ def fit_candidate(
     problem = build_problem(rows, block, kind, options, pools)
     solution = solve_problem(problem)
     scores = evidence.score(held_out_beta(rows, block, problem, solution))
-    _refuse_harm(rows, scores.log_p - plain.log_p, options.trained_up_to)
+    _refuse_harm(rows, scores.log_p - plain.log_p, options.trained_up_to or 0)
     return Candidate(
         kind=kind,
         q=options.q or 0.0,

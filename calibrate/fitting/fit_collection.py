@@ -136,14 +136,16 @@ def _options_record(options: Options, force: str | None) -> dict[str, Any]:
 
 
 def _resolve_options(collection: Collection, options: Options | None) -> Options:
-    """The options, whose rows are those of the collection if none are asked for."""
-    options = options or Options()
-    kept = collection.manifest["configuration"].get("keep", "misranked")
+    """The options; what they leave open is as the collection has it."""
+    options, configuration = options or Options(), collection.manifest["configuration"]
+    kept = configuration.get("keep", "misranked")
     if options.rows == "all" and kept != "all":
         raise CalibrateError(
             f"{collection.folder} keeps misranked rows only, and all are asked for; collect with "
             "--keep all into another folder, or fit with --rows misranked"
         )
+    if options.trained_up_to is None:
+        options = options._replace(trained_up_to=configuration.get("trained_up_to"))
     return options._replace(rows=options.rows or kept)
 
 

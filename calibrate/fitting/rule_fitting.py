@@ -46,7 +46,8 @@ class Options(NamedTuple):
     gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
     prior_rows: float = PRIOR_ROWS  # see calibrate/fitting/gain.py
     q: float | None = None  # the dial of sharpness, from 0 to 1; None: `choose` finds it, from 0
-    trained_up_to: int = 0  # up to this set size log p may fall by HARM at most
+    # Up to this set size log p may fall by HARM at most; None: that of the collection, if any.
+    trained_up_to: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ class Pools:
         return (
             rows,
             (lo, hi),
-            pool(rows, block, cells, q, options.prior_rows, options.trained_up_to),
+            pool(rows, block, cells, q, options.prior_rows, options.trained_up_to or 0),
         )
 
 

@@ -53,6 +53,9 @@ class Batch(NamedTuple):
     label: np.ndarray  # (count,) int8, its class
 
 
+TRAINED_SIZES = (5, 16)  # items of a set, from and to
+
+
 class Attended(NamedTuple):
     """The result of a forward pass up to the attention."""
 
@@ -63,6 +66,8 @@ class Attended(NamedTuple):
 
 class MaxRetrievalHead:
     """A trained max-retrieval head, behind the head protocol."""
+
+    trained_up_to = TRAINED_SIZES[1]
 
     def __init__(self, name: str, params: Params):
         self.name = name

@@ -31,7 +31,7 @@ from calibrate.heads import max_retrieval as head
 from calibrate.parallel.jobs import Jobs, run
 
 BATCH = 128
-SIZES = (5, 16)
+SIZES = head.TRAINED_SIZES
 LEARNING_RATE = 1e-3
 L2 = 1e-3
 STEPS_PER_LOG_ROW = 1_000

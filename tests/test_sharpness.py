@@ -1,0 +1,121 @@
+"""The dial of sharpness q: the score (p^q - 1) / q, and how `choose` takes q."""
+
+import numpy as np
+import pytest
+from planted import planted_rows
+
+from calibrate.errors import QualityError
+from calibrate.fitting.candidates import applied_beta, mean_by_size
+from calibrate.fitting.model_selection import KEPT, SHARPER, choose, sharpest
+from calibrate.fitting.rule_fitting import KINDS, Options, build_problem, fit_rule, solve_problem
+from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
+from calibrate.fitting.weighting import assign_blocks
+from calibrate.heads import load_head
+from calibrate.maths.likelihood_profile import plain_power, profile
+from calibrate.maths.reference import entropy, softmax
+
+QS = (0.25, 0.5, 1.0)
+BETAS = (1.0, 1.3, 4.7, 33.0, 64.0)
+
+
+@pytest.fixture(scope="module")
+def head_rows():
+    """Of a head with one right answer, that disperses."""
+    head, parts = load_head("max-retrieval-3"), []
+    for n in (16, 64, 256, 1024):
+        batch = head.sample(n, n, 300)
+        z = np.asarray(head.attend(batch).logits, np.float32)
+        parts.append(solve_rows(z, np.asarray(batch.target), entropy(z), n))
+    return concatenate_rows(parts)
+
+
+@pytest.mark.parametrize("q", QS)
+def test_scores_and_what_plain_softmax_expects_of_them(q):
+    rng = np.random.default_rng(0)
+    z, target = (3 * rng.standard_normal((30, 200))).astype(np.float32), rng.integers(0, 200, 30)
+    of_target, plain, mean, _ = profile(z, target, 1.0, 64.0)
+    score, expected = of_target.power(q), plain_power(plain, mean, q)
+    for beta in BETAS:
+        at = np.full(len(z), beta)
+        p = softmax(z, beta=beta) ** q
+        np.testing.assert_allclose(score.log_p(at), (p[range(30), target] - 1) / q, atol=1e-6)
+        mean_score = ((softmax(z) * p).sum(axis=1) - 1) / q
+        np.testing.assert_allclose(expected.log_p(at), mean_score, atol=2e-5)
+        inside, h = np.clip(at, 1.01, 63.9), 1e-3
+        slope = (expected.log_p(inside + h) - expected.log_p(inside - h)) / (2 * h)
+        np.testing.assert_allclose(expected.derivatives(inside)[1], slope, atol=1e-5)
+
+
+def test_at_q_0_the_score_is_log_p(head_rows):
+    assert head_rows.profile.power(0) is head_rows.profile
+    assert fit_rule(head_rows, "constant", Options(q=0.0)) == fit_rule(head_rows, "constant")
+
+
+@pytest.mark.parametrize("q", QS)
+def test_on_a_calibrated_head_the_best_constant_is_1_over_1_minus_q(q):
+    rows = planted_rows(lambda H, n: np.ones_like(H), (16, 256), count=4_000)
+    options = Options(q=q, prior_rows=0)
+    beta = fit_rule(rows, "constant", options).only.coefficients[-1]
+    if q == 1:
+        assert beta > 10
+    else:
+        assert beta == pytest.approx(1 / (1 - q), rel=0.15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sharper_the_more_often_p_and_the_less_log_p(head_rows, kind):
+    def means(q):
+        fit = fit_rule(head_rows, kind, Options(q=q, prior_rows=0))
+        log_p = head_rows.profile.log_p(np.clip(applied_beta(fit, head_rows), 1, 64))
+        return [mean_by_size(head_rows, s) for s in (log_p, np.exp(log_p / 2), np.exp(log_p))]
+
+    found = np.array([means(q) for q in (0.0, 0.5, 1.0)])
+    for column, best in enumerate((0, 1, 2)):  # each is best at its own q
+        assert found[:, column].argmax() == best
+    assert (np.diff(found[:, 0]) < 0).all()
+    assert (np.diff(found[:, 2]) > 0).all()
+
+
+@pytest.mark.parametrize("q", QS)
+def test_no_start_leads_to_a_better_rule(head_rows, q):
+    problem = build_problem(head_rows, assign_blocks(head_rows), "log-size", Options(q=q))
+    objective = problem.data.objective(np.ones(100))
+    found = objective(np.clip(problem.form.design @ solve_problem(problem), 1, 64))[0]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        at_ends = np.exp(rng.uniform(0, np.log(64), 2))
+        start = np.linalg.solve(problem.form.matrix, at_ends)
+        other = solve_problem(problem, start=start)
+        assert objective(np.clip(problem.form.design @ other, 1, 64))[0] <= found + 2e-5
+
+
+def test_a_head_with_one_right_answer_is_made_sharper(head_rows):
+    choice = choose(head_rows, Options())
+    assert [c.q for c in choice.trade] == [0, *SHARPER]
+    assert choice.chosen.q > 0
+    assert choice.chosen is sharpest(choice.trade)
+    assert choice.chosen.gain.mean >= KEPT * choice.trade[0].gain.mean
+    assert choice.chosen.mean_p > choice.trade[0].mean_p
+    assert f"fitted with q = {choice.chosen.q:g}" in choice.verdict
+    fixed = choose(head_rows, Options(q=0.0))
+    assert (fixed.chosen.q, len(fixed.trade)) == (0, 1)
+
+
+def test_a_calibrated_head_is_refused_and_one_nearly_so_is_not_made_sharper():
+    calibrated = planted_rows(lambda H, n: np.ones_like(H))
+    with pytest.raises(QualityError, match="not for this head"):
+        choose(calibrated, Options())
+    with pytest.raises(QualityError, match="not for this head"):
+        choose(calibrated, Options(q=0.5))
+    for seed in range(3):
+        nearly = planted_rows(lambda H, n: np.full_like(H, 1.4), count=2_000, seed=seed)
+        choice = choose(nearly, Options())
+        assert choice.chosen.q == 0
+
+
+def test_a_head_that_averages_is_refused():
+    """Its targets are any of the items, whatever their logits."""
+    averaging = planted_rows(lambda H, n: np.zeros_like(H))
+    for q in (None, 0.5):
+        with pytest.raises(QualityError, match="not for this head"):
+            choose(averaging, Options(q=q))
