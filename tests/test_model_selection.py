@@ -12,6 +12,7 @@ from calibrate.fitting.rule_fitting import Options
 from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
 from calibrate.heads import load_head
 from calibrate.maths import reference
+from calibrate.maths.rule import beta_of
 
 OPTIONS = Options(q=0.0)  # planted rules are calibrated: sharper ones would not come back
 
@@ -30,6 +31,17 @@ def test_a_multiple_of_log_n_where_beta_depends_on_the_size():
     choice = choose(rows, OPTIONS)
     assert choice.chosen.kind == "log-size"
     assert choice.chosen.fit.only.coefficients == pytest.approx((1.5, -3), abs=0.3)
+
+
+def test_entropy_and_size_where_beta_depends_on_both():
+    rows = planted_rows(lambda H, n: 1 + 1.2 * (np.log(n) - H), count=2_000)
+    choice = choose(rows, OPTIONS)
+    assert choice.chosen.kind == "entropy-and-size"
+    assert "the rule of entropy and size gains" in choice.verdict
+    H, log_n = np.array([1.5, 2.0, 3.5]), np.log([16, 16, 256])
+    entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
+    beta = beta_of(H, log_n, entry.coefficients, entry.domain, rule, np)
+    np.testing.assert_allclose(beta, 1 + 1.2 * (log_n - H), rtol=0.15)
 
 
 def flat_rows():
@@ -71,6 +83,7 @@ def test_one_size_alone_leaves_log_n_out():
     assert "the rows have 64 items each" in choice.left_out["log-size"]
     assert "kappa log n + b was left out: the rows have 64 items each" in choice.verdict
     assert {c.kind for c in choice.candidates} == {"constant", "polynomial"}
+    assert "the rule of entropy and size was left out" in choice.verdict
 
 
 def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():

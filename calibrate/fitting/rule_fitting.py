@@ -32,6 +32,7 @@ from calibrate.maths.rule_forms import (
 KINDS = ("constant", "log-size", "polynomial", ENTROPY_AND_SIZE)  # simplest first
 ROWS = ("all", "misranked")
 MIN_ROWS = 100
+FEWEST_SIZES = 3  # that determine a rule of entropy and size
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
@@ -145,7 +146,7 @@ def build_problem(
         raise QualityError("a rule by size does not depend on entropy, and so has no gate")
     used, entropies, data = (pools or Pools(rows, block, options)).of_kind(kind)
     sizes = float(np.log(used.items.min())), float(np.log(used.items.max()))
-    _require_range(kind, entropies, sizes)
+    _require_range(kind, entropies, sizes, len(np.unique(used.items)))
     domain = {"log-size": sizes, ENTROPY_AND_SIZE: (*entropies, *sizes)}.get(kind, entropies)
     form = _form(data.cells, kind, domain)
     problem = Problem(kind, form, data, domain, _rule(kind, options))
@@ -154,12 +155,16 @@ def build_problem(
     return problem
 
 
-def _require_range(kind: str, entropies: tuple[float, float], sizes: tuple[float, float]) -> None:
+def _require_range(
+    kind: str, entropies: tuple[float, float], sizes: tuple[float, float], n_sizes: int
+) -> None:
     """Raises QualityError if what a rule goes by is the same in all rows."""
-    if kind in ("log-size", ENTROPY_AND_SIZE) and not sizes[0] < sizes[1]:
+    if kind in ("log-size", ENTROPY_AND_SIZE) and n_sizes == 1:
         raise QualityError(
             f"the rows have {math.exp(sizes[0]):,.0f} items each; collect sets of several sizes"
         )
+    if kind == ENTROPY_AND_SIZE and n_sizes < FEWEST_SIZES:
+        raise QualityError(f"the rows are of {n_sizes} sizes; collect sets of {FEWEST_SIZES}")
     if kind != "log-size" and not entropies[0] < entropies[1]:
         raise QualityError(
             f"the rows' entropies are all {entropies[0]:.4g} nats; collect other sets too"

@@ -18,6 +18,7 @@ from calibrate.maths.rule_forms import Form
 TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
 ROUGH_TOLERANCE = 1e-3  # the same, of the objective, where a solution need not be exact
 N_CONSTANTS = 33  # betas that are tried to begin with
+ATTEMPTS = 3  # of the solver
 NEAR = 0.98  # of beta - 1: rules that are sharper than this share of the best are as sharp
 SHARE = 1e-6  # of beta - 1, to which the least sharp rule is found
 
@@ -166,31 +167,30 @@ def _climb(
         value, slope = at(c)
         return -value, -slope
 
-    sides = (1.0, form.low), (-1.0, form.high)
+    sides = np.concatenate([form.matrix, -form.matrix])
+    bounds = np.concatenate([form.low, -form.high])
     constraints: list[dict[str, Any]] = [
-        {
-            "type": "ineq",
-            "fun": lambda c, sign=sign, bound=bound: sign * (form.matrix @ c - bound),
-            "jac": lambda c, sign=sign: sign * form.matrix,
-        }
-        for sign, bound in sides
+        {"type": "ineq", "fun": lambda c: sides @ c - bounds, "jac": lambda c: sides}
     ]
     if keep is not None:
         constraints.append(
             {"type": "ineq", "fun": lambda c: keep(c)[0], "jac": lambda c: keep(c)[1]}
         )
-    result = minimize(
-        loss, start, jac=True, method="SLSQP", constraints=constraints,
-        options={"ftol": 1e-9 if tolerance is None else 1e-14, "maxiter": 500},
-    )  # fmt: skip
-    c = result.x if keep is None else _towards(start, result.x, keep)
-    value, slope = at(c)
-    # At the optimum the solver may find no step that rounding does not spoil, and call it failure.
-    accepted = tolerance is None and result.success
-    gap = np.nan if accepted else _largest_gain(form, slope, c, keep)
-    most = ROUGH_TOLERANCE * max(1.0, abs(value)) if tolerance is None else tolerance
+    for _ in range(ATTEMPTS):  # the solver may stop early, and then goes on from where it stopped
+        result = minimize(
+            loss, start, jac=True, method="SLSQP", constraints=constraints,
+            options={"ftol": 1e-9 if tolerance is None else 1e-14, "maxiter": 500},
+        )  # fmt: skip
+        start = result.x if keep is None else _towards(start, result.x, keep)
+        value, slope = at(start)
+        # At the optimum it may find no step that rounding does not spoil, and call it failure.
+        accepted = tolerance is None and result.success
+        gap = np.nan if accepted else _largest_gain(form, slope, start, keep)
+        most = ROUGH_TOLERANCE * max(1.0, abs(value)) if tolerance is None else tolerance
+        if not gap > most:
+            return _Peak(start, value, gap, "")
     short = f"the rule found may be short of the best by {gap:.3g}: {result.message}"
-    return _Peak(c, value, gap, short if gap > most else "")
+    return _Peak(start, value, gap, short)
 
 
 def _starts(objective: Objective, form: Form, low: float, high: float) -> list[np.ndarray]:

@@ -29,6 +29,7 @@ QUINTICS = np.array([
     [0, 0, 4, 20, -32, 12], [0, 0, -1, -13, 25, -11],
     [0, 0, 0, 4, -8, 4], [0, 0, 0, -1, 2, -1],
 ]) / 4  # fmt: skip
+NEAR = np.arange(len(QUINTICS))  # columns of a series, from those of the node before t = 0
 FARTHEST = -1e18  # from the highest logit: no weight is left, and products are finite
 
 
@@ -92,33 +93,42 @@ class Profile(NamedTuple):
 
     def _at(self, beta: np.ndarray, order: int) -> list[np.ndarray]:
         """(rows,) log p_t and its derivatives in the node number, up to an order."""
-        columns, weights = self._place(beta, order)
-        near = np.take_along_axis(self.series, columns, axis=1)
-        return [np.einsum("ij,ij->i", near, weight) for weight in weights]
+        first, t = self._place(beta)
+        near = np.take_along_axis(self.series, 2 * first[:, None] + NEAR, axis=1)
+        return [_horner(c, t) for c in _derivatives(near @ QUINTICS, order)]
 
     def _at_each(self, betas: np.ndarray, order: int) -> list[np.ndarray]:
         """(rows, betas) log p_t and its derivatives in the node number, up to an order."""
-        columns, weights = self._place(betas, order)
-        values = []
-        for weight in weights:
+        first, t = self._place(betas)
+        columns, values = 2 * first[:, None] + NEAR, []
+        for quintics in _derivatives(QUINTICS, order):
             of_beta = np.zeros((self.series.shape[1], len(betas)), self.series.dtype)
-            of_beta[columns.T, np.arange(len(betas))] = weight.T
+            weights = np.vander(t, quintics.shape[1], increasing=True) @ quintics.T
+            of_beta[columns.T, np.arange(len(betas))] = weights.T
             values.append(self.series @ of_beta)
         return values
 
-    def _place(self, beta: np.ndarray, order: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The columns of a series that each beta needs, (betas, 8), and their weights.
-
-        Weights are those of the value, then those of each derivative up to the order.
-        """
+    def _place(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The last node before each beta, and the way from there to the next, from 0 to 1."""
         steps = np.log(beta / self.low) / _step(self.low, self.high)
         first = np.clip(steps.astype(int), 0, N_STEPS - 1)
-        powers = np.vander(steps - first, QUINTICS.shape[1], increasing=True)
-        weights, quintics = [], QUINTICS
-        for _ in range(order + 1):
-            weights.append(powers[:, : quintics.shape[1]] @ quintics.T)
-            quintics = quintics[:, 1:] * np.arange(1, quintics.shape[1])
-        return 2 * first[:, None] + np.arange(len(QUINTICS)), weights
+        return first, steps - first
+
+
+def _derivatives(c: np.ndarray, order: int) -> list[np.ndarray]:
+    """(..., k) coefficients of polynomials, lowest power first, and of their derivatives."""
+    found = [c]
+    for _ in range(order):
+        found.append(found[-1][..., 1:] * np.arange(1, found[-1].shape[-1]))
+    return found
+
+
+def _horner(c: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """(rows,) values at t of polynomials (rows, k), lowest power first."""
+    value = c[:, -1]
+    for power in reversed(range(c.shape[1] - 1)):
+        value = value * t + c[:, power]
+    return value
 
 
 def _step(low: float, high: float) -> float:

@@ -13,7 +13,6 @@ from calibrate.maths.bernstein import basis, elevation, plain_powers
 DEGREE = 4
 ELEVATED_TO = 24
 Domain = tuple[float, ...]  # [lo, hi] of entropy, of log n, or of both
-BOUNDED_AT = 9  # entropies of a size at which a rule of both is held to its bounds
 
 
 class Form(NamedTuple):
@@ -67,17 +66,12 @@ def entropy_and_size_form(
     """beta = a polynomial of entropy + terms of H log n, (log n)^2 and log n.
 
     Entropy and log n are scaled to [0, 1] on the domain, and the polynomial is in Bernstein form.
-    The bounds hold at some of the rows: at entropies from the least to the greatest of each size.
-    In between beta is clipped to them, as at inference.
+    The bounds hold at every row.
     """
     h, size = _unit(entropy, domain[:2]), _unit(log_n, domain[2:])
     design = np.column_stack([basis(h, DEGREE), h * size, size**2, size])
-    places = [np.flatnonzero(log_n == n) for n in np.unique(log_n)]
-    ranks = [at[np.argsort(entropy[at], kind="stable")] for at in places]
-    some = [at[np.unique(np.linspace(0, len(at) - 1, BOUNDED_AT).astype(int))] for at in ranks]
-    matrix = design[np.concatenate(some)]
     ones = np.concatenate([np.ones(DEGREE + 1), np.zeros(3)])
-    return Form(design, matrix, np.full(len(matrix), low), np.full(len(matrix), high), ones)
+    return Form(design, design, np.full(len(design), low), np.full(len(design), high), ones)
 
 
 def _unit(x: np.ndarray, domain: Domain) -> np.ndarray:

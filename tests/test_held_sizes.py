@@ -1,0 +1,106 @@
+"""Sizes that a head was trained on, at which a fit may cost HARM at most."""
+
+import numpy as np
+import pytest
+from conftest import ToyHead
+from planted import planted_rows
+
+from calibrate.collecting.collect import collect
+from calibrate.errors import QualityError
+from calibrate.fitting import candidates
+from calibrate.fitting.candidates import applied_beta, log_p_at
+from calibrate.fitting.fit_collection import fit_collection
+from calibrate.fitting.model_selection import choose, try_kinds
+from calibrate.fitting.pooling import HARM
+from calibrate.fitting.rule_fitting import (
+    KINDS,
+    Options,
+    build_problem,
+    fit_rule,
+    solve_problem,
+)
+from calibrate.fitting.weighting import assign_blocks
+from calibrate.heads import load_head
+
+HELD = Options(prior_rows=0, q=0.0, trained_up_to=16)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Calibrated at 16 items, and dispersed at more."""
+    return planted_rows(lambda H, n: np.full_like(H, 1.0 if n <= 16 else 4.0))
+
+
+def costs_at_16(rows, options, kind):
+    small = rows.take(rows.size == 16)
+    beta = applied_beta(fit_rule(rows, kind, options), small)
+    return -np.mean(log_p_at(small, beta) - log_p_at(small, np.ones_like(beta)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("q", [0.0, 0.5])
+def test_a_fit_costs_no_more_than_is_allowed_there(rows, kind, q):
+    free = costs_at_16(rows, HELD._replace(trained_up_to=0, q=q), kind)
+    held = costs_at_16(rows, HELD._replace(q=q), kind)
+    assert held <= HARM + 5e-4  # cells put rows together that are not quite alike
+    assert free > 2 * HARM or kind in ("log-size", "entropy-and-size")
+    if free > 2 * HARM:
+        assert held > 0.5 * HARM  # no more is given up than needed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_other_rule_that_keeps_to_it_is_more_likely(rows, kind):
+    problem = build_problem(rows, assign_blocks(rows), kind, HELD)
+    weights = np.ones(100)
+    objective, held = problem.data.objective(weights), problem.data.held_scores(weights)
+    c = solve_problem(problem)
+
+    def at(c):
+        beta = np.clip(problem.form.design @ c, 1, 64)
+        return objective(beta)[0], (held.of_rows(beta)[0] - held.least).min()
+
+    assert at(c)[1] >= -1e-6
+    rng, tried = np.random.default_rng(0), 0
+    for scale in np.repeat([1e-4, 1e-3, 1e-2, 0.1], 60):
+        inwards = rng.uniform(0, 10) * scale * (problem.form.ones - c)
+        other = c + inwards + scale * rng.standard_normal(len(c))
+        bound = problem.form.matrix @ other
+        if ((bound >= problem.form.low) & (bound <= problem.form.high)).all() and at(other)[1] >= 0:
+            tried += 1
+            assert at(other)[0] <= at(c)[0] + 2e-5
+    assert tried
+
+
+def test_a_kind_that_cannot_keep_to_it_loses_to_one_that_can(rows):
+    free, held = (choose(rows, HELD._replace(trained_up_to=n)) for n in (0, 16))
+    assert free.held_out[0].after < free.held_out[0].before or free.chosen.kind != "constant"
+    assert held.chosen.kind in ("log-size", "entropy-and-size")
+    assert held.held_out[0].after > held.held_out[0].before - HARM - 2 * held.held_out[0].error
+
+
+def test_sizes_that_are_not_there_hold_nothing(rows):
+    large = rows.take(rows.size > 16)
+    for kind in KINDS[:3]:
+        assert fit_rule(large, kind, HELD) == fit_rule(
+            large, kind, HELD._replace(trained_up_to=None)
+        )
+
+
+def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
+    monkeypatch.setattr(candidates, "HARM", -1.0)  # a gain of 1 nat is asked for
+    trial = try_kinds(rows, HELD)
+    assert trial.candidates == []
+    assert "at n = 16, a size that the head was trained on" in trial.left_out["constant"]
+    with pytest.raises(QualityError, match="a size that the head was trained on"):
+        choose(rows, HELD)
+
+
+def test_the_size_is_the_heads_own_unless_it_is_given(tmp_path):
+    class Trained(ToyHead):
+        trained_up_to = 64
+
+    collect(Trained(noise=0.2), [16, 64, 256], 200, 0, tmp_path / "run")
+    for options, size in ((None, 64), (Options(trained_up_to=16), 16)):
+        fit = fit_collection(tmp_path / "run", "toy", options)
+        assert fit.coefficients.source["options"]["trained_up_to"] == size
+    assert load_head("max-retrieval").trained_up_to == 16
