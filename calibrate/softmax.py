@@ -54,7 +54,8 @@ def inverse_temperature(
 def _inverse_temperature(
     H: ArrayLike | None, n: ArrayLike | None, coefficients: Coefficients
 ) -> jax.Array:
-    shape, entropy, log_n = jnp.shape(n if H is None else H), None, None
+    shape = jnp.asarray(n if H is None else H).shape
+    entropy = log_n = None
     if coefficients.rule.by_entropy:
         entropy = jnp.asarray(H).astype(wide(jnp.asarray(H).dtype))
     if coefficients.rule.by_size:

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from calibrate.files.coefficients import Coefficients
+from calibrate.fitting.candidates import kind_label
 from calibrate.fitting.gain import LEAST_GAIN
-from calibrate.fitting.model_selection import kind_label
+from calibrate.fitting.model_selection import KEPT
 from calibrate.maths.rule import ENTROPY_POLYNOMIAL
 from calibrate.report.blocks import Block, Heading, Table, Text
 from calibrate.report.wording import NOTHING
 
-KEPT = 0.9  # of the gain in log p, by the q that is chosen
 CHOSEN = "chosen"
 SCORES = ("log p", "gain over plain", "95 % interval")
 NOTE = "The lower end of an interval allows for targets that these rows do not show."
