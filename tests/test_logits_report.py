@@ -253,7 +253,7 @@ def test_the_page_of_heads_by_entropy_and_size(logged):
         "beta(H, n) = a polynomial of degree 4 in H, and terms in H log n, (log n)^2 and log n, "
         "with coefficients of its own for each head",
         "over the domain of each rule, for sets of 49 items, the largest that they were fitted on.",
-        "beta, over H, n",
+        "beta(H, n), range",
     ):
         assert part in words, part
     fit = FITS["both"]

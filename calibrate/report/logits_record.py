@@ -10,7 +10,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.fit_verdict import verdict_on_logits
-from calibrate.report.rule_curves import beta_range
+from calibrate.report.rule_curves import beta_text
 from calibrate.report.wording import NOTHING, argument, polynomial, with_error
 
 FIRST_FIT = 2  # rules: plain softmax, the paper's numbers, and then fits
@@ -99,8 +99,7 @@ class LogitsRecord:
         rows = [self._head_row(head, fits) for head in ranked[:SHOWN_HEADS]]
         if len(fits) == 1:
             fit = scores.fits[FIRST_FIT]
-            beta = f"beta, over {argument(fit.rule)}" if fit.rule.by_entropy else "beta(n)"
-            columns.append(beta)
+            columns.append(f"beta({argument(fit.rule)})" + ", range" * fit.rule.by_entropy)
             for row, head in zip(rows, ranked, strict=False):
                 row.append(_entry_text(fit, fit.entry_of(*scores.heads[head])))
         rest = len(ranked) - len(rows)
@@ -189,5 +188,4 @@ def _entry_text(fit: Coefficients, entry: Entry | None) -> str:
         return "1"
     if not fit.rule.by_entropy:
         return polynomial(entry.coefficients)
-    least, most = beta_range(fit, entry)
-    return f"{least:.2f} to {most:.2f}"
+    return beta_text(fit, entry)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.per_head import HeadFit, PerHeadResult
 from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
+from calibrate.report.rule_curves import beta_text, of_both
 from calibrate.report.wording import argument, load_line, polynomial
 
 
@@ -37,11 +39,11 @@ class PerHeadRecord:
             ("file", str(coefficients.path)),
             ("figure", str(self.figure or "not drawn")),
         ])  # fmt: skip
-        beta = f"beta({argument(coefficients.rule)})"
+        beta = f"beta({argument(coefficients.rule)})" + ", range" * of_both(coefficients.rule)
         rest = len(calibrated) - SHOWN_HEADS
         yield Table(
             columns=("layer", "head", "rows", "misranked", "gain", "95 % interval", beta),
-            rows=[_cells(head) for head in calibrated[:SHOWN_HEADS]],
+            rows=[_cells(coefficients, head) for head in calibrated[:SHOWN_HEADS]],
             title="Gain in nats of log p, held out (five folds)",
             note=f"and {rest} more (--json lists them all)" if rest > 0 else "",
             left=(beta,),
@@ -56,13 +58,16 @@ class PerHeadRecord:
         )
 
 
-def _cells(head: HeadFit) -> tuple[str, ...]:
+def _cells(fit: Coefficients, head: HeadFit) -> tuple[str, ...]:
     assert head.rule
-    gain = head.rule.gain
+    gain, entry = head.rule.gain, head.rule.entry
+    beta = polynomial(entry.coefficients)
+    if of_both(fit.rule):  # eight terms are too long for a table
+        beta = beta_text(fit, entry)
     return (
         _index(head.layer), _index(head.head), f"{head.rows:,}", f"{head.misranked:.1%}",
         f"{gain.mean:+.4f}", f"{gain.low:+.4f} to {gain.high:+.4f}",
-        polynomial(head.rule.entry.coefficients),
+        beta,
     )  # fmt: skip
 
 

@@ -102,6 +102,12 @@ def beta_range(fit: Coefficients, entry: Entry) -> tuple[float, float]:
     return float(beta.min()), float(beta.max())
 
 
+def beta_text(fit: Coefficients, entry: Entry) -> str:
+    """The range of beta over the domain of one entry, in a few letters."""
+    least, most = beta_range(fit, entry)
+    return f"{least:.2f} to {most:.2f}"
+
+
 def largest_size(fit: Coefficients) -> int:
     """The largest set size that a rule of entropy and size was fitted on."""
     return round(float(np.exp(joint_domain(fit.entries)[3])))
