@@ -250,8 +250,7 @@ def test_the_page_of_heads_by_entropy_and_size(logged):
     text = Text(Path("r.html").read_text(encoding="utf-8"))
     words = " ".join(text.words)
     for part in (
-        "beta(H, n) = a polynomial of degree 4 in H, and terms in H log n, (log n)^2 and log n, "
-        "with coefficients of its own for each head",
+        "beta(H, n) = p(H) + (a H + b log n + c) log n, p of degree 4, with coefficients of its",
         "over the domain of each rule, for sets of 49 items, the largest that they were fitted on.",
         "beta(H, n), range",
     ):

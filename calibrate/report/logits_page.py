@@ -147,14 +147,15 @@ def _pictures(scores: LogitScores, fit: Coefficients) -> list[Picture]:
         )  # fmt: skip
     order = _by_gain(scores, fit)
     many = len(order) > fit_plots.MAX_COLOURED
-    at_size = ""
+    shown = "over the domain of each rule"
     if of_both(fit.rule) and len(order) > 1:
-        at_size = f", for sets of {largest_size(fit):,} items, the largest that they were fitted on"
+        shown += f", for sets of {largest_size(fit):,} items, the largest that they were fitted on"
+    elif of_both(fit.rule):
+        shown = "for sets of a few sizes, each up to their greatest entropy, log n"
     coloured = f" Coloured: the {len(HEAD_STYLES)} heads that gain most here." * many
     pictures.append(
         draw(fit_plots.plot_betas, fit, order, title="Beta",
-             caption=f"The inverse temperature by {variable(fit.rule)}, over the domain of each "
-             f"rule{at_size}.{coloured}")
+             caption=f"The inverse temperature by {variable(fit.rule)}, {shown}.{coloured}")
     )  # fmt: skip
     return pictures
 

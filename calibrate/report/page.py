@@ -36,7 +36,7 @@ _SIZE = "n the number of unmasked items (log is the natural logarithm)"
 _FORMS = {
     LOG_SIZE: "kappa log n + b",
     ENTROPY_POLYNOMIAL: "a polynomial of degree 4 in H",
-    ENTROPY_AND_SIZE: "a polynomial of degree 4 in H, and terms in H log n, (log n)^2 and log n",
+    ENTROPY_AND_SIZE: "p(H) + (a H + b log n + c) log n, p of degree 4",
 }
 
 
