@@ -100,7 +100,6 @@ def test_the_size_is_the_heads_own_unless_it_is_given(tmp_path):
         trained_up_to = 64
 
     collect(Trained(noise=0.2), [16, 64, 256], 200, 0, tmp_path / "run")
-    for options, size in ((None, 64), (Options(trained_up_to=16), 16)):
-        fit = fit_collection(tmp_path / "run", "toy", options)
-        assert fit.coefficients.source["options"]["trained_up_to"] == size
+    fit = fit_collection(tmp_path / "run", "toy")
+    assert fit.coefficients.source["options"]["trained_up_to"] == 64
     assert load_head("max-retrieval").trained_up_to == 16

@@ -5,7 +5,7 @@ one beta. So the sum of their likelihood profiles loses nothing, and every kind 
 same cells. Weights of blocks make a fold, a resample or a share of the rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,11 +29,13 @@ class Cells(NamedTuple):
 
     entropy: np.ndarray  # (cells,) mean of its rows' entropies, clipped to the domain
     log_n: np.ndarray  # (cells,) mean of its rows'
-    of_row: np.ndarray  # (rows,)
+    size: np.ndarray  # (cells,) number of its set size, rising from 0
 
 
-def assign_cells(entropy: np.ndarray, log_n: np.ndarray, domain: tuple[float, float]) -> Cells:
-    """Cells of some rows; what lies beyond the domain of entropies is with what lies at its end."""
+def assign_cells(
+    entropy: np.ndarray, log_n: np.ndarray, domain: tuple[float, float]
+) -> tuple[Cells, np.ndarray]:
+    """Cells, and that of each row; entropies beyond the domain are with those at its end."""
     sizes, size = np.unique(log_n, return_inverse=True)
     if len(sizes) > MOST_SIZES:
         size = _even_bins(log_n, np.zeros(len(log_n), int), MOST_SIZES)
@@ -41,9 +43,10 @@ def assign_cells(entropy: np.ndarray, log_n: np.ndarray, domain: tuple[float, fl
     n_bins = max(FEWEST_PER_SIZE, N_CELLS // (size.max() + 1))
     clipped = np.clip(entropy, *domain)
     place = size * n_bins + _even_bins(clipped, size, n_bins)
-    _, cell = np.unique(place, return_inverse=True)
+    places, cell = np.unique(place, return_inverse=True)
     count = np.bincount(cell)
-    return Cells(np.bincount(cell, clipped) / count, np.bincount(cell, log_n) / count, cell)
+    entropies, sizes = (np.bincount(cell, x) / count for x in (clipped, log_n))
+    return Cells(entropies, sizes, places // n_bins), cell
 
 
 def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
@@ -72,6 +75,35 @@ class Pool:
     def blocks(self) -> np.ndarray:
         """Those that have rows."""
         return np.flatnonzero(self.weight.sum(axis=1))
+
+    def by_size(self) -> "Pool":
+        """With one cell for each set size: for rules that do not look at entropy."""
+        return self._merged(self.cells.size)
+
+    def at_once(self) -> "Pool":
+        """With one cell, unless sizes are held: for rules that look at nothing."""
+        return self.by_size() if len(self.held) else self._merged(np.zeros_like(self.cells.size))
+
+    def _merged(self, key: np.ndarray) -> "Pool":
+        """Cells with the same key together; those of a key are neighbours."""
+
+        def added(x: np.ndarray, key: np.ndarray = key) -> np.ndarray:
+            starts = np.flatnonzero(np.diff(key, prepend=-1))
+            sums: np.ndarray = np.add.reduceat(x, starts, axis=-1) if len(starts) else x
+            return sums
+
+        entropy, log_n = (added(x) / added(np.ones(len(x))) for x in self.cells[:2])
+        first = np.flatnonzero(np.diff(key, prepend=-1))
+        return replace(
+            self,
+            cells=Cells(entropy, log_n, key[first]),
+            series=added(self.series.swapaxes(1, 2)).swapaxes(1, 2),
+            weight=added(self.weight),
+            held=self.held[:, first],
+            held_series=added(self.held_series.swapaxes(1, 2), key[self.held.any(axis=0)]).swapaxes(
+                1, 2
+            ),
+        )
 
     def objective(self, block_weights: np.ndarray) -> Objective:
         """The objective of (cells,) beta, with a weight for each block.
@@ -107,21 +139,27 @@ class Pool:
 
 
 def pool(
-    rows: Rows, block: np.ndarray, cells: Cells, q: float, prior_rows: float, trained_up_to: int
+    rows: Rows,
+    block: np.ndarray,
+    domain: tuple[float, float],
+    q: float,
+    prior_rows: float,
+    trained_up_to: int,
 ) -> Pool:
     """Adds rows up.
 
     Args:
       rows: to fit.
       block: (rows,) of each.
-      cells: of the rows.
+      domain: of entropies.
       q: of the score (p^q - 1) / q; 0 is log p.
       prior_rows: see calibrate/fitting/gain.py.
       trained_up_to: set sizes up to this are held, those of one octave together; 0 holds none.
     """
+    cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, n_cells = row_weights(rows), len(cells.entropy)
     share, _ = prior_share(group_weights(rows), prior_rows)
-    place = block * n_cells + cells.of_row
+    place = block * n_cells + cell
     octave = np.floor(cells.log_n / np.log(2) + 1e-9)
     is_held = cells.log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
     held = np.array([is_held & (octave == o) for o in np.unique(octave[is_held])], bool)

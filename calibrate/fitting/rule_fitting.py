@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.gain import PRIOR_ROWS
-from calibrate.fitting.pooling import Cells, Pool, assign_cells, pool
+from calibrate.fitting.pooling import Cells, Pool, pool
 from calibrate.fitting.solved_rows import Rows
 from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, require_groups
 from calibrate.maths import solver
@@ -122,12 +122,11 @@ class Pools:
         require_groups(rows)
         ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
         lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
-        cells = assign_cells(rows.entropy, np.log(rows.items), (lo, hi))
         block, q = self._block[usable], options.q or 0.0
         return (
             rows,
             (lo, hi),
-            pool(rows, block, cells, q, options.prior_rows, options.trained_up_to or 0),
+            pool(rows, block, (lo, hi), q, options.prior_rows, options.trained_up_to or 0),
         )
 
 
@@ -148,6 +147,7 @@ def build_problem(
     sizes = float(np.log(used.items.min())), float(np.log(used.items.max()))
     _require_range(kind, entropies, sizes, len(np.unique(used.items)))
     domain = {"log-size": sizes, ENTROPY_AND_SIZE: (*entropies, *sizes)}.get(kind, entropies)
+    data = {"constant": data.at_once, "log-size": data.by_size}.get(kind, lambda: data)()
     form = _form(data.cells, kind, domain)
     problem = Problem(kind, form, data, domain, _rule(kind, options))
     if not problem.condition < 1 / RANK_TOLERANCE:
