@@ -32,6 +32,8 @@ from calibrate.evaluation.comparison import (
 from calibrate.evaluation.score_head import Score, score_head, standard_error
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.fitting.fit_collection import resolve_options
+from calibrate.fitting.model_selection import choose
 from calibrate.fitting.solved_rows import solve_collection
 from calibrate.heads import Head
 
@@ -101,7 +103,8 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> dict[s
     place = folder / f"{head_key(head)}-{calibration.key()}"
     collection = collect(head, calibration.sizes, calibration.sets, calibration.seed, place)
     try:
-        fitted = fitted_rules(solve_collection(collection))
+        rows = solve_collection(collection)
+        fitted = fitted_rules(rows, choose(rows, resolve_options(collection)))
     except QualityError as failure:
         fitted = {"own": PLAIN}  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)

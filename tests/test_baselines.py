@@ -14,9 +14,11 @@ from calibrate.evaluation.baselines import (
     LABELS,
     LogSize,
     beside,
+    by_sharpness,
     fitted_rules,
     fixed_rules,
     in_order,
+    label,
     rounded_paper,
 )
 from calibrate.fitting.model_selection import choose
@@ -72,8 +74,19 @@ def test_a_fit_up_to_512_needs_larger_sizes_to_differ_from_and_rows_to_be_made_o
 
 def test_beside_a_fit_are_others_only():
     one, two, own = (LogSize(0, b) for b in (1, 2, 2))
-    rules = beside(own, {"plain": one, "hard": two, "own": one})
+    rules = beside(own, {"plain": one, "hard": two, "own": one, "again": one})
     assert rules == {"plain": one, "own": own}
+
+
+def test_each_q_of_the_chosen_kind_is_a_rule_of_its_own():
+    choice = choose(planted_rows(rising, (16, 64, 256)), Options())
+    tried = by_sharpness(choice)
+    assert list(tried) == ["q-0", "q-0.25", "q-0.5"][: len(choice.trade)]
+    assert [fit.name for fit in tried.values()] == list(tried)
+    assert list(tried.values()) == [candidate.fit for candidate in choice.trade]
+    kept = beside(choice.chosen.fit, fixed_rules() | tried | fitted_rules(choice.rows, choice))
+    assert set(tried) - set(kept) == {f"q-{choice.chosen.q:g}"}  # it is the fit
+    assert label("q-0.25") == "the same kind, q = 0.25"
 
 
 def test_order_and_labels():

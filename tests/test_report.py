@@ -277,6 +277,15 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
     )
 
 
+def test_rivals_include_the_same_kind_with_another_q():
+    shares = {"plain": 0.5, "own": 0.7, "q-0": 0.5, "q-0.5": 0.9}
+    sentence = compare_rivals(compare("toy", [make_score(64, shares)]))
+    assert sentence == (
+        "Of its rivals, better: the same kind, q = 0.5 (n = 64); worse: the same kind, q = 0 (n = "
+        "64)."
+    )
+
+
 def test_verdict_without_any_difference():
     same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
     comparison = compare("toy", [make_score(16, same), make_score(64, same)])

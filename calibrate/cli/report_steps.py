@@ -5,12 +5,20 @@ from pathlib import Path
 from calibrate.cli.evaluate_steps import score_rows, score_with_progress
 from calibrate.cli.loading import find_fit, head_of_fit, refuse_per_head
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evaluation.baselines import ScoredRule, beside, fitted_rules, fixed_rules
+from calibrate.evaluation.baselines import (
+    ScoredRule,
+    beside,
+    by_sharpness,
+    fitted_rules,
+    fixed_rules,
+)
 from calibrate.evaluation.comparison import compare
 from calibrate.evaluation.score_head import Score
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
+from calibrate.fitting.fit_collection import resolve_options
+from calibrate.fitting.model_selection import choose
 from calibrate.fitting.solved_rows import solve_collection
 from calibrate.heads import Head
 from calibrate.report.fit_verdict import compare_rivals, verdict, verdict_on_logits
@@ -18,6 +26,7 @@ from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import FIRST_FIT
 from calibrate.report.run_record import ReportRecord
+from calibrate.report.selection import chosen_kind
 from calibrate.report.streams import stderr
 
 
@@ -36,7 +45,7 @@ def report_on_head(
     refuse_per_head(fit)
     head = head_of_fit(fit, reference)
     check_writable(page)
-    rules = beside(fit, {**fixed_rules(), **_fitted_rivals(collection)})
+    rules = beside(fit, {**fixed_rules(), **_fitted_rivals(fit, collection)})
     scores = score_with_progress(head, sizes, sets, seed, rules)
     return write_head_report(page, fit, head, scores, seed)
 
@@ -71,12 +80,16 @@ def write_head_report(
     return ReportRecord(verdict(comparison, fit.reference), path, compare_rivals(comparison))
 
 
-def _fitted_rivals(collection: Collection | None) -> dict[str, ScoredRule]:
+def _fitted_rivals(fit: Coefficients, collection: Collection | None) -> dict[str, ScoredRule]:
     """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     if collection is None:
         return {}
     try:
-        return fitted_rules(solve_collection(collection))
+        rows = solve_collection(collection)
+        choice = choose(rows, resolve_options(collection))
+        fitted = fitted_rules(rows, choice)
     except QualityError as failure:
         stderr.print(f"rules fitted to {collection.folder} are not compared: {failure}")
         return {}
+    same_kind = choice.chosen.kind == chosen_kind(fit) and choice.chosen.fit.rule == fit.rule
+    return (by_sharpness(choice) if same_kind else {}) | fitted

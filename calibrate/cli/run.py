@@ -43,7 +43,12 @@ def run(
     from calibrate.cli.fit_steps import fit_and_publish
     from calibrate.cli.loading import load_head
     from calibrate.cli.report_steps import write_head_report
-    from calibrate.evaluation.baselines import beside, fitted_rules, fixed_rules
+    from calibrate.evaluation.baselines import (
+        beside,
+        by_sharpness,
+        fitted_rules,
+        fixed_rules,
+    )
     from calibrate.files.publishing import check_name
     from calibrate.report.fit_record import FitRecord
     from calibrate.report.run_record import RunRecord
@@ -55,7 +60,9 @@ def run(
     record = fit_and_publish(FitRequest(folder, name, store=store))
     assert isinstance(record, FitRecord)  # a head's rows name no layer
     fit = record.fit
-    rules = beside(fit.coefficients, {**fixed_rules(), **fitted_rules(fit.rows, fit.choice)})
+    assert fit.choice is not None  # not the paper's procedure
+    others = by_sharpness(fit.choice) | fitted_rules(fit.rows, fit.choice)
+    rules = beside(fit.coefficients, fixed_rules() | others)
     scores = score_with_progress(loaded, n, sets, seed, rules)
     assert fit.coefficients.path is not None
     page = fit.coefficients.path.with_suffix(".html")

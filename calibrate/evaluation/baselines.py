@@ -96,7 +96,7 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRu
 
     Args:
       rows: of a collection.
-      choice: the result of `choose` for these rows, if there is one.
+      choice: the result of `choose` for these rows; None is that with default options.
     Raises:
       QualityError: no rule "own": too few rows, or no rule beats plain softmax.
     Warns:
@@ -111,7 +111,7 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRu
     }
     if not small.all():
         optional["own-512"] = lambda: fit_rule(
-            rows.take(small), choice.chosen.kind, Options(q=choice.chosen.q)
+            rows.take(small), choice.chosen.kind, choice.options._replace(q=choice.chosen.q)
         )
     for name, fit in optional.items():
         try:
@@ -119,6 +119,12 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRu
         except QualityError as failure:  # the others can still be compared
             warnings.warn(f"{LABELS[name]!r} is left out: {failure}", stacklevel=2)
     return {name: _named(rule, name) for name, rule in rules.items()}
+
+
+def by_sharpness(choice: Choice) -> dict[str, ScoredRule]:
+    """The rules of the chosen kind with each q that was tried, named "q-0.25" and the like."""
+    tried = {f"q-{candidate.q:g}": candidate.fit for candidate in choice.trade}
+    return {name: _named(fit, name) for name, fit in tried.items()}
 
 
 _NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
@@ -137,11 +143,16 @@ def in_order(rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
 
 
 def beside(own: Coefficients, rules: dict[str, ScoredRule]) -> dict[str, ScoredRule]:
-    """A fit as "own" and other rules, in order; rules equal to the fit are left out."""
-    others = {name: rule for name, rule in rules.items() if rule != own and name != "own"}
-    return in_order({**others, "own": own})
+    """A fit as "own" and other rules, in order, each rule once: of equal ones the first is kept."""
+    kept: dict[str, ScoredRule] = {"own": own}
+    for name, rule in rules.items():
+        if name != "own" and rule not in kept.values():
+            kept[name] = rule
+    return in_order(kept)
 
 
 def label(name: str, own: str = LABELS["own"]) -> str:
     """The name of a rule in tables and figures; `own` is the name of the head's fit."""
+    if name.startswith("q-"):
+        return f"the same kind, q = {name.removeprefix('q-')}"
     return own if name == "own" else LABELS.get(name, name)

@@ -79,7 +79,7 @@ def fit_collection(
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
     """
     collection = _open_unnamed(collection)
-    options = _resolve_options(collection, options)
+    options = resolve_options(collection, options)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running)
         choice = choose(rows, options, force)
@@ -103,7 +103,7 @@ def fit_heads_of_collection(
     `report` is called after each with their number.
     """
     collection = _open_checked(collection)
-    options = _resolve_options(collection, options)
+    options = resolve_options(collection, options)
     fits, heads, statuses = fit_heads(collection, options, force, jobs, report)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads)
     record = _options_record(options, force)
@@ -135,7 +135,7 @@ def _options_record(options: Options, force: str | None) -> dict[str, Any]:
     return record | {"degree": DEGREE} | ({"force": force} if force else {})
 
 
-def _resolve_options(collection: Collection, options: Options | None) -> Options:
+def resolve_options(collection: Collection, options: Options | None = None) -> Options:
     """The options; what they leave open is as the collection has it."""
     options, configuration = options or Options(), collection.manifest["configuration"]
     kept = configuration.get("keep", "misranked")

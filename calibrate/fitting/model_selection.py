@@ -60,6 +60,7 @@ class Choice:
     block: np.ndarray  # (rows,) block of each
     held_out: list[HeldOut]
     verdict: str
+    options: Options  # of the candidates, but for q
 
 
 def choose(rows: Rows, options: Options, force: str | None = None) -> Choice:
@@ -99,7 +100,7 @@ def choose_from(trial: Trial, force: str | None = None) -> Choice:
     held_out = held_out_by_size(evidence.rows, trial.plain.log_p, chosen.scores.log_p)
     return Choice(
         chosen, candidates, trade, left_out, evidence.rows, evidence.block, held_out,
-        "; ".join(sentences),
+        "; ".join(sentences), trial.options,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from calibrate.fitting.candidates import kind_label
 from calibrate.fitting.fit_collection import FitResult
 from calibrate.fitting.model_selection import Choice
+from calibrate.fitting.pooling import HARM
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
 from calibrate.report.selection import selection_tables
 from calibrate.report.wording import argument, left_out, load_line, polynomial, span
@@ -86,11 +87,19 @@ class FitRecord:
                 for size in choice.held_out
             ],
             title="Log-probability of the target in nats, held out (five folds)",
+            note=_held_sizes(choice.options.trained_up_to or 0),
         )  # fmt: skip
         yield from selection_tables(self.fit.coefficients)
         if choice.left_out:
             reasons = choice.left_out.items()
             yield Facts([(kind_label(kind), f"no fit: {why}") for kind, why in reasons])
+
+
+def _held_sizes(trained_up_to: int) -> str:
+    """The constraint on sizes that a head was trained on, if there is one."""
+    return bool(trained_up_to) * (
+        f"Up to n = {trained_up_to:,}, where the head was trained, a fit may lose {HARM:g} nats."
+    )
 
 
 def advice_on_rows(quality: Mapping[str, Any]) -> str:

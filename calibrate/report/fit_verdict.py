@@ -55,7 +55,8 @@ def compare_rivals(comparison: Comparison) -> str:
     ahead: list[str] = []
     behind: list[str] = []
     level: list[str] = []
-    for rule in (rule for rule in RIVALS if rule in comparison.rules):
+    sharper = (rule for rule in comparison.rules if rule.startswith("q-"))
+    for rule in (*(rule for rule in RIVALS if rule in comparison.rules), *sharper):
         i = comparison.rules.index(rule)
         better, worse = _split(comparison.accuracy[i] - own, comparison.p_own[i])
         for where, rules in ((better, ahead), (worse, behind)):

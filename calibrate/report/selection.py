@@ -34,7 +34,7 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     name neither q, which was 0, nor p. Every field of a record is optional.
     """
     records = [record for record in fit.quality.get("candidates", []) if "kind" in record]
-    kind = _chosen_kind(fit)
+    kind = chosen_kind(fit)
     first = {record["kind"]: record for record in reversed(records)}
     tables = [_kinds_table([r for r in records if r is first[r["kind"]]], kind)] if records else []
     tried = [r for r in records if r["kind"] == kind and {"q", "gain", "low"} <= r.keys()]
@@ -43,7 +43,7 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     return tables
 
 
-def _chosen_kind(fit: Coefficients) -> str:
+def chosen_kind(fit: Coefficients) -> str:
     """The kind of rule in the words of a fit, where a constant is no polynomial."""
     if fit.rule.kind != ENTROPY_POLYNOMIAL:
         return fit.rule.kind
