@@ -860,7 +860,9 @@ def mutated(draw):
             place[path[-1]] = value
         elif kind == "remove":
             del place[path[-1]]
-        elif kind == "number" and isinstance(place[path[-1]], float):
+        elif (
+            kind == "number" and isinstance(place[path[-1]], float) and abs(place[path[-1]]) < 1e300
+        ):
             place[path[-1]] *= draw(st.sampled_from([1 + 1e-15, 1 + 1e-6, -1, 10]))
         elif kind == "version" and "schema_version" in document:
             document["schema_version"] = draw(st.sampled_from(["1.0", "1.1", "1.2", "1.12", "2.0"]))
