@@ -1,10 +1,10 @@
 """The coefficient file, schema 1: strict reading, canonical writing.
 
 JSON in UTF-8, at most 1 MiB; every field is explained in fits/README.md, and the JSON Schema of
-each released version lies in `schemas`. `check` holds [x, p(x)] of the bare polynomial at as many
-points of the domain as it has coefficients, so that reversed, rescaled or rounded numbers are
-refused. `id` is the sha256 of the canonical JSON of rule, entries and source: it detects damage, it
-does not say who wrote the file.
+each released version lies in `schemas`. `check` holds [x, p(x)] of the bare polynomial, or
+[H, log n, value] of a rule of both, at as many points of the domain as there are coefficients, so
+that reversed, rescaled or rounded numbers are refused. `id` is the sha256 of the canonical JSON of
+rule, entries and source: it detects damage, it does not say who wrote the file.
 """
 
 import hashlib
