@@ -86,7 +86,7 @@ def test_each_q_of_the_chosen_kind_is_a_rule_of_its_own():
     assert list(tried.values()) == [candidate.fit for candidate in choice.trade]
     kept = beside(choice.chosen.fit, fixed_rules() | tried | fitted_rules(choice.rows, choice))
     assert set(tried) - set(kept) == {f"q-{choice.chosen.q:g}"}  # it is the fit
-    assert label("q-0.25") == "the same kind, q = 0.25"
+    assert label("q-0.25") == "the same kind at q = 0.25"
 
 
 def test_order_and_labels():

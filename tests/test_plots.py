@@ -14,7 +14,7 @@ from calibrate.fitting.rule_fitting import KINDS, fit_rule
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report import fit_plots, plot_style, score_plots
 from calibrate.report.page import NARROW
-from calibrate.report.rule_curves import shown_sizes
+from calibrate.report.rule_curves import rule_curve, shown_sizes
 from calibrate.softmax import inverse_temperature
 
 
@@ -28,7 +28,12 @@ def test_a_fit_among_its_rows(rows, kind):
     ax = Figure().add_subplot()
     fit_plots.plot_fit(ax, rows, fit_rule(rows, kind), paper())
     assert f"{len(rows.interior().beta):,} misranked rows" in ax.get_title()
-    assert any("this fit" in line.get_label() for line in ax.lines)
+    labels = [line.get_label() for line in ax.lines]
+    named = [
+        "n = " in label if kind == ENTROPY_AND_SIZE else "this fit" in label for label in labels
+    ]
+    assert any(named)
+    assert "the paper's fit" in labels or kind == "log-size"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,6 +76,16 @@ def test_a_fit_by_both_among_its_rows(rows, by_both):
         np.testing.assert_allclose(line.get_color(), dots.to_rgba(np.array([n]), alpha=1)[0])
     assert len(curves) == 6
     assert not any("this fit" in line.get_label() for line in ax.lines)
+
+
+def test_a_curve_has_no_jump_at_0_where_there_is_no_gate(make_fit):
+    """There any beta gives the same, and beta is 1."""
+    constant = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 2.5), domain=(0.0, 3.0), min_entropy=0.0)
+    x, beta = rule_curve(constant, constant.only, np.linspace(0, 3, 7))
+    np.testing.assert_array_equal(beta, 2.5)
+    assert x[0] == 0
+    gated = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 2.5), domain=(0.0, 3.0), min_entropy=0.5)
+    assert rule_curve(gated, gated.only, np.array([0.0, 0.5, 0.6]))[1].tolist() == [1, 1, 2.5]
 
 
 def test_several_heads_by_both_are_drawn_at_the_largest_size(by_both):

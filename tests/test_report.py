@@ -281,8 +281,8 @@ def test_rivals_include_the_same_kind_with_another_q():
     shares = {"plain": 0.5, "own": 0.7, "q-0": 0.5, "q-0.5": 0.9}
     sentence = compare_rivals(compare("toy", [make_score(64, shares)]))
     assert sentence == (
-        "Of its rivals, better: the same kind, q = 0.5 (n = 64); worse: the same kind, q = 0 (n = "
-        "64)."
+        "Of its rivals, better: the same kind at q = 0.5 (n = 64); worse: the same kind at q = 0 "
+        "(n = 64)."
     )
 
 

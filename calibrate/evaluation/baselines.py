@@ -154,5 +154,5 @@ def beside(own: Coefficients, rules: dict[str, ScoredRule]) -> dict[str, ScoredR
 def label(name: str, own: str = LABELS["own"]) -> str:
     """The name of a rule in tables and figures; `own` is the name of the head's fit."""
     if name.startswith("q-"):
-        return f"the same kind, q = {name.removeprefix('q-')}"
+        return f"the same kind at q = {name.removeprefix('q-')}"
     return own if name == "own" else LABELS.get(name, name)

@@ -171,7 +171,7 @@ def shares(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Share]:
     by_size = []
     for sets in examples:
         below, above = _outside(sets.rule_input(fit), domain[:2])
-        gated = (rule.min_entropy >= sets.entropy) & rule.by_entropy
+        gated = (rule.min_entropy >= sets.entropy) & (rule.min_entropy > 0)
         other_size = np.zeros_like(gated)
         if rule.by_entropy and rule.by_size:
             other_size = ~gated & np.logical_or(*_outside(sets.log_size, domain[2:]))

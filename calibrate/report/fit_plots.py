@@ -28,7 +28,6 @@ from calibrate.report.plot_style import (
     sizes_axis,
 )
 from calibrate.report.rule_curves import (
-    ABOVE_ZERO,
     domain_curve,
     largest_size,
     of_both,
@@ -76,7 +75,7 @@ def plot_fit(ax: "Axes", rows: "Rows", coefficients: Coefficients, paper: Coeffi
     sizes = sorted({*rows.size.tolist(), *(curve.size for curve in curves)})
     scatter_by_size(ax, used.entropy, 1 / used.beta, used.size, sizes, s=5, alpha=0.4)
     draw_size_curves(ax, curves, sizes, np.reciprocal)
-    H = np.linspace(ABOVE_ZERO, right, 600)
+    H = np.linspace(0, right, 600)
     for fit, colour, style, label in (
         (coefficients, OURS, "-", f"this fit ({short(coefficients.reference)})"),
         (paper, PAPER, "--", "the paper's fit"),

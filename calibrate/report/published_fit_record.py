@@ -12,7 +12,7 @@ from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
 from calibrate.report.blocks import Block, Code, Curve, Facts, Heading, Table, Text
-from calibrate.report.rule_curves import ABOVE_ZERO, beta_at, domain_curve, of_both, shown_sizes
+from calibrate.report.rule_curves import beta_at, domain_curve, of_both, shown_sizes
 from calibrate.report.selection import selection_tables
 from calibrate.report.wording import (
     NOTHING,
@@ -101,7 +101,7 @@ def _beta_table(fit: Coefficients, entry: Entry) -> Table:
     H = np.linspace(lo, min(hi, large), SHOWN_ENTROPIES)
     rows = []
     for n in shown_sizes(entry.domain[2:]):
-        beta = beta_at(fit, entry, np.maximum(H, ABOVE_ZERO), n)
+        beta = beta_at(fit, entry, H, n)
         cells = [f"{b:.2f}" if h <= np.log(n) else NOTHING for h, b in zip(H, beta, strict=True)]
         rows.append([f"{n:,}", *cells])
     columns = ["n", *(f"H = {h:.3g}" for h in H)]

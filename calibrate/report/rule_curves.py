@@ -43,6 +43,7 @@ def beta_at(fit: Coefficients, entry: Entry, H: np.ndarray, n: float) -> np.ndar
 
 
 def _beta(fit: Coefficients, entry: Entry, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
+    H = np.maximum(H, ABOVE_ZERO)
     return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
 
 
