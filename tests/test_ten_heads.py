@@ -12,6 +12,7 @@ from test_comparison import make_score
 from calibrate.evaluation.baselines import HARD, HINDSIGHT, LABELS, PLAIN
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import ten_heads
 from ten_heads import Calibration, cached_scores, calibrate_head, compare_heads, study
 
 SIZES = [16, 64, 256]
@@ -106,6 +107,21 @@ def test_a_head_that_no_rule_helps_is_named(here):
     with pytest.warns(UserWarning, match="toy has no fit of its own: not for this head"):
         rules = calibrate_head(ShuffledHead(0.2), CALIBRATION, here)
     assert rules["own"] == rules["plain"]
+
+
+def test_own_fits_keep_the_sizes_that_a_head_was_trained_on(here, monkeypatch):
+    head, options = ShuffledHead(0.2), []
+    head.trained_up_to = 64
+
+    def choose(rows, chosen_options):
+        options.append(chosen_options)
+        return ten_heads_choose(rows, chosen_options)
+
+    ten_heads_choose = ten_heads.choose
+    monkeypatch.setattr(ten_heads, "choose", choose)
+    with pytest.warns(UserWarning, match="toy has no fit of its own"):
+        calibrate_head(head, CALIBRATION, here)
+    assert [given.trained_up_to for given in options] == [64]
 
 
 def test_paired_tests_and_errors_are_scipys():
