@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.fitting.candidates import log_p_at, mean_by_size
-from calibrate.fitting.solved_rows import Rows
+from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.fitting.model_selection import choose
+from calibrate.fitting.rule_fitting import Options
+from calibrate.fitting.solved_rows import Rows, concatenate_rows, solve_rows
 from calibrate.maths.likelihood import likelihood, maximise
 from calibrate.maths.likelihood_profile import from_nodes, nodes
 from calibrate.maths.reference import entropy
@@ -60,7 +62,26 @@ def scores_beyond(
     scores["mixture: plain"] = mean_by_size(mixed_test[0], plain)
     for name in MIXED:
         scores[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
+    rows = concatenate_rows([fitted, diffuse_rows(fitted)])
+    for q in (None, 0.0):
+        fit = choose(rows, Options(q=q)).chosen.fit
+        log_p = log_p_at(mixed_test[0], applied_beta(fit, mixed_test[0]))
+        name = "mixture: calibrate fit" + " --q 0" * (q == 0)
+        scores[name] = mean_by_size(mixed_test[0], log_p)
     return scores
+
+
+def diffuse_rows(rows: Rows) -> Rows:
+    """As many rows of the same sizes, whose target is any of the items, as a user would have them.
+
+    Fits see one target of each; the scores of a mixture are expected over all of them.
+    """
+    rng, parts = np.random.default_rng(2), []
+    for n, count in zip(*np.unique(rows.size, return_counts=True), strict=True):
+        scale = rng.uniform(*DIFFUSE_SCALES, (count, 1))
+        z = (scale * rng.standard_normal((count, n))).astype(np.float32)
+        parts.append(solve_rows(z, rng.integers(0, n, count), entropy(z), int(n)))
+    return concatenate_rows(parts)
 
 
 def _above_gate(rows: Rows, gap: np.ndarray) -> tuple[Rows, np.ndarray]:

@@ -104,7 +104,9 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> dict[s
     collection = collect(head, calibration.sizes, calibration.sets, calibration.seed, place)
     try:
         rows = solve_collection(collection)
-        fitted = fitted_rules(rows, choose(rows, resolve_options(collection)))
+        choice = choose(rows, resolve_options(collection))
+        fitted = fitted_rules(rows, choice)
+        fitted |= {f"own fit, q = {c.q:g}": c.fit for c in choice.trade}
     except QualityError as failure:
         fitted = {"own": PLAIN}  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)
