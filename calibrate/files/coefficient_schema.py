@@ -184,6 +184,8 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         "held_out": List(numbers(("before", "after", "error"), ("size", "rows"))),
         "verdict": TEXT,
     }
+    if minor > 1:
+        fields["q"] = NUMBER
     if minor:
         of_candidate = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
         fields |= {

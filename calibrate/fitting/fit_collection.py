@@ -222,6 +222,7 @@ def _quality(
         ],
         "learning_curve": [p._asdict() for p in learning_curve(choice, options)],
         **band,
+        "q": chosen.q,
         "verdict": choice.verdict,
     }
 

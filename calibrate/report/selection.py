@@ -5,7 +5,6 @@ from typing import Any
 
 from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.candidates import kind_label
-from calibrate.fitting.gain import LEAST_GAIN
 from calibrate.fitting.model_selection import KEPT
 from calibrate.maths.rule import ENTROPY_POLYNOMIAL
 from calibrate.report.blocks import Block, Heading, Table, Text
@@ -38,8 +37,9 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     first = {record["kind"]: record for record in reversed(records)}
     tables = [_kinds_table([r for r in records if r is first[r["kind"]]], kind)] if records else []
     tried = [r for r in records if r["kind"] == kind and {"q", "gain", "low"} <= r.keys()]
-    if len(tried) > 1:
-        tables.append(_sharpness_table(tried))
+    chosen = [r for r in tried if r["q"] == fit.quality.get("q")]
+    if len(tried) > 1 and chosen:
+        tables.append(_sharpness_table(tried, chosen[0]))
     return tables
 
 
@@ -59,13 +59,9 @@ def _kinds_table(records: _Records, chosen: str) -> Table:
     return _table("rule", records, labels, states, title, NOTE)
 
 
-def _sharpness_table(records: _Records) -> Table:
+def _sharpness_table(records: _Records, chosen: Mapping[str, Any]) -> Table:
     """Of rules of one kind, the least q first."""
     best = records[0]
-    kept = [
-        r for r in records if r["low"] > 0 and r["gain"] >= max(LEAST_GAIN, KEPT * best["gain"])
-    ]
-    chosen = kept[-1] if kept else best
     why = f"the largest that keeps {KEPT:.0%} of the gain in log p".replace("%", " %")
     if chosen is best:
         why = f"as no larger one {why.removeprefix('the largest that ')}"
