@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from calibrate.files.coefficients import Coefficients
+from calibrate.maths.shannon_entropy import log_size
 from calibrate.softmax import sharpen
 
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
@@ -48,7 +49,7 @@ class KeyHead(NamedTuple):
 
     def weigh(
         self, z: jax.Array, bias: jax.Array | None, mask: jax.Array | None, query: jax.Array,
-        key: ArrayLike,
+        key: ArrayLike, all_keys: int,
     ) -> jax.Array:  # fmt: skip
         """Unnormalised weights (G, rows, keys) of logits whose first query and key these are."""
         if self.soft_cap is not None:
@@ -67,7 +68,22 @@ class KeyHead(NamedTuple):
         for condition in conditions:
             if condition is not None:
                 z = jnp.where(condition, z, -jnp.inf)
-        return sharpen(z, self.table, self.fit, -1, self.entropy_gradient, True)
+        log_n = None
+        if self.fit.rule.by_size:
+            known = bias is None and mask is None
+            log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1)
+        return sharpen(z, log_n, self.table, self.fit, -1, self.entropy_gradient, True)
+
+    def _log_size(self, t: jax.Array, all_keys: int, dtype: DTypeLike) -> jax.Array:
+        """log n of the n keys that queries at t see without masks; 0 for one that sees none."""
+        left, right = self.band
+        first = 0 if left is None else jnp.maximum(t - left, 0)
+        last = all_keys if self.n_keys is None else jnp.minimum(self.n_keys, all_keys)
+        last = last if right is None else jnp.minimum(last, t + right + 1)
+        n = jnp.maximum(last - first, 1) + 0 * t
+        if self.n_queries is not None:
+            n = jnp.where(t < self.n_queries, n, 1)
+        return jnp.log(n.astype(dtype))
 
 
 def attend_key_head(
@@ -105,7 +121,7 @@ def _attend_block(
     keys, values = seen(k), seen(v)
     bias, mask = (x if x is None or x.shape[2] == 1 else seen(x, 2) for x in (bias, mask))
     z = (q.reshape(G * rows, H) @ keys.T).reshape(G, rows, n_keys)
-    powers = head.weigh(z, bias, mask, start, at)
+    powers = head.weigh(z, bias, mask, start, at, len(k))
     total = jnp.sum(powers, -1, keepdims=True)
     out = (powers.reshape(G * rows, n_keys) @ values).reshape(G, rows, -1)
     return out / jnp.where(total == 0, 1, total)

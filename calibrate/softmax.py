@@ -12,7 +12,6 @@ from calibrate.files.coefficients import Coefficients, check_fit, check_given
 from calibrate.maths.rule import N_COEFFICIENTS, beta_of
 from calibrate.maths.shannon_entropy import (
     Axis,
-    Centred,
     centre,
     hashable,
     log_size,
@@ -164,7 +163,9 @@ def _adaptive_softmax(
     @jax.checkpoint  # gradients need the logits alone, as those of jax.nn.softmax need its result
     def probabilities(logits: jax.Array) -> jax.Array:
         z = real_logits(logits, where)
-        powers = sharpen(z, head_table(coefficients, z, -3), coefficients, axis, entropy_gradient)
+        log_n = log_size(z, axis, where is not None) if coefficients.rule.by_size else None
+        table = head_table(coefficients, z, -3)
+        powers = sharpen(z, log_n, table, coefficients, axis, entropy_gradient)
         total = jnp.sum(powers, axis, keepdims=True)
         if where is None:
             return (powers / total).astype(dtype)
@@ -175,9 +176,10 @@ def _adaptive_softmax(
     return probs
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4, 5))
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5, 6))
 def sharpen(
     z: jax.Array,
+    log_n: jax.Array | None,
     table: jax.Array | None,
     coefficients: Coefficients,
     axis: Axis,
@@ -190,21 +192,15 @@ def sharpen(
 
     Args:
       z: float32 or wider, -inf where masked; (..., heads, queries, items) with a table.
+      log_n: of the n items that are not masked, a constant to gradients; for a fit by size.
       table: of `head_table`, for a fit per head.
       entropy_gradient: whether the derivative includes that of beta(H).
       in_loop: whether it runs inside a loop, of which JAX takes second derivatives by this code
         and not by its rule: then nothing in it may be infinite.
     """
     centred = centre(z, axis, finite=in_loop)
-    x = _inputs(z, centred, coefficients, axis)
+    x = _Inputs(centred.entropy if coefficients.rule.by_entropy else None, log_n)
     return jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
-
-
-def _inputs(z: jax.Array, centred: Centred, coefficients: Coefficients, axis: Axis) -> _Inputs:
-    rule = coefficients.rule
-    return _Inputs(
-        centred.entropy if rule.by_entropy else None, log_size(z, axis) if rule.by_size else None
-    )
 
 
 @sharpen.defjvp
@@ -213,19 +209,19 @@ def _sharpen_jvp(
     axis: Axis,
     entropy_gradient: bool,
     in_loop: bool,
-    primals: tuple[jax.Array, jax.Array | None],
-    tangents: tuple[jax.Array, Any],
+    primals: tuple[jax.Array, jax.Array | None, jax.Array | None],
+    tangents: tuple[jax.Array, Any, Any],
 ) -> tuple[jax.Array, jax.Array]:
-    (z, table), (dz, _) = primals, tangents
-    powers = sharpen(z, table, coefficients, axis, entropy_gradient, in_loop)
+    (z, log_n, table), (dz, *_) = primals, tangents
+    powers = sharpen(z, log_n, table, coefficients, axis, entropy_gradient, in_loop)
     centred = centre(z, axis, finite=True)
-    x = _inputs(z, centred, coefficients, axis)
+    H = centred.entropy if coefficients.rule.by_entropy else None
 
-    def beta_at(entropy: jax.Array | None) -> jax.Array:
-        return _beta(x._replace(entropy=entropy), table, coefficients, -3)
+    def beta_at(H: jax.Array | None) -> jax.Array:
+        return _beta(_Inputs(H, log_n), table, coefficients, -3)
 
-    if not entropy_gradient or not coefficients.rule.by_entropy:
-        return powers, powers * (jax.lax.stop_gradient(beta_at(x.entropy)) * dz)
+    if not entropy_gradient or H is None:
+        return powers, powers * (jax.lax.stop_gradient(beta_at(H)) * dz)
     dH = centred.entropy_tangent(dz, axis)
-    beta, dbeta = jax.jvp(beta_at, (centred.entropy,), (dH,))
+    beta, dbeta = jax.jvp(beta_at, (H,), (dH,))
     return powers, powers * (beta * dz + dbeta * centred.shifted)

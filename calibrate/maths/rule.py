@@ -57,10 +57,15 @@ def horner(x: Any, coefficients: Sequence[Any]) -> Any:
     return value
 
 
+def at_size(log_n: Any, coefficients: Sequence[Any]) -> tuple[Any, ...]:
+    """The polynomial of entropy that a rule of entropy and size is at one log n."""
+    *powers, slope, level, both, square, line = coefficients
+    return (*powers, slope + both * log_n, level + log_n * (line + square * log_n))
+
+
 def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
     """The bare terms of a rule of entropy and size, without guards and at any H and log n."""
-    both, square, line = coefficients[N_POWERS:]
-    return horner(H, coefficients[:N_POWERS]) + log_n * (both * H + line + square * log_n)
+    return horner(H, at_size(log_n, coefficients))
 
 
 def bare_value(x: Sequence[Any], coefficients: Sequence[Any]) -> Any:
@@ -90,7 +95,8 @@ def beta_of(
     Args:
       H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. Not
         looked at by "log-size".
-      log_n: array, natural logarithm of the number of unmasked items; likewise. Not looked at by
+      log_n: array, natural logarithm of the number of unmasked items; likewise; or, for
+        "entropy-and-size", one number for all rows, which is quicker. Not looked at by
         "entropy-polynomial".
       coefficients: in the order above; numbers, or arrays that broadcast.
       domain: [lo, hi] of the entropies that it was fitted on, of log n, or of both in this order;
@@ -107,10 +113,14 @@ def beta_of(
         return xp.clip(line, rule.min_beta, rule.max_beta)
     inside = xp.clip(H, lo, hi)
     if rule.kind == ENTROPY_AND_SIZE:
-        within = xp.clip(log_n, *domain[2:4])
-        both, square, line = coefficients[N_POWERS:]
-        slope = both * inside + line + 2 * square * within
-        value = surface(inside, within, coefficients) + (slope > 0) * slope * (log_n - within)
+        small, large = domain[2:4]
+        one_size = all(isinstance(x, float) for x in (log_n, small, large))
+        within = min(max(log_n, small), large) if one_size else xp.clip(log_n, small, large)
+        value = surface(inside, within, coefficients)
+        if not one_size or log_n != within:
+            both, square, line = coefficients[N_POWERS:]
+            rise = xp.clip(both * inside + (line + 2 * square * within), 0, None)
+            value = value + rise * (log_n - within)
     else:
         value = horner(inside, coefficients)
     beta = xp.clip(value, rule.min_beta, rule.max_beta)

@@ -71,10 +71,36 @@ def centre(z: jax.Array, axis: Axis, finite: bool = False) -> Centred:
     return Centred(shifted, weights, normaliser, first_moment / normaliser)
 
 
-def log_size(z: jax.Array, axis: Axis) -> jax.Array:
-    """log n of n unmasked items, whose logit is above -inf; axes kept, 0 for a row without any."""
-    n = jnp.sum(z > -jnp.inf, axis, keepdims=True)
-    return jnp.log(jnp.maximum(n, 1).astype(z.dtype))
+def log_size(z: jax.Array, axis: Axis, masked: bool = True) -> jax.Array:
+    """log n of n unmasked items, whose logit is above -inf; axes kept, 0 for a row without any.
+
+    A constant to gradients.
+
+    Args:
+      masked: whether some item is likely to be; if not, a CPU looks first whether one is.
+    """
+
+    def count(z: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(z > -jnp.inf, 1, 0).astype(z.dtype), axis, keepdims=True)
+
+    def count_in_eights(z: jax.Array) -> jax.Array:
+        """The first sum reads logits and the second an eighth as many numbers: less memory."""
+        if z.size == 0 or axis not in (-1, z.ndim - 1):
+            return count(z)
+        z = jnp.pad(z, [(0, 0)] * (z.ndim - 1) + [(0, -z.shape[-1] % 8)], constant_values=-jnp.inf)
+        real = z.reshape(*z.shape[:-1], 8, -1) > -jnp.inf
+        return jnp.sum(jnp.sum(real, -2, jnp.int32).astype(z.dtype), -1, keepdims=True)
+
+    def look_first(z: jax.Array) -> jax.Array:
+        lowest = jnp.min(z, axis, keepdims=True, initial=jnp.inf)
+        all_items = jnp.full_like(lowest, z.size // max(1, lowest.size))
+        none_is_masked = jnp.all(lowest > -jnp.inf)
+        return jnp.asarray(jax.lax.cond(none_is_masked, lambda _: all_items, count_in_eights, z))
+
+    z = jax.lax.stop_gradient(z)
+    on_cpu = count_in_eights if masked else look_first
+    n: jax.Array = jax.lax.platform_dependent(z, cpu=on_cpu, default=count)
+    return jnp.log(jnp.maximum(n, 1))
 
 
 def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:

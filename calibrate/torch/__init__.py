@@ -9,6 +9,7 @@ except ImportError as missing:
     raise ImportError("calibrate.torch needs PyTorch: pip install 'calibrate[torch]'") from missing
 
 from calibrate.torch.attention import scaled_dot_product_attention
-from calibrate.torch.softmax import adaptive_softmax, entropy, inverse_temperature
+from calibrate.torch.beta import inverse_temperature
+from calibrate.torch.softmax import adaptive_softmax, entropy
 
 __all__ = ["adaptive_softmax", "entropy", "inverse_temperature", "scaled_dot_product_attention"]

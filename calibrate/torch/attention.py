@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.maths.rule import LOG_SIZE
+from calibrate.torch.beta import Inputs, beta_of_rows, wide
 from calibrate.torch.blocks import Options, attend_in_blocks, causal_mask
 from calibrate.torch.fused import Kernel, kernel
-from calibrate.torch.softmax import beta_of_rows, refuse_nested, wide
+from calibrate.torch.softmax import refuse_nested
 
 FEW_QUERIES = 32
 TYPICAL_KEYS = 64
@@ -180,12 +180,13 @@ def _attend_in_two_calls(
         return stock(q, k, v)[0]  # as in layers that a fit does not name
     # Softmax is the same for keys that are moved alike; E[z] and log Z are smaller, and exacter.
     k = k - _typical_key(k, mask)
-    if options.fit.rule.kind == LOG_SIZE:
-        x = _log_n_keys(q, k, mask, options.is_causal)
-    else:
+    rule, H, log_n = options.fit.rule, None, None
+    if rule.by_size:
+        log_n = _log_n_keys(q, k, mask, options.is_causal)
+    if rule.by_entropy:
         with torch.set_grad_enabled(torch.is_grad_enabled() and options.entropy_gradient):
-            x = _entropy(stock, q, k, options.scale)
-    beta = beta_of_rows(x, options.fit, -2)
+            H = _entropy(stock, q, k, options.scale)
+    beta = beta_of_rows(Inputs(H, log_n), options.fit, -2)
     return stock((q * beta[..., None]).to(q.dtype), k, v)[0]
 
 

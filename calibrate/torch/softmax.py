@@ -1,15 +1,15 @@
 """A softmax that applies a fit at inference, in place of torch.softmax."""
 
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, check_fit, check_given
-from calibrate.maths.rule import LOG_SIZE, beta_of
+from calibrate.files.coefficients import Coefficients, check_fit
+from calibrate.torch.beta import Inputs, beta_by_table, head_table, wide
 
 _NO_WEIGHT = -1e18  # exp of any beta times it is 0, and its square does not overflow
 
@@ -56,7 +56,7 @@ def adaptive_softmax(
             "give logits (..., heads, queries, items) and dim=-1"
         )
     z = _real_logits(logits, where)
-    table = _head_table(fit, z, -3)
+    table = head_table(fit, z, -3)
     if z.numel() == 0:
         return torch.softmax(z, dim).to(logits.dtype)
     compiling = torch.compiler.is_compiling()
@@ -94,51 +94,6 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
     return torch.where(empty, 0.0, H).squeeze(dim)
 
 
-def inverse_temperature(
-    H: Tensor | float | None, coefficients: Coefficients, *, n: Tensor | int | None = None
-) -> Tensor:
-    """beta of a fit: beta(H), or for a fit of kind "log-size" beta(n).
-
-    beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
-    beta(n) = clip(kappa log n + b, min_beta, max_beta); where kappa < 0, log n is first clipped to
-    the sizes that it was fitted on, [lo, hi].
-
-    Args:
-      H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
-        gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
-        takes its shape alone, or None.
-      coefficients: a fit, from `calibrate.load`.
-      n: number of unmasked items, broadcastable to H; 0 counts as 1. A log-size fit needs it, and
-        no other looks at it.
-    Returns:
-      beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
-    Raises:
-      CoefficientsError: no fit was given, it does not fit the heads of H, or H or n is missing.
-    Reference: Velickovic et al. 2024, section 3.
-    """
-    fit = check_fit(coefficients)
-    check_given(fit, H, n)
-    if not fit.rule.by_size:
-        x = torch.as_tensor(H)
-        x = x.to(wide(x.dtype))
-    else:
-        like = None if H is None else torch.as_tensor(H)
-        x = torch.as_tensor(n, device=None if like is None else like.device)
-        x = x.to(wide(x.dtype)).clamp(min=1).log()
-        x = x if like is None else x.expand(like.shape)
-    return beta_of_rows(x, fit, -2)
-
-
-def beta_of_rows(x: Tensor, fit: Coefficients, head_axis: int) -> Tensor:
-    """beta of x, which is H or log n, with the heads of a fit per head along that axis."""
-    return _beta(x, _head_table(fit, x, head_axis), fit)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype itself, or float32 for narrower ones and for integers."""
-    return dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
-
-
 def refuse_nested(mask: str, *tensors: Tensor) -> None:
     """Raises TypeError that says which argument masks the padding instead."""
     if any(x.is_nested for x in tensors):
@@ -158,34 +113,39 @@ def _real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
     return torch.where(where, z, -torch.inf)
 
 
-def _head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
-    """The numbers of each head, (coefficients + 3, heads, 1, ...); None if all heads are alike."""
-    if not fit.has_heads:
-        fit.only  # noqa: B018 (refuses a fit per layer)
-        return None
-    if x.ndim < -head_axis:
-        raise CoefficientsError(
-            f"{fit.reference} has an entry per head, and a tensor of shape {tuple(x.shape)} has "
-            "no axis of heads; give (..., heads, queries, items)"
-        )
-    table = torch.tensor(fit.by_head(x.shape[head_axis]), dtype=x.dtype, device=x.device)
-    return table.reshape(*table.shape, *[1] * (-head_axis - 1))
-
-
-def _beta(x: Tensor, table: Tensor | None, fit: Coefficients) -> Tensor:
-    """beta of x, which is H or log n, as the fit's kind has it."""
-    if table is None:
-        entry = fit.only
-        beta: Tensor = beta_of(x, x, entry.coefficients, entry.domain, fit.rule, torch)
-        return beta
-    *powers, lo, hi, calibrated = table
-    beta = beta_of(x, x, powers, (lo, hi), fit.rule, torch)
-    return torch.where(calibrated == 1, beta, 1.0)
-
-
 def _shifted(z: Tensor, dim: int) -> Tensor:
     """z - max z; a finite number that has no weight where z is -inf: 0 times -inf is NaN."""
     return (z - z.amax(dim, keepdim=True)).clamp_min_(_NO_WEIGHT)
+
+
+def _shifted_and_log_size(
+    z: Tensor, fit: Coefficients, dim: int
+) -> tuple[Tensor, Tensor | float | None]:
+    """Logits as of `_shifted`; and if the fit goes by size log n, of n items above -inf.
+
+    log n is 0 for a row without any; axes are kept. It may be one number where none is masked.
+    """
+    if not fit.rule.by_size:
+        return _shifted(z, dim), None
+    shifted = z - z.amax(dim, keepdim=True)
+    if z.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        real = z > -torch.inf
+        shifted = shifted.clamp_min_(_NO_WEIGHT)
+    elif _all_exceed_no_weight(shifted):  # which takes no longer than to clamp them
+        log_n = math.log(z.shape[dim] if z.ndim else 1)
+        one_number = fit.rule.by_entropy and not fit.has_heads
+        return shifted, log_n if one_number else z.new_tensor(log_n)
+    else:  # bools are slow to make, and to add up, on a CPU
+        shifted, real = shifted.clamp_min(_NO_WEIGHT), shifted.gt_(-torch.inf)
+    return shifted, real.sum(dim, keepdim=True, dtype=z.dtype).clamp(min=1).log()
+
+
+def _all_exceed_no_weight(shifted: Tensor) -> bool:
+    """Whether there is nothing to clamp, and no item masked; False where there is no telling."""
+    try:
+        return bool(shifted.amin() > _NO_WEIGHT)
+    except RuntimeError:  # under torch.func.vmap
+        return False
 
 
 def _entropy(shifted: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,11 +156,6 @@ def _entropy(shifted: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     product = weights * shifted if torch.is_grad_enabled() else weights.mul_(shifted)
     mean = product.sum(dim, keepdim=True) / normaliser
     return normaliser.log() - mean, normaliser, mean
-
-
-def _log_size(z: Tensor, dim: int) -> Tensor:
-    """log n of n unmasked items, whose logit is above -inf; axes kept, 0 for a row without any."""
-    return (z > -torch.inf).sum(dim, keepdim=True).clamp(min=1).to(z.dtype).log()
 
 
 class _Options(NamedTuple):
@@ -219,9 +174,9 @@ class _AdaptiveSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(z: Tensor, table: Tensor | None, options: _Options) -> Tensor:
         fit, dim, _ = options
-        shifted = _shifted(z, dim)
-        x = _log_size(z, dim) if fit.rule.kind == LOG_SIZE else _entropy(shifted, dim)[0]
-        beta = _beta(x, table, fit)
+        shifted, log_n = _shifted_and_log_size(z, fit, dim)
+        H = _entropy(shifted, dim)[0] if fit.rule.by_entropy else None
+        beta = beta_by_table(Inputs(H, log_n), table, fit)
         if not torch.compiler.is_compiling():
             return torch.softmax(shifted.mul_(beta), dim)
         if z.device.type == "cpu":
@@ -237,21 +192,13 @@ class _AdaptiveSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (z, table), (fit, dim, entropy_gradient) = ctx.saved_tensors, ctx.options
-        shifted = _shifted(z, dim)
-        if fit.rule.kind == LOG_SIZE:
-            beta = _beta(_log_size(z, dim), table, fit)
-            return _of_shifted(gradient, shifted, beta, dim)[0], None, None
-        H, normaliser, mean = _entropy(shifted, dim)
-        beta_with_slope: Any = torch.func.vjp(partial(_beta, table=table, fit=fit), H)
-        beta, times_slope = beta_with_slope
-        if not entropy_gradient:
-            return _of_shifted(gradient, shifted, beta.detach(), dim)[0], None, None
+        (z, table), dim = ctx.saved_tensors, ctx.options.dim
+        shifted, beta, slope = _beta_with_slope(z, table, ctx.options)
         of_z, of_beta = _of_shifted(gradient, shifted, beta, dim)
-        (of_entropy,) = times_slope(of_beta)
-        # dH = -sum q (log q + H) dz, and log q + H = shifted - mean
-        q = shifted.exp() / normaliser
-        return of_z - of_entropy * q * (shifted - mean), None, None
+        if slope is None:
+            return of_z, None, None
+        (of_entropy,) = slope.of_entropy(of_beta)
+        return of_z + of_entropy * slope.of_logits, None, None
 
 
 class _AdaptiveSoftmaxWithTangents(_AdaptiveSoftmax):
@@ -264,22 +211,42 @@ class _AdaptiveSoftmaxWithTangents(_AdaptiveSoftmax):
 
     @staticmethod
     def jvp(ctx: Any, dz: Tensor, *_: None) -> Tensor:
-        (z, table), (fit, dim, entropy_gradient) = ctx.saved_tensors, ctx.options
-        shifted = _shifted(z, dim)
-        if fit.rule.kind == LOG_SIZE:
-            beta = _beta(_log_size(z, dim), table, fit)
-            d_product = beta * dz
-        else:
-            H, normaliser, mean = _entropy(shifted, dim)
-            beta_with_slope: Any = torch.func.vjp(partial(_beta, table=table, fit=fit), H)
-            beta, times_slope = beta_with_slope
-            d_product = beta * dz
-            if entropy_gradient:
-                weights = shifted.exp() / normaliser * (shifted - mean)
-                (d_beta,) = times_slope(-(weights * dz).sum(dim, keepdim=True))
-                d_product = d_product + shifted * d_beta
+        (z, table), dim = ctx.saved_tensors, ctx.options.dim
+        shifted, beta, slope = _beta_with_slope(z, table, ctx.options)
+        d_product = beta * dz
+        if slope is not None:
+            (d_beta,) = slope.of_entropy((slope.of_logits * dz).sum(dim, keepdim=True))
+            d_product = d_product + shifted * d_beta
         probs = torch.softmax(beta * shifted, dim)
         return probs * (d_product - (probs * d_product).sum(dim, keepdim=True))
+
+
+class _Slope(NamedTuple):
+    """The derivative of beta by the logits, in two factors."""
+
+    of_entropy: Any  # multiplies by d beta / dH
+    of_logits: Tensor  # dH / dz
+
+
+def _beta_with_slope(
+    z: Tensor, table: Tensor | None, options: _Options
+) -> tuple[Tensor, Tensor, _Slope | None]:
+    """z - max z, beta, and the slope of beta if gradients flow through it."""
+    fit, dim, entropy_gradient = options
+    shifted, log_n = _shifted_and_log_size(z, fit, dim)
+
+    def beta_at(H: Tensor | None) -> Tensor:
+        return beta_by_table(Inputs(H, log_n), table, fit)
+
+    if not fit.rule.by_entropy:
+        return shifted, beta_at(None), None
+    H, normaliser, mean = _entropy(shifted, dim)
+    if not entropy_gradient:
+        return shifted, beta_at(H).detach(), None
+    beta_and_product: Any = torch.func.vjp(beta_at, H)
+    beta, of_entropy = beta_and_product
+    # dH = -sum q (log q + H) dz, and log q + H = shifted - mean
+    return shifted, beta, _Slope(of_entropy, shifted.exp() / normaliser * (mean - shifted))
 
 
 def _of_shifted(gradient: Tensor, shifted: Tensor, beta: Tensor, dim: int) -> tuple[Tensor, Tensor]:
