@@ -91,7 +91,8 @@ def learning_curve(choice: Choice, options: Options) -> list[LearningPoint]:
 
     Fewer groups than blocks cannot be cut into these shares: there is no curve.
     """
-    rows, block, problem = choice.rows, choice.block, choice.chosen.problem
+    least_sharp = choice.trade[0]  # others trade log p for sharpness
+    rows, block, problem = choice.rows, choice.block, least_sharp.problem
     if len(np.unique(block)) < N_BLOCKS:
         return []
     n_usable = int(usable_rows(rows, problem.kind, options).sum())
@@ -103,7 +104,7 @@ def learning_curve(choice: Choice, options: Options) -> list[LearningPoint]:
         for share in log_p:
             block_weights = np.zeros(N_BLOCKS)
             block_weights[others[:share]] = 1
-            solution = solve_problem(problem, block_weights, choice.chosen.solution)
+            solution = solve_problem(problem, block_weights, least_sharp.solution)
             beta = applied_beta(to_coefficients(problem, solution), held_out)
             log_p[share].append(mean_by_size(held_out, log_p_at(held_out, beta)))
     return [LearningPoint(counts[share], float(np.mean(log_p[share]))) for share in log_p]

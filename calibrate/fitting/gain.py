@@ -20,13 +20,21 @@ import numpy as np
 
 from calibrate.fitting.solved_rows import Rows
 from calibrate.fitting.weighting import MIN_EFFECTIVE, Strata, group_weights
+from calibrate.maths.rule import ENTROPY_AND_SIZE
 
 PRIOR_ROWS = 10.0
 MOST_PRIOR = 0.25  # of the number of groups
 LEAST_GAIN = 0.01  # nats: a user would not notice less
 LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
+# A rule of entropy and size extrapolates to pairs of them that no row had: it has to be worth it.
+LEAST_LEAD_OF_BOTH = LEAST_GAIN
 CONFIDENCE = 0.95  # of an interval
 CHANCE = (1 - CONFIDENCE) / 2  # that a gain of 0 lies below its interval
+
+
+def least_lead(kind: str) -> float:
+    """Nats by which a kind of rule has to lead a simpler one."""
+    return LEAST_LEAD_OF_BOTH if kind == ENTROPY_AND_SIZE else LEAST_LEAD
 
 
 class Scores(NamedTuple):
@@ -50,10 +58,9 @@ class Gain(NamedTuple):
         """Whether it is beyond chance, and large enough to notice."""
         return self.low > 0 and self.mean >= LEAST_GAIN
 
-    @property
-    def leads(self) -> bool:
-        """Whether it is beyond chance, and worth another kind of rule."""
-        return self.low > 0 and self.mean >= LEAST_LEAD
+    def leads(self, kind: str) -> bool:
+        """Whether it is beyond chance, and worth a rule of that kind in place of a simpler one."""
+        return self.low > 0 and self.mean >= least_lead(kind)
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ class Trial:
         best: Candidate | None = None
         for candidate in self.candidates:
             gain = self.evidence.gain(candidate.scores, best.scores) if best else candidate.gain
-            if gain.leads if best else gain.evident:
+            if gain.leads(candidate.kind) if best else gain.evident:
                 best = candidate
         return best
 

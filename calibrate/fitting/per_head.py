@@ -13,7 +13,7 @@ from calibrate.errors import QualityError
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.files.collection import Collection
 from calibrate.files.shard import Heads
-from calibrate.fitting.gain import CHANCE, LEAST_LEAD, Gain, evident_among
+from calibrate.fitting.gain import CHANCE, Gain, evident_among, least_lead
 from calibrate.fitting.held_out import HeldOut, combine_held_out
 from calibrate.fitting.model_selection import Choice, Trial, choose_from, try_kinds
 from calibrate.fitting.rule_fitting import ADVICE, KINDS, Options
@@ -189,7 +189,7 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     n_rules = max(sum(head.rule is not None for head in heads) for heads in families.values())
     best, *others = families
     for family in others:
-        if total[family] > total[best] + LEAST_LEAD * n_rules:
+        if total[family] > total[best] + least_lead(family) * n_rules:
             best = family
     return best, families[best]
 
