@@ -384,7 +384,7 @@ def test_an_old_schema_reads_newer_files_as_its_readers_do():
         assert not VALIDATOR[version].is_valid(DOCUMENT | {"schema_version": version})
 
 
-@pytest.mark.parametrize("name", ["paper", "max-retrieval"])
+@pytest.mark.parametrize("name", ["paper", "max-retrieval@1", "max-retrieval@2"])
 def test_shipped_files_keep_the_schema_and_round_trip(name):
     fit = calibrate.load(name)
     validate(json.loads(fit.path.read_text()))
@@ -498,7 +498,7 @@ def test_rounded_coefficients_are_refused(document, digits):
 
 def test_coefficients_rounded_to_significant_digits_are_refused(document):
     """As somebody would copy them from a screen."""
-    fit = calibrate.load("max-retrieval")
+    fit = calibrate.load("max-retrieval@1")
     document = json.loads(fit.path.read_text())
     entry = document["entries"][0]
     entry["coefficients"] = [float(f"{c:.3g}") for c in entry["coefficients"]]

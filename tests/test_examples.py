@@ -57,7 +57,7 @@ def test_bad_rows_are_left_out():
 def test_coefficients_under_a_fit_are_those_of_the_runtime(examples, by_size, by_both):
     for closeup in examples:
         logits = closeup.logits.astype(np.float32)
-        for fit in (calibrate.load("max-retrieval"), by_size, by_both):
+        for fit in (calibrate.load("max-retrieval@1"), by_size, by_both):
             expected = np.asarray(calibrate.adaptive_softmax(logits, fit))
             np.testing.assert_allclose(closeup.coefficients(fit), expected, atol=2e-5)
         np.testing.assert_allclose(closeup.coefficients(None), softmax(closeup.logits))

@@ -1,5 +1,8 @@
 """Fit: a collection becomes a file that loads, with its evidence; or a reason why not."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from conftest import ToyHead
@@ -15,6 +18,7 @@ from calibrate.fitting.fit_collection import (
     fit_collection_as_in_the_paper,
     same_fit,
 )
+from calibrate.fitting.model_selection import SHARPER
 from calibrate.fitting.rule_fitting import KINDS, Options
 from calibrate.maths import reference
 
@@ -137,3 +141,28 @@ def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
     assert mass(b) > max(mass(b * 0.97), mass(b * 1.03))
     for size in fit.choice.held_out:
         assert size.after > size.before
+
+
+def test_the_shipped_fit_is_of_the_present_default():
+    fit = calibrate.load("max-retrieval")
+    assert (fit.version, fit.schema_version) == (2, "1.2")
+    assert fit.source["options"] == {
+        "degree": 4, "rows": "all", "gate": 0.0, "prior_rows": 10.0, "trained_up_to": 16,
+    }  # fmt: skip
+    assert fit.quality["q"] in (0, *SHARPER)
+
+
+@pytest.mark.slow
+def test_the_shipped_fit_is_what_calibrate_fit_publishes(tmp_path):
+    """By the commands as they are, without an option."""
+    shipped = calibrate.load("max-retrieval")
+    run, store = tmp_path / "run", tmp_path / "fits"
+    for words in (["collect", "--out", run], ["fit", run, "--name", "again", "--store", store]):
+        command = [sys.executable, "-m", "calibrate", *map(str, words)]
+        subprocess.run(command, check=True, capture_output=True)
+    again = calibrate.load("again", store)
+    assert again.rule == shipped.rule
+    assert again.quality["q"] == shipped.quality["q"]
+    assert again.source["options"] == shipped.source["options"]
+    # Another processor rounds the head's logits otherwise.
+    np.testing.assert_allclose(again.only.coefficients, shipped.only.coefficients, rtol=2e-3)

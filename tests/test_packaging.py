@@ -56,7 +56,11 @@ print(load_head("max-retrieval").fingerprint)
     assert fingerprint == calibrate.load("max-retrieval").source["fingerprint"]
     published = wheel_folder / "calibrate" / "published_fits"
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
-    assert listed == {"max-retrieval/1.json", "paper/1.json"}  # and nothing of a user's
+    assert listed == {
+        "max-retrieval/1.json",
+        "max-retrieval/2.json",
+        "paper/1.json",
+    }  # and nothing of a user's
     schemas = wheel_folder / "calibrate" / "files" / "schemas"
     for version in ("1.0", "1.1", "1.2"):
         assert (schemas / f"coefficient-file-{version}.json").exists()

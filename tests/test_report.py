@@ -41,7 +41,7 @@ def small_figures(monkeypatch):
 def page(tmp_path_factory):
     """The report on the shipped fit."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    call("report", "max-retrieval", "--out", path, *SIZES)
+    call("report", "max-retrieval@1", "--out", path, *SIZES)
     return path
 
 
@@ -71,7 +71,7 @@ class Text(HTMLParser):
 def test_the_page_holds_what_it_must(page):
     text = Text(page.read_text(encoding="utf-8"))
     words = " ".join(text.words)
-    fit = calibrate.load("max-retrieval")
+    fit = calibrate.load("max-retrieval@1")
     for part in (
         "max-retrieval@1",
         "max-retrieval-0",
@@ -91,7 +91,7 @@ def test_the_page_holds_what_it_must(page):
 
 
 def test_the_same_fit_gives_the_same_page(page, tmp_path):
-    call("report", "max-retrieval", "--out", tmp_path / "again.html", *SIZES)
+    call("report", "max-retrieval@1", "--out", tmp_path / "again.html", *SIZES)
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 
@@ -137,7 +137,7 @@ def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(small_figures, by_both)
          "low": gain - 0.01, "high": gain + 0.01}
         for q, gain in ((0.0, 0.3), (0.25, 0.28), (0.5, 0.1))
     ]  # fmt: skip
-    fit = replace(by_both, quality={"candidates": records, "verdict": "it gains"})
+    fit = replace(by_both, quality={"candidates": records, "q": 0.25, "verdict": "it gains"})
     text = write_toy_page(fit, ToyHead(noise=3.0), sizes=(16, 2048))
     words = " ".join(text.words)
     for part in (

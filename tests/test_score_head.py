@@ -34,7 +34,7 @@ def test_accuracy_is_that_of_the_head_by_hand():
 
 
 def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
-    with pytest.warns(UserWarning, match="max-retrieval@1 was made for head 'max-retrieval-0'"):
+    with pytest.warns(UserWarning, match="max-retrieval@2 was made for head 'max-retrieval-0'"):
         score_head(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
 
 
