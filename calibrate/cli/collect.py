@@ -6,6 +6,19 @@ from typing import Annotated
 
 import typer
 
+from calibrate.cli.model_options import (
+    OF_MODEL,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ExamplesOption,
+    LengthsOption,
+    ModelOption,
+    PromptsOption,
+    TaskOption,
+    TextOption,
+    wanted_examples,
+)
 from calibrate.cli.options import (
     BytesOption,
     DaskOption,
@@ -34,11 +47,14 @@ class Keep(StrEnum):
 
 OutOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of the collection [default: runs/NAME of the head or file]"),
+    typer.Option(help="Folder of the collection [default: runs/NAME of the head, file or model]"),
 ]
 KeepOption = Annotated[
     Keep, typer.Option(help="Keep up to 2,048 rows of each size, or only misranked rows.")
 ]
+
+
+OF_HEAD = ("head", "logits", "sizes", "sets", "keep", "max_bytes", "jobs", "dask", "stall")
 
 
 def collect(
@@ -53,18 +69,40 @@ def collect(
     jobs: JobsOption = 1,
     dask: DaskOption = None,
     stall: StallOption = 600.0,
+    model: ModelOption = None,
+    prompts: PromptsOption = None,
+    task: TaskOption = None,
+    text: TextOption = None,
+    lengths: LengthsOption = "256..1024",
+    examples: ExamplesOption = 32,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Run a head, or read logits, and keep a sample of the rows.
+    """Run a head, or read logits, and keep a sample of the rows; or score a model's answers.
 
     The head runs on sets of every size. The misranked rows are counted whichever rows are kept. Run
     the same command again to continue an interrupted collection or to repair damaged and missing
     shards; a complete collection is left as it is. --jobs, --dask and --stall may differ: they
     change no byte.
 
+    With --model, what is kept are examples, prompts with their right answers, and the model's
+    scores under plain softmax: give --prompts, --task and --text, or some of them.
+
     Example: calibrate collect --head max-retrieval --sizes 16..1024 --sets 512 --out runs/try
+
+    Example: calibrate collect --model MODEL --task retrieval --text book.txt --out runs/model
     """
+    if model is not None:
+        from calibrate.cli.model_steps import collect_from_model
+        from calibrate.report.examples_record import ExamplesRecord
+
+        refuse_with(context, "--model", OF_HEAD)
+        wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
+        show(ExamplesRecord(collect_from_model(model, wanted, dtype.value, device, out)), as_json)
+        return
+    refuse_with(context, "a head or logits; they need --model", OF_MODEL)
     from calibrate.cli.collect_steps import collect_from_files, collect_from_head
     from calibrate.report.collection_record import CollectionRecord
 

@@ -5,7 +5,20 @@ from typing import Annotated
 
 import typer
 
-from calibrate.cli.options import JsonOption
+from calibrate.cli.model_options import (
+    OF_MODEL,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ExamplesOption,
+    LengthsOption,
+    ModelOption,
+    PromptsOption,
+    TaskOption,
+    TextOption,
+    wanted_examples,
+)
+from calibrate.cli.options import JsonOption, SeedOption, refuse_with
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.report.streams import stderr
@@ -20,21 +33,65 @@ EpsOption = Annotated[
 ]
 
 
+RunArgument = Annotated[
+    Path | None, typer.Argument(help="Folder of a complete collection, of rows or of examples.")
+]
+
+
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="Folder of a complete collection.")],
+    run: RunArgument = None,
     out: OutOption = None,
     eps: EpsOption = 0.5,
+    model: ModelOption = None,
+    prompts: PromptsOption = None,
+    task: TaskOption = None,
+    text: TextOption = None,
+    lengths: LengthsOption = "256..1024",
+    examples: ExamplesOption = 32,
+    seed: SeedOption = 0,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Rank the heads of a collection by what calibration could add.
+    """Rank the heads of a collection, or of a model, by what calibration could add.
 
-    Heads are ranked by what the best rule adds to the log-probability of the targets, on rows that
-    it was not fitted to. Attention sinks are named. This is a look, at each head by itself;
-    `calibrate fit` decides. The collection must hold all kinds of rows (collect with --keep all,
-    the default).
+    The heads of logits are ranked by what the best rule adds to the log-probability of the targets,
+    on rows that it was not fitted to. Attention sinks are named. This is a look, at each head by
+    itself; `calibrate fit` decides. The collection must hold all kinds of rows (collect with --keep
+    all, the default).
+
+    Of a model, by a collection of its examples or by --model with the options of `collect`: the
+    derivative of log p of its answers by log beta of every head, in one backward pass for each
+    example. Which heads want to be sharper, which more diffuse, and what a step gains to first
+    order.
 
     Example: calibrate diagnose runs/try
+
+    Example: calibrate diagnose --model MODEL --task retrieval --examples 8
     """
+    from calibrate.files.example_collection import is_example_collection
+
+    if run is None and model is None:
+        raise typer.BadParameter("nothing to look at; give RUN, or --model FOLDER and examples")
+    if run is None or is_example_collection(run):
+        from calibrate.cli.model_steps import look_at_model
+
+        refuse_with(context, "examples of a model", ("eps",))
+        if run is None:
+            wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
+        else:
+            wanted = None
+            of_examples = ("prompts", "task", "text", "lengths", "examples", "seed", "dtype")
+            refuse_with(context, "a collection, which has its own", of_examples)
+        show(look_at_model(run, model, wanted, dtype.value, device, out), as_json)
+        return
+    refuse_with(context, "a collection of rows", ("model", "seed", *OF_MODEL))
+    diagnose_rows(run, out, eps, as_json)
+
+
+def diagnose_rows(run: Path, out: Path | None, eps: float, as_json: bool) -> None:
+    """The heads of a collection of rows."""
     from calibrate.evaluation import diagnosis
     from calibrate.files.atomic_io import check_writable
     from calibrate.files.collection import open_collection

@@ -19,13 +19,19 @@ def verify(
     The exit code is 1 if a shard is bad or missing, or a file is foreign. Shards of a complete
     collection are checked against the manifest's digests and the format, those of an unfinished one
     against the format. No file is changed: to repair bad and missing shards, run the same
-    `calibrate collect` command again.
+    `calibrate collect` command again. Of examples of a model, every file is checked against the
+    manifest's digests.
 
     Example: calibrate verify runs/try
     """
     from calibrate.files.collection_audit import audit_collection
+    from calibrate.files.example_collection import is_example_collection, open_examples
     from calibrate.report.audit_records import CollectionAuditRecord
+    from calibrate.report.examples_record import ExamplesRecord
 
+    if is_example_collection(run):
+        show(ExamplesRecord(open_examples(run)), as_json)
+        return
     record = CollectionAuditRecord(audit_collection(run))
     show(record, as_json)
     if failure := record.failure():

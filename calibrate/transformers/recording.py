@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.logits_recorder import Recorder
@@ -15,7 +15,6 @@ from calibrate.torch.blocks import masked_logits
 from calibrate.transformers.attention import (
     attention_function,
     is_causal_alone,
-    make_mask,
     mask_and_bias,
     registered,
 )
@@ -27,6 +26,7 @@ from calibrate.transformers.parts import (
     paths_of,
     refuse_twins,
 )
+from calibrate.transformers.temporary import temporary_attention
 from calibrate.transformers.verification import verify_lookups
 
 _NAME = "calibrate-capture"
@@ -71,11 +71,8 @@ def capture(
       CoefficientsError: the model does not look up registered attention, or a layer number is of
         several modules.
     """
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    was = [(part.config, part.config._attn_implementation) for part in parts]
-    before = model.config._attn_implementation
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
-    chosen = registered.get(before, applied(PLAIN))
+    chosen = registered.get(model.config._attn_implementation, applied(PLAIN))
     attend = attention_function(chosen.fit, chosen.part)
     paths, module_of = paths_of(model), dict[int, Any]()
 
@@ -92,20 +89,10 @@ def capture(
                 recorder.add(layer, z.cpu().numpy(), key.shape[2])
         return attend(module, query, key, value, attention_mask, **options)
 
-    registered[_NAME] = chosen
-    AttentionMaskInterface.register(_NAME, make_mask)
-    AttentionInterface.register(_NAME, record)
-    try:
-        model.set_attn_implementation(_NAME)
+    with temporary_attention(model, _NAME, record, chosen):
         verify_lookups(model)
         yield recorder
         recorder.finish()
-    finally:
-        for config, name in was:
-            config._attn_implementation = name
-        del registered[_NAME]
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(_NAME, None)
 
 
 def _layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> int:

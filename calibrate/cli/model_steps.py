@@ -1,0 +1,104 @@
+"""Collecting the examples of a model and the first look at it, with progress on stderr."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calibrate.cli.progress import Steps
+from calibrate.errors import CalibrateError
+from calibrate.files import example_collection as files
+from calibrate.files.atomic_io import check_writable
+from calibrate.files.example_set import ExampleSet
+from calibrate.files.manifest import MANIFEST
+from calibrate.report.streams import stderr
+
+if TYPE_CHECKING:
+    from calibrate.examples.collect_examples import Job
+    from calibrate.examples.sources import Wanted
+    from calibrate.report.first_look_record import FirstLookRecord
+
+
+def require_transformers() -> None:
+    """Raises CalibrateError if the extra is not installed."""
+    try:
+        import calibrate.transformers  # noqa: F401
+    except ImportError as failure:
+        raise CalibrateError(str(failure)) from None
+
+
+def collect_from_model(
+    model: Path, wanted: "Wanted", dtype: str, device: str, out: Path | None
+) -> files.ExampleCollection:
+    """Makes the examples and scores them; the default folder is runs/NAME."""
+    require_transformers()
+    from calibrate.examples.collect_examples import collect_examples, plan
+
+    stderr.print(f"making examples for {model}")
+    job = plan(model, wanted, dtype, device)
+    folder = out or Path("runs") / job.folder.name
+    with _progress("scoring", job.examples, in_units=True) as steps:
+        return collect_examples(
+            job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
+        )
+
+
+def look_at_model(
+    run: Path | None, model: Path | None, wanted: "Wanted | None", dtype: str, device: str,
+    out: Path | None,
+) -> "FirstLookRecord":  # fmt: skip
+    """The first look at a model, by a collection of examples or by examples made for it.
+
+    Raises:
+      CalibrateError: the model is not that of the collection, or cannot be found.
+    """
+    require_transformers()
+    from calibrate.examples.collect_examples import plan
+    from calibrate.examples.derivatives import derivatives
+    from calibrate.examples.first_look import first_look
+    from calibrate.report.first_look_record import RECORD, save_first_look
+
+    if run is not None:
+        job, digest = _job_of(run, model, device)
+        named = run if run.name not in ("", "..") else run.resolve()
+    else:
+        assert model is not None
+        assert wanted is not None
+        stderr.print(f"making examples for {model}")
+        job, digest = plan(model, wanted, dtype, device), None
+        named = Path("runs") / job.folder.name
+    folder = out or named.with_name(f"{named.name}-diagnosis")
+    within = run is not None and folder.resolve().is_relative_to(run.resolve())
+    if within or (folder / MANIFEST).exists():
+        raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    check_writable(folder / RECORD)
+    stderr.print(f"loading {job.folder.path}")
+    loaded = job.folder.load(job.dtype, device)
+    with _progress("differentiating", job.examples) as steps:
+        found = derivatives(loaded, job.examples, lambda tokens: steps.advance(work=tokens))
+    look = first_look(found, job.examples)
+    fingerprint = job.configuration["fingerprint"]
+    return save_first_look(folder, look, job.folder.name, fingerprint, digest)
+
+
+def _job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, str]":
+    """A collection's examples with its model, and the collection's digest."""
+    from calibrate.examples.collect_examples import Job
+    from calibrate.transformers.folders import ModelFolder
+
+    collection = files.open_examples(run)
+    folder = ModelFolder(model or files.recorded_model(run))
+    if (actual := folder.fingerprint()) != collection.fingerprint:
+        raise CalibrateError(
+            f"{run} was made with {collection.fingerprint}, and {folder.path} is {actual}; give "
+            "its own model: --model FOLDER"
+        )
+    job = Job(folder, collection.set, collection.manifest["configuration"], device)
+    return job, collection.digest
+
+
+def _progress(title: str, examples: ExampleSet, in_units: bool = False) -> Steps:
+    """A step for each batch, of as much work as it has tokens."""
+    from calibrate.examples.answering import batches
+
+    units = examples.units(files.UNIT_TOKENS) if in_units else [range(len(examples.examples))]
+    n_batches = sum(len(batches(examples.examples, unit)) for unit in units)
+    return Steps(title, n_batches, sum(len(example.tokens) for example in examples.examples))

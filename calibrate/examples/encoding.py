@@ -1,0 +1,83 @@
+"""Texts as token ids, within a model's context."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError
+
+
+class Encoded(NamedTuple):
+    """A prompt with its answer."""
+
+    tokens: np.ndarray  # (length,) int32
+    start: int  # the first token of the answer
+
+
+class Encoder:
+    """A tokenizer, and how many tokens fit.
+
+    Args:
+      tokenizer: of Transformers; None if all examples come as token ids.
+      context: the most tokens that the model reads; None is any number.
+      vocabulary: the number of tokens that it knows.
+    """
+
+    def __init__(self, tokenizer: Any, context: int | None, vocabulary: int):
+        self._tokenizer, self.context, self._vocabulary = tokenizer, context, vocabulary
+
+    def pair(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        """Ids of a prompt, as the model would be given it, and of its answer.
+
+        The answer is tokenized behind the prompt, so that it begins as it would in a text; where
+        the two would share a token, by itself.
+        """
+        first, both = self._ids(prompt), self._ids(prompt + answer)
+        if both[: len(first)] == first:
+            return first, both[len(first) :]
+        return first, list(self._tokenizer(answer, add_special_tokens=False)["input_ids"])
+
+    def _ids(self, text: str) -> list[int]:
+        ids = list(self._tokenizer(text, verbose=False)["input_ids"])
+        end = self._tokenizer.eos_token_id
+        return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids  # some end every text
+
+    def text(self, text: str) -> tuple[list[int], list[int]]:
+        """What begins every text (nothing, for many tokenizers), and the ids of a text."""
+        begin = self._ids("")
+        begin = [] if begin == [self._tokenizer.eos_token_id] else begin
+        return begin, list(
+            self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        )
+
+    def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
+        """A prompt and its answer as one example.
+
+        Raises:
+          CalibrateError: one of them has no token, or an id that the model does not know, or they
+            do not fit into the context. `where` names them.
+        """
+        for name, ids in (("prompt", prompt), ("answer", answer)):
+            if not ids:
+                raise CalibrateError(f"{where}: the {name} has no token; give one of at least one")
+            if not 0 <= min(ids) <= max(ids) < self._vocabulary:
+                wrong = next(i for i in ids if not 0 <= i < self._vocabulary)
+                raise CalibrateError(
+                    f"{where}: the {name} has token {wrong}; this model knows 0 to "
+                    f"{self._vocabulary - 1}"
+                )
+        if self.context is not None:
+            self._require_room(where, len(prompt), len(answer), self.context)
+        return Encoded(np.array([*prompt, *answer], np.int32), len(prompt))
+
+    def _require_room(self, where: str, n_prompt: int, n_answer: int, context: int) -> None:
+        if n_answer >= context:
+            raise CalibrateError(
+                f"{where}: the answer has {n_answer:,} tokens, and the model's context is "
+                f"{context:,}; give a shorter answer"
+            )
+        if n_prompt + n_answer > context:
+            raise CalibrateError(
+                f"{where}: prompt and answer have {n_prompt:,} + {n_answer:,} tokens, and the "
+                f"model's context is {context:,}; shorten the prompt"
+            )

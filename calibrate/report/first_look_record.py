@@ -1,0 +1,181 @@
+"""The first look at a model as a result to show: a map of its heads, and what they want."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.examples.first_look import DIFFUSE, LEVEL, SHARPER, STEP, UNCLEAR, HeadLook, Look
+from calibrate.files.atomic_io import write_atomically
+from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
+from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
+from calibrate.report.wording import with_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RECORD, MAP = "first-look.json", "heads.png"
+NAMED_HEADS = 12  # in a sentence
+MOST_LENGTHS = 4  # columns of the table; --json has all
+
+
+@dataclass(frozen=True)
+class FirstLookRecord:
+    """The result of `calibrate diagnose` on a model."""
+
+    look: Look
+    model: str
+    fingerprint: str
+    collection: str | None  # its digest; None if the examples were not kept
+    path: Path  # of the record as JSON
+    figure: Path
+
+    def as_json(self) -> dict[str, Any]:
+        """Every head, with its mean at each length and of each template."""
+        look = self.look
+        number = {name: i for i, name in enumerate(sorted((h.layer, h.head) for h in look.heads))}
+        heads = []
+        for head in look.heads:
+            i = number[head.layer, head.head]
+            parts = {
+                name: {str(key): (mean.slope[i], mean.error[i]) for key, mean in means.items()}
+                for name, means in (("length", look.by_length), ("template", look.by_template))
+            }
+            heads.append(head._asdict() | {f"by_{name}": part for name, part in parts.items()})
+        kinds = (("answers", look.answers), ("text", look.text))
+        return {
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "collection": self.collection,
+            "step": STEP,
+            "level": LEVEL,
+            **{
+                kind: mean and {"examples": mean.examples, "log_p": mean.log_p}
+                for kind, mean in kinds
+            },
+            "heads": heads,
+            "path": self.path,
+            "figures": [self.figure],
+        }
+
+    def blocks(self) -> Iterable[Block]:
+        """What the heads want in words, the steepest of them in a table, and the files."""
+        yield Heading(f"First look at {self.model}: d log p / d log beta of every head")
+        yield from (Text(f"  {sentence}") for sentence in sentences(self.look))
+        yield self._table()
+        yield Text(
+            "nats of log p per unit of log beta ± standard error; templates and lengths count "
+            "alike. Gain: to first order, of a beta 10 % higher or lower. "
+            f"Wants: beyond chance among all heads (p < {LEVEL:g}, Bonferroni)."
+        )
+        yield Facts([("record", str(self.path)), ("figure", str(self.figure))])
+
+    def _table(self) -> Table:
+        look = self.look
+        lengths = list(look.by_length)[:MOST_LENGTHS] if len(look.by_length) > 1 else []
+        number = {name: i for i, name in enumerate(sorted((h.layer, h.head) for h in look.heads))}
+        columns = ["head"] + ["answers"] * (look.answers is not None)
+        columns += [f"{length:,} tokens" for length in lengths]
+        columns += ["text"] * (look.text is not None) + ["wants", "gain"]
+        rows = []
+        for head in look.heads[:SHOWN_HEADS]:
+            i = number[head.layer, head.head]
+            cells = [name_of(head)] + [_cell(x) for x in (head.answers,) if x]
+            cells += [
+                _cell((look.by_length[n].slope[i], look.by_length[n].error[i])) for n in lengths
+            ]
+            cells += [_cell(x) for x in (head.text,) if x]
+            rows.append([*cells, head.wants, f"{head.gain:.4f}"])
+        return Table(columns, rows, left=["head", "wants"])
+
+
+def sentences(look: Look) -> Iterable[str]:
+    """Which heads want what, what a step would gain, and what plain text says to it."""
+    main = look.answers or look.text
+    assert main is not None
+    what = "an answer" if look.answers else "a token of the text"
+    yield f"{main.examples:,} examples; mean log p of {what} {main.log_p:.3f} nats"
+    for word in (SHARPER, DIFFUSE):
+        heads = look.wanting(word)
+        verb = "wants" if len(heads) == 1 else "want"
+        names = ", ".join(map(name_of, heads[:NAMED_HEADS])) + ", ..." * (len(heads) > NAMED_HEADS)
+        listed = f": {names}" if heads else ""
+        yield f"{len(heads)} of {len(look.heads)} heads {verb} to be {word}{listed}"
+    clear = [head for head in look.heads if head.wants != UNCLEAR]
+    if not clear:
+        yield "no head's direction is beyond chance; more examples may tell"
+        return
+    gain = sum(head.gain for head in clear)
+    yield f"a step of 10 % in each of these gains {gain:.3f} nats to first order"
+    if look.answers and look.text:
+        against = sum(head.text_wants not in (UNCLEAR, head.wants) for head in clear)
+        cost = sum(
+            head.text[0] * (1 if head.wants == SHARPER else -1) for head in clear if head.text
+        )
+        yield (
+            f"plain text wants the opposite in {against} of them; the step changes its log p by "
+            f"{np.log(STEP) * cost:+.4f} nats a token"
+        )
+
+
+def name_of(head: HeadLook) -> str:
+    """Short: L10H3."""
+    return f"L{head.layer}H{head.head}"
+
+
+def _cell(value: tuple[float, float]) -> str:
+    return with_error(*value, "+.3f")
+
+
+def save_first_look(
+    folder: Path, look: Look, model: str, fingerprint: str, collection: str | None
+) -> FirstLookRecord:
+    """Writes the map and then the record, which is returned, each whole or not at all."""
+    save_figure(folder / MAP, draw_first_look(look))
+    path = folder / RECORD
+    record = FirstLookRecord(look, model, fingerprint, collection, path, folder / MAP)
+    text = json.dumps(as_json(record), indent=1, allow_nan=False) + "\n"
+    write_atomically(path, text.encode())
+    return record
+
+
+def draw_first_look(look: Look) -> "Figure":
+    """The map of the answers, and that of plain text beside it."""
+    shown = [kind for kind in ("answers", "text") if getattr(look, kind) is not None]
+    n_layers = len({head.layer for head in look.heads})
+    figure = new_figure(6.0 * len(shown), min(max(3.6, 0.28 * n_layers), 12))
+    axes = figure.subplots(1, len(shown), squeeze=False)[0]
+    for ax, kind in zip(axes, shown, strict=True):
+        wants = "wants" if kind == "answers" or len(shown) == 1 else "text_wants"
+        plot_slopes(ax, look.heads, kind, wants)
+    return figure
+
+
+def plot_slopes(ax: "Axes", heads: Sequence[HeadLook], kind: str, wants: str) -> "Axes":
+    """A map of slopes, red where a head wants to be sharper; a dot where that is beyond chance.
+
+    Args:
+      ax: where to draw.
+      heads: of a model.
+      kind: "answers" or "text".
+      wants: the field of HeadLook that says what they want by it.
+    """
+    values: dict[tuple[int | None, int | None], float | None] = {
+        (head.layer, head.head): getattr(head, kind)[0] for head in heads
+    }
+    most = max(map(abs, filter(None, values.values())), default=1.0)
+    title = "answers" if kind == "answers" else "plain text, per token"
+    label = r"d log p / d log $\beta$ (nats)"
+    plot_head_map(ax, values, "all", label, cmap="RdBu_r", vmin=-most, vmax=most)
+    rows, columns = sorted({h.layer for h in heads}), sorted({h.head for h in heads})
+    clear = [head for head in heads if getattr(head, wants) != UNCLEAR]
+    ax.plot(
+        [columns.index(head.head) for head in clear], [rows.index(head.layer) for head in clear],
+        "k.", ms=4, ls="",
+    )  # fmt: skip
+    ax.set_title(f"{title}: red wants to be sharper, blue more diffuse")
+    return ax

@@ -1,0 +1,151 @@
+"""A model whose heads have inverse temperatures of the caller's, which gradients flow to.
+
+softmax(beta z) is softmax of the logits of queries times beta, so that stock attention computes it,
+and its gradient. Logits with a soft-cap, a bias or a sink are not linear in the query: these are
+multiplied themselves, in one matrix.
+
+Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from calibrate.errors import CoefficientsError
+from calibrate.torch.blocks import masked_logits
+from calibrate.transformers.attention import attention_function, is_causal_alone, mask_and_bias
+from calibrate.transformers.parts import PLAIN, applied, layer_of, paths_of, refuse_twins
+from calibrate.transformers.probing import probe
+from calibrate.transformers.temporary import temporary_attention
+from calibrate.transformers.verification import verify
+
+_NAME = "calibrate-betas"
+
+
+class HeadBetas:
+    """The heads of a model, and the beta of each.
+
+    Attributes:
+      heads: (layer, head) of every query head, by layer and head.
+      betas: (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) with a beta for each
+        query; None means 1. Gradients flow to it.
+    """
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[int, int]] = []
+        self.betas: Tensor | None = None
+        self._columns: dict[Any, slice] = {}  # by attention module
+
+    def find(self, model: PreTrainedModel) -> None:
+        """Finds the heads by one forward pass on a few tokens.
+
+        Raises:
+          CoefficientsError: an attention module has no layer number, or several have the same.
+        """
+        reached = probe(model, {}, {_NAME}, attention_function(PLAIN)).reached
+        paths, module_of = paths_of(model), dict[int, Any]()
+        for module in reached:
+            layer = layer_of(module)
+            if layer is None:
+                raise CoefficientsError(f"{type(module).__name__} has no layer_idx to be known by")
+            if (other := module_of.setdefault(layer, module)) is not module:
+                refuse_twins(layer, [paths[other], paths[module]])
+        for layer, module in sorted(module_of.items()):
+            n_heads, first = reached[module][1], len(self.heads)
+            self._columns[module] = slice(first, first + n_heads)
+            self.heads += [(layer, head) for head in range(n_heads)]
+
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor,
+        attention_mask: Tensor | None, **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
+        beta: Tensor | None = None
+        if self.betas is not None:
+            beta = self.betas[:, self._columns[module]]
+            beta = beta.reshape(*beta.shape[:2], -1, 1)
+        additive = attention_mask is not None and attention_mask.dtype != torch.bool
+        special = ("softcap", "position_bias", "s_aux", "sinks")
+        if additive or any(options.get(name) is not None for name in special):
+            return _attend_with_logits(module, query, key, value, attention_mask, beta, **options)
+        if beta is not None:
+            query = (query * beta).to(query.dtype)
+        out: tuple[Tensor, None] = AttentionInterface()["sdpa"](
+            module, query, key, value, attention_mask, **options
+        )
+        return out
+
+
+@contextmanager
+def head_betas(model: PreTrainedModel) -> Iterator[HeadBetas]:
+    """Gives the heads of a frozen model inverse temperatures, until the block ends.
+
+        with head_betas(model) as heads:
+            heads.betas = torch.ones(1, len(heads.heads), requires_grad=True)
+            model(tokens)
+
+    Raises:
+      CoefficientsError: some softmax attention does not look attention up; see `verify`.
+    """
+    if not model._can_set_attn_implementation():
+        raise CoefficientsError(
+            f"{type(model).__name__} does not look attention up by name, so that nothing can "
+            "sharpen its heads; give a model that does, such as a Llama"
+        )
+    heads = HeadBetas()
+    with temporary_attention(model, _NAME, heads.attend, applied(PLAIN)):
+        verify(model)
+        heads.find(model)
+        yield heads
+
+
+@contextmanager
+def checkpointed(model: PreTrainedModel) -> Iterator[None]:
+    """Keeps only what enters each layer for the backward pass, which computes the rest again."""
+    layers = [x for x in model.modules() if isinstance(x, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # that of its class again
+
+
+def _attend_with_logits(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+    beta: Tensor | None, scaling: float | None = None, is_causal: bool | None = None,
+    position_bias: Tensor | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, sinks: Tensor | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention that multiplies the logits themselves, in float32; the sink is an item like others.
+
+    Masked logits take no part in the product: 0 times -inf would be the gradient of beta.
+    """
+    B, N, T, W = query.shape
+    K, S = key.shape[1:3]
+    both = mask_and_bias(mask, position_bias)
+    real, bias = (both, None) if both is not None and both.dtype == torch.bool else (None, both)
+    sinks = s_aux if sinks is None else sinks
+    if sinks is not None and sinks.ndim == 1:
+        sinks = sinks[None, :, None, None]
+    causal = is_causal_alone(module, mask, T, is_causal)
+    scale = W**-0.5 if scaling is None else scaling
+    z, real = masked_logits(
+        query.float(), key.float(), real, bias, sinks, 0, scale, causal, softcap
+    )
+    z = z if real is None else z.masked_fill(~real, 0)
+    z = z if beta is None else z * beta
+    z = z if real is None else z.masked_fill(~real, -torch.inf)
+    weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)
+    out = (weights @ value.float()).reshape(B, N, T, value.shape[-1])
+    return out.to(query.dtype).transpose(1, 2).contiguous(), None

@@ -1,0 +1,207 @@
+"""A model's folder on disk: its fingerprint, its tokenizer, and the causal model itself.
+
+Nothing is fetched and nothing in the folder is executed: weights are safetensors or GGUF, and code
+that a model brings is not run.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+from transformers.utils.logging import is_progress_bar_enabled
+
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.files.json_shapes import Map, Pattern, read_field
+from calibrate.files.npz import read_bytes
+from calibrate.files.strict_json import parse
+from calibrate.transformers.probing import N_TOKENS
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MOST_INDEX_BYTES = 1 << 26
+_CHUNK = 1 << 24
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+class ModelFolder:
+    """A folder that Transformers can load: config.json and safetensors, or a .gguf file.
+
+    Attributes:
+      path: the folder.
+      name: its last name.
+      config: the model's configuration.
+    Raises:
+      CalibrateError: it cannot be read, or holds no such model.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise CalibrateError(f"{path} is not a folder; give a model that Transformers can load")
+        name = self.path.resolve().name
+        self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
+        self._weights = _weights_in(self.path)
+        gguf = self._weights[0].suffix == ".gguf"
+        self._options = _LOCAL | ({"gguf_file": self._weights[0].name} if gguf else {})
+        with _in_one_line(f"cannot read the configuration in {path}"):
+            self.config = AutoConfig.from_pretrained(self.path, **self._options)
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens that the model reads; None if its configuration does not say."""
+        text = self.config.get_text_config()
+        most = getattr(text, "max_position_embeddings", None)
+        return most if isinstance(most, int) and most > 0 else None
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model knows."""
+        return int(self.config.get_text_config().vocab_size)
+
+    def dtype(self, wanted: str = "auto") -> str:
+        """The dtype to load the weights in: "auto" is bfloat16 if they are, and else float32."""
+        if wanted == "auto":
+            return "bfloat16" if self.config.dtype == torch.bfloat16 else "float32"
+        return wanted
+
+    def fingerprint(self) -> str:
+        """sha256 of the weights and the configuration."""
+        files = {}
+        for path in self._weights:
+            name = "model.gguf" if path.suffix == ".gguf" else path.name
+            files[name] = _digest_of_file(path)
+        return "sha256:" + hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+    def tokenizer(self) -> Any:
+        """The tokenizer in the folder.
+
+        Raises:
+          CalibrateError: there is none.
+        """
+        try:
+            return AutoTokenizer.from_pretrained(self.path, **self._options)
+        except Exception as failure:
+            raise CalibrateError(
+                f"{self.path} has no tokenizer that loads ({_first_line(failure)}); put the "
+                "model's tokenizer files there, or give --prompts with token ids alone"
+            ) from failure
+
+    def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
+        """The model, frozen, for evaluation.
+
+        Args:
+          dtype: "float32" or "bfloat16", of the weights.
+          device: of PyTorch's.
+        Raises:
+          CalibrateError: it does not load, lacks weights, or sees later tokens.
+        """
+        options = dict(self._options)
+        if "gguf_file" not in options:
+            options["use_safetensors"] = True
+        with _in_one_line(f"cannot load the model in {self.path}"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.path, dtype=DTYPES[dtype], output_loading_info=True, **options
+            )
+            model: PreTrainedModel = loaded[0].to(device).eval().requires_grad_(False)
+            report: dict[str, Any] = loaded[1]
+        absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+        if absent:
+            raise CalibrateError(
+                f"{self.path} lacks weights of {type(model).__name__}: {', '.join(absent[:3])}"
+                f"{', ...' * (len(absent) > 3)}; give the folder of a whole causal model"
+            )
+        _require_causal(model)
+        return model
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    """The files that the fingerprint is of: weights, and the configuration."""
+    if (folder / INDEX).is_file():
+        names = _sharded(folder / INDEX)
+    elif (folder / WEIGHTS).is_file():
+        names = [WEIGHTS]
+    else:
+        found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+        if len(found) == 1:
+            return found
+        state = f"{len(found)} .gguf files" if found else f"no {WEIGHTS} and no .gguf file"
+        raise CalibrateError(
+            f"{folder} has {state}; give a folder with one model (model.save_pretrained writes "
+            "safetensors)"
+        )
+    if not (folder / CONFIG).is_file():
+        raise CalibrateError(f"{folder} has no {CONFIG}; put the model's own there")
+    names = sorted(names) + ([INDEX] if names != [WEIGHTS] else [])
+    return [folder / name for name in [*names, CONFIG]]
+
+
+def _sharded(index: Path) -> list[str]:
+    """The names of the files of weights that an index lists, all in its own folder."""
+    plain = Pattern(_PLAIN_NAME, "give the name of a file in the same folder")
+    try:
+        listed = parse(read_bytes(index, _MOST_INDEX_BYTES))
+        return sorted(set(read_field(listed, "weight_map", Map(plain)).values()))
+    except CoefficientsError as failure:
+        raise CalibrateError(f"{index} is not an index ({failure}); restore it") from failure
+
+
+def _digest_of_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as failure:
+        raise CalibrateError(
+            f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
+        ) from failure
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Quiet loading; whatever Transformers raises becomes one line."""
+    level, bars = transformers_logging.get_verbosity(), is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    except MemoryError:
+        raise CalibrateError(f"{what}: out of memory; give --dtype bfloat16") from None
+    except Exception as failure:
+        raise CalibrateError(
+            f"{what} ({_first_line(failure)}); give a causal model's folder that this version of "
+            "Transformers loads"
+        ) from failure
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _first_line(failure: Exception) -> str:
+    return (str(failure).strip() or type(failure).__name__).splitlines()[0][:300]
+
+
+def _require_causal(model: PreTrainedModel) -> None:
+    """Raises CalibrateError if a later token changes what the model says about an earlier one."""
+    early = N_TOKENS // 2
+    tokens = torch.arange(N_TOKENS, device=model.device).repeat(2, 1)
+    tokens[1, early:] += 1
+    with torch.no_grad():
+        first, second = model(input_ids=tokens, use_cache=False).logits[:, :early].float()
+    rounding = 1e-5 if model.dtype == torch.float32 else 1e-2
+    if (first - second).abs().max() > rounding * first.abs().max():
+        raise CalibrateError(
+            f"{type(model).__name__} sees later tokens: it is not a causal model; give one that "
+            "continues text"
+        )

@@ -1,0 +1,578 @@
+"""Examples of a whole model: made, scored, kept, and read back."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from calibrate.cli.main import app
+from calibrate.errors import CalibrateError, DamagedError
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+
+from tiny_causal import SIZES, causal_model, save, save_tokenizer  # noqa: E402
+
+from calibrate.examples import collect_examples as collecting  # noqa: E402
+from calibrate.examples.encoding import Encoder  # noqa: E402
+from calibrate.examples.retrieval import TEMPLATES, longest, write  # noqa: E402
+from calibrate.examples.sources import Wanted  # noqa: E402
+from calibrate.files import example_collection as files  # noqa: E402
+from calibrate.files.npz import parse_arrays, write_arrays  # noqa: E402
+from calibrate.transformers.folders import ModelFolder  # noqa: E402
+
+torch.set_num_threads(1)
+PROMPTS = [
+    {"prompt": "Where does Ada Young live?", "answer": " Oslo"},
+    {"prompt_ids": [4, 5, 6], "answer_ids": [7, 8], "template": "ids"},
+    {"prompt": "the golden bell belongs to", "answer": "Ada"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a random Llama and its tokenizer."""
+    return save(tmp_path_factory.mktemp("models") / "tiny", causal_model())
+
+
+@pytest.fixture
+def prompts(here):
+    return write_lines("prompts.jsonl", PROMPTS)
+
+
+def write_lines(name, lines):
+    Path(name).write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return Path(name)
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result
+
+
+def refusal(*arguments, code=1):
+    """The one line that a failing command says last."""
+    result = call(*arguments, code=code)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+def collected(model, folder="runs/a", **options):
+    options = {"templates": ("numbers", "list"), "lengths": (64, 96), "count": 4} | options
+    return collecting.collect_examples(collecting.plan(model, Wanted(**options)), Path(folder))
+
+
+def visible(folder):
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.name[0] != "."}
+
+
+@pytest.fixture(scope="module")
+def kept(model, tmp_path_factory):
+    """A complete collection of several files of scores, made once."""
+    folder = tmp_path_factory.mktemp("kept") / "a"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "UNIT_TOKENS", 300)
+        collected(model, folder)
+    return folder
+
+
+@pytest.fixture
+def small_units(monkeypatch):
+    monkeypatch.setattr(files, "UNIT_TOKENS", 300)
+
+
+# --- the built-in task ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_facts_are_many_asked_for_anywhere_and_similar(name):
+    found = []
+    for seed in range(200):
+        prompt, answer = write(name, seed, 8)
+        question = prompt.splitlines()[-1]
+        lines = [line for line in prompt.splitlines() if any(c in line for c in '."-')]
+        holding = [i for i, line in enumerate(lines) if answer.strip() in line]
+        found.append(holding[0])
+        assert answer.strip() not in question
+    position = np.bincount(np.array(found) - min(found), minlength=8)
+    assert len(position) == 8
+    assert position.min() > 10  # of 25 in the mean
+    prompt, _ = write("numbers", 3, 8)
+    key = prompt.split("What is the special magic number for ")[1].split("?")[0]
+    halves = key.split("-")
+    for half in halves:
+        assert sum(half in re.split("[ .-]", line) for line in prompt.splitlines()[:8]) == 2
+
+
+def test_an_example_is_as_long_as_fits(model):
+    folder = ModelFolder(model)
+    encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
+    for length in (40, 100, 250):
+        for guess in (1, 9, 30):
+            encoded, n_facts = longest(encoder, "numbers", 5, length, guess)
+            assert len(encoded.tokens) <= length
+            more = encoder.pair(*write("numbers", 5, n_facts + 1))
+            assert sum(map(len, more)) > length
+    with pytest.raises(CalibrateError, match=r"template json has \d+ tokens with one fact alone"):
+        longest(encoder, "json", 5, 10, 1)
+
+
+def test_the_answer_is_what_follows_the_prompt(model):
+    tokenizer = ModelFolder(model).tokenizer()
+    encoder = Encoder(tokenizer, 256, 512)
+    for name in TEMPLATES:
+        prompt, answer = write(name, 1, 3)
+        first, second = encoder.pair(prompt, answer)
+        assert first == tokenizer(prompt)["input_ids"]
+        assert tokenizer.decode(second).split() == list(
+            answer.replace('"', ' " ').split() if name not in ("numbers", "json")
+            else [c for c in answer if c != " "]
+        )  # fmt: skip
+
+
+class Merging:
+    """A tokenizer of pairs of letters that ends each text."""
+
+    eos_token_id = 9
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        ids = [len(text[i : i + 2]) for i in range(0, len(text), 2)]
+        return {"input_ids": ids + [9] * add_special_tokens}
+
+
+def test_an_answer_that_would_share_a_token_with_the_prompt_stands_alone():
+    encoder = Encoder(Merging(), None, 10)
+    assert encoder.pair("abcd", "ef") == ([2, 2], [2])
+    assert encoder.pair("abc", "def") == ([2, 1], [2, 1])
+    assert encoder.text("abc") == ([], [2, 1])
+
+
+# --- collecting ----------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_model(model, prompts, here):
+    """Against log-softmax token by token, with the attention the model comes with."""
+    Path("text.txt").write_text("The apple is on the table. " * 30)
+    collection = collected(model, prompts=prompts, templates=(), text=Path("text.txt"))
+    own = transformers.AutoModelForCausalLM.from_pretrained(model)
+    for example, log_p, right in zip(collection.set.examples, *collection.scores, strict=True):
+        with torch.no_grad():
+            logits = own(torch.tensor(example.tokens.tolist())[None]).logits[0]
+        answer = np.arange(example.start, len(example.tokens))
+        each = logits.log_softmax(-1)[answer - 1, example.tokens[answer]]
+        np.testing.assert_allclose(log_p, each.sum().item(), rtol=1e-5)
+        at_most = logits.argmax(-1)[answer - 1].numpy() == example.tokens[answer]
+        assert right == at_most.sum()
+    first, ids, last, *windows = collection.set.examples
+    cells = collection.set.cells
+    assert [cells[e.cell].template for e in (first, ids, last)] == ["prompts", "prompts", "ids"]
+    assert {cells[e.cell].text for e in windows} == {True}
+    assert {len(e.tokens) for e in windows} == {64, 96}
+    assert {e.start for e in windows} == {1}
+    tokens = ModelFolder(model).tokenizer()(Path("text.txt").read_text())["input_ids"]
+    np.testing.assert_array_equal(windows[0].tokens, tokens[:64])
+
+
+def test_the_command_says_what_plain_softmax_scores(model, prompts):
+    arguments = ("--prompts", prompts, "--task", "retrieval:list", "--lengths", "64", "--out", "r")
+    call("collect", "--model", model, *arguments, "--examples", "3")
+    record = json.loads(
+        call("collect", "--model", model, *arguments, "--examples", "3", "--json").stdout
+    )
+    assert [(c["template"], c["length"], c["examples"]) for c in record["plain"]] == [
+        ("prompts", 8, 2), ("ids", 8, 1), ("list", 64, 3)
+    ]  # fmt: skip
+    assert record["configuration"]["model"] == "tiny"
+    out = call("verify", "r").stdout
+    assert "Examples r: tiny, plain softmax" in out
+    assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
+    line = refusal("collect", "--model", model, *arguments, "--examples", "4")
+    assert "r is another collection: its sources, examples differ from this call's" in line
+    line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
+    assert "is calibrate.examples 0.1, expected calibrate.collection" in line
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:.*it is collected again")
+def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_units):
+    done = []
+
+    def stop(tokens, resumed):
+        done.append(resumed)
+        if len(done) == 5:
+            raise Stopped
+
+    job = collecting.plan(model, Wanted(None, ("numbers", "list"), None, (64, 96), 4))
+    with pytest.raises(Stopped):
+        collecting.collect_examples(job, Path("a"), stop)
+    partial = visible("a")
+    assert json.loads(partial["manifest.json"])["status"] == "partial"
+    assert 0 < len(partial) - 2 < len(visible(kept)) - 2
+    with pytest.raises(CalibrateError, match="a is unfinished; run the same `calibrate collect`"):
+        files.open_examples(Path("a"))
+    first = files.scores_path(Path("a"), 0)
+    os.truncate(first, 100)
+    Path("a/.scores-00001.npz.1234.tmp").write_bytes(b"half")
+    done.clear()
+    collecting.collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
+    assert visible("a") == visible(kept)
+    assert not Path("a/.scores-00001.npz.1234.tmp").exists()
+    assert False in done
+    done.clear()
+    first.unlink()  # of a complete collection
+    Path("a/examples.npz").unlink()
+    collecting.collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
+    assert visible("a") == visible(kept)
+    assert True in done
+
+
+def test_a_complete_collection_loads_no_model(model, kept, small_units, monkeypatch):
+    shutil.copytree(kept, "a")
+    monkeypatch.setattr(ModelFolder, "load", lambda *_: pytest.fail("loaded"))
+    collected(model, "a")
+
+
+def test_a_repair_that_gives_other_bytes_is_refused(model, kept, small_units, monkeypatch):
+    shutil.copytree(kept, "a")
+    files.scores_path(Path("a"), 1).unlink()
+    before, score = visible("a"), collecting.score
+
+    def differ(*arguments):
+        scores = score(*arguments)
+        return scores._replace(log_p=scores.log_p - 1e-9)
+
+    monkeypatch.setattr(collecting, "score", differ)
+    with pytest.raises(CalibrateError, match="scores-00001.npz cannot be repaired"):
+        collected(model, "a")
+    assert visible("a") == before
+
+
+@pytest.mark.slow
+def test_killed_and_run_again(model, kept):
+    """kill -9 at several moments; then the same bytes as in one go."""
+    code = (
+        "from calibrate.files import example_collection as f; f.UNIT_TOKENS = 300; "
+        "from calibrate.cli.main import main; main()"
+    )
+    command = [
+        sys.executable, "-c", code, "collect", "--model", str(model), "--task",
+        "retrieval:numbers,list", "--lengths", "64,96", "--examples", "4", "--out", "a",
+    ]  # fmt: skip
+    for shards in (0, 1, 3):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not files.scores_path(Path("a"), shards).exists():
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert visible("a") == visible(kept)
+
+
+def test_the_fingerprint_is_of_weights_and_configuration(model, here):
+    was = ModelFolder(model).fingerprint()
+    copy = Path(shutil.copytree(model, "copy"))
+    assert ModelFolder(copy).fingerprint() == was
+    (copy / "tokenizer.json").unlink()
+    assert ModelFolder(copy).fingerprint() == was
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
+    changed = ModelFolder(copy).fingerprint()
+    assert changed != was
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert ModelFolder(copy).fingerprint() not in (was, changed)
+
+
+def test_sharded_weights_and_bfloat16(model, prompts):
+    causal_model().bfloat16().save_pretrained("sharded", max_shard_size="40KB")
+    assert len(list(Path("sharded").glob("*.safetensors"))) > 1
+    prompts = write_lines("ids.jsonl", PROMPTS[1:2])
+    collection = collected(Path("sharded"), templates=(), prompts=prompts)
+    assert collection.manifest["configuration"]["dtype"] == "bfloat16"
+    exact = collected(model, "runs/b", templates=(), prompts=prompts)
+    np.testing.assert_allclose(collection.scores.log_p, exact.scores.log_p, rtol=0.1)
+    index = Path("sharded/model.safetensors.index.json")
+    index.write_text(index.read_text().replace("model-00001", "../model-00001"))
+    with pytest.raises(CalibrateError, match="give the name of a file in the same folder"):
+        ModelFolder(Path("sharded"))
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"prompt": "a"}, "p.jsonl, line 2: answer is absent; every prompt needs its right answer"),
+        ({"answer": "a"}, "line 2: prompt is absent"),
+        ({"prompt": "a", "answer": ""}, 'line 2: answer is ""; give a text'),
+        ({"prompt": "a", "answer_ids": [1]}, "line 2: the line is given twice; write prompt and"),
+        ({"template": "x"}, "line 2: the line is without a prompt; write prompt and answer"),
+        ({"prompt_ids": [1], "answer_ids": []}, "line 2: the answer has no token"),
+        ({"prompt_ids": [], "answer_ids": [1]}, "line 2: the prompt has no token"),
+        ({"prompt_ids": [1], "answer_ids": [600]}, "the answer has token 600; this model knows 0"),
+        ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1; give an integer from 0"),
+        ({"prompt_ids": [1], "answer_ids": [1] * 256}, "the answer has 256 tokens, and the mod"),
+        ({"prompt_ids": [1] * 256, "answer_ids": [1]},
+         "prompt and answer have 256 + 1 tokens, and the model's context is 256; shorten"),
+        ({"prompt": "a", "answer": "b", "more": 1}, "line 2: more is not a known field"),
+        ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
+        ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
+        ("{", "line 2: the line is not JSON"),
+        ("[1]", "line 2: the line is [1]; give an object"),
+    ],
+)  # fmt: skip
+def test_prompts_that_are_not_examples(model, line, message):
+    path = write_lines("p.jsonl", [PROMPTS[0], line])
+    with pytest.raises(CalibrateError) as failure:
+        collecting.plan(model, Wanted(path))
+    assert message in str(failure.value)
+
+
+def test_files_that_are_no_prompts_and_no_text(model):
+    for name, data, message in (
+        ("empty.jsonl", b"\n\n", "empty.jsonl has no line"),
+        ("absent.jsonl", None, "absent.jsonl does not exist"),
+        ("latin.txt", b"caf\xe9", "latin.txt is not UTF-8 at byte 3"),
+        ("short.txt", b"the apple", "short.txt has 2 tokens, too few for a window of 64"),
+    ):
+        if data is not None:
+            Path(name).write_bytes(data)
+        option = "--text" if name.endswith("txt") else "--prompts"
+        assert message in refusal("collect", "--model", model, option, name, "--lengths", "64")
+
+
+def test_options_that_do_not_go_together(model):
+    task = ("--task", "retrieval")
+    for arguments, message in (
+        (("--model", model), "--model needs examples: --prompts FILE.jsonl"),
+        (("--model", model, *task, "--head", "x"), "--head cannot be used with --model"),
+        (("--model", model, *task, "--jobs", "2"), "--jobs cannot be used with --model"),
+        (task, "--task cannot be used with a head or logits; they need --model"),
+        (("--model", model, "--task", "poetry"), "'poetry' is not a task; write retrieval"),
+        (("--model", model, "--task", "retrieval:no"), "'retrieval:no' is not a task"),
+    ):
+        result = call("collect", *arguments, "--out", "r", code=2)
+        assert message in " ".join(result.stderr.replace("│", " ").split())
+    line = refusal("collect", "--model", model, *task, "--lengths", "64..512", "--out", "r")
+    assert "--lengths go to 512 tokens, and the model's context is 256" in line
+    assert not Path("r").exists()
+
+
+def spoilt(model, change):
+    folder = Path(shutil.copytree(model, "spoilt"))
+    change(folder)
+    return folder
+
+
+def edit_config(**changes):
+    def change(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def drop_weights(folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.self_attn.q_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def put_nan(folder):
+    model = causal_model()
+    model.lm_head.weight[7] = float("nan")
+    model.save_pretrained(folder)
+
+
+def two_gguf(folder):
+    (folder / "model.safetensors").unlink()
+    for name in "ab":
+        (folder / f"{name}.gguf").write_bytes(b"GGUF")
+
+
+def one_gguf(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "a.gguf").write_bytes(b"GGUF")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors and no .gguf"),
+        (lambda f: (f / "config.json").unlink(), "spoilt has no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot load the model in spo"),
+        (lambda f: (f / "tokenizer.json").unlink(), "spoilt has no tokenizer that loads"),
+        (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
+        (edit_config(num_hidden_layers=3), "spoilt lacks weights of LlamaForCausalLM: model.laye"),
+        (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
+        (put_nan, "is nan: the model's logits are not finite; load it with --dtype float32"),
+        (two_gguf, "spoilt has 2 .gguf files; give a folder with one model"),
+        (one_gguf, "cannot read the configuration in spoilt"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_used(model, change, message):
+    line = refusal(
+        "collect", "--model", spoilt(model, change), "--task", "retrieval:towns", "--lengths",
+        "64", "--examples", "1",
+    )  # fmt: skip
+    assert message in line
+
+
+def test_no_folder_and_prompts_of_ids_without_a_tokenizer(model):
+    assert "nowhere is not a folder" in refusal(
+        "collect", "--model", "nowhere", "--task", "retrieval"
+    )
+    folder = spoilt(model, lambda f: [p.unlink() for p in f.glob("tokenizer*")])
+    collected(folder, templates=(), prompts=write_lines("ids.jsonl", PROMPTS[1:2]))
+    with pytest.raises(CalibrateError, match="has no tokenizer that loads .*token ids alone"):
+        collected(folder, prompts=write_lines("text.jsonl", PROMPTS[:1]))
+
+
+def test_models_that_look_no_attention_up_or_ahead(here):
+    sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "num_attention_heads")}
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes, n_layer=1))
+    bert = transformers.BertLMHeadModel(
+        transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=48)
+    )
+    t5 = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=512, d_model=32, d_kv=8, num_layers=1, num_heads=4)
+    )
+    for model, message in (
+        (bloom, "BloomForCausalLM does not look attention up by name"),
+        (bert, "BertLMHeadModel sees later tokens: it is not a causal model"),
+        (t5, "Unrecognized configuration class"),
+    ):
+        folder = save(Path(type(model).__name__), model)
+        line = refusal("collect", "--model", folder, "--task", "retrieval", "--lengths", "64")
+        assert message in line
+
+
+def test_without_the_extra(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "calibrate.transformers", None)
+    line = refusal("collect", "--model", model, "--task", "retrieval")
+    assert line.startswith("calibrate: ")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [name for name in sys.modules if name.startswith("calibrate.transformers")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = refusal("collect", "--model", model, "--task", "retrieval")
+    assert "needs PyTorch and Transformers: pip install 'calibrate[transformers]'" in line
+
+
+# --- hostile files -------------------------------------------------------------------------------
+
+
+def relisted(folder, name, data):
+    """Puts bytes in place of a file, and their digest into the manifest."""
+    (folder / name).write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entry = files.entry_of(data)
+    if name == "examples.npz":
+        manifest["configuration"]["examples"] |= entry
+    else:
+        manifest["scores"][int(name[7:12])] |= entry
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "message"),
+    [
+        ("examples.npz", "tokens", -1, "a token is negative"),
+        ("examples.npz", "start", 0, "an answer is not within its example"),
+        ("examples.npz", "start", 9_999, "an answer is not within its example"),
+        ("examples.npz", "cell", 99, "a cell is not one of the manifest's"),
+        ("examples.npz", "end", 2**40, "its examples do not make up its tokens"),
+        ("scores-00001.npz", "log_p", 0.5, "log_p is not <= 0"),
+        ("scores-00001.npz", "log_p", np.nan, "log_p is not <= 0"),
+        ("scores-00001.npz", "right", 99, "right exceeds the answer's tokens"),
+    ],
+)
+def test_values_that_no_collection_has(kept, small_units, name, column, value, message):
+    folder = Path(shutil.copytree(kept, "a"))
+    arrays = {k: x.copy() for k, x in parse_arrays((folder / name).read_bytes(), name).items()}
+    arrays[column][-1] = value
+    write_arrays(Path("new.npz"), arrays)
+    relisted(folder, name, Path("new.npz").read_bytes())
+    with pytest.raises(DamagedError, match=message):
+        files.open_examples(folder)
+    del arrays[column]
+    write_arrays(Path("new.npz"), arrays)
+    relisted(folder, name, Path("new.npz").read_bytes())
+    with pytest.raises(DamagedError, match=f"{column} is absent"):
+        files.open_examples(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.pop("scores"), "manifest.json is not a manifest (scores is absent"),
+        (lambda m: m["scores"].pop(), "lists"),
+        (lambda m: m.update(format="other"), "is other 0.1, expected calibrate.examples 0.1"),
+        (lambda m: m.update(more=1), "more is not a known field"),
+        (lambda m: m["configuration"].update(dtype="float8"), "configuration.dtype is"),
+        (lambda m: m["configuration"]["cells"][0].update(text=1), "cells[0].text is 1; write true"),
+        (lambda m: m["configuration"]["cells"].clear(), "a cell is not one of the manifest's"),
+        (lambda m: m["configuration"]["examples"].update(bytes=10), "has more than the limit"),
+    ],
+)
+def test_manifests_that_contradict(kept, small_units, change, message):
+    folder = Path(shutil.copytree(kept, "a"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CalibrateError) as failure:
+        files.open_examples(folder)
+    assert message in str(failure.value) or "more than the limit" in str(failure.value)
+
+
+def test_damage_is_found_and_other_folders_are_left_alone(model, kept, small_units):
+    folder = Path(shutil.copytree(kept, "a"))
+    path = folder / "scores-00001.npz"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert "scores-00001.npz is not the file that manifest.json lists" in refusal("verify", "a")
+    path.unlink()
+    assert "scores-00001.npz is missing" in refusal("verify", "a")
+    Path("full").mkdir()
+    Path("full/note").write_text("mine")
+    with pytest.raises(CalibrateError, match="full is not a collection and not empty"):
+        collected(model, "full")
+    assert os.listdir("full") == ["note"] or sorted(os.listdir("full")) == [".lock", "note"]
+    with pytest.raises(CalibrateError, match="absent is not a collection of examples"):
+        files.open_examples(Path("absent"))
+
+
+def test_progress_is_told(model, monkeypatch):
+    from calibrate.cli import progress
+
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    result = call("collect", "--model", model, "--task", "retrieval:towns", "--lengths", "64",
+                  "--examples", "9")  # fmt: skip
+    assert "steps, about" in result.stderr
+    assert "left" in result.stderr
+
+
+def test_tokenizer_of_the_tests_knows_its_words(here):
+    save_tokenizer(here)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(here)
+    for name in TEMPLATES:
+        assert 0 not in tokenizer("".join(write(name, 1, 9)))["input_ids"]
