@@ -12,7 +12,7 @@ from calibrate.examples.retrieval import TEMPLATES
 
 MORE = {
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
-    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 8},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 8},
 }
 KINDS = {"llama": "Llama", "gemma2": "Gemma2", "gpt_oss": "GptOss", "bloom": "Bloom"}
 

@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from calibrate.errors import CoefficientsError
 from calibrate.torch.blocks import masked_logits
+from calibrate.torch.softmax import wide
 from calibrate.transformers.attention import attention_function, is_causal_alone, mask_and_bias
 from calibrate.transformers.parts import PLAIN, applied, layer_of, paths_of, refuse_twins
 from calibrate.transformers.probing import probe
@@ -127,7 +128,7 @@ def _attend_with_logits(
     position_bias: Tensor | None = None, softcap: float | None = None,
     s_aux: Tensor | None = None, sinks: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention that multiplies the logits themselves, in float32; the sink is an item like others.
+    """Attention that multiplies the logits themselves, in float32 or wider; a sink is an item too.
 
     Masked logits take no part in the product: 0 times -inf would be the gradient of beta.
     """
@@ -140,12 +141,11 @@ def _attend_with_logits(
         sinks = sinks[None, :, None, None]
     causal = is_causal_alone(module, mask, T, is_causal)
     scale = W**-0.5 if scaling is None else scaling
-    z, real = masked_logits(
-        query.float(), key.float(), real, bias, sinks, 0, scale, causal, softcap
-    )
+    q, k, v = (x.to(wide(x.dtype)) for x in (query, key, value))
+    z, real = masked_logits(q, k, real, bias, sinks, 0, scale, causal, softcap)
     z = z if real is None else z.masked_fill(~real, 0)
     z = z if beta is None else z * beta
     z = z if real is None else z.masked_fill(~real, -torch.inf)
     weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)
-    out = (weights @ value.float()).reshape(B, N, T, value.shape[-1])
+    out = (weights @ v).reshape(B, N, T, value.shape[-1])
     return out.to(query.dtype).transpose(1, 2).contiguous(), None
