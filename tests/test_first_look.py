@@ -101,7 +101,7 @@ def test_derivatives_are_those_of_finite_differences(kind, monkeypatch):
     examples = some_examples(text=True)
     found = derivatives(causal_model(kind), examples)
     exact = by_differences(causal_model(kind), examples)
-    np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=1e-3 * np.abs(exact).max())
+    np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05
     monkeypatch.setattr(answering, "TOKENS_AT_ONCE", 1)  # one at a time
     monkeypatch.setattr(differentiating, "MOST_KEPT_BYTES", 0)  # with checkpoints

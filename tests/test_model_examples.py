@@ -285,6 +285,17 @@ def test_killed_and_run_again(model, kept):
     assert visible("a") == visible(kept)
 
 
+@pytest.mark.slow
+def test_the_readmes_commands(here):
+    from test_docs import commands_of
+
+    save(Path("MODEL"), causal_model(max_position_embeddings=1024))
+    Path("book.txt").write_text("The apple is on the table. " * 400)
+    for line in commands_of("Your own language model"):
+        call(*line.split()[1:])
+    assert Path("runs/model-diagnosis/first-look.json").exists()
+
+
 def test_the_fingerprint_is_of_weights_and_configuration(model, here):
     was = ModelFolder(model).fingerprint()
     copy = Path(shutil.copytree(model, "copy"))

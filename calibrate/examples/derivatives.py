@@ -15,7 +15,7 @@ from calibrate.transformers.betas import HeadBetas, checkpointed, head_betas
 
 # What a layer keeps for the backward pass, in numbers for each token and channel (measured on a
 # Llama); a batch that would keep more than this in all layers keeps each layer's input alone.
-_KEPT = 16
+_KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
 
 
