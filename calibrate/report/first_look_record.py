@@ -177,5 +177,5 @@ def plot_slopes(ax: "Axes", heads: Sequence[HeadLook], kind: str, wants: str) ->
         [columns.index(head.head) for head in clear], [rows.index(head.layer) for head in clear],
         "k.", ms=4, ls="",
     )  # fmt: skip
-    ax.set_title(f"{title}: red wants to be sharper, blue more diffuse")
+    ax.set_title(f"{title}: red wants to be sharper, blue more diffuse", fontsize=10)
     return ax

@@ -19,8 +19,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from calibrate.errors import CoefficientsError
+from calibrate.torch.beta import wide
 from calibrate.torch.blocks import masked_logits
-from calibrate.torch.softmax import wide
 from calibrate.transformers.attention import attention_function, is_causal_alone, mask_and_bias
 from calibrate.transformers.parts import PLAIN, applied, layer_of, paths_of, refuse_twins
 from calibrate.transformers.probing import probe
