@@ -480,6 +480,15 @@ def test_models_that_look_no_attention_up_or_ahead(here):
         assert message in line
 
 
+def test_a_folder_without_scores_takes_other_options(model):
+    """As after a device that is not there."""
+    arguments = ("collect", "--model", model, "--task", "retrieval:list", "--out", "r")
+    line = refusal(*arguments, "--lengths", "64", "--device", "nowhere")
+    assert "cannot load the model in" in line
+    call(*arguments, "--lengths", "96", "--examples", "1")
+    assert files.open_examples(Path("r")).set.cells[0].length == 96
+
+
 def test_without_the_extra(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "calibrate.transformers", None)
     line = refusal("collect", "--model", model, "--task", "retrieval")

@@ -135,6 +135,10 @@ def _claim(folder: Path, job: Job) -> list[dict[str, Any]] | None:
     manifest, _ = found
     recorded = manifest["configuration"]
     different = [key for key in configuration if configuration[key] != recorded[key]]
+    empty = manifest["status"] == "partial" and not any(folder.glob("scores-*.npz"))
+    if different and empty:  # its model did not load, say: nothing is lost
+        files.write_manifest(folder, configuration)
+        return None
     if different:
         raise CalibrateError(
             f"{folder} is another collection: its {', '.join(different)} differ from this call's; "
