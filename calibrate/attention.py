@@ -35,8 +35,9 @@ def dot_product_attention(
 ) -> jax.Array:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
-    With a fit of kind "log-size", beta(n) and n the number of keys that the query sees: those that
-    masks, lengths, causality and window leave, and whose bias is above -inf.
+    A fit of kind "log-size" has beta(n), one of kind "entropy-and-size" beta(H, n), with n the
+    number of keys that the query sees: those that masks, lengths, causality and window leave, and
+    whose bias is above -inf.
 
     `functools.partial(dot_product_attention, coefficients=fit)` takes the place of
     jax.nn.dot_product_attention: the same arguments and layout, and two more arguments at the end.
@@ -56,7 +57,7 @@ def dot_product_attention(
       return_residual: must be False: beta depends on the whole row, so that partial results of
         two sets of keys cannot be combined.
       logits_soft_cap: c, for logits c tanh(z / c) before bias and masks.
-      entropy_gradient: whether gradients flow through beta(H) too.
+      entropy_gradient: whether gradients flow through H too; n has none.
     Returns:
       (B, T, N, H) of the query's dtype; entropy, beta and sums are computed in float32 or wider.
       A query that sees no key gives 0 (in jax.nn, the mean of all values). Entropy and n are of

@@ -39,7 +39,7 @@ class KeyHead(NamedTuple):
     """What determines the weights of one key head's queries, but for its logits."""
 
     fit: Coefficients
-    table: jax.Array | None  # (coefficients + 3, G)
+    table: jax.Array | None  # (numbers of a head, G)
     band: Band
     soft_cap: jax.Array | None
     n_queries: jax.Array | None

@@ -80,7 +80,7 @@ class _Inputs(NamedTuple):
 
 
 def head_table(coefficients: Coefficients, x: jax.Array, head_axis: int) -> jax.Array | None:
-    """The numbers of each head along an axis of x, (coefficients + 3, heads); None if all alike."""
+    """The numbers of each head along an axis of x, (numbers, heads); None if all are alike."""
     if not coefficients.has_heads:
         return None
     if x.ndim < -head_axis:
@@ -194,7 +194,7 @@ def sharpen(
       z: float32 or wider, -inf where masked; (..., heads, queries, items) with a table.
       log_n: of the n items that are not masked, a constant to gradients; for a fit by size.
       table: of `head_table`, for a fit per head.
-      entropy_gradient: whether the derivative includes that of beta(H).
+      entropy_gradient: whether the derivative includes that of beta by H.
       in_loop: whether it runs inside a loop, of which JAX takes second derivatives by this code
         and not by its rule: then nothing in it may be infinite.
     """

@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 
 def qkv(T=11, S=11, N=4, K=2, B=2, H=8, scale=2.0, dtype=np.float32):
@@ -77,6 +77,11 @@ ATTENTION_CASES = {
 
 
 BY_SIZE = Coefficients(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),))
+# It is smooth: gradients are compared with differences. Made of 4 to 55 items.
+BY_BOTH = Coefficients(
+    Rule(0.0, 0.5, kind=ENTROPY_AND_SIZE),
+    (Entry((0.01, -0.1, 0.2, 0.7, 0.4, 0.06, -0.02, 0.3), (0.1, 5.0, 1.3, 4.0)),),
+)
 
 
 def in_words_of_the_reference(arguments):

@@ -6,12 +6,15 @@ import numpy as np
 
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 DOMAIN = (1.0, 4.0)
 POWERS = (0.02, -0.2, 0.5, 0.6, 0.4)
 LINE = Entry((0.35, 0.2), (1.0, 7.0))
 FALLING_LINE = Entry((-0.35, 2.0), (0.5, 5.0))
+# Made of sets of 5 to 403 items; beyond them beta rises where H > 2.6 alone.
+SURFACE = Entry((*POWERS, 0.05, -0.04, 0.35), (*DOMAIN, 1.5, 6.0))
+FALLING_SURFACE = Entry((*POWERS, -0.04, 0.01, -0.05), (*DOMAIN, 2.0, 5.0))
 # p(H) is between 1.3 and 2.2 on the domain: every threshold is a jump or a bend of beta.
 FITS = {
     "clamp": Coefficients(Rule(), (Entry(POWERS, DOMAIN),)),
@@ -19,6 +22,10 @@ FITS = {
     "low ceiling": Coefficients(Rule(0.1, 1.0, 1.5), (Entry(POWERS, DOMAIN),)),
     "log size": Coefficients(Rule.log_size(), (LINE,)),
     "falling, low ceiling": Coefficients(Rule.log_size(0.1, 1.5), (FALLING_LINE,)),
+    "entropy and size": Coefficients(Rule(kind=ENTROPY_AND_SIZE), (SURFACE,)),
+    "both, low ceiling": Coefficients(
+        Rule(0.1, 0.2, 1.5, kind=ENTROPY_AND_SIZE), (FALLING_SURFACE,)
+    ),
     "softer": Coefficients(Rule(0.1, 0.2, 1.0), (Entry((0.0, 0.0, 0.0, 0.1, 0.1), DOMAIN),)),
 }
 

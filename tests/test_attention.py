@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES as CASES
-from attention_cases import BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
+from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
 from jax.test_util import check_grads
 
 import calibrate
@@ -70,10 +70,15 @@ def test_any_number_of_key_heads(case, n_key_heads, paper):
     check_against_reference(qkv(N=4, K=n_key_heads), paper, case)
 
 
-@pytest.mark.parametrize("case", ["causal", "mask", "additive -inf", "lengths", "all"])
+@pytest.mark.parametrize(
+    "case",
+    ["causal", "causal window", "mask", "additive -inf", "lengths", "query lengths", "all"],
+)
+@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH], ids=["size", "both"])
 @pytest.mark.usefixtures("many_blocks")
-def test_log_size_counts_the_keys_that_a_query_sees(case):
-    check_against_reference(qkv(), BY_SIZE, case)
+def test_the_keys_that_a_query_sees_are_counted(case, fit):
+    """From positions alone, or from masks."""
+    check_against_reference(qkv(), fit, case)
 
 
 @pytest.mark.slow
@@ -81,7 +86,7 @@ def test_log_size_counts_the_keys_that_a_query_sees(case):
 @pytest.mark.parametrize("n_key_heads", [4, 2, 1])
 @pytest.mark.usefixtures("blocks")
 def test_every_case_in_every_layout(case, n_key_heads, paper):
-    for fit in (paper, BY_SIZE):
+    for fit in (paper, BY_SIZE, BY_BOTH):
         check_against_reference(qkv(N=4, K=n_key_heads), fit, case)
 
 
@@ -128,7 +133,10 @@ def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
 def test_long_sequences_in_their_own_blocks(paper):
     """As it runs outside of tests: runs, blocks and the last one filled up."""
     arrays = qkv(T=700, S=700, N=2, K=1, B=1)
-    for fit, options in ((paper, {"is_causal": True}), (BY_SIZE, {"local_window_size": (100, 7)})):
+    for fit, options in (
+        (paper, {"is_causal": True}), (BY_SIZE, {"local_window_size": (100, 7)}),
+        (BY_BOTH, {"is_causal": True}),
+    ):  # fmt: skip
         actual = dot_product_attention(*arrays, coefficients=fit, **options)
         exact = expected(*arrays, fit, **in_words_of_the_reference(options))
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
@@ -170,44 +178,53 @@ def test_a_fit_per_head(make_fit):
         dot_product_attention(q[:, :, :2], k, v, coefficients=fit)
 
 
+@pytest.mark.parametrize(
+    ("of_all", "other"),
+    [
+        (BY_SIZE, Entry((0.0, 3.0), (1.0, 8.0))),
+        (BY_BOTH, Entry((0.0, 0.0, 0.0, 0.3, 2.0, 0.1, 0.0, 0.2), (0.1, 2.0, 0.5, 1.5))),
+    ],
+    ids=["size", "both"],
+)
 @pytest.mark.usefixtures("many_blocks")
-def test_log_size_per_head():
-    one, two = BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))
-    fit = replace(BY_SIZE, entries=(replace(one, head=0), replace(two, head=1)))
+def test_a_fit_by_size_per_head(of_all, other):
+    fit = replace(of_all, entries=(replace(of_all.only, head=0), replace(other, head=1)))
     q, k, v = qkv(N=4, K=2)
     actual = np.asarray(dot_product_attention(q, k, v, is_causal=True, coefficients=fit))
-    identity, constant = calibrate.identity(), replace(BY_SIZE, entries=(two,))
-    for head, own in enumerate((BY_SIZE, constant, identity, identity)):
+    identity, second = calibrate.identity(), replace(of_all, entries=(other,))
+    for head, own in enumerate((of_all, second, identity, identity)):
         group = [head // 2]
         exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
         np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_with_offset_keys(dtype, paper):
+@pytest.mark.parametrize(("dtype", "by"), [("float16", "both"), ("bfloat16", "entropy")])
+def test_half_precision_with_offset_keys(dtype, by, paper):
     """An offset of 100 in one key dimension moves all logits of a query alike."""
     q, k, v = qkv(T=32, S=512, N=2, K=2)
     k[..., 0] += 100
     q, k, v = (jnp.asarray(x).astype(dtype) for x in (q, k, v))
-    actual = dot_product_attention(q, k, v, coefficients=paper)
+    fit = BY_BOTH if by == "both" else paper
+    actual = dot_product_attention(q, k, v, coefficients=fit)
     assert actual.dtype == dtype
-    exact = expected(q, k, v, paper)
+    exact = expected(q, k, v, fit)
     eps = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(np.asarray(actual, float), exact, rtol=2 * eps, atol=2e-4)
 
 
 @pytest.mark.parametrize(
-    ("case", "by_size"),
-    [("all", False)] + [
+    ("case", "by"),
+    [("all", "entropy"), ("causal", "both")] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in
-        (("plain", False), ("causal", False), ("window", False), ("bias", False), ("all", True))
+        (("plain", "entropy"), ("causal", "entropy"), ("window", "entropy"), ("bias", "entropy"),
+         ("all", "size"), ("all", "both"), ("mask", "both"))
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
-def test_gradients(case, by_size, make_fit):
+def test_gradients(case, by, make_fit):
     """Of queries, keys, values and bias, through the entropy too."""
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
-    fit = BY_SIZE if by_size else fit
+    fit = {"entropy": fit, "size": BY_SIZE, "both": BY_BOTH}[by]
     keywords = CASES[case] | {"bias": CASES["bias"]["bias"].astype(float)}
     bias = keywords.pop("bias")
     with jax.enable_x64(True):
@@ -232,17 +249,18 @@ def test_no_nan_in_gradients_of_queries_without_keys(paper):
 
 
 @pytest.mark.parametrize(
-    ("case", "by_size"),
-    [("additive -inf", False)] + [
+    ("case", "by"),
+    [("additive -inf", "both")] + [
         pytest.param(*case, marks=pytest.mark.slow) for case in
-        (("causal", True), ("causal", False), ("mask", False), ("window", False),
-         ("additive mask", False), ("additive -inf", True))
+        (("causal", "size"), ("causal", "entropy"), ("mask", "entropy"), ("window", "entropy"),
+         ("additive mask", "entropy"), ("additive -inf", "size"), ("additive -inf", "entropy"),
+         ("causal", "both"))
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
-def test_second_derivatives_are_not_nan(case, by_size, make_fit):
+def test_second_derivatives_are_not_nan(case, by, make_fit):
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
-    fit = BY_SIZE if by_size else fit
+    fit = {"entropy": fit, "size": BY_SIZE, "both": BY_BOTH}[by]
     arrays = tuple(jnp.asarray(x) for x in qkv(N=2, K=1, B=1))
     of_one_sequence = {k: x[:1] if k in ("mask", "bias") else x for k, x in CASES[case].items()}
 

@@ -13,7 +13,7 @@ from jax.lax import Precision
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.flax import attention_fn
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,9 +21,13 @@ pytestmark = [
 ]
 PAPER = calibrate.load("paper")
 BY_SIZE = Coefficients(Rule.log_size(), (Entry((0.5, 1.2), (1.0, 7.0)),))
+BY_BOTH = Coefficients(
+    Rule(0.0, kind=ENTROPY_AND_SIZE),
+    (Entry((0.0, 0.02, -0.1, 0.4, 0.8, 0.05, -0.02, 0.4), (0.1, 5.0, 1.0, 3.0)),),
+)
 # None is Flax's own attention, which identity must equal.
-FIT = {"flax": None, "identity": calibrate.identity(), "paper": PAPER, "by size": BY_SIZE}
-ACTING = {name: fit for name, fit in FIT.items() if name in ("paper", "by size")}
+ACTING = {"paper": PAPER, "by size": BY_SIZE, "by both": BY_BOTH}
+FIT = {"flax": None, "identity": calibrate.identity(), **ACTING}
 
 
 def normal(seed, *shape):

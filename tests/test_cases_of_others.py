@@ -73,8 +73,8 @@ from calibrate.attention import dot_product_attention
 from calibrate.maths import reference
 
 pytestmark = pytest.mark.slow
-IDENTITY, BY_SIZE = calibrate.identity(), FITS["log size"]
-KINDS = {name: FITS[name] for name in ("clamp", "falling, low ceiling")}
+IDENTITY, BY_SIZE, BY_BOTH = calibrate.identity(), FITS["log size"], FITS["entropy and size"]
+KINDS = {name: FITS[name] for name in ("clamp", "falling, low ceiling", "both, low ceiling")}
 ROW, REAL = np.array([5.5, 1.3, -4.2, 0.9]), np.array([True, False, True, True])
 SHAPES = [(), (4,), (3, 4), (3, 1), (1, 4), (2, 1, 4), (2, 3, 4), (0,), (0, 4), (3, 0)]
 
@@ -100,7 +100,7 @@ def test_any_shape_and_axis(dtype, paper):
                 rtol=2 * float(jnp.finfo(dtype).eps),
                 atol=1e-7,
             )
-            for fit in (paper, BY_SIZE):
+            for fit in (paper, BY_SIZE, BY_BOTH):
                 probs = calibrate.adaptive_softmax(z, fit, axis)
                 assert (probs.shape, probs.dtype) == (z.shape, z.dtype)
                 total = np.asarray(probs, float).sum(axis)
@@ -196,7 +196,7 @@ def test_groups_in_half_precision(dtype, groups, mapped, paper):
         k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
         return jax.nn.dot_product_attention(q, k, v)
 
-    for fit in (IDENTITY, paper, BY_SIZE):
+    for fit in (IDENTITY, paper, BY_SIZE, BY_BOTH):
         attend = partial(dot_product_attention, coefficients=fit)
         exact = with_gradients(repeated if fit is IDENTITY else attend, wide)
         check_close(with_gradients(jax.vmap(attend) if mapped else attend, (q, k, v)), exact, 0.02)
@@ -221,7 +221,7 @@ def test_masks_in_half_precision(masks, paper):
     if "bias" in masks:
         arrays.append(normal(3, 1, N, T, T, dtype="bfloat16"))
     wide = [x.astype(np.float32) for x in arrays]
-    for fit in (IDENTITY, paper, BY_SIZE):
+    for fit in (IDENTITY, paper, BY_SIZE, BY_BOTH):
         attend = partial(dot_product_attention, coefficients=fit, **options)
         original = partial(jax.nn.dot_product_attention, **options)
         exact = with_gradients(original if fit is IDENTITY else attend, wide)
@@ -231,7 +231,7 @@ def test_masks_in_half_precision(masks, paper):
 def test_float64_with_a_mask_under_debug_infs(paper):
     with jax.enable_x64(), jax.debug_infs(True):
         q, k = jnp.zeros((5, 6, 11)), jnp.zeros((7, 3, 11))
-        for fit in (IDENTITY, paper, BY_SIZE):
+        for fit in (IDENTITY, paper, BY_SIZE, BY_BOTH):
             out = dot_product_attention(q, k, k, mask=jnp.arange(7) <= 3, coefficients=fit)
             assert out.dtype == np.float64
             np.testing.assert_array_equal(out, np.zeros((5, 6, 11)))
@@ -250,7 +250,7 @@ def test_gradient_of_a_bias(batch, mapped, paper):
     def original(x, bias):
         return attend(x, bias, jax.nn.dot_product_attention)
 
-    for fit in (IDENTITY, paper, BY_SIZE):
+    for fit in (IDENTITY, paper, BY_SIZE, BY_BOTH):
         ours = partial(attend, attention=partial(dot_product_attention, coefficients=fit))
         exact = with_gradients(original if fit is IDENTITY else ours, wide)
         actual = with_gradients(jax.jit(jax.vmap(ours) if mapped else ours), (x, bias))

@@ -58,7 +58,9 @@ def test_identity_gives_flaxs_own_result(module, mask):
     np.testing.assert_allclose(ours, module(None, mask=mask), atol=2e-6)
 
 
-@pytest.mark.parametrize(("module", "kind"), [(in_nnx, "paper"), (in_linen, "by_size")])
+@pytest.mark.parametrize(
+    ("module", "kind"), [(in_nnx, "paper"), (in_linen, "by_size"), (in_nnx, "by_both")]
+)
 def test_a_fit_changes_it_as_the_whole_matrix_would(module, kind, request, monkeypatch):
     """The feature is on, and causality survives."""
     fit = request.getfixturevalue(kind)
@@ -127,7 +129,9 @@ def test_dtype_is_honoured(paper, module, dtype):
     np.testing.assert_allclose(actual.astype(np.float32), module(paper), atol=0.1, rtol=0.05)
 
 
-@pytest.mark.parametrize(("kind", "is_causal"), [("paper", True), ("by_size", False)])
+@pytest.mark.parametrize(
+    ("kind", "is_causal"), [("paper", True), ("by_size", False), ("by_both", True)]
+)
 def test_precision_takes_the_whole_matrix_to_the_same_result(kind, is_causal, request):
     fit = request.getfixturevalue(kind)
     by_matrix = in_nnx(fit, precision="highest", is_causal=is_causal)

@@ -1,11 +1,13 @@
 """The drop-in softmax against the float64 reference, jax.nn.softmax and the paper's snippet."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import BY_BOTH
 from cases import CASES, FITS
 from jax.test_util import check_grads
 
@@ -14,7 +16,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 
-KINDS = {name: FITS[name] for name in ("clamp", "log size")}
+KINDS = {name: FITS[name] for name in ("clamp", "log size", "entropy and size")}
 
 
 def rows(n, scale, seed=0, count=16):
@@ -43,10 +45,13 @@ def test_agrees_with_the_reference(fit):
     ("dtype", "fit"),
     [
         ("bfloat16", KINDS["clamp"]), ("float16", KINDS["log size"]),
+        ("bfloat16", KINDS["entropy and size"]),
         pytest.param("float16", KINDS["clamp"], marks=pytest.mark.slow),
         pytest.param("bfloat16", KINDS["log size"], marks=pytest.mark.slow),
+        pytest.param("float16", KINDS["entropy and size"], marks=pytest.mark.slow),
     ],
-    ids=["bfloat16-entropy", "float16-size", "float16-entropy", "bfloat16-size"],
+    ids=["bfloat16-entropy", "float16-size", "bfloat16-both", "float16-entropy", "bfloat16-size",
+         "float16-both"],
 )  # fmt: skip
 def test_half_precision_is_within_2_ulp_of_the_reference(dtype, fit):
     """On the logits as they are rounded."""
@@ -120,6 +125,7 @@ def test_log_size_sharpens_by_the_number_of_items():
 
 
 def test_log_size_counts_each_row_and_all_its_axes():
+    """On every way of counting, and under vmap."""
     fit = size_fit()
     where = np.arange(30) < np.array([[1], [7], [30], [0]])
     logits = rows(30, 2.0, count=4)
@@ -128,6 +134,17 @@ def test_log_size_counts_each_row_and_all_its_axes():
         beta = max(0.5 * np.log(n) + 0.6, 1)
         np.testing.assert_allclose(probs[i, :n], jax.nn.softmax(logits[i, :n] * beta), rtol=1e-5)
     assert (probs[3] == 0).all()
+    hidden = np.where(where, logits, -np.inf)[:3]
+    by_row = jax.vmap(lambda row: calibrate.adaptive_softmax(row, fit))
+    for same in (
+        calibrate.adaptive_softmax(hidden, fit),
+        by_row(hidden),
+        calibrate.adaptive_softmax(hidden.T, fit, axis=0).T,
+        calibrate.adaptive_softmax(hidden.T[:, None], fit, axis=(0, 1))[:, 0].T,
+        calibrate.adaptive_softmax(hidden[:, :, None], fit, axis=1)[..., 0],
+    ):
+        np.testing.assert_allclose(same, probs[:3], atol=1e-7, rtol=1e-5)
+    np.testing.assert_allclose(by_row(logits), calibrate.adaptive_softmax(logits, fit), rtol=1e-6)
     both = calibrate.adaptive_softmax(logits, fit, axis=None)
     flat = calibrate.adaptive_softmax(logits.ravel(), fit)
     np.testing.assert_allclose(both.ravel(), flat, rtol=1e-6)
@@ -149,6 +166,20 @@ def test_the_beta_of_a_log_size_fit_needs_n():
     np.testing.assert_allclose(spread, np.full((2, 3), 0.5 * np.log(100) + 0.6), rtol=1e-6)
 
 
+def test_the_beta_of_a_fit_by_both_needs_both(by_both):
+    error = partial(pytest.raises, calibrate.CoefficientsError)
+    with error(match="is of kind entropy-and-size; give n=, the number of unmasked items"):
+        calibrate.inverse_temperature(2.0, by_both)
+    with error(match="is of kind entropy-and-size; give H, the entropy of the items$"):
+        calibrate.inverse_temperature(None, by_both, n=3)
+    with error(match="give H, .* and n=, the number"):
+        calibrate.inverse_temperature(None, by_both)
+    spread = calibrate.inverse_temperature(jnp.full((2, 3), 2.0, "bfloat16"), by_both, n=100)
+    assert spread.dtype == jnp.float32
+    exact = by_both.only.value_at(2.0, np.log(100))
+    np.testing.assert_allclose(spread, np.full((2, 3), exact), rtol=1e-6)
+
+
 def test_an_entropy_fit_does_not_look_at_n(paper):
     with_n = calibrate.inverse_temperature(3.0, paper, n=7)
     assert with_n == calibrate.inverse_temperature(3.0, paper)
@@ -156,8 +187,12 @@ def test_an_entropy_fit_does_not_look_at_n(paper):
         calibrate.inverse_temperature(None, paper, n=7)
 
 
-def test_log_size_per_head():
+@pytest.mark.parametrize("by", ["size", "both"])
+def test_a_fit_by_size_per_head(by, by_both):
     one, two = size_fit(), size_fit(-1.0, 4.0, (1.0, 1.5))  # it falls, and not beyond its sizes
+    if by == "both":
+        steep = Entry((0.0, 0.0, 0.0, -0.5, 3.0, 0.2, -0.1, 0.5), (0.5, 2.0, 1.0, 1.5))
+        one, two = by_both, replace(by_both, entries=(steep,))
     fit = replace(one, entries=(replace(one.only, head=0), replace(two.only, head=2)))
     logits = np.random.default_rng(0).standard_normal((2, 4, 5, 30)).astype(np.float32) * 2
     where = np.arange(30) < np.arange(1, 6)[:, None]
@@ -165,11 +200,15 @@ def test_log_size_per_head():
     for head, own in enumerate([one, calibrate.identity(), two, calibrate.identity()]):
         alone = calibrate.adaptive_softmax(logits[:, head], own, where=where)
         np.testing.assert_allclose(probs[:, head], alone, atol=1e-7, rtol=1e-5)
-    n = where.sum(axis=1)
-    beta = calibrate.inverse_temperature(np.zeros((2, 4, 5)), fit, n=n)
-    np.testing.assert_allclose(beta[1, 0], calibrate.inverse_temperature(None, one, n=n))
-    assert (np.asarray(beta)[:, [1, 3]] == 1).all()
-    np.testing.assert_allclose(beta[:, 2], np.tile(4 - np.clip(np.log(n), 1, 1.5), (2, 1)))
+    n, H = where.sum(axis=1), np.asarray(calibrate.entropy(logits, where=where))
+    beta = np.asarray(calibrate.inverse_temperature(H, fit, n=n))
+    assert (beta[:, [1, 3]] == 1).all()
+    for head, own in ((0, one.only), (2, two.only)):
+        exact = reference.inverse_temperature(
+            H[:, head], own.coefficients, own.domain, fit.rule, np.tile(n, (2, 1))
+        )
+        np.testing.assert_allclose(beta[:, head], exact, rtol=1e-5)
+        assert np.ptp(exact) > 0.1
 
 
 def test_no_gradient_flows_through_the_number_of_items():
@@ -253,19 +292,24 @@ def test_no_nan_in_gradients_of_masked_rows(paper):
     assert (np.asarray(gradient)[~np.asarray(where)] == 0).all()
 
 
-def test_gradient_flows_through_the_entropy(paper):
+@pytest.mark.parametrize("kind", ["paper", "by_both", "beyond its sizes"])
+def test_gradient_flows_through_the_entropy(kind, paper, by_both):
+    fit = {"paper": paper}.get(kind, by_both)
+    if kind == "beyond its sizes":
+        few = replace(by_both.only, domain=(0.2, 5.0, 1.0, 2.0), check=())
+        fit = replace(by_both, entries=(few,))
     with jax.enable_x64(True):
         z = np.random.default_rng(6).standard_normal(40) * 2
         weights = np.arange(40.0)
 
         def value(logits):
-            return (calibrate.adaptive_softmax(logits, paper) * weights).sum()
+            return (calibrate.adaptive_softmax(logits, fit) * weights).sum()
 
         gradient = jax.jit(jax.grad(value))(z)
         step = 1e-6
         for i in (0, 7, 39):
             nudge = step * (np.arange(40) == i)
-            slope = (expected(z + nudge, paper) - expected(z - nudge, paper)) @ weights / 2 / step
+            slope = (expected(z + nudge, fit) - expected(z - nudge, fit)) @ weights / 2 / step
             assert float(gradient[i]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
@@ -349,7 +393,8 @@ def test_a_layer_is_chosen_before_it_is_applied(make_fit):
 @pytest.mark.parametrize("kind", KINDS)
 def test_derivatives_of_every_kind_agree_with_differences(kind, make_fit):
     """Forward, reverse and second derivatives of the full path."""
-    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)) if kind == "clamp" else size_fit()
+    smooth = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0))
+    fit = {"clamp": smooth, "log size": size_fit(), "entropy and size": BY_BOTH}[kind]
     with jax.enable_x64(True):
         z = np.random.default_rng(1).standard_normal((3, 7))
         check_grads(
@@ -372,11 +417,11 @@ def slopes_and_bends(value, z, step=1e-4):
 
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("kind", ["polynomial", "log size", "entropy"])
+@pytest.mark.parametrize("kind", ["polynomial", "log size", "both", "entropy"])
 def test_derivatives_with_a_masked_item(kind, inner, outer, make_fit):
     """In every order of forward and reverse: 0 times what is infinite, or overflows, is NaN."""
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0), min_entropy=0.0)
-    fit = size_fit() if kind == "log size" else fit
+    fit = {"log size": size_fit(), "both": BY_BOTH}.get(kind, fit)
     real, weights = [0, 2, 3], np.arange(4.0)
 
     def value(z):
@@ -393,7 +438,7 @@ def test_derivatives_with_a_masked_item(kind, inner, outer, make_fit):
     first = jax.jit(lambda z: jax.jvp(value, (z,), (30 * weights.astype(np.float32),))[1])
     slopes, bends = slopes_and_bends(exact, np.array([1.0, 0.5, 2.0]))
     for mask in (-np.inf, np.finfo(np.float32).min, -1e4):
-        if mask > -np.inf and kind == "log size":  # counted: another beta
+        if mask > -np.inf and kind in ("log size", "both"):  # counted: another beta
             assert np.isfinite(second(np.float32([1.0, mask, 0.5, 2.0]))).all()
             continue
         z = np.float32([1.0, mask, 0.5, 2.0])
@@ -420,18 +465,21 @@ def test_what_the_original_accepts(make_fit):
     with jax.numpy_dtype_promotion("strict"):
         assert calibrate.adaptive_softmax(logits.astype("bfloat16"), fit).dtype == "bfloat16"
         calibrate.adaptive_softmax(logits.astype("bfloat16"), size_fit())
+        calibrate.adaptive_softmax(logits.astype("bfloat16"), BY_BOTH)
     heads, _, _ = per_head(make_fit)
     with jax.numpy_rank_promotion("raise"):
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), heads)
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), size_fit())
+        calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), BY_BOTH)
     with pytest.raises(TypeError, match="logits are complex64; give real ones"):
         calibrate.adaptive_softmax(logits.astype("complex64"), fit)
 
 
-def test_the_entropys_gradient_can_be_stopped(make_fit):
-    fit = make_fit((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 5.0))
+@pytest.mark.parametrize("by", ["entropy", "both"])
+def test_the_entropys_gradient_can_be_stopped(by, make_fit):
+    fit = make_fit((0.0, 0.0, 0.0, 1.0, 1.0), (0.2, 5.0)) if by == "entropy" else BY_BOTH
     z = jnp.asarray(rows(20, 1.0, count=2))
-    beta = calibrate.inverse_temperature(calibrate.entropy(z), fit)[:, None]
+    beta = calibrate.inverse_temperature(calibrate.entropy(z), fit, n=20)[:, None]
     weights = jnp.arange(20.0) ** 2
 
     def gradient(softmax):
@@ -450,6 +498,7 @@ def test_gradients_keep_one_array_as_the_original_does(paper):
         jax.nn.softmax,
         lambda z: calibrate.adaptive_softmax(z, paper),
         lambda z: calibrate.adaptive_softmax(z, size_fit()),
+        lambda z: calibrate.adaptive_softmax(z, BY_BOTH),
     ):
         _, backward = jax.vjp(softmax, logits)
         shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
@@ -465,6 +514,6 @@ def test_traced_once_per_shape_and_fit(make_fit):
         for shape in ((3, 8), (3, 8), (4, 8)):
             calibrate.adaptive_softmax(jnp.zeros(shape), fit)
     assert softmax._adaptive_softmax._cache_size() == 2
-    for fit in (make_fit(max_beta=3.0), size_fit(), size_fit()):
+    for fit in (make_fit(max_beta=3.0), size_fit(), size_fit(), BY_BOTH, BY_BOTH):
         calibrate.adaptive_softmax(jnp.zeros((3, 8)), fit)
-    assert softmax._adaptive_softmax._cache_size() == 4
+    assert softmax._adaptive_softmax._cache_size() == 5

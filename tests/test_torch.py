@@ -7,7 +7,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-from attention_cases import ATTENTION_CASES, BY_SIZE, allowed, in_words_of_the_reference, qkv
+from attention_cases import (
+    ATTENTION_CASES,
+    BY_BOTH,
+    BY_SIZE,
+    allowed,
+    in_words_of_the_reference,
+    qkv,
+)
 from attention_cases import expected as expected_attention
 from cases import CASES, FITS
 
@@ -22,12 +29,14 @@ from calibrate.torch import adaptive_softmax, entropy, inverse_temperature  # no
 from calibrate.torch import attention as attention_module  # noqa: E402
 from calibrate.torch import blocks as blocks_module  # noqa: E402
 from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
+from calibrate.torch.beta import Inputs, beta_of_rows  # noqa: E402
 from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
 
 torch.set_num_threads(1)  # tensors are small: threads would wait for each other
 
-KINDS = {name: FITS[name] for name in ("clamp", "log size")}
+KINDS = {name: FITS[name] for name in ("clamp", "log size", "entropy and size")}
 SMOOTH = Coefficients(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)),))
+SMOOTH_FITS = {"polynomial": SMOOTH, "log size": BY_SIZE, "both": BY_BOTH}
 HALF = [torch.float16, torch.bfloat16]
 # PyTorch's compiler warns of its own inside.
 of_the_compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -89,7 +98,7 @@ def test_the_feature_is_on(paper):
     assert (sharper > 1.5 * torch.softmax(logits, 1).amax(1)).all()
 
 
-@pytest.mark.parametrize("kind", ["paper", "by_size"])
+@pytest.mark.parametrize("kind", ["paper", "by_size", "by_both"])
 def test_agrees_with_jax(kind, request):
     fit = request.getfixturevalue(kind)
     logits, where = np.asarray(normal(5, 300)), np.arange(300) < 200
@@ -152,7 +161,7 @@ def test_nested_tensors_are_refused(layout, paper):
 
 def test_rows_without_items_as_in_jax(paper):
     logits = torch.tensor([[-torch.inf] * 3, [1.0, 2.0, 3.0], [-torch.inf, 0.0, 1.0]])
-    for fit in (paper, FITS["log size"]):
+    for fit in (paper, FITS["log size"], BY_BOTH):
         probs = adaptive_softmax(logits, fit)
         assert probs[0].isnan().all()
         assert probs[1:].isfinite().all()
@@ -175,7 +184,7 @@ def test_masks_are_structural(mask, paper):
     np.testing.assert_allclose(hot[:, :150], short, atol=1e-7, rtol=1e-5)
 
 
-@pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
+@pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
 def test_first_and_second_derivatives(fit):
     z = normal(3, 7, scale=1.0, dtype=torch.float64).requires_grad_()
     for function in (lambda z: adaptive_softmax(z, fit), entropy):
@@ -192,18 +201,19 @@ def test_first_and_second_derivatives(fit):
     assert second.isfinite().all()
 
 
-def test_the_entropys_gradient_can_be_stopped():
+@pytest.mark.parametrize("fit", [SMOOTH, BY_BOTH], ids=["polynomial", "both"])
+def test_the_entropys_gradient_can_be_stopped(fit):
     z = normal(2, 20, scale=1.0).requires_grad_()
     weights = torch.arange(20.0) ** 2
 
     def gradient(probs):
         return torch.autograd.grad((probs * weights).sum(), z)[0]
 
-    beta = inverse_temperature(entropy(z), SMOOTH).detach()[:, None]
+    beta = inverse_temperature(entropy(z), fit, n=20).detach()[:, None]
     constant = gradient(torch.softmax(beta * z, -1))
-    stopped = gradient(adaptive_softmax(z, SMOOTH, entropy_gradient=False))
+    stopped = gradient(adaptive_softmax(z, fit, entropy_gradient=False))
     np.testing.assert_allclose(stopped, constant, rtol=1e-4, atol=1e-6)
-    assert (gradient(adaptive_softmax(z, SMOOTH)) - constant).abs().max() > 0.1
+    assert (gradient(adaptive_softmax(z, fit)) - constant).abs().max() > 0.1
 
 
 def test_gradients_keep_the_logits_alone(paper):
@@ -211,22 +221,28 @@ def test_gradients_keep_the_logits_alone(paper):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape), lambda x: x):
         adaptive_softmax(normal(16, 64).requires_grad_(), paper)
-    assert kept == [(16, 64)]
+        adaptive_softmax(normal(16, 64).requires_grad_(), BY_BOTH)
+    assert kept == [(16, 64)] * 2
 
 
-def test_transforms_of_torch_func(paper):
+@pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_transforms_of_torch_func(masked, fit):
     logits = normal(5, 32)
-    rows = torch.func.vmap(lambda row: adaptive_softmax(row, paper))(logits)
-    np.testing.assert_allclose(rows, adaptive_softmax(logits, paper), rtol=1e-6)
-    per_row = torch.func.vmap(torch.func.jacrev(lambda row: adaptive_softmax(row, SMOOTH)))(logits)
-    whole = torch.autograd.functional.jacobian(lambda z: adaptive_softmax(z, SMOOTH), logits)
+    if masked:
+        logits[:, 3::7] = -torch.inf
+    rows = torch.func.vmap(lambda row: adaptive_softmax(row, fit))(logits)
+    np.testing.assert_allclose(rows, adaptive_softmax(logits, fit), rtol=1e-5)
+    per_row = torch.func.vmap(torch.func.jacrev(lambda row: adaptive_softmax(row, fit)))(logits)
+    whole = torch.autograd.functional.jacobian(lambda z: adaptive_softmax(z, fit), logits)
     np.testing.assert_allclose(per_row, torch.einsum("ijik->ijk", whole), atol=1e-5)
 
 
 @of_the_compiler
-@pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
-def test_forward_mode_derivatives(fit):
+@pytest.mark.parametrize("kind", SMOOTH_FITS)
+def test_forward_mode_derivatives(kind):
     """Of logits, some masked; of heads, each with its own; and forward over reverse."""
+    fit = SMOOTH_FITS[kind]
     z = normal(3, 7, scale=1.0, dtype=torch.float64).requires_grad_()
     where = torch.arange(7) != 2
     for options in ({}, {"where": where}, {"dim": 0}, {"entropy_gradient": False}):
@@ -240,7 +256,7 @@ def test_forward_mode_derivatives(fit):
     square = lambda z: (adaptive_softmax(z, fit) ** 2).sum()  # noqa: E731
     twice = torch.func.jacrev(torch.func.jacrev(square))(z)
     torch.testing.assert_close(torch.func.hessian(square)(z), twice, atol=1e-12, rtol=1e-9)
-    heads, _ = per_head("log size" if fit is BY_SIZE else "polynomial")
+    heads, _ = per_head(kind)
     softmax = partial(adaptive_softmax, coefficients=heads)
     z = normal(4, 2, 6, dtype=torch.float64)
     reverse, forward = torch.func.jacrev(softmax)(z), torch.func.jacfwd(softmax)(z)
@@ -255,7 +271,7 @@ backends = pytest.mark.parametrize(
 
 @of_the_compiler
 @backends
-@pytest.mark.parametrize("kind", ["paper", "by_size"])
+@pytest.mark.parametrize("kind", ["paper", "by_size", "by_both"])
 def test_compiled_in_one_graph(kind, backend, request):
     """Forward and backward, as without the compiler."""
     fit = request.getfixturevalue(kind)
@@ -276,21 +292,30 @@ def test_compiled_in_one_graph(kind, backend, request):
         np.testing.assert_allclose(fast, plain, atol=1e-6, rtol=1e-4)
 
 
+# Of the first head and the other.
+RULES_OF_HEADS = {
+    "polynomial": (
+        Rule(), Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.2, 4.0)),
+        Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.2, 4.0)),
+    ),
+    "log size": (BY_SIZE.rule, BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))),
+    "both": (
+        BY_BOTH.rule, BY_BOTH.only,
+        Entry((0.0, 0.0, 0.0, 0.3, 2.0, 0.1, 0.0, 0.2), (0.1, 2.0, 0.5, 1.5)),
+    ),
+}  # fmt: skip
+
+
 def per_head(kind="polynomial"):
     """Heads 0 and 2 calibrated; and the fits of each head alone."""
-    one, two = (
-        (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.2, 4.0)), Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.2, 4.0)))
-        if kind == "polynomial"
-        else (BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0)))
-    )
-    rule = Rule() if kind == "polynomial" else BY_SIZE.rule
+    rule, one, two = RULES_OF_HEADS[kind]
     fit = Coefficients(rule, (replace(one, head=0), replace(two, head=2)))
     alone = [Coefficients(rule, (entry,)) for entry in (one, two)]
     identity = calibrate.identity()
     return fit, [alone[0], identity, alone[1], identity]
 
 
-@pytest.mark.parametrize("kind", ["polynomial", "log size"])
+@pytest.mark.parametrize("kind", RULES_OF_HEADS)
 def test_a_fit_per_head_applies_each_to_its_own(kind):
     fit, alone = per_head(kind)
     logits = normal(2, 4, 5, 30).requires_grad_()
@@ -303,11 +328,40 @@ def test_a_fit_per_head_applies_each_to_its_own(kind):
         np.testing.assert_allclose(probs[:, head].detach(), expected.detach(), atol=1e-7, rtol=1e-5)
         exact = torch.autograd.grad((expected**2).sum(), z)[0]
         np.testing.assert_allclose(gradient[:, head], exact, atol=1e-6, rtol=1e-4)
-    beta = inverse_temperature(entropy(logits, where=where), fit, n=where.sum(-1))
+    n, H = where.sum(-1), entropy(logits, where=where).detach()
+    beta = inverse_temperature(H, fit, n=n)
     assert (beta[:, [1, 3]] == 1).all()
+    for head in (0, 2):
+        of_head = inverse_temperature(H[:, head], alone[head], n=n)
+        np.testing.assert_allclose(beta[:, head], of_head, rtol=1e-6)
+    unmasked = adaptive_softmax(logits.detach(), fit)  # as many items in each row
+    of_head = adaptive_softmax(logits[:, 2].detach(), alone[2])
+    np.testing.assert_allclose(unmasked[:, 2], of_head, atol=1e-7, rtol=1e-5)
 
 
-def test_what_does_not_fit_is_refused(paper, by_size):
+@pytest.mark.parametrize("kind", RULES_OF_HEADS)
+def test_beta_beyond_the_domain_is_that_of_the_reference(kind):
+    """In entropy and in size; as one number of items for all rows too."""
+    rule, *entries = RULES_OF_HEADS[kind]
+    n, H = np.array([1, 3, 8, 40, 10_000, 10**8]), np.linspace(0, 9, 40)
+    for entry in entries:
+        fit = Coefficients(rule, (entry,))
+        exact = np.array([
+            reference.inverse_temperature(H, entry.coefficients, entry.domain, rule, np.full(40, m))
+            for m in n
+        ])  # fmt: skip
+        spread = tensor(np.broadcast_to(H, exact.shape))
+        actual = inverse_temperature(spread, fit, n=tensor(n)[:, None])
+        np.testing.assert_allclose(actual, exact, rtol=1e-6)
+        for m, of_size in zip(n.tolist(), exact, strict=True):
+            x = Inputs(tensor(H), np.log(m))
+            if fit.rule.by_entropy:
+                np.testing.assert_allclose(beta_of_rows(x, fit, -2), of_size, rtol=1e-12)
+    in_half = inverse_temperature(tensor(H).bfloat16(), fit, n=7)
+    assert in_half.dtype == torch.float32
+
+
+def test_what_does_not_fit_is_refused(paper, by_size, by_both):
     fit, _ = per_head()
     error = partial(pytest.raises, calibrate.CoefficientsError)
     for call in (adaptive_softmax, inverse_temperature):
@@ -323,6 +377,10 @@ def test_what_does_not_fit_is_refused(paper, by_size):
         inverse_temperature(torch.zeros(3), by_size)
     with error(match="of kind entropy-polynomial; give H"):
         inverse_temperature(None, paper, n=3)
+    with error(match="of kind entropy-and-size; give n="):
+        inverse_temperature(2.0, by_both)
+    with error(match="of kind entropy-and-size; give H"):
+        inverse_temperature(None, by_both, n=3)
     layered = replace(paper, entries=(replace(paper.only, layer=3),))
     with error(match=r"choose one: coefficients.layer\(i\)"):
         adaptive_softmax(torch.zeros(4), layered)
@@ -389,8 +447,8 @@ def test_attention_agrees_with_the_reference(case, paper):
     words = in_words_of_the_reference(ATTENTION_CASES[case])
     for n_key_heads in (4, 2, 1):
         arrays = qkv(N=4, K=n_key_heads)
-        for fit in (paper, BY_SIZE):
-            if fit is BY_SIZE and case == "additive mask":
+        for fit in (paper, BY_SIZE, BY_BOTH):
+            if fit is not paper and case == "additive mask":
                 continue  # as bias and mask in one, it would not be counted alike
             actual = attend_to_case(arrays, fit, **words)
             exact = expected_attention(*arrays, fit, **words)
@@ -409,8 +467,8 @@ def test_identity_is_torchs_attention(case):
 
 
 @pytest.mark.parametrize(
-    ("fit", "calls"), [(calibrate.identity(), 1), (BY_SIZE, 1), (SMOOTH, 2)],
-    ids=["identity", "log size", "polynomial"],
+    ("fit", "calls"), [(calibrate.identity(), 1), (BY_SIZE, 1), (SMOOTH, 2), (BY_BOTH, 2)],
+    ids=["identity", "log size", "polynomial", "both"],
 )  # fmt: skip
 def test_the_stock_kernel_runs_no_more_often_than_it_must(fit, calls, monkeypatch):
     calls_made = []
@@ -424,13 +482,14 @@ def test_the_stock_kernel_runs_no_more_often_than_it_must(fit, calls, monkeypatc
     assert len(calls_made) == calls
 
 
-def test_attention_agrees_with_jax(paper):
+@pytest.mark.parametrize("kind", ["paper", "by_both"])
+def test_attention_agrees_with_jax(kind, request):
     from calibrate.attention import dot_product_attention
 
-    arrays = qkv(T=100, S=100)
-    theirs = dot_product_attention(*arrays, is_causal=True, coefficients=paper)
+    fit, arrays = request.getfixturevalue(kind), qkv(T=100, S=100)
+    theirs = dot_product_attention(*arrays, is_causal=True, coefficients=fit)
     np.testing.assert_allclose(
-        attend_to_case(arrays, paper, is_causal=True), theirs, atol=3e-6, rtol=1e-5
+        attend_to_case(arrays, fit, is_causal=True), theirs, atol=3e-6, rtol=1e-5
     )
 
 
@@ -439,7 +498,7 @@ def test_attention_agrees_with_jax(paper):
 @pytest.mark.usefixtures("path")
 def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
     arrays = qkv(T=T, S=S)
-    for fit in (paper, BY_SIZE):
+    for fit in (paper, BY_SIZE, BY_BOTH):
         actual = attend_to_case(arrays, fit, is_causal=is_causal)
         exact = expected_attention(*arrays, fit, is_causal=is_causal)
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
@@ -450,7 +509,7 @@ def test_long_sequences(paper):
     arrays = qkv(T=700, S=700, N=2, K=1, B=1)
     mask = np.arange(700) >= 100  # the first keys are padding, and so are their queries
     for masks in ({"is_causal": True}, {"is_causal": True, "mask": mask[None, None, None]}):
-        for fit in (paper, BY_SIZE):
+        for fit in (paper, BY_SIZE, BY_BOTH):
             actual = attend_to_case(arrays, fit, **masks)
             exact = expected_attention(*arrays, fit, **masks)
             # The stock kernel's exponentials are good to some 1e-6, and log Z - E[z] adds them up.
@@ -470,7 +529,7 @@ def test_queries_without_keys_give_0(paper):
     (q, k, v), _ = in_words_of_torch(*qkv(K=4))
     mask = torch.ones(1, 1, 11, 11, dtype=bool)
     mask[:, :, 4] = False
-    for fit in (paper, BY_SIZE):
+    for fit in (paper, BY_SIZE, BY_BOTH):
         for attn_mask in (mask, torch.where(mask, 0.0, -torch.inf)):
             inputs = [x.clone().requires_grad_() for x in (q, k, v)]
             out = attend(*inputs, attn_mask, coefficients=fit)
@@ -479,7 +538,7 @@ def test_queries_without_keys_give_0(paper):
             assert all(x.grad.isfinite().all() for x in inputs)
 
 
-@pytest.mark.parametrize("fit", [SMOOTH, BY_SIZE], ids=["polynomial", "log size"])
+@pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
 @pytest.mark.parametrize("case", ["plain", "causal", "mask"])
 @pytest.mark.usefixtures("path")
 def test_gradients_of_attention(case, fit):
@@ -493,13 +552,14 @@ def test_gradients_of_attention(case, fit):
     assert torch.autograd.gradcheck(partial(attend, coefficients=fit, **options), tensors)
 
 
+@pytest.mark.parametrize("fit", [SMOOTH, BY_BOTH], ids=["polynomial", "both"])
 @pytest.mark.usefixtures("path")
-def test_the_gradient_of_the_entropy_in_attention_can_be_stopped():
+def test_the_gradient_of_the_entropy_in_attention_can_be_stopped(fit):
     (q, k, v), _ = in_words_of_torch(*qkv(K=4))
     q.requires_grad_()
     flowing, stopped = (
         torch.autograd.grad(
-            (attend(q, k, v, coefficients=SMOOTH, entropy_gradient=flows) ** 2).sum(), q
+            (attend(q, k, v, coefficients=fit, entropy_gradient=flows) ** 2).sum(), q
         )[0]
         for flows in (True, False)
     )
@@ -507,20 +567,22 @@ def test_the_gradient_of_the_entropy_in_attention_can_be_stopped():
 
 
 @pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kind", ["paper", "by_both"])
 @pytest.mark.usefixtures("path")
-def test_half_precision_with_offset_keys(dtype, paper):
+def test_half_precision_with_offset_keys(dtype, kind, request):
     """An offset of 100 in one key dimension moves all logits of a query alike."""
     q, k, v = qkv(T=32, S=512, N=2, K=2)
     k[..., 0] += 100
     q, k, v = (tensor(x).to(dtype).transpose(1, 2) for x in (q, k, v))
-    actual = attend(q, k, v, coefficients=paper)
+    fit = request.getfixturevalue(kind)
+    actual = attend(q, k, v, coefficients=fit)
     assert actual.dtype == dtype
-    exact = expected_attention(*(x.double().transpose(1, 2) for x in (q, k, v)), paper)
+    exact = expected_attention(*(x.double().transpose(1, 2) for x in (q, k, v)), fit)
     eps = torch.finfo(dtype).eps
     np.testing.assert_allclose(actual.double().transpose(1, 2), exact, rtol=2 * eps, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", ["polynomial", "log size"])
+@pytest.mark.parametrize("kind", RULES_OF_HEADS)
 @pytest.mark.usefixtures("path")
 def test_attention_with_a_fit_per_head(kind):
     fit, alone = per_head(kind)
@@ -553,7 +615,7 @@ def test_a_sink_is_an_item_without_a_value(is_causal, each_query, paper):
     real = torch.ones(11, 12, dtype=bool)
     if is_causal:
         real[:, :11].tril_()
-    for fit in (paper, BY_SIZE):
+    for fit in (paper, BY_SIZE, BY_BOTH):
         entry = fit.only
         weights = reference.adaptive_softmax(
             z, entry.coefficients, entry.domain, fit.rule, where=np.asarray(real)
@@ -642,7 +704,7 @@ def test_a_scale_of_either_sign(case, scale, paper):
     """Stock kernels give NaN: they scale what causality has masked."""
     arrays = qkv()
     words = in_words_of_the_reference(ATTENTION_CASES[case] | {"scale": scale})
-    for fit in (paper, BY_SIZE):
+    for fit in (paper, BY_SIZE, BY_BOTH):
         actual = attend_to_case(arrays, fit, **words)
         exact = expected_attention(*arrays, fit, **words)
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
@@ -796,7 +858,7 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
     monkeypatch.setattr(attention_module, "FEW_QUERIES", 0)
     arrays = qkv(H=16)
     words = in_words_of_the_reference(ATTENTION_CASES[case])
-    for fit in (paper, BY_SIZE):
+    for fit in (paper, BY_SIZE, BY_BOTH):
         actual = attend_to_case(arrays, fit, **words)
         exact = expected_attention(*arrays, fit, **words)
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
@@ -805,9 +867,12 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
 @of_the_compiler
 @backends
 @pytest.mark.parametrize(
-    "case", [pytest.param("plain", marks=pytest.mark.slow), "causal", "padding"]
-)
-def test_attention_compiled_in_one_graph(case, backend, paper):
+    ("case", "kind"),
+    [pytest.param("plain", "paper", marks=pytest.mark.slow), ("causal", "paper"),
+     ("causal", "by_both"), ("padding", "paper"),
+     pytest.param("padding", "by_both", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_attention_compiled_in_one_graph(case, kind, backend, request):
     """Padding may hold anything."""
     torch.compiler.reset()
     (q, k, v), options = in_words_of_torch(*qkv(T=64, S=64, K=4))
@@ -816,7 +881,7 @@ def test_attention_compiled_in_one_graph(case, backend, paper):
     elif case == "padding":
         k[:, :, 50:] = torch.nan
         options["attn_mask"] = torch.arange(64) < 50
-    function = partial(attend, coefficients=paper, **options)
+    function = partial(attend, coefficients=request.getfixturevalue(kind), **options)
     compiled = torch.compile(function, fullgraph=True, backend=backend)
     for arguments in ((q, k, v), (q[:, :, :5], k, v)):  # two calls, and a block
         fast = compiled(*arguments)

@@ -9,7 +9,7 @@ import pytest
 
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
@@ -47,6 +47,12 @@ FAMILIES = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
 }  # fmt: skip
 BY_SIZE = Coefficients(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),), name="by-size")
+BY_BOTH = Coefficients(
+    Rule(0.0, 0.5, kind=ENTROPY_AND_SIZE),
+    (Entry((0.0, 0.02, -0.1, 0.4, 0.4, 0.05, -0.02, 0.3), (0.1, 3.0, 1.0, 3.0)),),
+    name="by-both",
+)
+FITS = ["calibrate-paper", "calibrate-by-size", "calibrate-by-both"]
 
 
 def make_model(family, **changes):
@@ -72,6 +78,7 @@ def fits(paper):
     register("calibrate-identity", calibrate.identity())
     register("calibrate-paper", paper)
     register("calibrate-by-size", BY_SIZE)
+    register("calibrate-by-both", BY_BOTH)
 
 
 IDS = torch.tensor(np.random.default_rng(0).integers(1, 60, (2, LENGTH)))
@@ -97,7 +104,7 @@ def test_identity_is_the_models_own(family, padded):
     np.testing.assert_allclose(ours[real], own[real], atol=2e-4)
 
 
-@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-size"])
+@pytest.mark.parametrize("fit", FITS)
 def test_a_fit_changes_it_and_no_token_sees_later_ones(family, fit):
     _, model = family
     plain, sharpened = (logits(model, name) for name in ("eager", fit))
@@ -108,7 +115,7 @@ def test_a_fit_changes_it_and_no_token_sees_later_ones(family, fit):
     assert (logits(model, fit, later)[:, 15:] - sharpened[:, 15:]).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-size"])
+@pytest.mark.parametrize("fit", FITS)
 def test_padding_changes_nothing(family, fit):
     """The entropy, and n, are of real tokens."""
     _, model = family
@@ -167,7 +174,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("fit", ["calibrate-paper", "calibrate-by-size"])
+@pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
     """Bool, additive, or not at all: causality holds, and masked keys do not count."""
@@ -184,7 +191,7 @@ def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
     if kind != "none":
         real = real & PADDED.bool()[:, None, None]
     logits(llama, fit, attention_mask=MASKS[kind](real))
-    coefficients = calibrate.load("paper") if fit == "calibrate-paper" else BY_SIZE
+    coefficients = dict(zip(FITS, (calibrate.load("paper"), BY_SIZE, BY_BOTH), strict=True))[fit]
     for module, query, key, value, mask, out in calls:
         assert (mask is None) == (kind == "none")
         exact = expected_attention(module, query, key, value, np.asarray(real), coefficients)

@@ -40,8 +40,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
-    With a fit of kind "log-size", beta(n) and n the number of keys that the query sees: those that
-    mask and causality leave, and whose bias is above -inf.
+    A fit of kind "log-size" has beta(n), one of kind "entropy-and-size" beta(H, n), with n the
+    number of keys that the query sees: those that mask and causality leave, and whose bias is above
+    -inf.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
     torch.nn.functional.scaled_dot_product_attention: the same arguments and layout, and three more.
@@ -59,7 +60,7 @@ def scaled_dot_product_attention(
       logits_soft_cap: c, for logits c tanh(z / c) before bias and masks.
       sinks: the logit of one more item, which has no value: (N,), or broadcastable to
         (..., N, T, 1). It is an item like any other to entropy, n and normaliser.
-      entropy_gradient: whether gradients flow through beta(H) too.
+      entropy_gradient: whether gradients flow through H too; n has none.
     Returns:
       (..., N, T, value's width) of the query's dtype. Entropy, beta and sums are computed in
       float32 or wider; logits too, but for half precision on an accelerator's fused kernel. A query
@@ -232,9 +233,19 @@ def _log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> T
     """log n of the n keys that each query sees, (B, N, T); 0 for a query without any."""
     T, S = q.shape[2], k.shape[2]
     if mask is not None:
-        n = mask.expand(*mask.shape[:-1], S).sum(-1)
+        n = _count(mask.expand(*mask.shape[:-1], S))
     elif is_causal:
         n = torch.arange(1, T + 1, device=q.device).clamp(max=S)
     else:
         n = torch.full((), S, device=q.device)
     return n.clamp(min=1).to(wide(q.dtype)).log().expand(q.shape[:3])
+
+
+def _count(mask: Tensor) -> Tensor:
+    """How many of the last axis are True."""
+    if mask.device.type != "cpu":
+        return mask.sum(-1)
+    # A CPU is slow to add bools up as integers: eight of them first, as bytes.
+    mask = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8)).to(torch.uint8)
+    eights: Tensor = mask.unflatten(-1, (8, -1)).sum(-2, dtype=torch.uint8)
+    return eights.sum(-1, dtype=torch.int32)

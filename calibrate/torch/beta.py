@@ -13,19 +13,20 @@ from calibrate.maths.rule import N_COEFFICIENTS, beta_of
 def inverse_temperature(
     H: Tensor | float | None, coefficients: Coefficients, *, n: Tensor | int | None = None
 ) -> Tensor:
-    """beta of a fit: beta(H), or for a fit of kind "log-size" beta(n).
+    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it.
 
     beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
     beta(n) = clip(kappa log n + b, min_beta, max_beta); where kappa < 0, log n is first clipped to
-    the sizes that it was fitted on, [lo, hi].
+    the sizes that it was fitted on, [lo, hi]. A fit of kind "entropy-and-size" adds terms of log n
+    to p(H).
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
         gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
         takes its shape alone, or None.
       coefficients: a fit, from `calibrate.load`.
-      n: number of unmasked items, broadcastable to H; 0 counts as 1. A log-size fit needs it, and
-        no other looks at it.
+      n: number of unmasked items, broadcastable to H; 0 counts as 1. Fits by set size need it, and
+        others do not look at it.
     Returns:
       beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
     Raises:
@@ -64,7 +65,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
-    """The numbers of each head, (coefficients + 3, heads, 1, ...); None if all heads are alike."""
+    """The numbers of each head, (numbers, heads, 1, ...); None if all heads are alike."""
     if not fit.has_heads:
         fit.only  # noqa: B018 (refuses a fit per layer)
         return None

@@ -25,9 +25,10 @@ def adaptive_softmax(
 ) -> Tensor:
     """softmax(beta(H) z), with H the entropy of softmax(z): torch.softmax, sharpened by a fit.
 
-    A fit of kind "log-size" gives softmax(beta(n) z), with n the number of unmasked items: those
-    of `where` whose logit is above -inf. Masks must be either. A large negative number as a mask
-    leaves H as it is, and not n: such items have no weight, and are counted.
+    A fit of kind "log-size" gives softmax(beta(n) z), one of kind "entropy-and-size"
+    softmax(beta(H, n) z), with n the number of unmasked items: those of `where` whose logit is
+    above -inf. Masks must be either. A large negative number as a mask leaves H as it is, and not
+    n: such items have no weight, and are counted.
 
     Args:
       logits: any shape and floating dtype; entropy and beta are computed in float32 or wider. For a
@@ -37,8 +38,8 @@ def adaptive_softmax(
       where: bool, broadcastable to logits, True for real items; None means all. Masked items get
         probability 0 and count neither in the entropy, n nor the normaliser.
       dtype: what logits are cast to first, as in torch.softmax.
-      entropy_gradient: whether gradients flow through beta(H) too, as they do in the paper's code;
-        beta(n) has none.
+      entropy_gradient: whether gradients flow through H too, as they do in the paper's code; n has
+        none.
     Returns:
       Probabilities, of the logits' shape and dtype. A row whose unmasked items are all -inf is
       NaN, as in torch.softmax; a row that `where` masks throughout is 0.
@@ -128,24 +129,26 @@ def _shifted_and_log_size(
     if not fit.rule.by_size:
         return _shifted(z, dim), None
     shifted = z - z.amax(dim, keepdim=True)
-    if z.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
-        real = z > -torch.inf
-        shifted = shifted.clamp_min_(_NO_WEIGHT)
-    elif _all_exceed_no_weight(shifted):  # which takes no longer than to clamp them
+    all_have_weight = _all_have_weight(shifted)
+    if all_have_weight:  # to see that took no longer than to clamp them
         log_n = math.log(z.shape[dim] if z.ndim else 1)
         one_number = fit.rule.by_entropy and not fit.has_heads
         return shifted, log_n if one_number else z.new_tensor(log_n)
-    else:  # bools are slow to make, and to add up, on a CPU
-        shifted, real = shifted.clamp_min(_NO_WEIGHT), shifted.gt_(-torch.inf)
-    return shifted, real.sum(dim, keepdim=True, dtype=z.dtype).clamp(min=1).log()
+    # On a CPU, bools are slow to make and to add up.
+    out = None if all_have_weight is None else torch.empty_like(z)
+    real = torch.gt(z, -torch.inf, out=out)
+    n = real.sum(dim, keepdim=True, dtype=z.dtype)
+    return shifted.clamp_min_(_NO_WEIGHT), n.clamp(min=1).log()
 
 
-def _all_exceed_no_weight(shifted: Tensor) -> bool:
-    """Whether there is nothing to clamp, and no item masked; False where there is no telling."""
+def _all_have_weight(shifted: Tensor) -> bool | None:
+    """Whether there is nothing to clamp, and no item masked; None where looking is no gain."""
+    if shifted.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return None
     try:
         return bool(shifted.amin() > _NO_WEIGHT)
-    except RuntimeError:  # under torch.func.vmap
-        return False
+    except RuntimeError:  # under torch.func.vmap, which cannot tell
+        return None
 
 
 def _entropy(shifted: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
