@@ -66,6 +66,7 @@ def test_the_main_job(here):
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_main_job_again_and_as_json(here, collected):
     """A fit named paper does not replace the paper's."""
     shutil.copytree(collected, "runs/paper")

@@ -342,7 +342,13 @@ def originals(minor):
 
 
 @pytest.mark.parametrize(
-    "minor", ["1.0", pytest.param("1.1", marks=pytest.mark.slow), "1.2", "1.7"]
+    "minor",
+    [
+        pytest.param("1.0", marks=pytest.mark.slow),
+        pytest.param("1.1", marks=pytest.mark.slow),
+        "1.2",
+        "1.7",
+    ],
 )
 def test_every_clause_of_the_schema_is_one_of_the_loader_and_the_other_way_round(minor):
     """One mistake at every place of a file: both refuse it, or both accept it."""

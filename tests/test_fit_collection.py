@@ -125,6 +125,7 @@ class SeveralTargets(ToyHead):
         return batch._replace(target=value >= np.sort(value, axis=1)[:, -3:-2])
 
 
+@pytest.mark.slow
 def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
     collect(SeveralTargets(noise=0.4), [16, 64, 256], 400, 0, tmp_path / "sets")
     fit = fit_collection(tmp_path / "sets", "sets", Options(prior_rows=0, q=0.0), force="constant")

@@ -95,6 +95,7 @@ def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
         choose(rows, HELD)
 
 
+@pytest.mark.slow
 def test_the_size_is_the_heads_own_unless_it_is_given(tmp_path):
     class Trained(ToyHead):
         trained_up_to = 64

@@ -103,6 +103,7 @@ def test_a_hostile_name_stays_text(small_figures, toy_head, make_fit):
     assert "does not say which sets were left out" in " ".join(text.words)
 
 
+@pytest.mark.slow
 def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here, small_figures):
     call("collect", "--sizes", "256,512", "--sets", "256", "--out", "runs/a")
     no_fit = "runs/a has no published fit; make one with"
