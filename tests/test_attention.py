@@ -254,8 +254,8 @@ def test_no_nan_in_gradients_of_queries_without_keys(paper):
         pytest.param(*case, marks=pytest.mark.slow) for case in
         (("causal", "size"), ("causal", "entropy"), ("mask", "entropy"), ("window", "entropy"),
          ("additive mask", "entropy"), ("additive -inf", "size"), ("additive -inf", "entropy"),
-         )
-    ] + [pytest.param("causal", "both", marks=pytest.mark.slow)],
+         ("causal", "both"))
+    ],
 )  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
 def test_second_derivatives_are_not_nan(case, by, make_fit):
