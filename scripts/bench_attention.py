@@ -1,16 +1,18 @@
 """Benchmark of adaptive attention against stock attention: time and memory.
 
+And with a fit of entropy and size against one of entropy alone.
+
 python scripts/bench_attention.py          # JAX, PyTorch and Transformers, on one core and on two
 python scripts/bench_attention.py --here   # in this process, on its devices (such as a GPU)
 python scripts/bench_attention.py --here of_torch
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from kinds import FITS
 from timing import medians, on_cores
-
-import calibrate
 
 HEADS, WIDTH = 8, 64
 # Name, queries, keys, causal.
@@ -24,10 +26,17 @@ LONG = 16_384
 ROUNDS = 9
 
 
-def show(name: str, queries: int, keys: int, took: dict[str, float]) -> None:
-    stock, adaptive = took.values()
-    print(f"{name:>22}, {queries:>5} queries, {keys:>6} keys: {adaptive * 1e3:7.1f} ms, "
-          f"{adaptive / stock:.2f} times {next(iter(took))}'s")  # fmt: skip
+def show(name: str, queries: int, keys: int, calls: dict[str, Callable[[], object]]) -> None:
+    """Prints the times of stock attention, and of a fit by entropy, and by entropy and size.
+
+    Two at a time, as stock attention slows down the call that follows it.
+    """
+    first, by_entropy, by_both = calls
+    took = medians({n: calls[n] for n in (first, by_entropy)}, ROUNDS)
+    alone, both = medians({n: calls[n] for n in (by_entropy, by_both)}, ROUNDS).values()
+    ratio = took[by_entropy] / took[first]
+    print(f"{name:>22}, {queries:>5} queries, {keys:>6} keys: {took[by_entropy] * 1e3:7.1f} ms, "
+          f"{ratio:.2f} times {first}'s; {both / alone:.2f} times that {by_both}")  # fmt: skip
 
 
 def arrays(queries: int, keys: int, *, length_first: bool) -> list[np.ndarray]:
@@ -43,8 +52,8 @@ def of_jax() -> None:
 
     from calibrate.attention import dot_product_attention
 
-    adaptive = partial(dot_product_attention, coefficients=calibrate.load("paper"))
     stock = jax.nn.dot_product_attention
+    own = [partial(dot_product_attention, coefficients=fit) for fit in FITS.values()]
 
     def gradients(function, **options):
         def loss(q, k, v):
@@ -55,9 +64,9 @@ def of_jax() -> None:
     def compare(name: str, queries: int, keys: int, is_causal: bool, wrap) -> None:
         qkv = [jnp.asarray(x) for x in arrays(queries, keys, length_first=True)]
         functions = {n: jax.jit(wrap(f, is_causal=is_causal))
-                     for n, f in (("jax.nn", stock), ("ours", adaptive))}  # fmt: skip
+                     for n, f in zip(("jax.nn", *FITS), (stock, *own), strict=True)}  # fmt: skip
         calls = {n: lambda f=f: jax.block_until_ready(f(*qkv)) for n, f in functions.items()}
-        show(name, queries, keys, medians(calls, ROUNDS))
+        show(name, queries, keys, calls)
 
     print(f"{jax.devices()[0].device_kind}; medians of {ROUNDS}, {HEADS} heads of {WIDTH}, float32")
     for call in CALLS:
@@ -66,7 +75,7 @@ def of_jax() -> None:
     shapes = [jax.ShapeDtypeStruct((1, LONG, HEADS, WIDTH), jnp.float32)] * 3
     stock_size, own_size = (
         jax.jit(partial(f, is_causal=True)).lower(*shapes).compile()
-        .memory_analysis().temp_size_in_bytes for f in (stock, adaptive)
+        .memory_analysis().temp_size_in_bytes for f in (stock, own[0])
     )  # fmt: skip
     print(f"memory, causal, {LONG} keys: {own_size / 1e6:,.0f} MB beside arguments and result, "
           f"{own_size / stock_size:.3f} times jax.nn's {stock_size / 1e6:,.0f} MB")  # fmt: skip
@@ -79,8 +88,8 @@ def of_torch() -> None:
 
     gpu = torch.cuda.is_available()
     where = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {}
-    adaptive = partial(scaled_dot_product_attention, coefficients=calibrate.load("paper"))
     stock = torch.nn.functional.scaled_dot_product_attention
+    own = [partial(scaled_dot_product_attention, coefficients=fit) for fit in FITS.values()]
 
     def call(function, qkv, is_causal, backward):
         out = function(*qkv, is_causal=is_causal)
@@ -93,8 +102,8 @@ def of_torch() -> None:
         qkv = [torch.tensor(x, **where) for x in arrays(queries, keys, length_first=False)]
         qkv = [x.requires_grad_(backward) for x in qkv]
         calls = {n: partial(call, f, qkv, is_causal, backward)
-                 for n, f in (("PyTorch", stock), ("ours", adaptive))}  # fmt: skip
-        show(name, queries, keys, medians(calls, ROUNDS))
+                 for n, f in zip(("PyTorch", *FITS), (stock, *own), strict=True)}  # fmt: skip
+        show(name, queries, keys, calls)
 
     threads = torch.get_num_threads()
     on = torch.cuda.get_device_name() + ", bfloat16" if gpu else f"{threads} threads, float32"
@@ -112,7 +121,9 @@ def of_transformers() -> None:
 
     from calibrate.transformers import register
 
-    register("ours", calibrate.load("paper"))
+    names = [kind.replace(" ", "-") for kind in FITS]
+    for name, fit in zip(names, FITS.values(), strict=True):
+        register(name, fit)
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8,
@@ -127,9 +138,9 @@ def of_transformers() -> None:
         with torch.no_grad():
             model(tokens).logits[0, 0, 0].item()
 
-    took = medians({name: partial(forward, name) for name in ("sdpa", "ours")}, ROUNDS)
+    calls = {name: partial(forward, name) for name in ("sdpa", *names)}
     print(f"a Llama of 4 layers, width 256, 8 heads; {torch.get_num_threads()} threads, {device}")
-    show("forward pass", 2_048, 2_048, took)
+    show("forward pass", 2_048, 2_048, calls)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """Benchmark of adaptive_softmax against the stock softmax and the paper's procedure.
 
+And of a fit of entropy and size against one of entropy alone, without masks and with two.
+
 python scripts/bench_softmax.py          # JAX and PyTorch, on one core and on two
 python scripts/bench_softmax.py --here   # in this process, on its devices (such as a GPU)
 python scripts/bench_softmax.py --here of_torch
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
+from kinds import FITS
 from timing import medians, on_cores
 
 import calibrate
@@ -25,6 +30,25 @@ def show(shape: tuple[int, int], took: dict[str, float]) -> None:
     (stock, unit), *others = took.items()
     ratios = ", ".join(f"{name} {seconds / unit:.2f}" for name, seconds in others)
     print(f"{shape!s:>12}: {stock} {unit * 1e6:6.0f} us; times as long: {ratios}")
+
+
+def masks_of(shape: tuple[int, int]) -> dict[str, np.ndarray | None]:
+    """A mask that is the same for all rows, and one of each row."""
+    return {
+        "no mask": None,
+        "padding": np.arange(shape[1]) < 3 * shape[1] // 4,
+        "a mask of each row": np.random.default_rng(1).random(shape) < 0.75,
+    }
+
+
+def compare_kinds(shape: tuple[int, int], call_of: Callable[..., Any], name: str = "") -> None:
+    """Prints the time with a fit of entropy and size, as a multiple of that with one of entropy."""
+    ratios = []
+    for mask, where in masks_of(shape).items():
+        calls = {kind: call_of(fit, where) for kind, fit in FITS.items()}
+        alone, both = medians(calls, 4 * ROUNDS, CALLS).values()
+        ratios.append(f"{both / alone:.2f} with {mask}")
+    print(f"{shape!s:>12}: by entropy and size{name}, as one by entropy: {', '.join(ratios)}")
 
 
 def of_jax() -> None:
@@ -52,6 +76,13 @@ def of_jax() -> None:
             name: lambda f=f, z=logits: f(z).block_until_ready() for name, f in functions.items()
         }
         show(shape, medians(calls, ROUNDS, CALLS))
+
+        def call_of(fit, where, logits=logits):
+            softmax = jax.jit(partial(calibrate.adaptive_softmax, coefficients=fit))
+            where = None if where is None else jnp.asarray(where)
+            return lambda: softmax(logits, where=where).block_until_ready()
+
+        compare_kinds(shape, call_of)
 
 
 def of_torch() -> None:
@@ -89,6 +120,18 @@ def of_torch() -> None:
         logits = torch.tensor(logits_of(shape), device=device)
         calls = {name: lambda f=f, z=logits: done(f(z)) for name, f in functions.items()}
         show(shape, medians(calls, ROUNDS, CALLS))
+
+        def call_of(fit, where, logits=logits, compiled=False):
+            def softmax(logits, where):
+                return adaptive_softmax(logits, fit, where=where)
+
+            softmax = torch.compile(softmax) if compiled else softmax
+            where = None if where is None else torch.tensor(where, device=device)
+            return lambda: done(softmax(logits, where))
+
+        compare_kinds(shape, call_of)
+        torch.compiler.reset()  # of a function, it compiles eight variants at most
+        compare_kinds(shape, partial(call_of, compiled=True), " compiled")
 
 
 if __name__ == "__main__":
