@@ -70,8 +70,10 @@ def test_a_study_of_three_heads_that_carries_on(here):
     assert [head.attended for head in heads] == [*before[:2], 3 * 600 + 3 * 200]
     for name, values in vars(first).items():
         np.testing.assert_array_equal(getattr(again, name), values)
-    assert first.rules == list(LABELS)
-    assert first.per_head.shape == (len(LABELS), 3, 3)
+    at_each_q = {f"own fit, q = {q}" for q in ("0", "0.25", "0.5")}
+    assert set(first.rules) == {*LABELS, *at_each_q}
+    assert [rule for rule in first.rules if rule in LABELS] == list(LABELS)
+    assert first.per_head.shape == (len(first.rules), 3, 3)
     plain, own, hard = (first.rules.index(rule) for rule in ("plain", "own", "hard"))
     assert (first.accuracy[own] > first.accuracy[plain] + 0.04).all(), first.accuracy
     assert (first.p_plain[[own, hard]] < 0.08).all()
