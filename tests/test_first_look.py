@@ -15,7 +15,8 @@ from calibrate.maths.rule import Rule
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
-from test_model_examples import call, collected, refusal, write_lines  # noqa: E402
+from test_cli import call, refusal  # noqa: E402
+from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import SIZES, causal_model, save  # noqa: E402
 
 from calibrate.examples import answering  # noqa: E402

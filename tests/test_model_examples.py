@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, DamagedError
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
+from test_cli import call, refusal  # noqa: E402
 from tiny_causal import SIZES, causal_model, save, save_tokenizer  # noqa: E402
 
 from calibrate.examples import collect_examples as collecting  # noqa: E402
@@ -52,20 +51,6 @@ def prompts(here):
 def write_lines(name, lines):
     Path(name).write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
     return Path(name)
-
-
-def call(*arguments, code=0):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output + repr(result.exception)
-    return result
-
-
-def refusal(*arguments, code=1):
-    """The one line that a failing command says last."""
-    result = call(*arguments, code=code)
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    return result.stderr.strip().splitlines()[-1]
 
 
 def collected(model, folder="runs/a", **options):

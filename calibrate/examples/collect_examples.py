@@ -13,6 +13,7 @@ from calibrate.examples.answering import batches, score
 from calibrate.examples.sources import Wanted, make_examples
 from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import write_atomically
+from calibrate.files.collection import collection_lock
 from calibrate.files.example_set import ExampleSet
 from calibrate.files.manifest import MANIFEST
 from calibrate.transformers.betas import head_betas
@@ -64,7 +65,7 @@ def collect_examples(
         finite, or the model does not look attention up.
     """
     folder = Path(folder)
-    with files.examples_lock(folder), ExitStack() as stack:
+    with collection_lock(folder), ExitStack() as stack:
         listed = _claim(folder, job)
         data = job.examples.pack()
         if not _has(folder / files.EXAMPLES, data):

@@ -57,7 +57,7 @@ class Receipt(NamedTuple):
 
 @contextlib.contextmanager
 def collection_lock(folder: Path) -> Iterator[None]:
-    """Locks a collection's folder while it is collected; another process waits."""
+    """Locks a folder while rows or examples are collected into it; another process waits."""
     message = f"another process is collecting into {folder}; waiting for it to finish"
     check_writable(folder / MANIFEST)
     with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:

@@ -6,10 +6,8 @@ the files of scores present are the progress: each is written atomically. Hidden
 of the collection: a lock, and `.model`, where the model lay when it was last scored.
 """
 
-import contextlib
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +15,6 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
 from calibrate.files.atomic_io import (
-    check_writable,
-    locked,
-    remove_leftovers,
     write_atomically,
 )
 from calibrate.files.coefficient_schema import DIGEST
@@ -263,14 +258,3 @@ def find_scores(path: Path, lengths: np.ndarray, listed: dict[str, Any] | None) 
         warnings.warn(f"{path} is damaged; it is collected again", stacklevel=3)
         return None
     return data
-
-
-@contextlib.contextmanager
-def examples_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder while examples are collected into it; another process waits."""
-    message = f"another process is collecting into {folder}; waiting for it to finish"
-    check_writable(folder / MANIFEST)
-    with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
-        if has_locks:
-            remove_leftovers(folder, "*")
-        yield

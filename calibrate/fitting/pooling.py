@@ -119,12 +119,12 @@ class Pool:
 
     def held_scores(self, block_weights: np.ndarray) -> Held | None:
         """The mean log p of each held size, and the least that it may be; None without any."""
-        weight = self.held * (block_weights @ self.weight)
-        held = self.held[weight.sum(axis=1) > 0]
+        weight = self.held @ (block_weights @ self.weight)
+        held, weight = self.held[weight > 0], weight[weight > 0]
         if not len(held):
             return None
         where = np.flatnonzero(self.held.any(axis=0))
-        share = held[:, where] / weight[weight.sum(axis=1) > 0].sum(axis=1, keepdims=True)
+        share = held[:, where] / weight[:, None]
         series = np.tensordot(block_weights, self.held_series, 1)
         cells = self.profile._replace(series=series)
 
@@ -172,13 +172,14 @@ def pool(
         expected = plain_power(rows.plain_profile, rows.mean, q)
         return rows.profile.power(q).mix(expected, share)
 
-    series = added_up(score(q))
+    fitted = score(q)
+    series = added_up(fitted)
     log_p = series if q == 0 or not is_held.any() else added_up(score(0))
     return Pool(
         cells,
         series,
         np.bincount(place, weight, N_BLOCKS * n_cells).reshape(N_BLOCKS, n_cells),
-        score(q).take(np.empty(0, int)),
+        fitted.take(np.empty(0, int)),
         held.reshape(-1, n_cells),
         log_p[:, is_held],
     )
