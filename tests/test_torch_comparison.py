@@ -147,7 +147,7 @@ def check(seed):
     of_exact = torch.autograd.grad((exact * weights).sum(), exact_inputs)
     of_actual = torch.autograd.grad((actual.double() * weights).sum(), inputs)
     for x, y in zip(of_actual, of_exact, strict=True):
-        close(x.double(), y, atol=16 * eps * (size**2 + exact.shape[2]))
+        close(x.double(), y, atol=32 * eps * (size**2 + exact.shape[2]))
 
 
 def test_random_calls():
