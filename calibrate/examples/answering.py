@@ -81,15 +81,19 @@ def checked(answers: Answers, examples: Sequence[Example], cells: Sequence[Cell]
 
 
 def score(
-    model: PreTrainedModel, examples: ExampleSet, which: range, report: Callable[[int], None]
+    model: PreTrainedModel,
+    examples: ExampleSet,
+    which: Sequence[int],
+    report: Callable[[int], None] = lambda tokens: None,
 ) -> Scores:
     """The scores of some examples; `report` is called with the tokens of each batch."""
     log_p, right = np.empty(len(which)), np.empty(len(which), np.int32)
+    place = {example: at for at, example in enumerate(which)}
     for batch in batches(examples.examples, which):
         chosen = [examples.examples[i] for i in batch]
         with torch.no_grad(), room_for(chosen):
             scores = checked(answer(model, chosen), chosen, examples.cells)
-        at = [i - which.start for i in batch]
+        at = [place[i] for i in batch]
         log_p[at], right[at] = scores
         report(sum(len(example.tokens) for example in chosen))
     return Scores(log_p, right)
