@@ -1,4 +1,4 @@
-"""Which examples fit a rule, which choose among rules, and which judge the one that is published."""
+"""Which examples fit a rule, which choose among rules, and which judge the one published."""
 
 from collections.abc import Sequence
 
@@ -17,4 +17,5 @@ def parts_of(examples: Sequence[Example]) -> np.ndarray:
     for cell in np.unique(cells):
         members = cells == cell
         place[members] = np.arange(members.sum())
-    return _PARTS[place % len(_PARTS)]
+    parts: np.ndarray = _PARTS[place % len(_PARTS)]
+    return parts
