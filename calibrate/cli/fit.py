@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
+from calibrate.cli.model_options import DeviceOption, ModelOption
 from calibrate.cli.options import (
     DaskOption,
     JobsOption,
     JsonOption,
+    SeedOption,
     StallOption,
     StoreOption,
     check_figure,
+    refuse_with,
 )
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.terminal import show
@@ -24,6 +27,14 @@ class Rows(StrEnum):
 
     ALL = "all"
     MISRANKED = "misranked"
+
+
+class Kind(StrEnum):
+    """A kind of rule of a model's heads."""
+
+    CONSTANT = "constant"
+    LOG_SIZE = "log-size"
+    ENTROPY_AND_SIZE = "entropy-and-size"
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,9 @@ class FitRequest:
             )
 
 
-CollectionArgument = Annotated[Path, typer.Argument(help="Folder of a collection.")]
+CollectionArgument = Annotated[
+    Path, typer.Argument(help="Folder of a collection, of rows or of examples.")
+]
 NameOption = Annotated[str, typer.Option(help="Name of the fit; its next version is written.")]
 RowsOption = Annotated[
     Rows | None, typer.Option(help="Rows to fit [default: what the collection keeps]")
@@ -81,8 +94,8 @@ TrainedOption = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Set size that the model was trained up to, where log p may fall by 0.005 nats at "
-        "most [default: what the head says]",
+        help="Set size, or tokens of an example, that the model was trained up to, where log p may "
+        "fall by 0.005 nats at most [default: what the head says]",
     ),
 ]
 ForceOption = Annotated[
@@ -95,12 +108,32 @@ PaperOption = Annotated[
 PartialOption = Annotated[
     bool, typer.Option(help="Fit an unfinished collection; the fit's file records that.")
 ]
+KindOption = Annotated[
+    Kind | None,
+    typer.Option(help="Of the rules of a model's heads [default: the simplest as good as any]"),
+]
+AllowedLossOption = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="Nats a token that plain text, and answers within --trained-up-to, may lose.",
+    ),
+]
+StepsOption = Annotated[
+    int, typer.Option(min=1, help="Steps through a model for each kind of rule, at most.")
+]
 FigureOption = Annotated[
     Path | None,
     typer.Option(
         callback=check_figure, help="File of the figure [default: beside the fit's file, .png]"
     ),
 ]
+
+
+_OF_ROWS = (
+    "rows", "gate", "q", "force_polynomial", "paper", "allow_partial", "jobs", "dask", "stall",
+)  # fmt: skip
+_OF_EXAMPLES = ("model", "device", "kind", "allowed_loss", "steps", "seed")
 
 
 def fit(
@@ -118,7 +151,14 @@ def fit(
     stall: StallOption = 600.0,
     store: StoreOption = None,
     figure: FigureOption = None,
+    model: ModelOption = None,
+    device: DeviceOption = "cpu",
+    kind: KindOption = None,
+    allowed_loss: AllowedLossOption = 0.005,
+    steps: StepsOption = 100,
+    seed: SeedOption = 0,
     as_json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Fit the rule that a collection's head needs, and publish it.
 
@@ -130,8 +170,26 @@ def fit(
     a layer and head, each head is fitted separately, and the file has an entry for each head that
     gains.
 
+    Of a collection of examples: the rules of all heads of its model, by the gradient of the mean
+    log p of its answers through the model (PyTorch). Kinds are chosen, and the fit is judged, on
+    examples that it was not fitted to; plain text may lose no more than --allowed-loss, and heads
+    that gain nothing stay as they are. An interrupted fit carries on where it stopped.
+
     Example: calibrate fit runs/try --name try
     """
+    from calibrate.files.example_collection import is_example_collection
+
+    if is_example_collection(run):
+        refuse_with(context, "a collection of examples", _OF_ROWS)
+        from calibrate.cli.model_steps import ModelFitRequest, fit_model_and_publish
+
+        options = ModelFitRequest(
+            run, name, model, device, kind and kind.value, trained_up_to, allowed_loss, steps, seed,
+            store, figure,
+        )  # fmt: skip
+        show(fit_model_and_publish(options), as_json)
+        return
+    refuse_with(context, "a collection of rows", _OF_EXAMPLES)
     from calibrate.cli.fit_steps import fit_and_publish
 
     request = FitRequest(

@@ -40,9 +40,9 @@ def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
         fit = fit_collection(
             collection, request.name, _options(request), _forced(request), request.jobs
         )
-    coefficients, written = _publish(fit.coefficients, request.store)
+    coefficients, written = publish_fit(fit.coefficients, request.store)
     fit = replace(fit, coefficients=coefficients)
-    figure = _draw(
+    figure = draw_fit(
         coefficients, written, request.figure,
         lambda path: save_fit_figure(path, fit.rows, coefficients, paper()),
     )  # fmt: skip
@@ -58,9 +58,9 @@ def _fit_heads(collection: Collection, request: FitRequest) -> PerHeadRecord:
             collection, request.name, _options(request), _forced(request), request.jobs,
             report=lambda heads: steps.advance(work=heads),
         )  # fmt: skip
-    coefficients, written = _publish(fits.coefficients, request.store)
+    coefficients, written = publish_fit(fits.coefficients, request.store)
     fits = replace(fits, coefficients=coefficients)
-    figure = _draw(
+    figure = draw_fit(
         coefficients, written, request.figure, lambda path: save_gains_figure(path, fits)
     )
     return PerHeadRecord(fits, figure)
@@ -77,7 +77,7 @@ def _forced(request: FitRequest) -> str | None:
     return "polynomial" if request.force_polynomial else None
 
 
-def _publish(coefficients: Coefficients, store: Path | None) -> tuple[Coefficients, bool]:
+def publish_fit(coefficients: Coefficients, store: Path | None) -> tuple[Coefficients, bool]:
     """The fit as it is in the store, and whether a new version was written."""
     name = coefficients.name
     published, written = publish(coefficients, writing_store(store), same_fit)
@@ -94,7 +94,7 @@ def _in_package(coefficients: Coefficients) -> bool:
     return coefficients.path.resolve().is_relative_to(published_store().resolve())
 
 
-def _draw(
+def draw_fit(
     coefficients: Coefficients, written: bool, figure: Path | None, save: Callable[[Path], None]
 ) -> Path | None:
     """The path of a published fit's figure; None if it could not be drawn."""

@@ -1,5 +1,6 @@
 """Collecting the examples of a model and the first look at it, with progress on stderr."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,14 @@ from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.example_set import ExampleSet
 from calibrate.files.manifest import MANIFEST
+from calibrate.files.publishing import check_name
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.examples.collect_examples import Job
     from calibrate.examples.sources import Wanted
     from calibrate.report.first_look_record import FirstLookRecord
+    from calibrate.report.model_fit_record import ModelFitRecord
 
 
 def require_transformers() -> None:
@@ -77,6 +80,54 @@ def look_at_model(
     look = first_look(found, job.examples)
     fingerprint = job.configuration["fingerprint"]
     return save_first_look(folder, look, job.folder.name, fingerprint, digest)
+
+
+@dataclass(frozen=True)
+class ModelFitRequest:
+    """What `calibrate fit` is asked for of a collection of examples."""
+
+    run: Path
+    name: str
+    model: Path | None
+    device: str
+    kind: str | None
+    trained_up_to: int | None
+    allowed_loss: float
+    steps: int
+    seed: int
+    store: Path | None
+    figure: Path | None
+
+
+def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
+    """Fits the heads of a collection's model through the model, and publishes the fit.
+
+    Raises:
+      CalibrateError: the model is not that of the collection, or cannot be found; and what
+        `fit_through` raises.
+    """
+    check_name(request.name)
+    require_transformers()
+    from calibrate.cli.fit_steps import draw_fit, publish_fit
+    from calibrate.examples.model_fit import ModelOptions, fit_through, work_of
+    from calibrate.report.model_fit_record import ModelFitRecord, save_beta_map
+
+    job, _ = _job_of(request.run, request.model, request.device)
+    collection = files.open_examples(request.run)
+    options = ModelOptions(
+        request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed
+    )
+    work = work_of(collection, options)
+    stderr.print(f"fitting the heads of {job.folder.path} through the model")
+    with Steps("fitting", len(work), sum(work)) as steps:
+        fit = fit_through(
+            lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
+            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
+        )  # fmt: skip
+    coefficients, written = publish_fit(fit.coefficients, request.store)
+    fit = replace(fit, coefficients=coefficients)
+    figure = draw_fit(coefficients, written, request.figure, lambda path: save_beta_map(path, fit))
+    return ModelFitRecord(fit, figure)
 
 
 def _job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, str]":

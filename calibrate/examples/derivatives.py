@@ -66,7 +66,7 @@ def _of_batch(
     heads.betas = betas
     try:
         with ExitStack() as stack:
-            if _kept_bytes(model, chosen) > MOST_KEPT_BYTES:
+            if keeps_much(model, chosen):
                 stack.enter_context(checkpointed(model))
             answers = answer(model, chosen)
             scores = checked(answers, chosen, examples.cells)
@@ -83,9 +83,9 @@ def _of_batch(
     return scores.log_p, slope
 
 
-def _kept_bytes(model: PreTrainedModel, chosen: list[Example]) -> int:
-    """About what a backward pass keeps in all layers."""
+def keeps_much(model: PreTrainedModel, chosen: list[Example]) -> bool:
+    """Whether a backward pass would keep more than a bounded memory allows, in all layers."""
     config = model.config.get_text_config()
     n_tokens = sum(len(example.tokens) for example in chosen)
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
-    return int(_KEPT * n_tokens * size)
+    return int(_KEPT * n_tokens * size) > MOST_KEPT_BYTES

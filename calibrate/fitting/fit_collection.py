@@ -13,6 +13,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
 from calibrate.files.collection_audit import open_unfinished
 from calibrate.files.fit_difference import EntryRule, largest_change
+from calibrate.files.provenance import provenance
 from calibrate.fitting.bootstrap import bootstrap, learning_curve
 from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper, refuse_negative
@@ -182,8 +183,8 @@ def _add_metadata(
         options = {**options, "partial": True}
         if "verdict" in quality:
             quality = {**quality, "verdict": f"of an unfinished collection: {quality['verdict']}"}
-    source, provenance = _source(collection, options), _provenance()
-    return replace(fit, name=name, quality=quality, source=source, provenance=provenance)
+    source = _source(collection, options)
+    return replace(fit, name=name, quality=quality, source=source, provenance=provenance())
 
 
 def same_fit(newest: Coefficients, new: Coefficients) -> bool:
@@ -254,15 +255,4 @@ def _source(collection: Collection, options: dict[str, Any]) -> dict[str, Any]:
         "collection": collection.digest,
         "seed": configuration["seed"],
         "options": options,
-    }
-
-
-def _provenance() -> dict[str, Any]:
-    from datetime import UTC, datetime
-    from importlib.metadata import version
-
-    tools = ("calibrate", "numpy", "scipy", "scikit-learn", "jax")
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {tool: version(tool) for tool in tools},
     }

@@ -183,7 +183,7 @@ def _attend_in_two_calls(
     k = k - _typical_key(k, mask)
     rule, H, log_n = options.fit.rule, None, None
     if rule.by_size:
-        log_n = _log_n_keys(q, k, mask, options.is_causal)
+        log_n = log_n_keys(q, k, mask, options.is_causal)
     if rule.by_entropy:
         with torch.set_grad_enabled(torch.is_grad_enabled() and options.entropy_gradient):
             H = _entropy(stock, q, k, options.scale)
@@ -229,7 +229,7 @@ def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
     return (log_normaliser.detach().to(of_float) - mean).clamp(min=0)
 
 
-def _log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+def log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
     """log n of the n keys that each query sees, (B, N, T); 0 for a query without any."""
     T, S = q.shape[2], k.shape[2]
     if mask is not None:

@@ -1,4 +1,4 @@
-"""A model whose heads have inverse temperatures of the caller's, which gradients flow to.
+"""A model whose heads have inverse temperatures or rules of the caller's, which gradients flow to.
 
 softmax(beta z) is softmax of the logits of queries times beta, so that stock attention computes it,
 and its gradient. Logits with a soft-cap, a bias or a sink are not linear in the query: these are
@@ -7,10 +7,10 @@ multiplied themselves, in one matrix.
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,11 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from calibrate.errors import CoefficientsError
+from calibrate.maths.rule import Rule, beta_of
+from calibrate.torch.attention import log_n_keys
 from calibrate.torch.beta import wide
 from calibrate.torch.blocks import masked_logits
+from calibrate.torch.softmax import entropy
 from calibrate.transformers.attention import attention_function, is_causal_alone, mask_and_bias
 from calibrate.transformers.parts import PLAIN, applied, layer_of, paths_of, refuse_twins
 from calibrate.transformers.probing import probe
@@ -30,6 +33,20 @@ from calibrate.transformers.verification import verify
 _NAME = "calibrate-betas"
 
 
+class HeadRules(NamedTuple):
+    """A rule for each head of a model; gradients flow to the coefficients."""
+
+    rule: Rule
+    coefficients: Tensor  # (coefficients of the kind, heads)
+    domain: tuple[float, ...]
+
+    def beta(self, H: Tensor | None, log_n: Tensor, heads: slice) -> Tensor:
+        """(B, N, T) of the entropies, which a rule by size alone does not look at, and log n."""
+        of_heads = list(self.coefficients[:, heads, None].to(log_n.dtype))
+        beta: Tensor = beta_of(H, log_n, of_heads, self.domain, self.rule, torch)
+        return beta
+
+
 class HeadBetas:
     """The heads of a model, and the beta of each.
 
@@ -37,11 +54,13 @@ class HeadBetas:
       heads: (layer, head) of every query head, by layer and head.
       betas: (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) with a beta for each
         query; None means 1. Gradients flow to it.
+      rules: in place of `betas`, a rule for each head.
     """
 
     def __init__(self) -> None:
         self.heads: list[tuple[int, int]] = []
         self.betas: Tensor | None = None
+        self.rules: HeadRules | None = None
         self._columns: dict[Any, slice] = {}  # by attention module
 
     def find(self, model: PreTrainedModel) -> None:
@@ -68,20 +87,46 @@ class HeadBetas:
         attention_mask: Tensor | None, **options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
-        beta: Tensor | None = None
-        if self.betas is not None:
-            beta = self.betas[:, self._columns[module]]
-            beta = beta.reshape(*beta.shape[:2], -1, 1)
+        columns, rules = self._columns[module], self.rules
         additive = attention_mask is not None and attention_mask.dtype != torch.bool
         special = ("softcap", "position_bias", "s_aux", "sinks")
-        if additive or any(options.get(name) is not None for name in special):
-            return _attend_with_logits(module, query, key, value, attention_mask, beta, **options)
+        if (
+            additive
+            or (rules is not None and rules.rule.by_entropy)
+            or any(options.get(name) is not None for name in special)
+        ):
+            beta_of_rows = partial(self._of_logits, columns)
+            return _attend_with_logits(
+                module, query, key, value, attention_mask, beta_of_rows, **options
+            )
+        beta = self._given(columns)
+        if rules is not None:
+            is_causal = options.get("is_causal")
+            causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
+            beta = rules.beta(None, log_n_keys(query, key, attention_mask, causal), columns)
+            beta = beta[..., None]
         if beta is not None:
             query = (query * beta).to(query.dtype)
         out: tuple[Tensor, None] = AttentionInterface()["sdpa"](
             module, query, key, value, attention_mask, **options
         )
         return out
+
+    def _given(self, columns: slice) -> Tensor | None:
+        if self.betas is None:
+            return None
+        beta = self.betas[:, columns]
+        return beta.reshape(*beta.shape[:2], -1, 1)
+
+    def _of_logits(self, columns: slice, z: Tensor, real: Tensor | None) -> Tensor | None:
+        """beta of each row of logits (B, N, T, items), a last axis of 1 kept."""
+        if self.rules is None:
+            return self._given(columns)
+        H = entropy(z, where=real) if self.rules.rule.by_entropy else None
+        n = z.new_tensor(z.shape[-1]).expand(z.shape[:3])
+        if real is not None:
+            n = real.expand(z.shape).sum(-1).clamp(min=1).to(z.dtype)
+        return self.rules.beta(H, n.log(), columns)[..., None]
 
 
 @contextmanager
@@ -124,7 +169,8 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
 
 def _attend_with_logits(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    beta: Tensor | None, scaling: float | None = None, is_causal: bool | None = None,
+    beta_of_rows: Callable[[Tensor, Tensor | None], Tensor | None],
+    scaling: float | None = None, is_causal: bool | None = None,
     position_bias: Tensor | None = None, softcap: float | None = None,
     s_aux: Tensor | None = None, sinks: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
@@ -144,6 +190,7 @@ def _attend_with_logits(
     q, k, v = (x.to(wide(x.dtype)) for x in (query, key, value))
     z, real = masked_logits(q, k, real, bias, sinks, 0, scale, causal, softcap)
     z = z if real is None else z.masked_fill(~real, 0)
+    beta = beta_of_rows(z, real)
     z = z if beta is None else z * beta
     z = z if real is None else z.masked_fill(~real, -torch.inf)
     weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)

@@ -1,0 +1,150 @@
+"""The numbers of rules on the heads of a model, found by gradient: most heads stay as they are.
+
+Steps are Adam's (Kingma and Ba 2015), with one scale a head, and a penalty on the length of each
+head's numbers takes back what its gradient does not ask for (proximal steps of a group lasso, Yuan
+and Lin 2006). Each head keeps what it gained: the gradient at a step times the last move, whose
+noise is of other examples. By that, heads are dropped in the end while nothing is lost by it.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.examples.objective import Multipliers, Objective, Value
+from calibrate.examples.passes import Passes
+from calibrate.examples.rule_parameters import Form
+from calibrate.examples.steps import Plan
+from calibrate.files.example_set import Scores
+
+RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
+PENALTY = 0.003  # nats for a unit of beta of one head
+STEPS_TO_A_CHECK = 10
+MOST_STEPS = 100
+_DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
+_HALVINGS = 2  # of the rate, each when a check finds no gain; then it is over
+_LEAST_RISE = 0.002  # nats from one check to the next
+_KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
+
+
+class Point(NamedTuple):
+    """Numbers, and what they are worth on the examples that choose."""
+
+    numbers: np.ndarray  # (n, heads), or (n, 1) if shared
+    scores: Scores
+    value: Value
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where a descent may go.
+
+    Attributes:
+      plan: the examples of each step.
+      choosing: the examples that checks look at.
+      most_steps: of a form.
+    """
+
+    plan: Plan
+    choosing: list[int]
+    most_steps: int = MOST_STEPS
+
+    def work(self, form: Form) -> list[list[int]]:
+        """The examples of every pass that a descent may take."""
+        checks = -(-self.most_steps // STEPS_TO_A_CHECK)
+        passes = 1 + checks + (0 if form.shared else len(_KEPT_SHARES))
+        return [*islice(self.plan, self.most_steps), *[self.choosing] * passes]
+
+
+class Descent:
+    """One kind of rule for all heads, or for each.
+
+    Args:
+      passes: through the model.
+      objective: of the fit.
+      course: its steps and checks.
+    """
+
+    def __init__(self, passes: Passes, objective: Objective, course: Course):
+        self._passes, self._objective, self._course = passes, objective, course
+
+    def at(self, form: Form, numbers: np.ndarray) -> Point:
+        """A point, scored."""
+        scores = self._passes.scores(form, numbers, self._course.choosing)
+        return Point(numbers, scores, self._objective.value(self._course.choosing, scores.log_p))
+
+    def run(self, form: Form, start: Point) -> Point:
+        """The best allowed point that it comes by; the start if there is no better one."""
+        walk = _Walk(form, start.numbers, Multipliers(self._objective))
+        best, halvings, is_over = start, 0, False
+        for number, which in enumerate(islice(self._course.plan, self._course.most_steps), 1):
+            is_check = number % STEPS_TO_A_CHECK == 0 or number == self._course.most_steps
+            if is_over:
+                for skipped in [which] + [self._course.choosing] * is_check:
+                    self._passes.skip(skipped)
+                continue
+            weights = walk.multipliers.weights(which, self._course.plan.n_answers)
+            gradient, log_p = self._passes.gradient(form, walk.numbers, which, weights)
+            walk.multipliers.update(which, log_p)
+            walk.step(gradient)
+            if not is_check:
+                continue
+            here = self.at(form, walk.numbers)
+            rise = here.value.gain - best.value.gain
+            if here.value.is_allowed and rise > 0:
+                best = here
+            if rise < _LEAST_RISE:
+                is_over = halvings == _HALVINGS
+                halvings += 1
+                walk.back_to(best.numbers)
+        return best if form.shared else self._fewest(form, best, walk.gained)
+
+    def _fewest(self, form: Form, best: Point, gained: np.ndarray) -> Point:
+        """The point with the fewest heads that is as good within its standard error."""
+        changed = np.flatnonzero(best.numbers.any(axis=0))
+        order = changed[np.argsort(-gained[changed], kind="stable")]
+        found = best
+        for share in _KEPT_SHARES:
+            kept = order[: int(np.ceil(share * len(order)))]
+            if found is not best or not 0 < len(kept) < len(order):
+                self._passes.skip(self._course.choosing)
+                continue
+            numbers = np.zeros_like(best.numbers)
+            numbers[:, kept] = best.numbers[:, kept]
+            fewer = self.at(form, numbers)
+            lead, error = best.value.lead(fewer.value)
+            if fewer.value.is_allowed and lead <= min(error, best.value.gain / 20):
+                found = fewer
+        return found
+
+
+class _Walk:
+    """Where a descent is."""
+
+    def __init__(self, form: Form, start: np.ndarray, multipliers: Multipliers):
+        self.numbers, self.multipliers = start, multipliers
+        self.gained = np.zeros(start.shape[1])  # nats, of each head
+        self._rate = SHARED_RATE if form.shared else RATE
+        self._penalty = 0.0 if form.shared else PENALTY
+        self._mean, self._square = np.zeros_like(start), np.zeros(start.shape[1])
+        self._last_move, self._count = np.zeros_like(start), 0
+
+    def step(self, gradient: np.ndarray) -> None:
+        """Goes a step uphill."""
+        self.gained = self.gained + (gradient * self._last_move).sum(axis=0)
+        self._count += 1
+        self._mean = _DECAY * self._mean + (1 - _DECAY) * gradient
+        square = (gradient**2).mean(axis=0)
+        self._square = _DECAY_OF_SCALE * self._square + (1 - _DECAY_OF_SCALE) * square
+        scale = np.sqrt(self._square / (1 - _DECAY_OF_SCALE**self._count)) + _TINY
+        moved = self.numbers + self._rate * self._mean / (1 - _DECAY**self._count) / scale
+        length = np.sqrt((moved**2).sum(axis=0))
+        left = 1 - self._rate * self._penalty / scale / np.maximum(length, _TINY)
+        moved = moved * np.maximum(0.0, left)
+        self._last_move, self.numbers = moved - self.numbers, moved
+
+    def back_to(self, numbers: np.ndarray) -> None:
+        """Goes on from there in smaller steps."""
+        self.numbers, self._last_move = numbers, np.zeros_like(numbers)
+        self._rate /= 2
