@@ -1,5 +1,8 @@
 """Scores of examples under fits, their comparison, and `calibrate evaluate` of whole models."""
 
+import csv
+import io
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -16,11 +19,21 @@ from calibrate.maths.rule import Rule
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
-from test_first_look import some_examples  # noqa: E402
-from tiny_causal import causal_model  # noqa: E402
+from test_cli import call, refusal  # noqa: E402
+from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
+from test_model_examples import collected, write_lines  # noqa: E402
+from tiny_causal import causal_model, save  # noqa: E402
 
+from calibrate.cli.evaluate_model_steps import log_size, one_constant  # noqa: E402
 from calibrate.examples import score_fits as scoring  # noqa: E402
+from calibrate.examples.comparison import LOG_P, RIGHT, compare  # noqa: E402
+from calibrate.examples.parts import JUDGING, parts_of  # noqa: E402
 from calibrate.examples.score_fits import Kept, score_fits  # noqa: E402
+from calibrate.examples.verdict import best_sentence, verdict  # noqa: E402
+from calibrate.files.example_collection import open_examples  # noqa: E402
+from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.files.publishing import publish  # noqa: E402
+from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 
 torch.set_num_threads(1)
@@ -126,3 +139,248 @@ def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
             score_fits(lambda: model, some_examples(), [0], {"ok": constant(1.1), "bad": fit})
     with pytest.raises(CoefficientsError, match="Bloom"):
         score_fits(lambda: causal_model("bloom"), some_examples(), [0], {"ok": constant(1.1)})
+
+
+# --- the comparison ------------------------------------------------------------------------------
+
+CELLS = (Cell("a", 32, False), Cell("a", 64, False), Cell("b", 32, False), Cell("text", 32, True),
+         Cell("text", 64, True), Cell("empty", 32, False))  # fmt: skip
+
+
+def drawn(counts=(30, 8, 12, 10, 6), gain=(1.0, 1.0, 1.0, 0.0, 0.0), seed=0):
+    """Scores of plain softmax, of a rule that adds this to log p in each cell, and the examples."""
+    rng, tokens = np.random.default_rng(seed), np.zeros(12, np.int32)
+    examples = [Example(tokens, 2, cell) for cell, n in enumerate(counts) for _ in range(n)]
+    added = np.array(gain)[[e.cell for e in examples]]
+    plain = rng.uniform(-90, -60, len(examples))
+    own = np.minimum(plain + added + 0.5 * rng.standard_normal(len(examples)), 0)
+    right = rng.integers(8, 11, len(examples)).astype(np.int32)
+    more = np.where(added > 0, 10, right).astype(np.int32)
+    scores = {"own": Scores(own, more), "plain": Scores(plain, right)}
+    return ExampleSet(CELLS, tuple(examples)), scores
+
+
+def test_means_and_paired_errors_by_hand():
+    examples, scores = drawn()
+    found = compare(examples, range(len(examples.examples)), scores)
+    assert found.rules == ("plain", "own")
+    assert found.cells == CELLS[:5]
+    cell = np.array([e.cell for e in examples.examples])
+    difference = scores["own"].log_p - scores["plain"].log_p
+    parts = [difference[cell == i] for i in range(5)]
+    error = [part.std(ddof=1) / len(part) ** 0.5 for part in parts]
+    answers, text = found.members(), found.members(text=True)
+    assert found.gain("own", LOG_P, answers) == pytest.approx(
+        (np.mean([part.mean() for part in parts[:3]]), np.linalg.norm(error[:3]) / 3)
+    )
+    per_token = [part.mean() / 10 for part in parts[3:]]  # of ten tokens; the text is the same
+    assert found.gain("own", LOG_P, text) == pytest.approx(
+        (np.mean(per_token), np.mean(error[3:]) / 10)
+    )
+    plain = scores["plain"]
+    whole = [(plain.right[cell == i] == 10).mean() for i in range(3)]
+    assert found.mean("plain", RIGHT, answers).mean == pytest.approx(np.mean(whole))
+    assert found.mean("own", RIGHT, answers) == (1, 0)
+    share = plain.right[cell == 3].mean() / 10
+    assert found.mean("plain", RIGHT, [3]).mean == pytest.approx(share)
+    assert found.members(length=32) == [0, 2]
+    assert found.members(template="a") == [0, 1]
+    assert found.count([0, 1]) == 38
+    some = compare(examples, np.flatnonzero(cell != 1).tolist(), {
+        rule: Scores(*(x[cell != 1] for x in column)) for rule, column in scores.items()
+    })  # fmt: skip
+    assert some.gain("own", LOG_P, [1]) == found.gain("own", LOG_P, [2])
+
+
+def test_a_cell_of_one_example_tells_no_error():
+    examples, scores = drawn((5, 1, 5, 0, 0), (9.0, 9.0, 9.0, 0, 0))
+    found = compare(examples, range(11), scores)
+    gain = found.gain("own", LOG_P, found.members())
+    assert np.isnan(gain.error)
+    assert gain.sign == 0
+    assert found.members(text=True) == []
+    (first, *_) = verdict(found, "own")
+    assert first.startswith("not for this model: ")
+    assert "error unknown" in first
+
+
+def test_errors_cover():
+    """The interval of two errors holds the true gain in 95 % of samples."""
+    inside = 0
+    for seed in range(400):
+        examples, scores = drawn(gain=(1.0, 2.0, 3.0, 0, 0), seed=seed)
+        found = compare(examples, range(len(examples.examples)), scores)
+        mean, error = found.gain("own", LOG_P, found.members())
+        inside += abs(mean - 2.0) < 2 * error
+    assert 0.92 < inside / 400 < 0.975
+
+
+def sentences(gain, constants=()):
+    examples, scores = drawn((200,) * 5, gain)
+    constant = drawn((200,) * 5, (1.0, 1.0, 1.0, 0, 0))[1]["own"]
+    noise = np.random.default_rng(9).standard_normal(1000)
+    scores["constant 1.3"] = constant._replace(log_p=constant.log_p + 0.5 * noise)
+    found = compare(examples, range(1000), scores)
+    return " | ".join(verdict(found, "own", constants)), found
+
+
+def test_verdicts_are_honest():
+    constants = ("constant 1.3",)
+    good, found = sentences((2.0, 2.0, 2.0, -0.5, -0.5), constants)
+    plain, own = (100 * found.mean(rule, RIGHT, [0, 1, 2]).mean for rule in ("plain", "own"))
+    assert good.startswith(f"answers right {plain:.0f} -> {own:.0f} % (+")
+    assert " % at 32 tokens, " in good
+    assert "ahead of the best constant on every head, constant 1.3: +" in good
+    assert "plain text is 0.0" in good
+    assert good.endswith(" nats a token worse")
+    assert "worse beyond chance" not in good
+    assert best_sentence(found, LOG_P) == "by log p: own, beyond chance of every other rule"
+    same, found = sentences((1.0, 1.0, 1.0, 0.0, 0.0), constants)
+    assert "one constant on every head does as well: constant 1.3" in same
+    assert "plain text is the same within chance" in same
+    bad, found = sentences((-2.0, 0.0, 0.0, 0.5, 0.5), constants)
+    assert bad.startswith("not for this model: ")
+    assert "; log p is worse beyond chance" in bad
+    assert "one constant on every head does better" in bad
+    assert "worse beyond chance: a at 32 tokens (-1.9" in bad
+    assert "nats a token better" in bad
+    assert found.best(LOG_P, found.members()) == "constant 1.3"
+    none, found = sentences((0.0, 0.0, 0.0, 0.0, 0.0))
+    assert "no gain in log p beyond chance" in none
+    assert "one constant" not in none
+
+
+def test_rules_that_are_fitted_to_nothing():
+    log_n = np.log([4.0, 16.0, 256.0])
+    for rule, betas in ((one_constant(0.7), 0.7), (one_constant(1.3), 1.3),
+                        (log_size(16), (1.0, 1.0, 2.0))):  # fmt: skip
+        entry = rule.only
+        found = beta_of(None, log_n, entry.coefficients, entry.domain, rule.rule, np)
+        np.testing.assert_allclose(found, np.broadcast_to(betas, 3))
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("models") / "tiny", causal_model())
+
+
+def scored(*arguments):
+    return json.loads(call("evaluate", *arguments, "--json").stdout)
+
+
+def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
+    """Head 0 of layer 0 finds the answer, too diffusely; head 2 misleads."""
+    save(Path("planted"), planted_model(), tokenizer=False)
+    lines = [
+        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist()}
+        for e in planted_examples(count=40).examples
+    ]
+    prompts = write_lines("p.jsonl", lines)
+    call("collect", "--model", "planted", "--prompts", prompts, "--out", "runs/p")
+    collection = open_examples(Path("runs/p"))
+    publish(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
+    source = {"collection": collection.digest, "fingerprint": collection.fingerprint}
+    publish(constant(3.0, layer=0, head=0, name="own", source=source), Path("fits"))
+    record = scored("runs/p", "--fits", "head", "--constants", "3")
+    assert record["rules"] == ["plain", "paper", "constant 3", "head@1"]
+    assert record["answers"]["examples"] == 80
+    gain = record["answers"]["scores"]["head@1"]["log_p"]["gain"]
+    assert gain["mean"] > 3 * gain["error"] > 0
+    first, *others = record["verdicts"]["head@1"]
+    assert first.startswith("answers right")
+    assert any(line.startswith("ahead of the best constant") for line in others)
+    assert record["best"][1] == "by log p: head@1, beyond chance of every other rule"
+    plain = record["answers"]["scores"]["plain"]["log_p"]["mean"]
+    cell = np.array([e.cell for e in collection.set.examples])
+    means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
+    assert plain == pytest.approx(np.mean(means))
+    judged = scored("runs/p", "--fits", "own,head")
+    which = parts_of(collection.set.examples) == JUDGING
+    assert judged["answers"]["examples"] == which.sum() < 30
+    assert judged["scored"] == (
+        f"{which.sum()} of the 80 examples of runs/p: own@1 was made of the others"
+    )
+    by_cell = [collection.scores.log_p[which & (cell == i)].mean() for i in np.unique(cell)]
+    one = judged["answers"]["scores"]
+    assert one["plain"]["log_p"]["mean"] == pytest.approx(np.mean(by_cell))
+    assert one["own@1"] == one["head@1"]
+
+
+def test_the_tables_and_the_lines(model, here, monkeypatch):
+    Path("text.txt").write_text("The apple is on the table. " * 60)
+    collected(model, text=Path("text.txt"))
+    arguments = ("evaluate", "runs/a", "--constants", "0.9, 1.2", "--trained-up-to", "64")
+    out = call(*arguments).stdout
+    for words in ("Scores of tiny by its own answers", "all 24 examples of runs/a",
+                  "Answers wholly right, %", "log p of the answer", "all templates", "constant 0.9",
+                  "log n / log 64", "the paper's numbers", "by log p: "):  # fmt: skip
+        assert words in out
+    monkeypatch.setattr(scoring, "score", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
+    assert call(*arguments).stdout == out
+    rows = list(csv.DictReader(io.StringIO(call(*arguments, "--csv").stdout)))
+    record = json.loads(call(*arguments, "--json").stdout)
+    assert len(rows) == 5 * 6
+    for row, cell in zip(rows, record["cells"], strict=False):
+        assert (row["rule"], row["template"]) == ("plain", cell["template"])
+        expected = cell["scores"]["plain"]["log_p"]
+        assert float(row["log_p_mean"]) == pytest.approx(expected["mean"], rel=1e-5)
+    assert call("verify", "runs/a").stdout
+
+
+def test_without_a_collection(model, here):
+    arguments = ("--model", model, "--task", "retrieval:list", "--lengths", "64", "--examples", "4")
+    record = scored(*arguments, "--constants", "1.2")
+    collected(model, templates=("list",), lengths=(64,), count=4)
+    same = scored("runs/a", "--constants", "1.2")
+    assert record["collection"] is None
+    assert same["collection"].startswith("sha256:")
+    assert record["answers"]["scores"].keys() == same["answers"]["scores"].keys()
+    for rule, measures in record["answers"]["scores"].items():
+        expected = same["answers"]["scores"][rule]["log_p"]["mean"]
+        assert measures["log_p"]["mean"] == pytest.approx(expected, rel=1e-4)
+    assert {path.parent.parent.parent for path in Path().rglob("*/.scores/*/*.npz")} == {
+        Path("runs/a")
+    }
+
+
+def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
+    collected(model, templates=("list",), lengths=(64,), count=2)
+    result = call("evaluate", "runs/a", "--fits", "max-retrieval@2")
+    assert "warning: max-retrieval@2 was made for sha256:" in result.stderr
+    assert "another model's fit is scored" in result.stderr
+
+
+def test_what_evaluate_refuses(model, here):
+    digest = collected(model, templates=("towns",), lengths=(64,), count=1).digest
+    Path("text.txt").write_text("The apple is on the table. " * 60)
+    publish(constant(1.2, layer=7, name="deep"), Path("fits"))
+    publish(constant(1.2, name="own", source={"collection": digest}), Path("fits"))
+    for arguments, message in (
+        (("--task", "retrieval"), "--task cannot be used with a head or logits; they need RUN"),
+        (("--constants", "1.2"), "--constants cannot be used with a head or logits"),
+        (("--model", model), "--model needs examples"),
+        (("runs/a", "--text", "text.txt"), "--text cannot be used with a collection, which has"),
+        (("runs/a", "--sizes", "16"), "--sizes cannot be used with RUN or --model"),
+        (("runs/a", "--logits", "x.npz"), "--logits cannot be used with RUN or --model"),
+        (("runs/a", "--constants", "1.2,much"), "--constants has 'much'; write betas from 0.01"),
+        (("runs/a", "--constants", "nan"), "--constants has 'nan'"),
+        (("runs/a", "--trained-up-to", "1"), "should be greater than or equal to 2"),
+        (("runs/a", "--csv", "--json"), "--json cannot be used with --csv"),
+    ):
+        result = call("evaluate", *arguments, code=2)
+        assert message in " ".join(result.stderr.replace("│", " ").split())
+    for arguments, message in (
+        (("nowhere",), "nowhere is not a collection of a model's examples; make one with"),
+        (("runs/a", "--fits", "nothing"), "no fit is named 'nothing'"),
+        (("runs/a", "--fits", "deep"), "deep@1 has entries for layers [7]"),
+        (("runs/a", "--fits", "own"), "runs/a has no example that own@1 was not made of"),
+        (("runs/a", "--model", "absent"), "absent is not a folder"),
+    ):
+        assert message in refusal("evaluate", *arguments)
+    other = save(Path("other"), causal_model(rms_norm_eps=1e-4))
+    line = refusal("evaluate", "runs/a", "--model", other)
+    assert "give its own model: --model FOLDER" in line

@@ -1,9 +1,23 @@
-"""`calibrate evaluate`: score a head under fits and simpler rules, on held-out sets."""
+"""`calibrate evaluate`: score a head, or a model, under fits and simpler rules."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from calibrate.cli.model_options import (
+    OF_MODEL,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ExamplesOption,
+    LengthsOption,
+    ModelOption,
+    PromptsOption,
+    TaskOption,
+    TextOption,
+    wanted_examples,
+)
 from calibrate.cli.options import (
     DaskOption,
     HeadOption,
@@ -20,6 +34,12 @@ from calibrate.cli.options import (
 from calibrate.parallel.jobs import Jobs
 from calibrate.report.terminal import show
 
+if TYPE_CHECKING:
+    from calibrate.report.comparison_record import ComparisonRecord
+    from calibrate.report.model_scores_record import ModelScoresRecord
+
+LEAST_BETA, MOST_BETA = 0.01, 64.0
+
 HeldOutSetsOption = Annotated[
     int | None,
     typer.Option(
@@ -31,11 +51,26 @@ HeldOutSetsOption = Annotated[
 FitsOption = Annotated[str, typer.Option(help="Fits to score: REFERENCE,...")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.")]
 
-# Options that concern a head, and not logits on disk.
-_HEAD_OPTIONS = ("head", "sizes", "sets", "seed", "jobs", "dask", "stall", "as_csv")
+RunArgument = Annotated[
+    Path | None, typer.Argument(help="Folder of a complete collection of a model's examples.")
+]
+ConstantsOption = Annotated[
+    str, typer.Option(help="Of a model: betas to compare on every head, such as 1.15,1.3.")
+]
+TrainedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="Of a model: tokens it was trained up to, N; log n / log N is compared."
+    ),
+]
+
+# Options that concern a head, and not logits on disk or a model.
+_HEAD_OPTIONS = ("head", "sizes", "sets", "jobs", "dask", "stall")
+_MODEL_OPTIONS = ("model", "constants", "trained_up_to", *OF_MODEL)
 
 
 def evaluate(
+    run: RunArgument = None,
     head: HeadOption = "max-retrieval",
     logits: LogitsOption = None,
     sizes: SizesOption = "16..16384",
@@ -46,11 +81,21 @@ def evaluate(
     jobs: JobsOption = 1,
     dask: DaskOption = None,
     stall: StallOption = 600.0,
+    model: ModelOption = None,
+    prompts: PromptsOption = None,
+    task: TaskOption = None,
+    text: TextOption = None,
+    lengths: LengthsOption = "256..1024",
+    examples: ExamplesOption = 32,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: DeviceOption = "cpu",
+    constants: ConstantsOption = "",
+    trained_up_to: TrainedOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Score a head under fits and simpler rules, on held-out sets.
+    """Score a head, or a model, under fits and simpler rules, on held-out sets or examples.
 
     --fits are compared with plain softmax, the paper's numbers, log n, hard attention, and the best
     constant of each size, chosen in hindsight; p-values are of paired t-tests. Nothing is collected
@@ -59,19 +104,64 @@ def evaluate(
     With --logits, --fits are scored on the rows of a file or folder by the probability of the
     target, each head with its own entry. Use rows that were not fitted.
 
+    With RUN, a collection of examples, or --model and the options of `collect`, --fits are scored
+    by the model's answers: log p and how many are right, by template and length. Of the collection
+    that a fit was made of, only the examples count that it has not seen. With RUN, scores are kept:
+    the same command continues where it was interrupted.
+
     Example: calibrate evaluate --head max-retrieval-3 --sizes 16..256 --fits max-retrieval@1
+
+    Example: calibrate evaluate runs/model --fits mine --constants 1.15,1.3
     """
+    if as_json and as_csv:
+        raise typer.BadParameter("--json cannot be used with --csv")
+    if run is not None or model is not None:
+        refuse_with(context, "RUN or --model", (*_HEAD_OPTIONS, "logits"))
+        wanted = None
+        if run is None:
+            wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
+        else:
+            of_examples = ("prompts", "task", "text", "lengths", "examples", "seed", "dtype")
+            refuse_with(context, "a collection, which has its own", of_examples)
+        from calibrate.cli.evaluate_model_steps import Source, rules_beside, score_model
+
+        rules = rules_beside(fits, store, _parse_betas(constants), trained_up_to)
+        source = Source(run, model, wanted, dtype.value, device)
+        _show_scores(score_model(source, rules), as_json, as_csv)
+        return
+    refuse_with(context, "a head or logits; they need RUN or --model", _MODEL_OPTIONS)
     from calibrate.cli.evaluate_steps import compare_rules, score_logits_files
 
     if logits is not None:
-        refuse_with(context, "--logits", _HEAD_OPTIONS)
+        refuse_with(context, "--logits", (*_HEAD_OPTIONS, "seed", "as_csv"))
         show(score_logits_files(logits, fits, store), as_json)
         return
-    if as_json and as_csv:
-        raise typer.BadParameter("--json cannot be used with --csv")
     n, workers = parse_sizes(sizes), Jobs(jobs, dask, stall)
     record = compare_rules(head, fits, store, sizes=n, sets=sets, seed=seed, jobs=workers)
+    _show_scores(record, as_json, as_csv)
+
+
+def _show_scores(
+    record: "ComparisonRecord | ModelScoresRecord", as_json: bool, as_csv: bool
+) -> None:
     if as_csv:
         print(record.as_csv(), end="")
     else:
         show(record, as_json)
+
+
+def _parse_betas(text: str) -> list[float]:
+    """Some constants, each once."""
+    betas = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        try:
+            beta = float(word)
+        except ValueError:
+            beta = 0.0
+        if not LEAST_BETA <= beta <= MOST_BETA:
+            raise typer.BadParameter(
+                f"--constants has {word!r}; write betas from {LEAST_BETA:g} to {MOST_BETA:g}, such "
+                "as 1.15,1.3"
+            )
+        betas.append(beta)
+    return list(dict.fromkeys(betas))

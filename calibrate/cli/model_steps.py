@@ -1,5 +1,6 @@
 """Collecting the examples of a model and the first look at it, with progress on stderr."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ def collect_from_model(
     stderr.print(f"making examples for {model}")
     job = plan(model, wanted, dtype, device)
     folder = out or Path("runs") / job.folder.name
-    with _progress("scoring", job.examples, in_units=True) as steps:
+    with model_progress("scoring", job.examples, job.examples.units(files.UNIT_TOKENS)) as steps:
         return collect_examples(
             job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
         )
@@ -60,7 +61,8 @@ def look_at_model(
     from calibrate.report.first_look_record import RECORD, save_first_look
 
     if run is not None:
-        job, digest = _job_of(run, model, device)
+        job, collection = job_of(run, model, device)
+        digest: str | None = collection.digest
         named = run if run.name not in ("", "..") else run.resolve()
     else:
         assert model is not None
@@ -75,7 +77,8 @@ def look_at_model(
     check_writable(folder / RECORD)
     stderr.print(f"loading {job.folder.path}")
     loaded = job.folder.load(job.dtype, device)
-    with _progress("differentiating", job.examples) as steps:
+    everything = [range(len(job.examples.examples))]
+    with model_progress("differentiating", job.examples, everything) as steps:
         found = derivatives(loaded, job.examples, lambda tokens: steps.advance(work=tokens))
     look = first_look(found, job.examples)
     fingerprint = job.configuration["fingerprint"]
@@ -112,8 +115,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     from calibrate.examples.model_fit import ModelOptions, fit_through, work_of
     from calibrate.report.model_fit_record import ModelFitRecord, save_beta_map
 
-    job, _ = _job_of(request.run, request.model, request.device)
-    collection = files.open_examples(request.run)
+    job, collection = job_of(request.run, request.model, request.device)
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed
     )
@@ -130,8 +132,12 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     return ModelFitRecord(fit, figure)
 
 
-def _job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, str]":
-    """A collection's examples with its model, and the collection's digest."""
+def job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, files.ExampleCollection]":
+    """A collection's examples with its model, and the collection.
+
+    Raises:
+      CalibrateError: the collection is incomplete or damaged, or the model is not its own.
+    """
     from calibrate.examples.collect_examples import Job
     from calibrate.transformers.folders import ModelFolder
 
@@ -143,13 +149,13 @@ def _job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, str]":
             "its own model: --model FOLDER"
         )
     job = Job(folder, collection.set, collection.manifest["configuration"], device)
-    return job, collection.digest
+    return job, collection
 
 
-def _progress(title: str, examples: ExampleSet, in_units: bool = False) -> Steps:
-    """A step for each batch, of as much work as it has tokens."""
+def model_progress(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:
+    """A step for each batch of each unit of work, of as much work as it has tokens."""
     from calibrate.examples.answering import batches
 
-    units = examples.units(files.UNIT_TOKENS) if in_units else [range(len(examples.examples))]
     n_batches = sum(len(batches(examples.examples, unit)) for unit in units)
-    return Steps(title, n_batches, sum(len(example.tokens) for example in examples.examples))
+    n_tokens = sum(len(examples.examples[i].tokens) for unit in units for i in unit)
+    return Steps(title, n_batches, n_tokens)

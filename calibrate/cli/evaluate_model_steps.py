@@ -1,0 +1,174 @@
+"""Scoring rules on the examples of a whole model, with progress on stderr."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from calibrate.cli.loading import load_fits
+from calibrate.cli.model_steps import job_of, model_progress, require_transformers
+from calibrate.errors import CalibrateError
+from calibrate.evaluation.baselines import paper
+from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
+from calibrate.files.example_collection import ExampleCollection, is_example_collection
+from calibrate.files.example_set import Scores
+from calibrate.maths.rule import Rule
+from calibrate.report.model_scores_record import ModelScoresRecord
+from calibrate.report.streams import stderr
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from calibrate.examples.collect_examples import Job
+    from calibrate.examples.sources import Wanted
+
+
+class Rules(NamedTuple):
+    """The rules to compare with plain softmax, by name."""
+
+    all: dict[str, Coefficients]
+    fits: dict[str, Coefficients]  # those of them that get a verdict
+    constants: list[str]  # the names of those that are one constant on every head
+
+
+class Source(NamedTuple):
+    """A collection of examples with its model, or a model and the examples to make for it."""
+
+    run: Path | None
+    model: Path | None  # None: where the collection was made
+    wanted: "Wanted | None"
+    dtype: str = "auto"
+    device: str = "cpu"
+
+
+def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
+    """Scores the examples of a model under plain softmax and other rules.
+
+    Raises:
+      CalibrateError: the model is not that of the collection, or cannot be found; the collection
+        has too few examples to judge a fit of its own.
+      CoefficientsError: a fit names layers or heads that the model lacks.
+    Warns:
+      UserWarning: a fit was made for another model.
+    """
+    require_transformers()
+    from calibrate.examples.comparison import PLAIN, compare
+
+    todo, scores = dict(rules.all), dict[str, Scores]()
+    if source.run is not None:
+        if not is_example_collection(source.run):
+            raise CalibrateError(
+                f"{source.run} is not a collection of a model's examples; make one with `calibrate "
+                "collect --model`, or score a head (--head) or logits (--logits) without RUN"
+            )
+        job, collection = job_of(source.run, source.model, source.device)
+        digest: str | None = collection.digest
+        which, scored = _to_judge(collection, rules.fits)
+        scores[PLAIN] = Scores(*(column[which] for column in collection.scores))
+    else:
+        job, digest = _new_job(source), None
+        which = list(range(len(job.examples.examples)))
+        scored = f"{len(which):,} examples, made for this evaluation"
+        todo[PLAIN] = identity()
+    fingerprint = job.configuration["fingerprint"]
+    _warn_of_other_models(rules.fits, job.folder.name, fingerprint)
+    kept = source.run and digest and (source.run, digest)
+    scores |= _score(job, which, todo, kept or None)
+    comparison = compare(
+        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all}
+    )
+    return ModelScoresRecord(
+        comparison, job.folder.name, fingerprint, digest, scored, tuple(rules.fits),
+        tuple(rules.constants),
+    )  # fmt: skip
+
+
+def _new_job(source: Source) -> "Job":
+    from calibrate.examples.collect_examples import plan
+
+    assert source.model is not None
+    assert source.wanted is not None
+    stderr.print(f"making examples for {source.model}")
+    return plan(source.model, source.wanted, source.dtype, source.device)
+
+
+def rules_beside(
+    fits: str, store: Path | None, constants: Sequence[float], trained_up_to: int | None
+) -> Rules:
+    """The fits of "REF,...", the paper's numbers, and what else is asked for.
+
+    Raises:
+      CoefficientsError: there is no such fit.
+    """
+    loaded = load_fits(fits, store)
+    of_constants = {f"constant {beta:g}": one_constant(beta) for beta in constants}
+    rules = {"paper": paper(), **of_constants}
+    if trained_up_to is not None:
+        rules[f"log n / log {trained_up_to}"] = log_size(trained_up_to)
+    return Rules({**rules, **loaded}, loaded, list(of_constants))
+
+
+def one_constant(beta: float) -> Coefficients:
+    """The same beta on every head, at every entropy and size."""
+    bounds = Rule.log_size(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
+    return Coefficients(bounds, (Entry((0.0, beta), (0.0, MAX_ENTROPY)),), name="constant")
+
+
+def log_size(trained_up_to: int) -> Coefficients:
+    """beta = log n / log N, and 1 where that is less."""
+    entry = Entry((1 / math.log(trained_up_to), 0.0), (0.0, math.log(trained_up_to)))
+    return Coefficients(Rule.log_size(), (entry,), name="log-n")
+
+
+def _to_judge(
+    collection: ExampleCollection, fits: Mapping[str, Coefficients]
+) -> tuple[list[int], str]:
+    """The examples that no fit was made of or chosen by, and in words which these are."""
+    from calibrate.examples.parts import JUDGING, parts_of
+
+    examples, run = collection.set.examples, collection.folder
+    own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
+    if not own:
+        return list(range(len(examples))), f"all {len(examples):,} examples of {run}"
+    which = np.flatnonzero(parts_of(examples) == JUDGING).tolist()
+    if not which:
+        raise CalibrateError(
+            f"{run} has no example that {own[0]} was not made of; collect more examples of each "
+            "template and length"
+        )
+    return which, (
+        f"{len(which):,} of the {len(examples):,} examples of {run}: {', '.join(own)} "
+        f"{'was' if len(own) == 1 else 'were'} made of the others"
+    )
+
+
+def _warn_of_other_models(fits: Mapping[str, Coefficients], model: str, fingerprint: str) -> None:
+    for name, fit in fits.items():
+        if fit.fingerprint not in (None, fingerprint):
+            warnings.warn(
+                f"{name} was made for {fit.fingerprint}, and {model} is {fingerprint}: another "
+                "model's fit is scored",
+                stacklevel=3,
+            )
+
+
+def _score(
+    job: "Job", which: Sequence[int], rules: Mapping[str, Coefficients],
+    kept: tuple[Path, str] | None,
+) -> dict[str, Scores]:  # fmt: skip
+    """The scores under each rule; `kept` is the folder and digest of the collection."""
+    from calibrate.examples.score_fits import Kept, score_fits, units_of
+
+    def load() -> "PreTrainedModel":
+        stderr.print(f"loading {job.folder.path}")
+        return job.folder.load(job.dtype, job.device)
+
+    units = units_of(job.examples, which) * len(rules)
+    with model_progress("scoring", job.examples, units) as steps:
+        return score_fits(
+            load, job.examples, which, rules, kept and Kept(*kept),
+            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
+        )  # fmt: skip
