@@ -407,11 +407,6 @@ def two_gguf(folder):
         (folder / f"{name}.gguf").write_bytes(b"GGUF")
 
 
-def one_gguf(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "a.gguf").write_bytes(b"GGUF")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -425,7 +420,6 @@ def one_gguf(folder):
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
         (put_nan, "is nan: the model's logits are not finite; load it with --dtype float32"),
         (two_gguf, "spoilt has 2 .gguf files; give a folder with one model"),
-        (one_gguf, "cannot read the configuration in spoilt"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_used(model, change, message):

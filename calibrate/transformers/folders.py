@@ -6,6 +6,8 @@ that a model brings is not run.
 
 import contextlib
 import hashlib
+import importlib.util
+import io
 import json
 import logging
 import re
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from transformers.utils.logging import is_progress_bar_enabled
@@ -30,6 +33,8 @@ _MOST_INDEX_BYTES = 1 << 26
 _CHUNK = 1 << 24
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_OF_GGUF = ("gguf", "accelerate")  # packages that Transformers reads such a file with
 
 
 class ModelFolder:
@@ -50,8 +55,10 @@ class ModelFolder:
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
         self._weights = _weights_in(self.path)
-        gguf = self._weights[0].suffix == ".gguf"
-        self._options = _LOCAL | ({"gguf_file": self._weights[0].name} if gguf else {})
+        self._options: dict[str, Any] = dict(_LOCAL)
+        if self._weights[0].suffix == ".gguf":
+            _require_gguf(self._weights[0])
+            self._options["gguf_file"] = self._weights[0].name
         with _in_one_line(f"cannot read the configuration in {path}"):
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
 
@@ -82,13 +89,14 @@ class ModelFolder:
         return "sha256:" + hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def tokenizer(self) -> Any:
-        """The tokenizer in the folder.
+        """The tokenizer in the folder: of its own files, or the one that a .gguf file carries.
 
         Raises:
           CalibrateError: there is none.
         """
+        own = any((self.path / name).is_file() for name in _TOKENIZER_FILES)
         try:
-            return AutoTokenizer.from_pretrained(self.path, **self._options)
+            return AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
         except Exception as failure:
             raise CalibrateError(
                 f"{self.path} has no tokenizer that loads ({_first_line(failure)}); put the "
@@ -104,10 +112,13 @@ class ModelFolder:
         Raises:
           CalibrateError: it does not load, lacks weights, or sees later tokens.
         """
-        options = dict(self._options)
-        if "gguf_file" not in options:
+        options, quiet = dict(self._options), contextlib.ExitStack()
+        if "gguf_file" in options:
+            options |= {"config": self.config} | _unpacked()
+            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))  # a bar of its own
+        else:
             options["use_safetensors"] = True
-        with _in_one_line(f"cannot load the model in {self.path}"):
+        with _in_one_line(f"cannot load the model in {self.path}"), quiet:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=DTYPES[dtype], output_loading_info=True, **options
             )
@@ -142,6 +153,22 @@ def _weights_in(folder: Path) -> list[Path]:
         raise CalibrateError(f"{folder} has no {CONFIG}; put the model's own there")
     names = sorted(names) + ([INDEX] if names != [WEIGHTS] else [])
     return [folder / name for name in [*names, CONFIG]]
+
+
+def _require_gguf(path: Path) -> None:
+    """Raises CalibrateError if a package is missing that .gguf files are read with."""
+    missing = [name for name in _OF_GGUF if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CalibrateError(
+            f"{path} cannot be read without the package{'s' * (len(missing) > 1)} "
+            f"{' and '.join(missing)}: pip install 'calibrate[gguf]'"
+        )
+
+
+def _unpacked() -> dict[str, Any]:
+    """Options to get plain weights: packed ones may make Transformers fetch kernels."""
+    config = getattr(transformers, "GgufConfig", None)  # of later versions
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def _sharded(index: Path) -> list[str]:

@@ -1,0 +1,160 @@
+"""Models in .gguf files, written by the package `gguf` as llama.cpp does."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.errors import CalibrateError
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+pytest.importorskip("accelerate", reason="needs the extra gguf")
+
+from test_cli import call, refusal  # noqa: E402
+from tiny_causal import SIZES, causal_model, save_tokenizer  # noqa: E402
+from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
+
+from calibrate.transformers import folders  # noqa: E402
+from calibrate.transformers.folders import ModelFolder  # noqa: E402
+
+torch.set_num_threads(1)
+LETTERS = sorted(ByteLevel.alphabet())
+MERGES = ["Ġ t", "Ġt h", "Ġth e"]
+TOKENS = [*LETTERS, *("".join(merge.split()) for merge in MERGES)]
+PLAIN, PACKED = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
+
+
+def small_model(**changes):
+    """With rows of whole blocks, which packed weights need, and as many tokens as the tokenizer."""
+    return causal_model(intermediate_size=64, vocab_size=len(TOKENS), **changes)
+
+
+def write_gguf(folder, model, packing=PLAIN, tokenizer=True, without=()):
+    """A folder with the model in one file, as llama.cpp's conversion of a Llama writes it."""
+    folder.mkdir()
+    writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
+    writer.add_name("tiny")
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_context_length(SIZES["max_position_embeddings"])
+    writer.add_embedding_length(SIZES["hidden_size"])
+    writer.add_block_count(SIZES["num_hidden_layers"])
+    writer.add_feed_forward_length(model.config.intermediate_size)
+    writer.add_head_count(SIZES["num_attention_heads"])
+    writer.add_head_count_kv(SIZES["num_key_value_heads"])
+    writer.add_rope_dimension_count(SIZES["head_dim"])
+    writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    if tokenizer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(TOKENS)
+        writer.add_token_merges(MERGES)
+    add_tensors(writer, model, packing, without)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder
+
+
+def add_tensors(writer, model, packing, without):
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, SIZES["num_hidden_layers"])
+    for name, weight in model.state_dict().items():
+        data = weight.numpy()
+        for part, n_heads in (("q_proj", 4), ("k_proj", 2)):
+            if part in name:  # llama.cpp rotates neighbours, and Transformers halves
+                data = data.reshape(n_heads, 2, -1, data.shape[1]).swapaxes(1, 2)
+                data = np.ascontiguousarray(data.reshape(weight.shape))
+        if name not in without:
+            kind = packing if data.ndim == 2 else PLAIN
+            packed = gguf.quants.quantize(data, kind)
+            writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=kind)
+
+
+def logits_of(model):
+    tokens = torch.arange(3, 43).reshape(2, 20) * 5
+    return model(tokens, use_cache=False).logits
+
+
+@pytest.mark.parametrize(("packing", "error"), [(PLAIN, 1e-5), (PACKED, 0.1)])
+def test_the_model_of_a_file_is_that_of_its_weights(packing, error, capfd):
+    model = small_model()
+    folder = ModelFolder(write_gguf(Path("m"), model, packing))
+    assert (folder.name, folder.context, folder.vocabulary) == ("m", 256, len(TOKENS))
+    assert folder.dtype() == "float32"
+    found, plain = logits_of(folder.load("float32")), logits_of(model)
+    assert (found - plain).abs().max() < error * plain.abs().max()
+    assert found.dtype == torch.float32
+    assert folder.load("bfloat16").dtype == torch.bfloat16
+    assert capfd.readouterr().err == ""
+    other = write_gguf(Path("other"), small_model(initializer_range=0.2))
+    assert ModelFolder(other).fingerprint() != folder.fingerprint()
+
+
+def test_the_tokenizer_of_a_file_or_beside_it():
+    folder = write_gguf(Path("m"), small_model())
+    text = "the theme\n is Ünïcode"
+    first = ModelFolder(folder).tokenizer()
+    assert first.convert_ids_to_tokens(first(text)["input_ids"])[3:6] == ["Ġthe", "m", "e"]
+    assert first.decode(first(text)["input_ids"]) == text
+    save_tokenizer(folder)  # of whole words
+    assert len(ModelFolder(folder).tokenizer()("where the bell")["input_ids"]) == 3
+
+
+def test_collecting_and_looking_at_a_file():
+    write_gguf(Path("m"), small_model(), PACKED)
+    call("collect", "--model", "m", "--task", "retrieval:towns", "--lengths", "250", "--examples",
+         "2", "--out", "r")  # fmt: skip
+    call("diagnose", "r")
+    assert Path("r-diagnosis/first-look.json").exists()
+
+
+def test_files_that_lack_something():
+    Path("cut").mkdir()
+    Path("cut/a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CalibrateError, match="^cannot read the configuration in cut .*; give a c"):
+        ModelFolder("cut")
+    arguments = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "1")
+    bare = write_gguf(Path("bare"), small_model(), tokenizer=False)
+    line = refusal("collect", "--model", bare, *arguments)
+    assert "bare has no tokenizer that loads" in line
+    assert "put the model's tokenizer files there" in line
+    weight = "model.layers.1.mlp.up_proj.weight"
+    lacking = write_gguf(Path("lacking"), small_model(), without=[weight])
+    assert f"lacks weights of LlamaForCausalLM: {weight}" in refusal(
+        "collect", "--model", lacking, *arguments
+    )
+
+
+@pytest.mark.parametrize("missing", [["gguf", "accelerate"], ["accelerate"]])
+def test_packages_that_are_missing(missing, monkeypatch):
+    folder = write_gguf(Path("m"), small_model())
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        folders.importlib.util, "find_spec", lambda name: None if name in missing else find(name)
+    )
+    message = (
+        rf"^m/tiny.gguf cannot be read without the packages? {' and '.join(missing)}: "
+        r"pip install 'calibrate\[gguf\]'$"
+    )
+    with pytest.raises(CalibrateError, match=message):
+        ModelFolder(folder)
+
+
+def test_weights_are_unpacked_so_that_no_kernel_is_fetched(monkeypatch):
+    if not hasattr(transformers, "GgufConfig"):
+        pytest.skip("this version of Transformers unpacks all weights")
+    options = {}
+    real = folders.AutoModelForCausalLM.from_pretrained
+
+    def load(*arguments, **given):
+        options.update(given)
+        return real(*arguments, **given)
+
+    folder = ModelFolder(write_gguf(Path("m"), small_model(), PACKED))
+    monkeypatch.setattr(folders.AutoModelForCausalLM, "from_pretrained", load)
+    model = folder.load("float32")
+    assert options["quantization_config"].dequantize
+    assert all(type(p) is torch.nn.Parameter for p in model.parameters())
