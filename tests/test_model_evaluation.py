@@ -22,6 +22,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra trans
 from test_cli import call, refusal  # noqa: E402
 from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
+from test_report import Text, browser, check_in_a_browser  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
 from calibrate.cli.evaluate_model_steps import log_size, one_constant  # noqa: E402
@@ -285,7 +286,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     source = {"collection": collection.digest, "fingerprint": collection.fingerprint}
     publish(constant(3.0, layer=0, head=0, name="own", source=source), Path("fits"))
     record = scored("runs/p", "--fits", "head", "--constants", "3")
-    assert record["rules"] == ["plain", "paper", "constant 3", "head@1"]
+    assert record["rules"] == ["plain", "head@1", "paper", "constant 3"]
     assert record["answers"]["examples"] == 80
     gain = record["answers"]["scores"]["head@1"]["log_p"]["gain"]
     assert gain["mean"] > 3 * gain["error"] > 0
@@ -352,6 +353,74 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
     result = call("evaluate", "runs/a", "--fits", "max-retrieval@2")
     assert "warning: max-retrieval@2 was made for sha256:" in result.stderr
     assert "another model's fit is scored" in result.stderr
+
+
+@pytest.fixture
+def reported(model, here):
+    """A collection with text, and a fit whose file says that it was made of it."""
+    Path("text.txt").write_text("The apple is on the table. " * 60)
+    collection = collected(model, text=Path("text.txt"), count=8)
+    source = {
+        "collection": collection.digest, "fingerprint": collection.fingerprint, "head": "tiny",
+        "options": {"through": "model", "trained_up_to": 64},
+    }  # fmt: skip
+    entries = (*constant(1.5, 0, 1).entries, *constant(0.7, 1, 2).entries)
+    quality = {"candidates": [{"kind": "log-size, each head", "gain": 0.25}], "verdict": "good"}
+    fit = Coefficients(Rule.log_size(min_beta=0.5), entries, "own", source=source, quality=quality)
+    return publish(fit, Path("fits"))[0]
+
+
+def test_the_report_of_a_fit_of_a_model(reported):
+    record = json.loads(
+        call("report", "runs/a", "--out", "p.html", "--constants", "1.3", "--json").stdout
+    )
+    text = Path("p.html").read_text()
+    page = " ".join(Text(text).words)
+    scores = scored("runs/a", "--fits", "own", "--constants", "1.3", "--trained-up-to", "64")
+    assert record["verdict"] == "; ".join(scores["verdicts"]["own@1"]) + "."
+    assert record["verdict"] in page
+    n = sum(cell["examples"] for cell in scores["cells"])
+    for words in (
+        f"{n} of the 42 examples of runs/a: own@1 was made of the others", "log n / log 64",
+        "constant 1.3", "transformers.verify(model)", "Answers wholly right, %", "Plain text by",
+        "Right answers by length in tokens", "Right answers by template", "Beta of the heads",
+        "log-size, each head", "+0.250", reported.source["fingerprint"],
+    ):  # fmt: skip
+        assert words in page
+    mean = scores["text"]["scores"]["own@1"]["log_p"]["gain"]["mean"]
+    assert f"{mean:+.4f} nats" in page
+    assert text.count("data:image/png") == 6
+
+
+@browser
+def test_the_page_in_a_browser(reported):
+    call("report", "own", "--out", "p.html")  # finds the collection in ./runs
+    assert "of the 42 examples of runs/a: own@1 was made" in Path("p.html").read_text()
+    check_in_a_browser(Path("p.html").resolve(), 400, "dark")
+
+
+def test_the_report_on_other_examples(model, reported):
+    shutil.rmtree("runs")
+    arguments = ("report", "own", "--out", "p.html")
+    line = refusal(*arguments)
+    assert "the collection of own@1 is not in ./runs; give its folder in place of the fit" in line
+    new = ("--task", "retrieval:list", "--lengths", "64", "--examples", "3")
+    call(*arguments, "--model", model, *new)
+    assert "3 examples, made for this evaluation" in " ".join(
+        Text(Path("p.html").read_text()).words
+    )
+    call("report", "paper", "--out", "paper.html", "--model", model, *new)
+    assert Path("paper.html").exists()
+    for more, message in (
+        (new, "examples need the model: give --model FOLDER"),
+        (("--head", "max-retrieval"), "--head cannot be used with a fit of a model"),
+        (("--lengths", "64"), "--lengths cannot be used with a collection, which has its own"),
+        (("--model", model, "--constants", "x"), "--constants has 'x'"),
+    ):
+        result = call(*arguments, *more, code=2)
+        assert message in " ".join(result.stderr.replace("│", " ").split())
+    result = call("report", "max-retrieval", "--out", "p.html", "--task", "retrieval", code=2)
+    assert "--task cannot be used with a head or logits" in " ".join(result.stderr.split())
 
 
 def test_what_evaluate_refuses(model, here):

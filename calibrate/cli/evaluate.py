@@ -7,6 +7,7 @@ import typer
 
 from calibrate.cli.model_options import (
     OF_MODEL,
+    ConstantsOption,
     DeviceOption,
     Dtype,
     DtypeOption,
@@ -16,6 +17,7 @@ from calibrate.cli.model_options import (
     PromptsOption,
     TaskOption,
     TextOption,
+    parse_betas,
     wanted_examples,
 )
 from calibrate.cli.options import (
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from calibrate.report.comparison_record import ComparisonRecord
     from calibrate.report.model_scores_record import ModelScoresRecord
 
-LEAST_BETA, MOST_BETA = 0.01, 64.0
-
 HeldOutSetsOption = Annotated[
     int | None,
     typer.Option(
@@ -53,9 +53,6 @@ CsvOption = Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.
 
 RunArgument = Annotated[
     Path | None, typer.Argument(help="Folder of a complete collection of a model's examples.")
-]
-ConstantsOption = Annotated[
-    str, typer.Option(help="Of a model: betas to compare on every head, such as 1.15,1.3.")
 ]
 TrainedOption = Annotated[
     int | None,
@@ -124,8 +121,9 @@ def evaluate(
             of_examples = ("prompts", "task", "text", "lengths", "examples", "seed", "dtype")
             refuse_with(context, "a collection, which has its own", of_examples)
         from calibrate.cli.evaluate_model_steps import Source, rules_beside, score_model
+        from calibrate.cli.loading import load_fits
 
-        rules = rules_beside(fits, store, _parse_betas(constants), trained_up_to)
+        rules = rules_beside(load_fits(fits, store), parse_betas(constants), trained_up_to)
         source = Source(run, model, wanted, dtype.value, device)
         _show_scores(score_model(source, rules), as_json, as_csv)
         return
@@ -148,20 +146,3 @@ def _show_scores(
         print(record.as_csv(), end="")
     else:
         show(record, as_json)
-
-
-def _parse_betas(text: str) -> list[float]:
-    """Some constants, each once."""
-    betas = []
-    for word in filter(None, map(str.strip, text.split(","))):
-        try:
-            beta = float(word)
-        except ValueError:
-            beta = 0.0
-        if not LEAST_BETA <= beta <= MOST_BETA:
-            raise typer.BadParameter(
-                f"--constants has {word!r}; write betas from {LEAST_BETA:g} to {MOST_BETA:g}, such "
-                "as 1.15,1.3"
-            )
-        betas.append(beta)
-    return list(dict.fromkeys(betas))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from calibrate.cli.loading import load_fits
 from calibrate.cli.model_steps import job_of, model_progress, require_transformers
 from calibrate.errors import CalibrateError
 from calibrate.evaluation.baselines import paper
@@ -96,19 +95,14 @@ def _new_job(source: Source) -> "Job":
 
 
 def rules_beside(
-    fits: str, store: Path | None, constants: Sequence[float], trained_up_to: int | None
+    fits: dict[str, Coefficients], constants: Sequence[float], trained_up_to: int | None
 ) -> Rules:
-    """The fits of "REF,...", the paper's numbers, and what else is asked for.
-
-    Raises:
-      CoefficientsError: there is no such fit.
-    """
-    loaded = load_fits(fits, store)
+    """The fits, the paper's numbers, and what else is asked for."""
     of_constants = {f"constant {beta:g}": one_constant(beta) for beta in constants}
     rules = {"paper": paper(), **of_constants}
     if trained_up_to is not None:
         rules[f"log n / log {trained_up_to}"] = log_size(trained_up_to)
-    return Rules({**rules, **loaded}, loaded, list(of_constants))
+    return Rules({**fits, **rules}, fits, list(of_constants))
 
 
 def one_constant(beta: float) -> Coefficients:

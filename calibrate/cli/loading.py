@@ -7,6 +7,12 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection, open_collection
+from calibrate.files.example_collection import (
+    ExampleCollection,
+    is_example_collection,
+    open_examples,
+)
+from calibrate.files.example_collection import read_manifest as read_examples_manifest
 from calibrate.files.manifest import MANIFEST
 from calibrate.heads import Head, is_built_in
 from calibrate.heads import load_head as load_head_quietly
@@ -84,7 +90,34 @@ def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collecti
     return coefficients, _collection_of(coefficients)
 
 
-def _newest_fit_of(collection: Collection, store: Path | None) -> Coefficients:
+def made_through_model(reference: str, store: Path | None) -> bool:
+    """Whether a fit, or that of a collection's folder, was made through a whole model."""
+    folder = Path(reference)
+    if folder.is_dir() and (fit_store.is_path(reference) or (folder / MANIFEST).exists()):
+        return is_example_collection(folder)
+    options = fit_store.load(reference, store).source.get("options")
+    return isinstance(options, dict) and options.get("through") == "model"
+
+
+def find_model_fit(reference: str, store: Path | None) -> tuple[Coefficients, Path | None]:
+    """A fit by reference, or that of a collection of examples; and its collection, if in ./runs.
+
+    Raises:
+      CalibrateError: there is no such fit, or the collection is damaged.
+    """
+    folder = Path(reference)
+    if is_example_collection(folder):
+        return _newest_fit_of(open_examples(folder), store), folder
+    fit = fit_store.load(reference, store)
+    for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
+        with contextlib.suppress(CalibrateError):
+            found = read_examples_manifest(manifest.parent)
+            if found and found[1] == fit.source.get("collection"):
+                return fit, manifest.parent
+    return fit, None
+
+
+def _newest_fit_of(collection: Collection | ExampleCollection, store: Path | None) -> Coefficients:
     """The newest published fit of a collection that is not yanked."""
     fits = []
     folders = fit_store.stores(store)

@@ -55,6 +55,11 @@ DtypeOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="PyTorch's device for the model: cpu, cuda.")]
 
+ConstantsOption = Annotated[
+    str, typer.Option(help="Of a model: betas to compare on every head, such as 1.15,1.3.")
+]
+LEAST_BETA, MOST_BETA = 0.01, 64.0
+
 OF_MODEL = ("prompts", "task", "text", "lengths", "examples", "dtype", "device")
 
 
@@ -73,3 +78,20 @@ def wanted_examples(
             "--model needs examples: --prompts FILE.jsonl, --task retrieval or --text FILE"
         )
     return Wanted(prompts, templates, text, tuple(parse_sizes(lengths)), count, seed)
+
+
+def parse_betas(text: str) -> list[float]:
+    """Some constants, each once."""
+    betas = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        try:
+            beta = float(word)
+        except ValueError:
+            beta = 0.0
+        if not LEAST_BETA <= beta <= MOST_BETA:
+            raise typer.BadParameter(
+                f"--constants has {word!r}; write betas from {LEAST_BETA:g} to {MOST_BETA:g}, such "
+                "as 1.15,1.3"
+            )
+        betas.append(beta)
+    return list(dict.fromkeys(betas))

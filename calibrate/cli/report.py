@@ -5,6 +5,21 @@ from typing import Annotated
 
 import typer
 
+from calibrate.cli.model_options import (
+    OF_MODEL,
+    ConstantsOption,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ExamplesOption,
+    LengthsOption,
+    ModelOption,
+    PromptsOption,
+    TaskOption,
+    TextOption,
+    parse_betas,
+    wanted_examples,
+)
 from calibrate.cli.options import (
     JsonOption,
     LogitsOption,
@@ -33,6 +48,15 @@ def report(
     sets: HeldOutSetsOption = 4096,
     seed: SeedOption = 0,
     store: ReadStoreOption = None,
+    model: ModelOption = None,
+    prompts: PromptsOption = None,
+    task: TaskOption = None,
+    text: TextOption = None,
+    lengths: LengthsOption = "256..1024",
+    examples: ExamplesOption = 32,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: DeviceOption = "cpu",
+    constants: ConstantsOption = "",
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -42,13 +66,33 @@ def report(
     page compares rules fitted to the same rows. A fit with an entry per head, or one made from
     logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
 
+    A fit made through a model is scored by the model's answers: on the examples of its collection
+    that it has not seen, or on those of --model and the options of `collect`.
+
     Example: calibrate report max-retrieval --out report.html
     """
-    from calibrate.cli.report_steps import report_on_head, report_on_logits
+    from calibrate.cli.loading import made_through_model
+    from calibrate.cli.report_steps import report_on_head, report_on_logits, report_on_model
 
     n = parse_sizes(sizes)
     if out.suffix != ".html":
         raise typer.BadParameter(f"{str(out)!r} is not an .html file; give --out NAME.html")
+    if logits is None and (model is not None or made_through_model(run_or_fit, store)):
+        refuse_with(context, "a fit of a model", ("head", "sizes", "sets"))
+        wanted = None
+        if prompts or task or text:
+            if model is None:
+                raise typer.BadParameter("examples need the model: give --model FOLDER")
+            wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
+        else:
+            refuse_with(
+                context, "a collection, which has its own", ("lengths", "examples", "dtype")
+            )
+        betas = parse_betas(constants)
+        record = report_on_model(run_or_fit, store, out, model, wanted, dtype.value, device, betas)
+        show(record, as_json)
+        return
+    refuse_with(context, "a head or logits", ("model", "constants", *OF_MODEL))
     if logits is not None:
         refuse_with(context, "--logits", ("head", "sizes", "sets", "seed"))
         record = report_on_logits(run_or_fit, store, out, logits)

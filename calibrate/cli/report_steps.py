@@ -1,9 +1,12 @@
 """Scoring a fit and writing the page on it, with progress on stderr."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from calibrate.cli.evaluate_model_steps import Source, rules_beside, score_model
 from calibrate.cli.evaluate_steps import score_rows, score_with_progress
-from calibrate.cli.loading import find_fit, head_of_fit, refuse_per_head
+from calibrate.cli.loading import find_fit, find_model_fit, head_of_fit, refuse_per_head
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evaluation.baselines import (
     ScoredRule,
@@ -28,6 +31,9 @@ from calibrate.report.logits_record import FIRST_FIT
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.selection import chosen_kind
 from calibrate.report.streams import stderr
+
+if TYPE_CHECKING:
+    from calibrate.examples.sources import Wanted
 
 
 def report_on_head(
@@ -58,6 +64,33 @@ def report_on_logits(run_or_fit: str, store: Path | None, page: Path, logits: Pa
     stderr.print(f"writing the report {page}")
     write_logits_page(page, fit, scores)
     return ReportRecord(verdict_on_logits(scores, FIRST_FIT), page)
+
+
+def report_on_model(
+    run_or_fit: str, store: Path | None, page: Path, model: Path | None,
+    wanted: "Wanted | None", dtype: str, device: str, constants: Sequence[float],
+) -> ReportRecord:  # fmt: skip
+    """Scores a fit by a model's answers, on its collection or on examples made for the page.
+
+    Raises:
+      CalibrateError: the fit's collection is not in ./runs, and no examples are given.
+    """
+    from calibrate.report.model_page import page_verdict, write_model_page
+
+    fit, run = find_model_fit(run_or_fit, store)
+    if wanted is None and run is None:
+        raise CalibrateError(
+            f"the collection of {fit.reference} is not in ./runs; give its folder in place of the "
+            "fit, or --model FOLDER with examples, such as --task retrieval"
+        )
+    check_writable(page)
+    source = Source(run if wanted is None else None, model, wanted, dtype, device)
+    trained = fit.source.get("options", {}).get("trained_up_to") or 0
+    rules = rules_beside({fit.reference: fit}, constants, trained if trained > 1 else None)
+    scores = score_model(source, rules)
+    stderr.print(f"writing the report {page}")
+    write_model_page(page, fit, scores)
+    return ReportRecord(page_verdict(scores), page)
 
 
 def write_head_report(

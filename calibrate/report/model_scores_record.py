@@ -46,10 +46,11 @@ class ModelScoresRecord:
             for name in self.fits
             for sentence in verdict(self.comparison, name, self.constants)
         ]
-        return found + [("best", sentence) for sentence in self._best()]
+        return [*found, *self.best()]
 
-    def _best(self) -> list[str]:
-        return [best_sentence(self.comparison, measure) for measure in (RIGHT, LOG_P)]
+    def best(self) -> list[tuple[str, str]]:
+        """Labelled: which rule is best, by each measure."""
+        return [("best", best_sentence(self.comparison, measure)) for measure in TITLES]
 
     def tables(self) -> list[Table]:
         """Of each measure, a row per template and length and their means."""
@@ -123,7 +124,7 @@ class ModelScoresRecord:
                 str(n): self._scores(comparison.members(length=n)) for n in comparison.lengths()
             },
             "verdicts": {name: verdict(comparison, name, self.constants) for name in self.fits},
-            "best": self._best(),
+            "best": [sentence for _, sentence in self.best()],
         }
 
     def _scores(self, cells: Sequence[int]) -> dict[str, Any]:

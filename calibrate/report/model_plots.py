@@ -1,0 +1,100 @@
+"""Plots of a model's scores: answers and text under several rules, and beta of its heads."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrate.evaluation.baselines import label
+from calibrate.examples.comparison import PLAIN, RIGHT, Estimate, ExampleComparison
+from calibrate.files.coefficients import Coefficients
+from calibrate.maths.rule import beta_of
+from calibrate.report.plot_style import legend_below, plot_head_map, short
+from calibrate.report.score_plots import OTHERS, STYLES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Groups = Sequence[tuple[str, Sequence[int]]]  # what stands below a place on the axis, and its cells
+SPREAD = 0.4  # of the rules around their place
+FAR = 10.0  # times the largest gain of the fit
+
+
+def plot_scores(
+    ax: "Axes", comparison: ExampleComparison, measure: str, groups: Groups, own: str, gain: bool
+) -> "Axes":
+    """A measure of every rule in each group; bars of two standard errors on either side.
+
+    Args:
+      ax: where to draw.
+      comparison: of the rules.
+      measure: "log_p" or "right".
+      groups: of cells, from left to right.
+      own: the rule that is highlighted.
+      gain: whether differences to plain softmax are drawn, and not means.
+    """
+    factor = 100 if measure == RIGHT else 1
+    rules = [rule for rule in comparison.rules if not (gain and rule == PLAIN)]
+    others = iter(OTHERS * len(rules))
+    for i, rule in enumerate(rules):
+        colour, marker, dash = STYLES.get("own" if rule == own else rule) or next(others)
+        estimate = comparison.gain if gain else comparison.mean
+        means, errors = np.array([estimate(rule, measure, cells) for _, cells in groups]).T
+        at = np.arange(len(groups)) + SPREAD * ((i + 0.5) / len(rules) - 0.5)
+        ax.errorbar(
+            at, factor * means, 2 * factor * np.nan_to_num(errors), color=colour, marker=marker,
+            ls=dash if _is_ordered(groups) else "", ms=5, lw=1.2, capsize=2,
+            label=short(label(rule)), zorder=3 if rule == own else 2,
+        )  # fmt: skip
+    ax.set_xticks(range(len(groups)), [name for name, _ in groups])
+    ax.set_xlim(-0.5, len(groups) - 0.5)
+    ax.grid(alpha=0.25, lw=0.5, axis="y")
+    if gain:
+        ax.axhline(0, color="#777777", lw=0.8)
+        _limit(ax, [comparison.gain(own, measure, cells) for _, cells in groups])
+    unit = "answers right (%)" if measure == RIGHT else "log p (nats)"
+    ax.set_ylabel(f"{unit}{', above plain softmax' * gain}")
+    legend_below(ax)
+    return ax
+
+
+def _limit(ax: "Axes", gains: Sequence[Estimate]) -> None:
+    """Leaves what is far beyond the fit's own gains out of the axis: it would hide them."""
+    reach = max(abs(gain.mean) + 2 * np.nan_to_num(gain.error) for gain in gains)
+    low, high = ax.get_ylim()
+    if reach > 0:
+        ax.set_ylim(max(low, -FAR * reach), min(high, FAR * reach))
+
+
+def _is_ordered(groups: Groups) -> bool:
+    """Whether the groups are lengths, which a line may join."""
+    return all(name.replace(",", "").isdigit() for name, _ in groups)
+
+
+def plot_head_betas(ax: "Axes", fit: Coefficients) -> "Axes":
+    """A map of log2 beta of the heads, in the middle of each one's domain; x: no rule."""
+    betas = {(e.layer, e.head): _typical_beta(fit, i) for i, e in enumerate(fit.entries)}
+    values: dict[tuple[int | None, int | None], float | None] = {
+        (layer, head): betas.get((layer, head))
+        for layer in _upto([layer for layer, _ in betas])
+        for head in _upto([head for _, head in betas])
+    }
+    most = max([0.1, *(abs(value) for value in betas.values())])
+    plot_head_map(ax, values, "all", r"$\log_2 \beta$", cmap="RdBu_r", vmin=-most, vmax=most)
+    return ax
+
+
+def _upto(numbers: list[int | None]) -> list[int | None]:
+    """All numbers up to the largest; None alone if there is no number."""
+    known = [number for number in numbers if number is not None]
+    return [*range(max(known) + 1)] if known else [None]
+
+
+def _typical_beta(fit: Coefficients, entry: int) -> float:
+    """log2 of the beta in the middle of an entry's domain."""
+    domain = fit.entries[entry].domain
+    H, log_n = sum(domain[:2]) / 2, sum(domain[-2:]) / 2
+    beta = beta_of(
+        np.float64(H), float(log_n), fit.entries[entry].coefficients, domain, fit.rule, np
+    )
+    return float(np.log2(beta))
