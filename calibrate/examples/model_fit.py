@@ -82,7 +82,12 @@ class ModelFit:
 
 
 def work_of(collection: ExampleCollection, options: ModelOptions) -> list[int]:
-    """The tokens of each batch that a fit may pass through the model."""
+    """The tokens of each batch that a fit may pass through the model.
+
+    Raises:
+      QualityError: there are too few answers.
+    """
+    _require_answers(collection)
     course, judging = _course(collection, options), _part(collection, JUDGING)
     passes = [which for form in _forms(collection, options) for which in course.work(form)]
     passes += [judging] * _N_JUDGED

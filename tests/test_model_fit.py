@@ -1,0 +1,292 @@
+"""Fits through a model: gradients, what stays as it is, what is held, resuming, and refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.errors import CalibrateError, QualityError
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+pytest.importorskip("transformers", reason="needs the extra transformers")
+
+from test_cli import call, refusal  # noqa: E402
+from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
+from test_model_examples import collected, write_lines  # noqa: E402
+from tiny_causal import causal_model, save  # noqa: E402
+
+from calibrate.examples import answering, model_fit, steps  # noqa: E402
+from calibrate.examples.memo import Memo  # noqa: E402
+from calibrate.examples.model_fit import ModelOptions, fit_through  # noqa: E402
+from calibrate.examples.objective import Multipliers, Objective  # noqa: E402
+from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
+from calibrate.examples.passes import Passes  # noqa: E402
+from calibrate.examples.rule_parameters import N_NUMBERS, Form  # noqa: E402
+from calibrate.examples.score_fits import score_fits  # noqa: E402
+from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.transformers.betas import head_betas  # noqa: E402
+
+FORMS = [Form(kind, shared, 2.0, 4.0) for kind in N_NUMBERS for shared in (False, True)]
+
+
+def numbers_of(form, n_heads=8):
+    rng = np.random.default_rng(5)
+    return 0.1 * rng.standard_normal((form.n_numbers, 1 if form.shared else n_heads))
+
+
+@pytest.fixture(params=["llama", "gemma2", "gpt_oss"])
+def passes(request):
+    model = causal_model(request.param)
+    with head_betas(model) as heads:
+        yield Passes(model, heads, some_examples(), Memo(None))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=repr)
+def test_gradients_are_those_of_finite_differences(passes, form):
+    numbers, which = numbers_of(form), [0, 1, 3]
+    weights = np.array([1.0, -0.5, 2.0])
+    gradient, log_p = passes.gradient(form, numbers, which, weights)
+    np.testing.assert_allclose(log_p, passes.scores(form, numbers, which).log_p, atol=1e-5)
+    direction = np.random.default_rng(6).standard_normal(numbers.shape)
+    h = 0.003
+    up, down = (
+        weights @ passes.scores(form, numbers + sign * h * direction, which).log_p
+        for sign in (1, -1)
+    )
+    assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=repr)
+def test_a_fit_scores_as_its_numbers_do(passes, form):
+    """The runtime, by the coefficients in a file, and the rules that the descent goes by."""
+    numbers, which = numbers_of(form), list(range(4))
+    if not form.shared:
+        numbers[:, [1, 6]] = 0  # stay as they are, and have no entry
+    expected = passes.scores(form, numbers, which).log_p
+    fit = form.fit(numbers, passes.heads.heads)
+    assert len(fit.entries) == (1 if form.shared else 6)
+    found = score_fits(lambda: passes.model, passes.examples, which, {"fit": fit})["fit"].log_p
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert form.fit(np.zeros_like(numbers), passes.heads.heads) is None
+
+
+# --- the objective -------------------------------------------------------------------------------
+
+
+def made_up(lengths, texts=(), count=8):
+    """Examples of each length whose answers are two tokens."""
+    cells = [Cell("a", n, False) for n in lengths] + [Cell("text", n, True) for n in texts]
+    made = [
+        Example(np.zeros(cell.length, np.int32), 1 if cell.text else cell.length - 2, i)
+        for i, cell in enumerate(cells) for _ in range(count)
+    ]  # fmt: skip
+    return ExampleSet(tuple(cells), tuple(made))
+
+
+def test_parts_share_every_cell():
+    examples = made_up([10, 20], count=8).examples
+    parts = parts_of(examples).reshape(2, 8)
+    for part, count in ((FITTING, 4), (CHOOSING, 2), (JUDGING, 2)):
+        assert ((parts == part).sum(axis=1) == count).all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "texts"), [([10, 20], []), ([10, 900], [30, 40]), ([3000, 2000, 1000, 10], [500])]
+)
+def test_steps_see_every_cell_equally_often(lengths, texts):
+    examples = made_up(lengths, texts)
+    plan = steps.Plan(examples, np.arange(len(examples.examples)), 0)
+    taken, n_answers, largest = np.zeros(len(examples.cells)), 0, 0
+    n_steps = 120
+    for _, step in zip(range(n_steps), plan, strict=False):
+        cells = np.array([examples.examples[i].cell for i in step])
+        np.add.at(taken, cells, 1)
+        n_answers += sum(not examples.cells[i].text for i in cells)
+        tokens = sum(len(examples.examples[i].tokens) for i in step)
+        largest = max(largest, tokens)
+        assert len(set(step)) == len(step)
+        assert any(examples.cells[i].text for i in cells) == bool(texts)
+    assert len(set(taken[: len(lengths)])) == 1
+    assert len(set(taken[len(lengths) :])) <= 1
+    assert n_answers / n_steps == plan.n_answers
+    assert largest <= steps.TOKENS_A_STEP
+
+
+def test_a_multiplier_rises_while_what_is_held_gets_worse_and_falls_again():
+    examples = made_up([10, 20], [30])
+    n = len(examples.examples)
+    objective = Objective(examples, Scores(np.full(n, -1.0), np.zeros(n, np.int32)), 10)
+    assert objective.constraints == [[2], [0]]
+    multipliers, which = Multipliers(objective), list(range(n))
+    first = multipliers.weights(which, 16.0)
+    np.testing.assert_allclose(first, [1 / 16] * 16 + [0.0] * 8)
+    worse = np.array([-1.0] * 16 + [-1.0 - 29 * 0.02] * 8)
+    for _ in range(10):
+        multipliers.update(which, worse)
+    raised = multipliers.weights(which, 16.0)
+    assert (raised[16:] > 0).all()
+    np.testing.assert_allclose(raised[:16], first[:16])
+    for _ in range(150):
+        multipliers.update(which, np.full(n, -1.0))
+    np.testing.assert_allclose(multipliers.weights(which, 16.0), first)
+
+
+def test_values_are_means_over_cells_and_losses_are_a_token():
+    examples = made_up([10, 20], [30])
+    n = len(examples.examples)
+    objective = Objective(examples, Scores(np.full(n, -1.0), np.zeros(n, np.int32)), 10)
+    log_p = np.array([-0.5] * 8 + [-1.5] * 8 + [-1.29] * 8)
+    value = objective.value(range(n), log_p)
+    assert value.gain == 0
+    assert value.losses == pytest.approx([0.01, -0.25])
+    assert not value.is_allowed
+    better = objective.value(range(n), log_p + np.arange(n) % 2)
+    assert better.lead(value) == pytest.approx((0.5, np.sqrt(2 * (2 / 7) / 8) / 2))
+
+
+# --- a model of which it is known what its heads want --------------------------------------------
+
+
+def planted(folder, text=False):
+    """Examples on disk; text, if wanted, that loses by what the answers gain by."""
+    save(Path(folder), planted_model(), tokenizer=False)
+    examples = planted_examples(count=32)
+    lines = [
+        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist(),
+         "template": f"n{e.cell}"}
+        for e in examples.examples
+    ]  # fmt: skip
+    collection = collected(
+        folder, f"{folder}-run", prompts=write_lines("p.jsonl", lines), templates=()
+    )
+    if not text:
+        return collection
+    wrong = [
+        Example(np.array([*e.tokens[:-1], 10 + (e.tokens[-1] - 10 + 3) % 8], np.int32), e.start, 2)
+        for e in examples.examples
+    ]
+    cells = (*collection.set.cells, Cell("text", 16, True))
+    both = ExampleSet(cells, collection.set.examples + tuple(wrong))
+    plain = answering.score(planted_model(), both, range(len(both.examples)))
+    return collection._replace(set=both, scores=plain)
+
+
+def through(collection, **options):
+    return fit_through(planted_model, collection, "x", ModelOptions(**options))
+
+
+def test_the_command_finds_the_heads_and_leaves_the_others_alone(here):
+    planted("tiny")
+    out = call("fit", "tiny-run", "--name", "tiny", "--steps", "40", "--kind", "constant")
+    assert "2 of 8 heads have a rule (constant)" in out.stdout
+    assert 'transformers.register("tiny", fit)' in out.stdout
+    fit = calibrate.load("tiny@1")
+    found = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
+    assert found.keys() == {(0, 0), (0, 2)}
+    assert found[0, 0] > 2
+    assert found[0, 2] < 0.8
+    assert fit.rule.min_beta < 1
+    assert fit.source["head"] == "tiny"
+    before, after = ([size[k] for size in fit.quality["held_out"]] for k in ("before", "after"))
+    assert np.mean(after) > np.mean(before) + 1
+    assert Path("fits/tiny/1.png").read_bytes().startswith(b"\x89PNG")
+    again = call("fit", "tiny-run", "--name", "tiny", "--steps", "40", "--kind", "constant",
+                 "--json")  # fmt: skip
+    assert "tiny@1 is unchanged; no new version is written" in again.stderr
+    record = json.loads(again.stdout)
+    assert record["rules"]["own"]["right"] > record["rules"]["plain"]["right"] + 0.5
+    assert {(c["kind"], c["each_head"]) for c in record["candidates"]} == {
+        ("constant", False), ("log-size", False), ("constant", True),
+    }  # fmt: skip
+    assert sum(head["beta"] != 1 for head in record["heads"]) == 2
+
+
+def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
+    collection, calls = planted("tiny"), []
+    real = model_fit.Passes._gradient
+
+    def counted(*arguments):
+        calls.append(1)
+        if len(calls) == 50:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(model_fit.Passes, "_gradient", counted)
+    with pytest.raises(KeyboardInterrupt):
+        through(collection, most_steps=20)
+    resumed = through(collection, most_steps=20)
+    n_calls = len(calls)
+    kept = next(Path("tiny-run/.passes").iterdir())
+    kept.write_bytes(kept.read_bytes()[:-9])  # is made again
+    whole = through(collection._replace(folder=Path(planted("other").folder)), most_steps=20)
+    assert len(calls) - n_calls == n_calls - 1  # what was interrupted is done twice
+    assert (
+        resumed.coefficients
+        == whole.coefficients
+        == through(collection, most_steps=20).coefficients
+    )
+
+
+def test_what_is_held_does_not_get_worse(here):
+    """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
+    collection = planted("tiny", text=True)
+    free = through(collection, most_steps=20, allowed=10.0)
+    assert free.judged.value("own").losses[0] > 0.5
+    try:
+        held = through(collection, most_steps=20, allowed=0.05)
+    except QualityError:
+        return  # nothing is allowed that is worth it
+    chosen = held.chosen.point.value
+    assert chosen.losses[0] <= 0.05
+    assert chosen.gain < free.chosen.point.value.gain
+
+
+def test_what_a_fit_through_a_model_refuses(here, monkeypatch):
+    save(Path("random"), causal_model())
+    Path("text.txt").write_text("The apple is on the table. " * 60)
+    collected("random", "few", templates=("numbers",), lengths=(64,), count=4)
+    line = refusal("fit", "few", "--name", "x", code=3)
+    assert "template numbers at 64 tokens has 4 examples; collect 8 at least" in line
+    collected("random", "text", templates=(), text=Path("text.txt"), lengths=(64,), count=4)
+    assert "text has plain text alone; collect answers too" in refusal(
+        "fit", "text", "--name", "x", code=3
+    )
+    assert "--rows cannot be used with a collection of examples" in refusal(
+        "fit", "few", "--name", "x", "--rows", "all", code=2
+    )
+    Path("random").rename("moved")
+    assert "few does not know where its model is" in refusal("fit", "few", "--name", "x")
+    assert not Path("fits").exists()
+
+
+def test_a_random_model_gets_no_fit(here):
+    save(Path("random"), causal_model())
+    collected("random", "run", templates=("numbers",), lengths=(40, 64), count=16)
+    out = refusal("fit", "run", "--name", "x", "--steps", "10", "--kind", "constant", code=3)
+    assert "not for this model" in out
+    assert not Path("fits").exists()
+
+
+def test_numbers_that_run_out(here, monkeypatch):
+    collection = planted("tiny")
+    broken = planted_model()
+    broken.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(CalibrateError, match="the model's logits are not finite"):
+        fit_through(lambda: broken, collection, "x", ModelOptions(most_steps=1))
+
+    def exhausted(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("calibrate.examples.passes.answer", exhausted)
+    with pytest.raises(CalibrateError, match="out of memory at"):
+        fit_through(planted_model, collection, "x", ModelOptions(most_steps=2))
+
+
+def test_the_fit_names_what_it_was_made_of(here):
+    fit = through(planted("tiny"), most_steps=10).coefficients
+    assert fit.source["options"] == {"through": "model", "allowed_loss": 0.005, "steps": 10}
+    assert {"torch", "transformers"} <= fit.provenance["versions"].keys()
+    assert replace(fit, name="x") == fit
