@@ -1,0 +1,155 @@
+"""What calibrate_smollm2 found: as a record, as tables and as a figure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
+from calibrate.report.plot_style import new_figure, save_figure, sizes_axis
+from calibrate.report.score_plots import STYLES
+
+OWN, TEXT, ALL = "own", "text", "all"
+LABELS = {
+    PLAIN: "plain softmax",
+    "constant": "best constant, every head",
+    "layers": "best constant, layers 10 to 19",
+    OWN: "own fit, through the model",
+}
+STYLE_OF = {"layers": "log-n"}  # the other names have their own
+FORMATS = {RIGHT: (100, ".1f"), LOG_P: (1, ".3f"), TEXT: (1, ".4f")}  # factor and digits
+TITLES = {
+    RIGHT: "answers right, %",
+    LOG_P: "log p of the answer, nats",
+    TEXT: "plain text, log p of a token, nats",
+}
+
+Row = dict[str, Any]
+
+
+def measured(comparison: ExampleComparison, kinds: Mapping[str, Sequence[str]]) -> list[Row]:
+    """Every cell; the mean of the templates of a kind at each length; the mean of both.
+
+    Args:
+      comparison: of rules by their names in LABELS.
+      kinds: templates, by the name of their kind.
+    """
+    return [
+        {
+            "kind": kind, "template": template, "length": length,
+            "examples": comparison.count(cells),
+            "rules": {
+                rule: {measure: _numbers(comparison, rule, measure, cells)
+                       for measure in (RIGHT, LOG_P)}
+                for rule in comparison.rules
+            },
+        }
+        for kind, templates in kinds.items()
+        for template, length, cells in _groups(comparison, templates)
+    ]  # fmt: skip
+
+
+def _groups(
+    comparison: ExampleComparison, templates: Sequence[str]
+) -> Iterator[tuple[str, int | str, list[int]]]:
+    """(template or ALL, length or ALL, cells)."""
+    of_kind = [i for i, cell in enumerate(comparison.cells) if cell.template in templates]
+    lengths = sorted({comparison.cells[i].length for i in of_kind})
+    for length in lengths:
+        at_length = [i for i in of_kind if comparison.cells[i].length == length]
+        for i in at_length:
+            yield comparison.cells[i].template, length, [i]
+        if len(at_length) > 1:
+            yield ALL, length, at_length
+    if len(lengths) > 1:
+        yield ALL, ALL, of_kind
+
+
+def _numbers(
+    comparison: ExampleComparison, rule: str, measure: str, cells: Sequence[int]
+) -> dict[str, tuple[float, float]]:
+    """Means with their errors: of the rule, beyond plain softmax, and of the own fit beyond it."""
+    numbers = {
+        "mean": tuple(comparison.mean(rule, measure, cells)),
+        "gain": tuple(comparison.gain(rule, measure, cells)),
+    }
+    if OWN in comparison.rules:
+        numbers["own_beyond"] = tuple(comparison.gain(OWN, measure, cells, over=rule))
+    return numbers
+
+
+def markdown(record: Row) -> list[str]:
+    """Tables of every measure, of the own fit's lead, and of time and memory."""
+    rows = record["found"]
+    answers, text = ([r for r in rows if (r["kind"] == TEXT) is its] for its in (False, True))
+    lines = [f"{record['verdict']}.", ""]
+    for title, chosen in ((RIGHT, answers), (LOG_P, answers), (TEXT, text)):
+        lines += [*_table(title, chosen, "mean", list(LABELS)), ""]
+    means = [row for row in answers if row["template"] == ALL]
+    for measure in (RIGHT, LOG_P):
+        lines += [*_table(measure, means, "own_beyond", list(LABELS)[:-1]), ""]
+    lines += ["| step | minutes | peak memory, MiB |", "| --- | ---: | ---: |"]
+    for step, took in record["times"].items():
+        peak = "" if took["peak_mib"] is None else f"{took['peak_mib']:,.0f}"
+        lines.append(f"| {step} | {took['minutes']:.0f} | {peak} |")
+    return lines
+
+
+def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -> list[str]:
+    """A line for each row; rules that a row lacks are empty."""
+    head = f"{TITLES[title]}{': own fit less' if number == 'own_beyond' else ''}"
+    lines = [f"| {head} | length | examples | " + " | ".join(LABELS[rule] for rule in rules) + " |"]
+    lines += ["| --- | ---: | ---: |" + " ---: |" * len(rules)]
+    for row in rows:
+        cells = [_cell(row, rule, title, number) for rule in rules]
+        name = f"{row['template']} ({row['kind']})" if row["kind"] != TEXT else TEXT
+        length = row["length"] if row["length"] == ALL else f"{row['length']:,}"
+        lines.append(f"| {name} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(row: Row, rule: str, title: str, number: str) -> str:
+    numbers = row["rules"].get(rule, {}).get(LOG_P if title == TEXT else title, {}).get(number)
+    if numbers is None:
+        return ""
+    factor, digits = FORMATS[title]
+    sign = "+" if number == "own_beyond" else ""
+    mean, error = (factor * x for x in numbers)
+    return f"{mean:{sign}{digits}} ± {error:{digits}}"
+
+
+def draw_results(path: Path, record: Row) -> None:
+    """Answers right by length, of templates seen and not seen, and what text loses."""
+    figure = new_figure(12.0, 4.2)
+    kinds = list(dict.fromkeys(row["kind"] for row in record["found"]))
+    for ax, kind in zip(figure.subplots(1, len(kinds)), kinds, strict=True):
+        by_length = [
+            row for row in record["found"]
+            if row["kind"] == kind and row["length"] != ALL
+            and (row["template"] == ALL or kind == TEXT)
+        ]  # fmt: skip
+        for rule, label in LABELS.items():
+            _draw_rule(ax, rule, label, sorted(by_length, key=lambda row: row["length"]))
+        sizes_axis(ax, sorted({row["length"] for row in by_length}))
+        ax.set_xlabel("length (tokens)")
+        ax.set_title("plain text" if kind == TEXT else f"templates {kind} by the fit", fontsize=10)
+        ax.set_ylabel("gain (nats a token)" if kind == TEXT else "answers right (%)")
+        ax.grid(alpha=0.25, lw=0.5)
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
+    save_figure(path, figure)
+
+
+def _draw_rule(ax: Any, rule: str, label: str, rows: Sequence[Row]) -> None:
+    """Means with two standard errors."""
+    points = [
+        (row["length"], row["rules"][rule][LOG_P]["gain"] if row["kind"] == TEXT
+         else [100 * x for x in row["rules"][rule][RIGHT]["mean"]])
+        for row in rows if rule in row["rules"]
+    ]  # fmt: skip
+    if points:
+        colour, marker, dash = STYLES[STYLE_OF.get(rule, rule)]
+        ax.errorbar(
+            [x for x, _ in points], [y for _, (y, _) in points],
+            [2 * error for _, (_, error) in points], fmt=dash, color=colour, marker=marker, ms=5,
+            lw=1.4, capsize=2, label=label,
+        )  # fmt: skip

@@ -1,0 +1,186 @@
+"""The study of SmolLM2, on a tiny model in a package of its own, and its tables."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+pytest.importorskip("transformers", reason="needs the extra transformers")
+pytest.importorskip("gguf", reason="needs the extra gguf")
+
+from test_cli import call  # noqa: E402
+from test_gguf import logits_of, small_model, write_gguf  # noqa: E402
+
+from calibrate.examples.comparison import compare  # noqa: E402
+from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.files.publishing import publish  # noqa: E402
+from calibrate.maths.rule import Rule  # noqa: E402
+from calibrate.transformers.folders import ModelFolder  # noqa: E402
+
+torch.set_num_threads(1)
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+OPTIONS = argparse.Namespace(examples=4, fit_examples=8)
+
+
+@pytest.fixture
+def study(monkeypatch):
+    """The script as a module that works in the test's folder, on texts of at most 256 tokens."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    loader = SourceFileLoader("calibrate_smollm2", str(SCRIPTS / "calibrate_smollm2"))
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader("calibrate_smollm2", loader)
+    )
+    loader.exec_module(module)
+    module.RUNS, module.RESULT = Path("runs").absolute(), Path("smollm2.json").absolute()
+    module.FITTED_LENGTHS, module.TEN_LAYERS = "200", range(1, 2)
+    module.HELD_OUT = {
+        "seen": ("numbers,towns", "200", 1.0), "unseen": ("json,list", "256", 0.5),
+        "text": (None, "200,250", 0.5),
+    }  # fmt: skip
+    module.FIT_OPTIONS, module.DIAGNOSED, module.BETAS = (
+        ("--kind", "constant", "--steps", 1),
+        1,
+        (2,),
+    )
+    return module
+
+
+def pack(folder, licence="Apache-2.0"):
+    """A wheel with a tiny model, where the script downloads its own."""
+    model = small_model()
+    file = write_gguf(Path("gguf"), model) / "tiny.gguf"
+    folder.mkdir(parents=True)
+    with ZipFile(folder / "tiny-1-py3-none-any.whl", "w") as wheel:
+        wheel.write(file, "tiny/tiny.gguf")
+        wheel.writestr("tiny-1.dist-info/LICENSE", "terms")
+        wheel.writestr(
+            "tiny-1.dist-info/METADATA", f"Name: tiny\nVersion: 1\nLicense: {licence}\n\ntext"
+        )
+    return model
+
+
+def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
+    model = pack(study.RUNS / "package")
+    study.get_model(OPTIONS)
+    assert "tiny 1: licence Apache-2.0" in capsys.readouterr().err
+    folder = study.RUNS / study.MODEL
+    assert (folder / "LICENSE").read_text() == "terms"
+    loaded = ModelFolder(folder).load("float32")
+    torch.testing.assert_close(logits_of(loaded), logits_of(model))
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    study.get_model(OPTIONS)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+    done = []
+
+    def command(name, *arguments):
+        done.append(name)
+        call(name, *arguments, code=3 if name == "fit" else 0)
+        study.add_time(name, 60.0, 100.0)
+
+    monkeypatch.setattr(study, "command", command)
+    for step in ("collect", "diagnose", "fit"):
+        study.STEPS[step](OPTIONS)
+    assert done == ["collect"] * 4 + ["diagnose", "fit"]
+    study.evaluate(OPTIONS)
+    without = json.loads(study.RESULT.read_text())
+    assert "no fit is worth publishing." in study.markdown(without)
+    assert all("own" not in row["rules"] for row in without["found"])
+
+    entries = (Entry((0.0, 1.5), (0.0, 9.0), layer=1, head=2),)
+    fit = Coefficients(Rule.log_size(), entries, name="smollm2", quality={"verdict": "planted"})
+    publish(fit, study.RUNS / "fits")
+    study.STEPS["fit"](OPTIONS)
+    assert done.count("fit") == 1
+    study.evaluate(OPTIONS)
+    record = json.loads(study.RESULT.read_text())
+    assert record["entries"] == [{"layer": 1, "head": 2, "coefficients": [0.0, 1.5]}]
+    assert record["betas"] == {"constant": 2, "layers": 2}
+    rows = {(row["kind"], row["template"], row["length"]): row for row in record["found"]}
+    assert rows["seen", "all", 200]["examples"] == 8
+    assert set(rows["seen", "all", 200]["rules"]) == {"plain", "own", "constant", "layers"}
+    assert set(rows["not seen", "all", 256]["rules"]) == {"plain", "own"}
+    assert rows["text", "text", 200]["rules"]["layers"]["log_p"]["gain"][0] != 0
+    assert Path("smollm2.png").read_bytes().startswith(b"\x89PNG")
+    assert record["times"]["collect"]["minutes"] == 4
+    assert record["times"]["evaluate"]["minutes"] > 0
+    assert "planted." in study.markdown(record)
+
+
+def test_a_package_under_other_terms(study):
+    pack(study.RUNS / "package", "Other")
+    with pytest.raises(SystemExit, match="tiny 1 is under Other, not Apache-2.0; read its terms"):
+        study.get_model(OPTIONS)
+    assert not (study.RUNS / study.MODEL).exists()
+
+
+def test_texts_are_prose_of_two_halves(study):
+    study.write_texts()
+    parts = [study.text_for(part).read_text().split("\n\n") for part in ("fit", "held-out")]
+    assert not set(parts[0]) & set(parts[1])
+    assert min(len("".join(part)) for part in parts) > 50_000
+    assert not any(">>>" in words or "::=" in words for part in parts for words in part)
+
+
+def test_commands_are_timed_and_may_fail(study, capfd):
+    with pytest.raises(SystemExit, match="calibrate fits failed with exit code 1"):
+        study.command("fits", "show", "nowhere")
+    took = json.loads((study.RUNS / "times.json").read_text())["fits"]
+    assert took["minutes"] > 0
+    assert took["peak_mib"] > 10
+    study.add_time("fits", 60.0)
+    again = json.loads((study.RUNS / "times.json").read_text())["fits"]
+    assert again == {"minutes": took["minutes"] + 1, "peak_mib": took["peak_mib"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["fetch"], "fetch is not a step; give any of get, collect"),
+     (["--examples", "3"], "--examples and --fit-examples are 10 or more")],
+)  # fmt: skip
+def test_what_the_script_refuses(study, arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["calibrate_smollm2", *arguments])
+    with pytest.raises(SystemExit):
+        study.main()
+    assert message in capsys.readouterr().err
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def scored(study):
+    """Two templates and a text of four examples each; of 8 tokens, 2 of which are an answer."""
+    cells = (Cell("numbers", 8, False), Cell("towns", 8, False), Cell("text", 8, True))
+    examples = ExampleSet(cells, tuple(
+        Example(np.arange(8, dtype=np.int32), 1 if cell == 2 else 6, cell)
+        for cell in range(3) for _ in range(4)
+    ))  # fmt: skip
+    plain = Scores(np.repeat([-2.0, -4.0, -7.0], 4), np.array([2, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3]))
+    own = Scores(np.repeat([-1.0, -2.5, -14.0], 4), np.array([2, 2, 2, 1, 2, 1, 1, 1, 3, 3, 3, 3]))
+    return compare(examples, range(12), {"plain": plain, "own": own})
+
+
+def test_the_tables(study):
+    kinds = {"seen": ["numbers", "towns"], "not seen": ["json"], "text": ["text"]}
+    rows = json.loads(json.dumps(study.measured(scored(study), kinds)))
+    assert [(row["template"], row["length"], row["examples"]) for row in rows] == [
+        ("numbers", 8, 4), ("towns", 8, 4), ("all", 8, 8), ("text", 8, 4),
+    ]  # fmt: skip
+    times = {"fit": {"minutes": 44.6, "peak_mib": 2100.2}, "evaluate": {"minutes": 8.0,
+             "peak_mib": None}}  # fmt: skip
+    lines = study.markdown({"verdict": "well", "found": rows, "times": times})
+    assert lines[0] == "well."
+    assert "| numbers (seen) | 8 | 4 | 25.0 ± 25.0 |  |  | 75.0 ± 25.0 |" in lines
+    assert "| all (seen) | 8 | 8 | -3.000 ± 0.000 |  |  | -1.750 ± 0.000 |" in lines
+    assert "| all (seen) | 8 | 8 | +1.250 ± 0.000 |  |  |" in lines
+    assert "| text | 8 | 4 | -1.0000 ± 0.0000 |  |  | -2.0000 ± 0.0000 |" in lines
+    assert "| fit | 45 | 2,100 |" in lines
+    assert "| evaluate | 8 |  |" in lines
