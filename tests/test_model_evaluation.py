@@ -19,13 +19,15 @@ from calibrate.maths.rule import Rule
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
+from browser import CHROMIUM  # noqa: E402
 from test_cli import call, refusal  # noqa: E402
 from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
-from test_report import Text, browser, check_in_a_browser  # noqa: E402
+from test_report import Text, check_in_a_browser  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
 from calibrate.cli.evaluate_model_steps import log_size, one_constant  # noqa: E402
+from calibrate.cli.loading import find_model_fit  # noqa: E402
 from calibrate.examples import score_fits as scoring  # noqa: E402
 from calibrate.examples.comparison import LOG_P, RIGHT, compare  # noqa: E402
 from calibrate.examples.parts import JUDGING, parts_of  # noqa: E402
@@ -390,13 +392,17 @@ def test_the_report_of_a_fit_of_a_model(reported):
     mean = scores["text"]["scores"]["own@1"]["log_p"]["gain"]["mean"]
     assert f"{mean:+.4f} nats" in page
     assert text.count("data:image/png") == 6
+    assert find_model_fit("own", None) == (reported, Path("runs/a"))  # in ./runs, by its digest
+    if CHROMIUM:
+        check_in_a_browser(Path("p.html").resolve(), 400, "dark")
 
 
-@browser
-def test_the_page_in_a_browser(reported):
-    call("report", "own", "--out", "p.html")  # finds the collection in ./runs
-    assert "of the 42 examples of runs/a: own@1 was made" in Path("p.html").read_text()
-    check_in_a_browser(Path("p.html").resolve(), 400, "dark")
+def test_examples_that_a_fit_was_made_of_are_not_held_out(model, reported):
+    arguments = ("evaluate", "--fits", "own", "--model", model, "--task", "retrieval:list",
+                 "--lengths", "64", "--examples", "4")  # fmt: skip
+    result = call(*arguments)
+    assert "own@1 was made of 3 of these 4 examples (runs/a): they are not held" in result.stderr
+    assert "not held out" not in call(*arguments, "--seed", "1").stderr
 
 
 def test_the_report_on_other_examples(model, reported):

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from calibrate.cli.loading import examples_of
 from calibrate.cli.model_steps import job_of, model_progress, require_transformers
 from calibrate.errors import CalibrateError
 from calibrate.evaluation.baselines import paper
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
-from calibrate.files.example_collection import ExampleCollection, is_example_collection
-from calibrate.files.example_set import Scores
+from calibrate.files.example_collection import (
+    ExampleCollection,
+    is_example_collection,
+    open_examples,
+)
+from calibrate.files.example_set import ExampleSet, Scores
 from calibrate.maths.rule import Rule
 from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.streams import stderr
@@ -71,6 +76,7 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
         job, digest = _new_job(source), None
         which = list(range(len(job.examples.examples)))
         scored = f"{len(which):,} examples, made for this evaluation"
+        _warn_of_seen_examples(rules.fits, job.examples)
         todo[PLAIN] = identity()
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(rules.fits, job.folder.name, fingerprint)
@@ -145,6 +151,25 @@ def _warn_of_other_models(fits: Mapping[str, Coefficients], model: str, fingerpr
             warnings.warn(
                 f"{name} was made for {fit.fingerprint}, and {model} is {fingerprint}: another "
                 "model's fit is scored",
+                stacklevel=3,
+            )
+
+
+def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSet) -> None:
+    """Warns of examples that fits were made of, as far as their collections are in ./runs."""
+    from calibrate.examples.parts import JUDGING, parts_of
+
+    tokens = [example.tokens.tobytes() for example in examples.examples]
+    for name, fit in fits.items():
+        if (run := examples_of(fit)) is None:
+            continue
+        made_of = open_examples(run).set.examples
+        parts = zip(made_of, parts_of(made_of), strict=True)
+        seen = {example.tokens.tobytes() for example, part in parts if part != JUDGING}
+        if n_seen := sum(x in seen for x in tokens):
+            warnings.warn(
+                f"{name} was made of {n_seen:,} of these {len(tokens):,} examples ({run}): they "
+                "are not held out; give another --seed, or other prompts and text",
                 stacklevel=3,
             )
 

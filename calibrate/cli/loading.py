@@ -109,12 +109,17 @@ def find_model_fit(reference: str, store: Path | None) -> tuple[Coefficients, Pa
     if is_example_collection(folder):
         return _newest_fit_of(open_examples(folder), store), folder
     fit = fit_store.load(reference, store)
+    return fit, examples_of(fit)
+
+
+def examples_of(fit: Coefficients) -> Path | None:
+    """The folder in ./runs of the collection of examples that a fit was made of, if it is there."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):
             found = read_examples_manifest(manifest.parent)
             if found and found[1] == fit.source.get("collection"):
-                return fit, manifest.parent
-    return fit, None
+                return manifest.parent
+    return None
 
 
 def _newest_fit_of(collection: Collection | ExampleCollection, store: Path | None) -> Coefficients:

@@ -66,9 +66,9 @@ class ModelScoresRecord:
             rows += [
                 (c.template, f"{c.length:,}", [i]) for i, c in zip(members, cells, strict=True)
             ]
-            if len({c.template for c in cells}) > 1 and len(lengths := comparison.lengths()) > 1:
+            if not text and len(lengths := comparison.lengths()) > 1:
                 by_length = [(n, comparison.members(length=n)) for n in lengths]
-                rows += [("all templates", f"{n:,}", some) for n, some in by_length]
+                rows += [("all templates", f"{n:,}", some) for n, some in by_length if some[1:]]
             if len(members) > 1:
                 rows.append(("text" if text else "all answers", "all", members))
         return rows
