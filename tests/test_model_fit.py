@@ -18,15 +18,16 @@ from test_first_look import planted_examples, planted_model, some_examples  # no
 from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
-from calibrate.examples import answering, model_fit, steps  # noqa: E402
-from calibrate.examples.memo import Memo  # noqa: E402
-from calibrate.examples.model_fit import ModelOptions, fit_through  # noqa: E402
-from calibrate.examples.objective import Multipliers, Objective  # noqa: E402
+from calibrate.examples import answering  # noqa: E402
 from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
-from calibrate.examples.passes import Passes  # noqa: E402
-from calibrate.examples.rule_parameters import N_NUMBERS, Form  # noqa: E402
 from calibrate.examples.score_fits import score_fits  # noqa: E402
 from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.model_fitting import model_fit, steps  # noqa: E402
+from calibrate.model_fitting.memo import Memo  # noqa: E402
+from calibrate.model_fitting.model_fit import ModelOptions, fit_through  # noqa: E402
+from calibrate.model_fitting.objective import Multipliers, Objective  # noqa: E402
+from calibrate.model_fitting.passes import Passes  # noqa: E402
+from calibrate.model_fitting.rule_parameters import N_NUMBERS, Form  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, shared, 2.0, 4.0) for kind in N_NUMBERS for shared in (False, True)]
@@ -280,7 +281,7 @@ def test_numbers_that_run_out(here, monkeypatch):
     def exhausted(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("calibrate.examples.passes.answer", exhausted)
+    monkeypatch.setattr("calibrate.model_fitting.passes.answer", exhausted)
     with pytest.raises(CalibrateError, match="out of memory at"):
         fit_through(planted_model, collection, "x", ModelOptions(most_steps=2))
 

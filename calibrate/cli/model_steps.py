@@ -112,7 +112,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     check_name(request.name)
     require_transformers()
     from calibrate.cli.fit_steps import draw_fit, publish_fit
-    from calibrate.examples.model_fit import ModelOptions, fit_through, work_of
+    from calibrate.model_fitting.model_fit import ModelOptions, fit_through, work_of
     from calibrate.report.model_fit_record import ModelFitRecord, save_beta_map
 
     job, collection = job_of(request.run, request.model, request.device)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.examples.judging import PLAIN, Judged
 from calibrate.files.coefficients import Coefficients
+from calibrate.model_fitting.judging import PLAIN, Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
 from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
 from calibrate.report.wording import load_line, percent, with_error
 
 if TYPE_CHECKING:
-    from calibrate.examples.model_fit import ModelFit
+    from calibrate.model_fitting.model_fit import ModelFit
 
 
 @dataclass(frozen=True)

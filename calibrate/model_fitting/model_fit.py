@@ -9,21 +9,21 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
-from calibrate.evaluation.baselines import paper
 from calibrate.examples.answering import batches, check_vocabulary
-from calibrate.examples.descent import MOST_STEPS, Course, Descent, Point
-from calibrate.examples.judging import ONE_CONSTANT, ONE_LINE, OWN, PAPER, Judged
-from calibrate.examples.memo import Memo
-from calibrate.examples.objective import ALLOWED_LOSS, Objective
 from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of
-from calibrate.examples.passes import Passes, Report
-from calibrate.examples.rule_parameters import CONSTANT, Form, typical
 from calibrate.examples.score_fits import Kept, score_fits
-from calibrate.examples.steps import Plan
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.example_collection import ExampleCollection
 from calibrate.files.provenance import provenance
+from calibrate.files.store import load, published_store
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
+from calibrate.model_fitting.descent import MOST_STEPS, Course, Descent, Point
+from calibrate.model_fitting.judging import ONE_CONSTANT, ONE_LINE, OWN, PAPER, Judged
+from calibrate.model_fitting.memo import Memo
+from calibrate.model_fitting.objective import ALLOWED_LOSS, Objective
+from calibrate.model_fitting.passes import Passes, Report
+from calibrate.model_fitting.rule_parameters import CONSTANT, Form, typical
+from calibrate.model_fitting.steps import Plan
 from calibrate.transformers.betas import HeadBetas, head_betas
 
 LEAST_EXAMPLES = 8  # of a template and length
@@ -100,7 +100,7 @@ def work_of(collection: ExampleCollection, options: ModelOptions) -> list[int]:
 
 
 def fit_through(
-    load: Callable[[], PreTrainedModel],
+    load_model: Callable[[], PreTrainedModel],
     collection: ExampleCollection,
     name: str,
     options: ModelOptions,
@@ -111,7 +111,7 @@ def fit_through(
     Results of passes are kept under the collection: the same call carries on where one stopped.
 
     Args:
-      load: loads the model of the collection; called once.
+      load_model: loads the model of the collection; called once.
       report: called with the tokens of each batch, and whether it was passed before.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
@@ -120,7 +120,7 @@ def fit_through(
         seen.
     """
     _require_answers(collection)
-    model = load()
+    model = load_model()
     check_vocabulary(collection.set, model.config.get_text_config().vocab_size)
     with head_betas(model) as heads:
         candidates = _candidates(model, heads, collection, options, report)
@@ -209,7 +209,7 @@ def _judge(
     candidates: list[Candidate], fit: Coefficients, heads: list[tuple[int, int]], report: Report,
 ) -> Judged:  # fmt: skip
     """The fit and its rivals as the runtime applies them, on examples that none has seen."""
-    fits = {OWN: fit, PAPER: paper()}
+    fits = {OWN: fit, PAPER: load("paper@1", published_store())}
     for label, candidate in zip((ONE_CONSTANT, ONE_LINE), candidates[:2], strict=True):
         rival = candidate.form.fit(candidate.point.numbers, heads)
         if rival is not None and rival != fit:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.examples.objective import Objective, Value
 from calibrate.files.example_set import Scores
 from calibrate.fitting.gain import CHANCE, LEAST_GAIN
+from calibrate.model_fitting.objective import Objective, Value
 
 PLAIN, OWN, PAPER = "plain", "own", "the paper's numbers"
 ONE_CONSTANT, ONE_LINE = "one constant", "one line in log n"  # on every head

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.examples.objective import Multipliers, Objective, Value
-from calibrate.examples.passes import Passes
-from calibrate.examples.rule_parameters import Form
-from calibrate.examples.steps import Plan
 from calibrate.files.example_set import Scores
+from calibrate.model_fitting.objective import Multipliers, Objective, Value
+from calibrate.model_fitting.passes import Passes
+from calibrate.model_fitting.rule_parameters import Form
+from calibrate.model_fitting.steps import Plan
 
 RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
 PENALTY = 0.003  # nats for a unit of beta of one head

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError
 from calibrate.examples.answering import answer, batches, checked, room_for, score
 from calibrate.examples.derivatives import keeps_much
-from calibrate.examples.memo import Arrays, Memo
-from calibrate.examples.rule_parameters import Form
 from calibrate.files.example_set import ExampleSet, Scores
+from calibrate.model_fitting.memo import Arrays, Memo
+from calibrate.model_fitting.rule_parameters import Form
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
 
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before

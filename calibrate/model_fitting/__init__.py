@@ -1,0 +1,1 @@
+"""Fits of the rules of a whole model, through the model."""
