@@ -235,7 +235,7 @@ def test_what_is_held_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
     collection = planted("tiny", text=True)
     free = through(collection, most_steps=20, allowed=10.0)
-    assert free.judged.value("own").losses[0] > 0.5
+    assert free.judged.lost("own") > 0.5
     try:
         held = through(collection, most_steps=20, allowed=0.05)
     except QualityError:

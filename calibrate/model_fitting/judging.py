@@ -1,98 +1,83 @@
-"""What rules are worth on examples that no fit has seen."""
+"""What a fit and its rivals are worth on examples that none of them has seen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from calibrate.errors import QualityError
-from calibrate.files.example_set import Scores
-from calibrate.fitting.gain import CHANCE, LEAST_GAIN
-from calibrate.model_fitting.objective import Objective, Value
+from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
+from calibrate.fitting.gain import LEAST_GAIN
 
-PLAIN, OWN, PAPER = "plain", "own", "the paper's numbers"
+OWN, PAPER = "own", "the paper's numbers"
 ONE_CONSTANT, ONE_LINE = "one constant", "one line in log n"  # on every head
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Scores of a fit, OWN, and of its rivals by label, on some examples.
+    """A fit, OWN, beside its rivals.
 
     Attributes:
-      objective: of the fit, with plain softmax's scores.
-      which: the examples.
-      scores: an entry for each of them.
+      comparison: with plain softmax.
+      losses: nats a token that each held part of the examples loses, by rule.
+      allowed: nats a token that it may lose.
     """
 
-    objective: Objective
-    which: Sequence[int]
-    scores: Mapping[str, Scores]
+    comparison: ExampleComparison
+    losses: Mapping[str, list[float]]
+    allowed: float
 
-    def value(self, label: str) -> Value:
-        """Relative to plain softmax."""
-        return self.objective.value(self.which, self.scores[label].log_p)
+    def gain(self, rule: str, over: str = PLAIN) -> Estimate:
+        """Nats of log p of the answers, cells alike."""
+        return self.comparison.gain(rule, LOG_P, self.comparison.members(), over)
 
-    def gain(self, label: str) -> tuple[float, float]:
-        """Nats of log p of the answers, cells alike, with a standard error."""
-        value = self.value(label)
-        return value.lead(value._replace(gains=[np.zeros_like(x) for x in value.gains]))
-
-    def right(self, label: str) -> float:
+    def right(self, rule: str) -> float:
         """The share of the answers that are wholly right, cells alike."""
-        index = np.asarray(self.which)
-        plain = self.objective.plain.right[index]
-        n_right = plain if label == PLAIN else self.scores[label].right
-        whole, cell = n_right == self.objective.n_answer[index], self.objective.cell[index]
-        answers = [i for i in np.unique(cell) if not self.objective.examples.cells[i].text]
-        return float(np.mean([whole[cell == i].mean() for i in answers]))
+        return self.comparison.mean(rule, RIGHT, self.comparison.members()).mean
+
+    def lost(self, rule: str) -> float | None:
+        """Nats a token that is lost at most by a held part; None if nothing is held."""
+        return max(self.losses[rule], default=None)
 
     def by_length(self) -> list[dict[str, Any]]:
         """log p of the answers of each length under plain softmax and under the fit."""
-        index, cells = np.asarray(self.which), self.objective.examples.cells
-        after, before = self.scores[OWN].log_p, self.objective.plain.log_p[index]
-        cell = self.objective.cell[index]
-        lengths = np.array([0 if cells[i].text else cells[i].length for i in cell])
-        rows = []
-        for length in np.unique(lengths[lengths > 0]).tolist():
-            own = lengths == length
-            n, difference = int(own.sum()), (after - before)[own]
-            error = float(difference.std(ddof=1) / np.sqrt(n)) if n > 1 else float(abs(difference))
-            row = (length, n, float(before[own].mean()), float(after[own].mean()), error)
+        rows, found = [], self.comparison
+        for length in found.lengths():
+            cells = found.members(length=length)
+            before, after = (found.mean(rule, LOG_P, cells).mean for rule in (PLAIN, OWN))
+            error = found.gain(OWN, LOG_P, cells).error
+            row = (length, found.count(cells), before, after, error)
             rows.append(dict(zip(("size", "rows", "before", "after", "error"), row, strict=True)))
         return rows
 
-    def require_worth(self, allowed: float) -> None:
-        """Raises QualityError if the fit is not worth it, or held examples lose evidently more."""
-        from scipy.special import ndtri
-
-        (gain, error), value = self.gain(OWN), self.value(OWN)
-        if gain < LEAST_GAIN or gain < -ndtri(CHANCE) * error:
+    def require_worth(self) -> None:
+        """Raises QualityError if the fit is not worth it, or what is held loses evidently more."""
+        gain, seen = self.gain(OWN), self._seen()
+        if gain.mean < LEAST_GAIN or gain.sign < 1:
             raise QualityError(
-                f"not for this model: log p of the answers changes by {gain:+.3f} ± {error:.3f} "
-                f"nats {self._seen()}; collect more examples, or see `calibrate diagnose`"
+                f"not for this model: log p of the answers changes by {gain.mean:+.3f} ± "
+                f"{gain.error:.3f} nats {seen}; collect more examples, or see `calibrate diagnose`"
             )
-        if (lost := max(value.losses, default=0.0)) > 2 * allowed:
+        if (lost := self.lost(OWN) or 0.0) > 2 * self.allowed:
             raise QualityError(
-                f"what may lose {allowed:g} nats a token loses {lost:.4f} {self._seen()}; collect "
+                f"what may lose {self.allowed:g} nats a token loses {lost:.4f} {seen}; collect "
                 "more plain text, or allow more with --allowed-loss"
             )
 
     def summary(self) -> str:
         """What the fit is worth, and whether a rule for all heads does as well."""
-        (gain, error), losses = self.gain(OWN), self.value(OWN).losses
-        held = f"; held tokens lose {max(losses):.4f} nats at most" if losses else ""
+        gain, lost = self.gain(OWN), self.lost(OWN)
+        held = "" if lost is None else f"; held tokens lose {lost:.4f} nats at most"
         as_good = [
-            label
-            for label in (ONE_CONSTANT, ONE_LINE)
-            if label in self.scores
-            and (lead := self.value(OWN).lead(self.value(label)))[0] < 2 * lead[1]
+            rule
+            for rule in (ONE_CONSTANT, ONE_LINE)
+            if rule in self.comparison.rules and self.gain(OWN, rule).sign < 1
         ]
         rivals = f"; {as_good[0]} on every head does as well" if as_good else ""
         return (
-            f"answers right {self.right(PLAIN):.1%} to {self.right(OWN):.1%}, log p {gain:+.3f} ± "
-            f"{error:.3f} nats {self._seen()}{held}{rivals}"
+            f"answers right {self.right(PLAIN):.1%} to {self.right(OWN):.1%}, log p "
+            f"{gain.mean:+.3f} ± {gain.error:.3f} nats, {self._seen()}{held}{rivals}"
         )
 
     def _seen(self) -> str:
-        return f"on {sum(map(len, self.value(OWN).gains)):,} answers that no fit has seen"
+        count = self.comparison.count(self.comparison.members())
+        return f"on {count:,} answers that no fit has seen"

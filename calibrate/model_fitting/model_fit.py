@@ -10,10 +10,12 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
 from calibrate.examples.answering import batches, check_vocabulary
+from calibrate.examples.comparison import PLAIN, compare
 from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of
 from calibrate.examples.score_fits import Kept, score_fits
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.example_collection import ExampleCollection
+from calibrate.files.example_set import Scores
 from calibrate.files.provenance import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
@@ -135,7 +137,7 @@ def fit_through(
         fit, name=name, source=_source(collection, options), provenance=provenance(*_TOOLS)
     )
     judged = _judge(model, collection, options, candidates, fit, heads.heads, report)
-    judged.require_worth(options.allowed)
+    judged.require_worth()
     quality = _quality(judged, candidates, _verdict(judged, chosen, len(heads.heads)))
     return ModelFit(replace(fit, quality=quality), heads.heads, chosen, candidates, judged)
 
@@ -217,7 +219,11 @@ def _judge(
     which = _part(collection, JUDGING)
     kept = Kept(collection.folder, collection.digest)
     scores = score_fits(lambda: model, collection.set, which, fits, kept, report)
-    return Judged(_objective(collection, options), which, scores)
+    objective = _objective(collection, options)
+    losses = {label: objective.value(which, s.log_p).losses for label, s in scores.items()}
+    plain = Scores(*(column[which] for column in collection.scores))
+    found = compare(collection.set, which, {PLAIN: plain, **scores})
+    return Judged(found, losses, options.allowed)
 
 
 def _objective(collection: ExampleCollection, options: ModelOptions) -> Objective:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.examples.comparison import PLAIN
 from calibrate.files.coefficients import Coefficients
-from calibrate.model_fitting.judging import PLAIN, Judged
+from calibrate.model_fitting.judging import Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
 from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
 from calibrate.report.wording import load_line, percent, with_error
@@ -35,12 +36,9 @@ class ModelFitRecord:
             for c in fit.candidates
         ]  # fmt: skip
         rules: dict[str, Any] = {PLAIN: {"right": judged.right(PLAIN)}}
-        for label in judged.scores:
-            gain, error = judged.gain(label)
-            rules[label] = {
-                "right": judged.right(label), "gain": gain, "error": error,
-                "losses": judged.value(label).losses,
-            }  # fmt: skip
+        for label, losses in judged.losses.items():
+            gain = judged.gain(label)._asdict()
+            rules[label] = {"right": judged.right(label), "gain": gain, "losses": losses}
         return {
             "reference": fit.coefficients.reference,
             "path": str(fit.coefficients.path),
@@ -101,11 +99,11 @@ class ModelFitRecord:
 def rules_table(judged: Judged) -> Table:
     """Rules on the examples that no fit has seen."""
     rows = [(PLAIN, percent(judged.right(PLAIN)), "", "")]
-    for label in judged.scores:
-        losses = judged.value(label).losses
+    for label in judged.losses:
+        lost = judged.lost(label)
         rows.append((
             label, percent(judged.right(label)), with_error(*judged.gain(label), "+.3f"),
-            f"{max(losses):+.4f}" if losses else "",
+            "" if lost is None else f"{lost:+.4f}",
         ))  # fmt: skip
     return Table(
         ("rule", "answers right", "log p gained", "lost by held tokens"),
