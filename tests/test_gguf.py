@@ -32,11 +32,12 @@ def small_model(**changes):
     return causal_model(intermediate_size=64, vocab_size=len(TOKENS), **changes)
 
 
-def write_gguf(folder, model, packing=PLAIN, tokenizer=True, without=()):
+def write_gguf(folder, model, packing=PLAIN, tokenizer=True, without=(), licence="apache-2.0"):
     """A folder with the model in one file, as llama.cpp's conversion of a Llama writes it."""
     folder.mkdir()
     writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
     writer.add_name("tiny")
+    writer.add_license(licence)
     writer.add_vocab_size(len(TOKENS))
     writer.add_context_length(SIZES["max_position_embeddings"])
     writer.add_embedding_length(SIZES["hidden_size"])

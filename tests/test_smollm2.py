@@ -53,10 +53,10 @@ def study(monkeypatch):
     return module
 
 
-def pack(folder, licence="Apache-2.0"):
+def pack(folder, licence="Apache-2.0", of_model="apache-2.0"):
     """A wheel with a tiny model, where the script downloads its own."""
     model = small_model()
-    file = write_gguf(Path("gguf"), model) / "tiny.gguf"
+    file = write_gguf(Path("gguf"), model, licence=of_model) / "tiny.gguf"
     folder.mkdir(parents=True)
     with ZipFile(folder / "tiny-1-py3-none-any.whl", "w") as wheel:
         wheel.write(file, "tiny/tiny.gguf")
@@ -70,7 +70,9 @@ def pack(folder, licence="Apache-2.0"):
 def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     model = pack(study.RUNS / "package")
     study.get_model(OPTIONS)
-    assert "tiny 1: licence Apache-2.0" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "tiny 1: licence Apache-2.0" in printed
+    assert "tiny.gguf: licence apache-2.0" in printed
     folder = study.RUNS / study.MODEL
     assert (folder / "LICENSE").read_text() == "terms"
     loaded = ModelFolder(folder).load("float32")
@@ -115,9 +117,14 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert "planted." in study.markdown(record)
 
 
-def test_a_package_under_other_terms(study):
-    pack(study.RUNS / "package", "Other")
-    with pytest.raises(SystemExit, match="tiny 1 is under Other, not Apache-2.0; read its terms"):
+@pytest.mark.parametrize(
+    ("licences", "message"),
+    [(("Other",), "tiny 1 is under Other, not Apache-2.0; read its terms"),
+     (("Apache-2.0", "other"), "tiny.gguf is under other, not Apache-2.0; read its terms")],
+)  # fmt: skip
+def test_a_package_under_other_terms(study, licences, message):
+    pack(study.RUNS / "package", *licences)
+    with pytest.raises(SystemExit, match=message):
         study.get_model(OPTIONS)
     assert not (study.RUNS / study.MODEL).exists()
 
