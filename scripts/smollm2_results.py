@@ -22,6 +22,7 @@ TITLES = {
     LOG_P: "log p of the answer, nats",
     TEXT: "plain text, log p of a token, nats",
 }
+DIFFERENCES = {"own_beyond": ": own fit less", "gain": ": beyond plain softmax"}
 
 Row = dict[str, Any]
 
@@ -84,6 +85,7 @@ def markdown(record: Row) -> list[str]:
     lines = [f"{record['verdict']}.", ""]
     for title, chosen in ((RIGHT, answers), (LOG_P, answers), (TEXT, text)):
         lines += [*_table(title, chosen, "mean", list(LABELS)), ""]
+    lines += [*_table(TEXT, text, "gain", list(LABELS)[1:]), ""]
     means = [row for row in answers if row["template"] == ALL]
     for measure in (RIGHT, LOG_P):
         lines += [*_table(measure, means, "own_beyond", list(LABELS)[:-1]), ""]
@@ -96,7 +98,7 @@ def markdown(record: Row) -> list[str]:
 
 def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -> list[str]:
     """A line for each row; rules that a row lacks are empty."""
-    head = f"{TITLES[title]}{': own fit less' if number == 'own_beyond' else ''}"
+    head = TITLES[title] + DIFFERENCES.get(number, "")
     lines = [f"| {head} | length | examples | " + " | ".join(LABELS[rule] for rule in rules) + " |"]
     lines += ["| --- | ---: | ---: |" + " ---: |" * len(rules)]
     for row in rows:
@@ -112,7 +114,7 @@ def _cell(row: Row, rule: str, title: str, number: str) -> str:
     if numbers is None:
         return ""
     factor, digits = FORMATS[title]
-    sign = "+" if number == "own_beyond" else ""
+    sign = "+" if number in DIFFERENCES else ""
     mean, error = (factor * x for x in numbers)
     return f"{mean:{sign}{digits}} ± {error:{digits}}"
 

@@ -189,5 +189,6 @@ def test_the_tables(study):
     assert "| all (seen) | 8 | 8 | -3.000 ± 0.000 |  |  | -1.750 ± 0.000 |" in lines
     assert "| all (seen) | 8 | 8 | +1.250 ± 0.000 |  |  |" in lines
     assert "| text | 8 | 4 | -1.0000 ± 0.0000 |  |  | -2.0000 ± 0.0000 |" in lines
+    assert "| text | 8 | 4 |  |  | -1.0000 ± 0.0000 |" in lines
     assert "| fit | 45 | 2,100 |" in lines
     assert "| evaluate | 8 |  |" in lines
