@@ -34,7 +34,10 @@ def of_kind(choice, kind):
     return next(c for c in choice.candidates if c.kind == kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[] if k == "log-size" else pytest.mark.slow) for k in KINDS],
+)
 def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
     found = bootstrap(of_kind(choice, kind))
     assert len(found.standard_errors) == len(of_kind(choice, kind).fit.only.coefficients)

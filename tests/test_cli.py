@@ -154,6 +154,7 @@ def test_bad_input_gets_one_clear_line(here, arguments, code, message):
     assert os.listdir(here) == []
 
 
+@pytest.mark.slow
 def test_every_option_of_a_fit(run_a):
     for choice in (
         ["--rows", "all", "--gate", "0.5"],
@@ -238,6 +239,7 @@ def test_interrupt_is_130_and_the_same_command_carries_on(here):
     assert "is unfinished" in refusal("fit", "runs/a", "--name", "x")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_processes_at_once_and_the_same_command_carries_on(here):
     """As Ctrl-C does: every process of the terminal gets the signal."""
     sizes = ["--sizes", "64,256", "--sets", "1024"]
@@ -391,6 +393,7 @@ def test_evaluate_refuses(here, arguments, code, message):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_fit_named_like_a_rule_does_not_replace_it(here):
     small = ["--head", "max-retrieval-1", "--sizes", "512", "--sets", "256"]
     before = json.loads(call("evaluate", *small, "--json").stdout)

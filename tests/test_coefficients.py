@@ -346,7 +346,7 @@ def originals(minor):
     [
         pytest.param("1.0", marks=pytest.mark.slow),
         pytest.param("1.1", marks=pytest.mark.slow),
-        "1.2",
+        pytest.param("1.2", marks=pytest.mark.slow),
         "1.7",
     ],
 )

@@ -267,6 +267,7 @@ def call(*arguments, code=0):
     return done
 
 
+@pytest.mark.slow
 def test_table_record_and_figures_say_the_same(collection, here):
     shutil.copytree(collection.folder, "runs/model")
     done = call("runs/model", "--eps", "0.25")

@@ -88,6 +88,7 @@ def test_all_rows_need_a_collection_that_keeps_them(misranked):
     assert fit.coefficients.source["options"]["rows"] == "misranked"
 
 
+@pytest.mark.slow
 def test_a_refit_says_the_same_and_one_with_other_options_does_not(folder, tmp_path):
     first, _ = publish(fit_collection(folder, "toy").coefficients, tmp_path, same_fit)
     again, written = publish(fit_collection(folder, "toy").coefficients, tmp_path, same_fit)

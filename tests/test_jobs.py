@@ -95,13 +95,15 @@ def test_what_a_task_warns_of_is_warned_of_here(jobs, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3])
 def test_a_collection_is_the_same_bytes_for_any_number_of_jobs(tmp_path, n):
     head = load_head("max-retrieval-3")
     one, several = (collected(tmp_path / f"{n}", Jobs(n), head, [16, 1024], 200) for n in (1, n))
     assert one == several
 
 
+@pytest.mark.slow
 def test_arrays_are_read_where_they_are(here):
     Path("logits").mkdir()
     rng = np.random.default_rng(0)

@@ -283,6 +283,7 @@ def test_the_page_of_one_head(logged):
     assert text.tags.count("img") == 3  # no map
 
 
+@pytest.mark.slow
 def test_undefined_values_are_not_printed_as_nan(logged):
     """A row alone, and heads and sizes none of whose rows has any weight."""
     columns = planted()

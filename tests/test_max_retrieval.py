@@ -78,6 +78,7 @@ def test_forward_pass_equals_the_network_from_stock_layers(head):
     np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-4 * float(jnp.abs(stock).max()))
 
 
+@pytest.mark.slow
 def test_the_shipped_head_is_trained(head):
     """Near the paper's 98.6 % at n = 16, and far from it at n = 1,024 (seed 000, table 1)."""
     accuracy = {}

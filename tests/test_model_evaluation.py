@@ -372,6 +372,7 @@ def reported(model, here):
     return publish(fit, Path("fits"))[0]
 
 
+@pytest.mark.slow
 def test_the_report_of_a_fit_of_a_model(reported):
     record = json.loads(
         call("report", "runs/a", "--out", "p.html", "--constants", "1.3", "--json").stdout

@@ -231,6 +231,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_what_is_held_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
     collection = planted("tiny", text=True)

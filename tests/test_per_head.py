@@ -80,6 +80,7 @@ def test_heads_that_gain_have_a_rule_and_no_others(found):
     assert "not for this head: no rule beats plain softmax" in heads[3].verdict
 
 
+@pytest.mark.slow
 def test_each_head_is_fitted_as_by_itself(rows, found):
     alone, _ = fit_heads(rows_of({(2, 0): WANTS[2, 0]}), Options(rows="all"))
     mine = rows.take((rows.layer == 2) & (rows.head == 0))
@@ -252,6 +253,7 @@ def test_heads_that_cover_each_others_errors_are_sharpened(here):
         assert cautious < 1.2 < 1.3 < found
 
 
+@pytest.mark.slow
 def test_a_head_whose_weight_lies_in_one_prompt_does_not_stop_the_others(rows):
     """As capture's weights may: too few of its rows count."""
     own = rows_of({(5, 5): WANTS[0, 1]}, sizes=(16, 64), count=200)

@@ -117,6 +117,7 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here, small_fig
     assert no_fit in refusal("report", "runs/a", "--out", "b.html")
 
 
+@pytest.mark.slow
 def test_a_log_size_fit_has_a_page_of_its_own(small_figures, by_size):
     fit = replace(by_size, quality={"residuals": {"beta_r_squared": 0.25}})
     text = write_toy_page(fit, ToyHead(noise=3.0), sizes=(16, 2048))
@@ -176,6 +177,7 @@ def test_a_head_that_never_disperses_has_a_page_too(small_figures, make_fit):
     assert "inf" not in words.split()
 
 
+@pytest.mark.slow
 def test_a_masked_head_has_a_page_too(small_figures, make_fit):
     def mask(logits):
         logits[:, logits.shape[1] // 2 :] = -np.inf

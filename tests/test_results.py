@@ -87,6 +87,7 @@ def test_the_record_agrees_with_itself():
     assert again == {key: RECORD[key] for key in again}
 
 
+@pytest.mark.slow
 def test_a_part_of_the_record_is_reproduced():
     """512 of the sets of one head and size: within five standard errors of the whole."""
     from calibrate.evaluation.baselines import fixed_rules

@@ -85,7 +85,7 @@ def mean_and_error(x):
     return x.mean(), x.std(ddof=1) / np.sqrt(len(x))
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
     monkeypatch.setattr(
         work_units, "ITEMS_PER_UNIT", 1

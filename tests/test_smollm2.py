@@ -67,6 +67,7 @@ def pack(folder, licence="Apache-2.0", of_model="apache-2.0"):
     return model
 
 
+@pytest.mark.slow
 def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     model = pack(study.RUNS / "package")
     study.get_model(OPTIONS)

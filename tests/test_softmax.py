@@ -417,7 +417,11 @@ def slopes_and_bends(value, z, step=1e-4):
 
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("kind", ["polynomial", "log size", "both", "entropy"])
+@pytest.mark.parametrize(
+    "kind",
+    ["both", "entropy"]
+    + [pytest.param(k, marks=pytest.mark.slow) for k in ("polynomial", "log size")],
+)
 def test_derivatives_with_a_masked_item(kind, inner, outer, make_fit):
     """In every order of forward and reverse: 0 times what is infinite, or overflows, is NaN."""
     fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0), min_entropy=0.0)

@@ -30,6 +30,7 @@ def test_solves_every_row_as_the_reference_does(tmp_path):
     assert rows.misranked.all()
 
 
+@pytest.mark.slow
 def test_the_number_of_jobs_changes_nothing(tmp_path):
     collection = collect(ToyHead(noise=1.0), [16, 64, 256], 400, 0, tmp_path / "toy")
     one, two = (solve_collection(collection, jobs) for jobs in (Jobs(1), Jobs(2)))

@@ -868,8 +868,9 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
 @backends
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [pytest.param("plain", "paper", marks=pytest.mark.slow), ("causal", "paper"),
-     ("causal", "by_both"), ("padding", "paper"),
+    [pytest.param("plain", "paper", marks=pytest.mark.slow),
+     pytest.param("causal", "paper", marks=pytest.mark.slow), ("causal", "by_both"),
+     ("padding", "paper"),
      pytest.param("padding", "by_both", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_attention_compiled_in_one_graph(case, kind, backend, request):

@@ -44,6 +44,7 @@ def test_nor_on_how_many_are_trained_at_once(tmp_path):
         assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatch):
     training.train(0, 30, tmp_path / "whole", quiet)
     batch = training._training_batch

@@ -437,6 +437,7 @@ def test_what_else_is_refused(paper, monkeypatch):
         logits(model, "calibrate-paper", attention_mask=mask)
 
 
+@pytest.mark.slow
 def test_loads_no_jax(tmp_path):
     code = "import sys, calibrate.transformers; print('jax' in sys.modules)"
     done = subprocess.run(

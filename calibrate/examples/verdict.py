@@ -7,6 +7,7 @@ from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, Example
 from calibrate.files.example_set import Cell
 
 NAMED = 4  # cells in a sentence
+NEGLIGIBLE = 0.001  # nats of an answer
 
 
 def verdict(comparison: ExampleComparison, rule: str, constants: Sequence[str] = ()) -> list[str]:
@@ -74,7 +75,7 @@ def _losses(comparison: ExampleComparison, rule: str, cells: Sequence[int]) -> l
     worse = [
         f"{_name(comparison.cells[i])} ({_signed(gain, 3)} nats)"
         for i in cells
-        if (gain := comparison.gain(rule, LOG_P, [i])).sign < 0
+        if ((gain := comparison.gain(rule, LOG_P, [i])).sign < 0 and gain.mean < -NEGLIGIBLE)
         or comparison.gain(rule, RIGHT, [i]).sign < 0
     ]
     more = f", and {len(worse) - NAMED} more" * (len(worse) > NAMED)
