@@ -23,7 +23,9 @@ PENALTY = 0.003  # nats for a unit of beta of one head
 STEPS_TO_A_CHECK = 10
 MOST_STEPS = 100
 _DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
-_HALVINGS = 2  # of the rate, each when a check finds no gain; then it is over
+_SHARES_OF_THE_WAY = (0.5, 0.4)  # back to the best point, while a constraint is broken
+PASSES_OF_A_CHECK = 1 + len(_SHARES_OF_THE_WAY)
+_HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
 _LEAST_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 
@@ -53,7 +55,7 @@ class Course:
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-        passes = 1 + checks + (0 if form.shared else len(_KEPT_SHARES))
+        passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.shared else len(_KEPT_SHARES))
         return [*islice(self.plan, self.most_steps), *[self.choosing] * passes]
 
 
@@ -81,24 +83,35 @@ class Descent:
         for number, which in enumerate(islice(self._course.plan, self._course.most_steps), 1):
             is_check = number % STEPS_TO_A_CHECK == 0 or number == self._course.most_steps
             if is_over:
-                for skipped in [which] + [self._course.choosing] * is_check:
+                for skipped in [which] + [self._course.choosing] * is_check * PASSES_OF_A_CHECK:
                     self._passes.skip(skipped)
                 continue
             weights = walk.multipliers.weights(which, self._course.plan.n_answers)
-            gradient, log_p = self._passes.gradient(form, walk.numbers, which, weights)
-            walk.multipliers.update(which, log_p)
-            walk.step(gradient)
+            walk.step(self._passes.gradient(form, walk.numbers, which, weights))
             if not is_check:
                 continue
             here = self.at(form, walk.numbers)
-            rise = here.value.gain - best.value.gain
-            if here.value.is_allowed and rise > 0:
-                best = here
+            walk.multipliers.adapt(here.value)
+            found = self._allowed_towards(form, best, here)
+            rise = found.value.gain - best.value.gain
+            best = found if rise > 0 else best
             if rise < _LEAST_RISE:
                 is_over = halvings == _HALVINGS
                 halvings += 1
+                walk.slow_down()
+            if best is not here:
                 walk.back_to(best.numbers)
         return best if form.shared else self._fewest(form, best, walk.gained)
+
+    def _allowed_towards(self, form: Form, best: Point, here: Point) -> Point:
+        """The point itself, or one on the way to it that breaks no constraint; else the best."""
+        for n_tried, share in enumerate(_SHARES_OF_THE_WAY):
+            if here.value.is_allowed:
+                for _ in _SHARES_OF_THE_WAY[n_tried:]:
+                    self._passes.skip(self._course.choosing)
+                return here
+            here = self.at(form, best.numbers + share * (here.numbers - best.numbers))
+        return here if here.value.is_allowed else best
 
     def _fewest(self, form: Form, best: Point, gained: np.ndarray) -> Point:
         """The point with the fewest heads that is as good within its standard error."""
@@ -145,6 +158,9 @@ class _Walk:
         self._last_move, self.numbers = moved - self.numbers, moved
 
     def back_to(self, numbers: np.ndarray) -> None:
-        """Goes on from there in smaller steps."""
+        """Goes on from there."""
         self.numbers, self._last_move = numbers, np.zeros_like(numbers)
+
+    def slow_down(self) -> None:
+        """Goes on in steps of half the size."""
         self._rate /= 2

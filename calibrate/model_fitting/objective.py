@@ -1,8 +1,8 @@
 """What a fit through a model aims at: log p of the answers, while others must not get worse.
 
 Templates and lengths count alike. Plain text, and answers up to a trained length, are held: their
-mean log p a token may fall by little. Each such constraint has a multiplier that rises while it is
-broken.
+mean log p a token may fall by little. Each such constraint has a multiplier that rises when a check
+finds it broken.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import numpy as np
 from calibrate.files.example_set import ExampleSet, Scores
 
 ALLOWED_LOSS = 0.005  # nats a token, of held examples
-# The multiplier of a constraint: nats of the answers for a nat a token of what is held.
-_AT_ONCE, _EACH_STEP, _MEMORY = 300.0, 100.0, 0.8
+_FIRST = 0.01  # nats of the answers, for all that a constraint allows to lose: its multiplier
+_RISE, _FALL = 4.0, 0.5  # of a multiplier
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Objective:
         losses = []
         for cells in self.constraints:
             held = np.isin(cell, cells)
-            if held.any():
-                losses.append(float(np.mean(-gain[held] / self.n_answer[index][held])))
+            lost = -gain[held] / self.n_answer[index][held]
+            losses.append(float(lost.mean()) if held.any() else 0.0)
         return Value(of_cells, losses, self.allowed)
 
 
@@ -95,8 +95,7 @@ class Multipliers:
 
     def __init__(self, objective: Objective):
         self._objective = objective
-        n = len(objective.constraints)
-        self._total, self._recent = np.zeros(n), np.zeros(n)
+        self._each = np.full(len(objective.constraints), _FIRST / max(objective.allowed, 1e-6))
 
     def weights(self, which: Sequence[int], n_answers: float) -> np.ndarray:
         """d objective / d log p of the examples of a step, (examples,).
@@ -107,23 +106,14 @@ class Multipliers:
         objective = self._objective
         index = np.asarray(which)
         cell = objective.cell[index]
-        is_answer = np.array([not objective.examples.cells[i].text for i in cell])
-        weights = is_answer / n_answers
-        excess = self._recent - objective.allowed / 2
-        multipliers = np.maximum(0.0, self._total + _AT_ONCE * excess)
-        for multiplier, cells in zip(multipliers, objective.constraints, strict=True):
+        weights = np.array([not objective.examples.cells[i].text for i in cell]) / n_answers
+        for multiplier, cells in zip(self._each, objective.constraints, strict=True):
             held = np.isin(cell, cells)
             weights += multiplier * held / objective.n_answer[index] / max(1, held.sum())
         return weights
 
-    def update(self, which: Sequence[int], log_p: np.ndarray) -> None:
-        """Takes what the examples of a step lost into account."""
-        objective = self._objective
-        index = np.asarray(which)
-        loss = (objective.plain.log_p[index] - log_p) / objective.n_answer[index]
-        for i, cells in enumerate(objective.constraints):
-            held = np.isin(objective.cell[index], cells)
-            if held.any():
-                self._recent[i] += (1 - _MEMORY) * (loss[held].mean() - self._recent[i])
-                excess = self._recent[i] - objective.allowed / 2
-                self._total[i] = max(0.0, self._total[i] + _EACH_STEP * excess)
+    def adapt(self, value: Value) -> None:
+        """Raises those of constraints that are broken, and lowers those that are far from it."""
+        losses = np.array(value.losses)
+        self._each = np.where(losses > value.allowed, _RISE * self._each, self._each)
+        self._each = np.where(losses < value.allowed / 2, _FALL * self._each, self._each)

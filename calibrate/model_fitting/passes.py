@@ -50,18 +50,17 @@ class Passes:
 
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The gradient of sum(weights * log p) by the numbers, and log p of each example.
+    ) -> np.ndarray:
+        """The gradient of sum(weights * log p) by the numbers.
 
         Raises:
-          CalibrateError: either is not finite, or memory runs out.
+          CalibrateError: it or a log p is not finite, or memory runs out.
         """
 
         def make() -> Arrays:
             return self._gradient(form, numbers, which, weights)
 
-        made = self._get("gradient", form, numbers, which, weights, make)
-        return made["gradient"], made["log_p"]
+        return self._get("gradient", form, numbers, which, weights, make)["gradient"]
 
     def _get(
         self, what: str, form: Form, numbers: np.ndarray, which: Sequence[int],
@@ -85,7 +84,6 @@ class Passes:
     ) -> Arrays:
         place = {example: at for at, example in enumerate(which)}
         given = torch.from_numpy(numbers).to(self.model.device).requires_grad_()
-        log_p = np.empty(len(which))
         for batch in batches(self.examples.examples, which):
             chosen, at = [self.examples.examples[i] for i in batch], [place[i] for i in batch]
             with ExitStack() as stack:
@@ -94,7 +92,7 @@ class Passes:
                 if keeps_much(self.model, chosen):
                     stack.enter_context(checkpointed(self.model))
                 answers = answer(self.model, chosen)
-                log_p[at] = checked(answers, chosen, self.examples.cells).log_p
+                checked(answers, chosen, self.examples.cells)
                 weight = torch.from_numpy(weights[at]).to(answers.log_p.device)
                 (weight * answers.log_p).sum().backward()
             self._batch_done(sum(len(example.tokens) for example in chosen))
@@ -104,7 +102,7 @@ class Passes:
             raise CalibrateError(
                 "a derivative by a head's beta is not finite; load the model with --dtype float32"
             )
-        return {"gradient": gradient, "log_p": log_p}
+        return {"gradient": gradient}
 
     def _batch_done(self, tokens: int) -> None:
         self._report(tokens, False)
