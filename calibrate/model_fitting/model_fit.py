@@ -1,5 +1,6 @@
 """A fit through a model: the rules of its heads under which it answers best."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -29,6 +30,7 @@ from calibrate.model_fitting.steps import Plan
 from calibrate.transformers.betas import HeadBetas, head_betas
 
 LEAST_EXAMPLES = 8  # of a template and length
+MOST_CHOOSING = 32  # likewise: each check looks at all that choose
 LEAST_LEAD = 0.01  # nats, of one candidate over a simpler one
 _N_JUDGED = 4  # the fit, and three rivals
 _SHARED = (CONSTANT, LOG_SIZE)
@@ -168,7 +170,13 @@ def _forms(collection: ExampleCollection, options: ModelOptions) -> list[Form]:
 
 def _course(collection: ExampleCollection, options: ModelOptions) -> Course:
     plan = Plan(collection.set, np.array(_part(collection, FITTING)), options.seed)
-    return Course(plan, _part(collection, CHOOSING), options.most_steps)
+    everything, choosing = collection.set.examples, list[int]()
+    of_cell = Counter[int]()
+    for i in _part(collection, CHOOSING):
+        if of_cell[everything[i].cell] < MOST_CHOOSING:
+            choosing.append(i)
+            of_cell[everything[i].cell] += 1
+    return Course(plan, choosing, options.most_steps)
 
 
 def _part(collection: ExampleCollection, part: int) -> list[int]:
