@@ -40,6 +40,11 @@ def batches(examples: Sequence[Example], which: Iterable[int]) -> list[list[int]
     return made
 
 
+def batch_tokens(examples: Sequence[Example], which: Iterable[int]) -> list[int]:
+    """The tokens of each of the batches of some examples."""
+    return [sum(len(examples[i].tokens) for i in batch) for batch in batches(examples, which)]
+
+
 def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
     """One forward pass over examples of equal length.
 

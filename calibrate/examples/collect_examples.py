@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.examples.answering import batches, score
+from calibrate.examples.answering import batch_tokens, score
 from calibrate.examples.sources import Wanted, make_examples
 from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import write_atomically
@@ -95,8 +95,8 @@ def _collect_unit(
     path, entry = files.scores_path(folder, number), None if listed is None else listed[number]
     data = files.find_scores(path, job.examples.n_answer(unit), entry)
     if data is not None:
-        for batch in batches(job.examples.examples, unit):
-            report(sum(len(job.examples.examples[i].tokens) for i in batch), True)
+        for tokens in batch_tokens(job.examples.examples, unit):
+            report(tokens, True)
         return files.entry_of(data)
     data = score(model(), job.examples, unit, lambda tokens: report(tokens, False)).pack()
     _write(path, data, entry)

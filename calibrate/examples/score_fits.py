@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedModel
 
-from calibrate.examples.answering import batches, check_vocabulary, score
+from calibrate.examples.answering import batch_tokens, check_vocabulary, score
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
@@ -110,8 +110,8 @@ def _score_unit(
     path = kept and kept.path(fit, unit)
     data = path and find_scores(path, n_answer, None)
     if path and data:
-        for batch in batches(examples.examples, unit):
-            report(sum(len(examples.examples[i].tokens) for i in batch), True)
+        for tokens in batch_tokens(examples.examples, unit):
+            report(tokens, True)
         return parse_scores(data, path, n_answer)
     with _given(model(), fit):
         scores = score(model(), examples, unit, lambda tokens: report(tokens, False))

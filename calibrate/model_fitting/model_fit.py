@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
-from calibrate.examples.answering import batches, check_vocabulary
+from calibrate.examples.answering import batch_tokens, check_vocabulary
 from calibrate.examples.comparison import PLAIN, compare
 from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of
 from calibrate.examples.score_fits import Kept, score_fits
@@ -96,11 +96,7 @@ def work_of(collection: ExampleCollection, options: ModelOptions) -> list[int]:
     passes = [which for form in _forms(collection, options) for which in course.work(form)]
     passes += [judging] * _N_JUDGED
     everything = collection.set.examples
-    return [
-        sum(len(everything[i].tokens) for i in batch)
-        for which in passes
-        for batch in batches(everything, which)
-    ]
+    return [tokens for which in passes for tokens in batch_tokens(everything, which)]
 
 
 def fit_through(

@@ -8,7 +8,14 @@ import torch
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.examples.answering import answer, batches, checked, room_for, score
+from calibrate.examples.answering import (
+    answer,
+    batch_tokens,
+    batches,
+    checked,
+    room_for,
+    score,
+)
 from calibrate.examples.derivatives import keeps_much
 from calibrate.files.example_set import ExampleSet, Scores
 from calibrate.model_fitting.memo import Arrays, Memo
@@ -76,8 +83,8 @@ class Passes:
 
     def skip(self, which: Sequence[int]) -> None:
         """Reports a pass over some examples that is not needed."""
-        for batch in batches(self.examples.examples, which):
-            self._report(sum(len(self.examples.examples[i].tokens) for i in batch), True)
+        for tokens in batch_tokens(self.examples.examples, which):
+            self._report(tokens, True)
 
     def _gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray

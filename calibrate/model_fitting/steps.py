@@ -22,7 +22,6 @@ class Plan:
       seed: of their order.
 
     Attributes:
-      tokens: of a step, in the mean.
       n_answers: examples of a step that are answers, in the mean.
     """
 
@@ -40,7 +39,6 @@ class Plan:
         room = TOKENS_A_STEP - self._of_each * of_text
         self._groups = _groups(answers, [self._of_each * length[i] for i in answers], room)
         self.n_answers = self._of_each * len(answers) / len(self._groups)
-        self.tokens = int(self._of_each * (of_answers / len(self._groups) + of_text))
         self._members, self._seed = members, seed
 
     def __iter__(self) -> Iterator[list[int]]:
