@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from calibrate.cli.model_options import (
+    OF_EXAMPLES,
     OF_MODEL,
     DeviceOption,
     Dtype,
@@ -82,8 +83,7 @@ def diagnose(
             wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
         else:
             wanted = None
-            of_examples = ("prompts", "task", "text", "lengths", "examples", "seed", "dtype")
-            refuse_with(context, "a collection, which has its own", of_examples)
+            refuse_with(context, "a collection, which has its own", OF_EXAMPLES)
         show(look_at_model(run, model, wanted, dtype.value, device, out), as_json)
         return
     refuse_with(context, "a collection of rows", ("model", "seed", *OF_MODEL))

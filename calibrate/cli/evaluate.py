@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calibrate.cli.model_options import (
+    OF_EXAMPLES,
     OF_MODEL,
     ConstantsOption,
     DeviceOption,
@@ -118,8 +119,7 @@ def evaluate(
         if run is None:
             wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
         else:
-            of_examples = ("prompts", "task", "text", "lengths", "examples", "seed", "dtype")
-            refuse_with(context, "a collection, which has its own", of_examples)
+            refuse_with(context, "a collection, which has its own", OF_EXAMPLES)
         from calibrate.cli.evaluate_model_steps import Source, rules_beside, score_model
         from calibrate.cli.loading import load_fits
 

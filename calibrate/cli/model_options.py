@@ -60,6 +60,8 @@ ConstantsOption = Annotated[
 ]
 LEAST_BETA, MOST_BETA = 0.01, 64.0
 
+# What a collection of examples has of its own.
+OF_EXAMPLES = ("prompts", "task", "text", "lengths", "examples", "seed", "dtype")
 OF_MODEL = ("prompts", "task", "text", "lengths", "examples", "dtype", "device")
 
 
