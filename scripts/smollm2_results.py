@@ -89,7 +89,7 @@ def markdown(record: Row) -> list[str]:
     means = [row for row in answers if row["template"] == ALL]
     for measure in (RIGHT, LOG_P):
         lines += [*_table(measure, means, "own_beyond", list(LABELS)[:-1]), ""]
-    lines += ["| step | minutes | peak memory, MiB |", "| --- | ---: | ---: |"]
+    lines += ["| step | processor minutes | peak memory, MiB |", "| --- | ---: | ---: |"]
     for step, took in record["times"].items():
         peak = "" if took["peak_mib"] is None else f"{took['peak_mib']:,.0f}"
         lines.append(f"| {step} | {took['minutes']:.0f} | {peak} |")
