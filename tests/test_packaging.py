@@ -113,7 +113,7 @@ def test_no_public_function_bears_a_modules_name():
 FLOORS = {
     "errors": 0, "maths": 1, "parallel": 1, "files": 2, "softmax": 3, "attention": 3,
     "attention_blocks": 3, "capturing": 3, "flax": 3, "torch": 3, "transformers": 3, "heads": 4,
-    "collecting": 5, "examples": 5, "fitting": 6, "evaluation": 7,
+    "export": 4, "collecting": 5, "examples": 5, "fitting": 6, "evaluation": 7,
     "model_fitting": 7, "report": 8, "cli": 9,
 }  # fmt: skip
 RUNTIME = [room for room, floor in FLOORS.items() if floor == 3]

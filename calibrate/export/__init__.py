@@ -1,0 +1,1 @@
+"""Fits written into checkpoints, for engines that know nothing of calibrate."""

@@ -1,0 +1,151 @@
+"""A fit as engines can run it: a factor on the queries of each head, and one slope by log n.
+
+softmax(beta z) is softmax of the logits of queries times beta. With beta = kappa log n + b,
+
+    beta = b (1 + (kappa / b) log n):
+
+b is a factor on the rows of weights that make a head's queries, and engines that run Llama 4's
+scaling apply the rest, with one kappa / b for all heads, and no bounds. What is not exactly so is
+refused.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrate.errors import CoefficientsError
+from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
+from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
+
+FOR_EXPORT = "make a fit that engines run: calibrate fit RUN --for-export"
+_ROUNDING = 1e-7  # of beta, relative: as float32 rounds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an engine is to do: queries of a head times factor (1 + ratio log n).
+
+    Attributes:
+      factors: of every (layer, head) of the model; 1 where the fit names none.
+      ratio: kappa / b, of all heads; 0 where beta does not depend on n.
+    """
+
+    factors: Mapping[tuple[int, int], float]
+    ratio: float
+
+    def of_layer(self, layer: int) -> list[float]:
+        """The factors of the heads of a layer, by head."""
+        return [self.factors[at] for at in sorted(self.factors) if at[0] == layer]
+
+
+def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | None) -> Plan:
+    """The plan of a fit for a model.
+
+    Args:
+      n_heads: query heads of each layer.
+      context: the most tokens that the model reads, and so the largest n; None: without limit.
+    Raises:
+      CoefficientsError: the fit depends on entropy; it is bounded at an n that the model reaches;
+        kappa / b differs between heads; it has entries for layers or heads that the model lacks.
+    """
+    _require_heads(fit, n_layers, n_heads)
+    most = MAX_ENTROPY if context is None else math.log(context)
+    line_of = {entry: _line(fit, entry, most) for entry in fit.entries}
+    lines = {
+        (layer, head): (0.0, 1.0) if entry is None else line_of[entry]
+        for layer, head, entry in _heads(fit, n_layers, n_heads)
+    }
+    ratio = _common_ratio(fit, lines, most)
+    return Plan({at: b for at, (_, b) in lines.items()}, ratio)
+
+
+def _heads(
+    fit: Coefficients, n_layers: int, n_heads: int
+) -> Iterator[tuple[int, int, Entry | None]]:
+    for layer in range(n_layers):
+        for head in range(n_heads):
+            yield layer, head, fit.entry_of(layer, head)
+
+
+def _require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
+    for entry in fit.entries:
+        for name, index, count in (
+            ("layer", entry.layer, n_layers), ("head", entry.head, n_heads),
+        ):  # fmt: skip
+            if index is not None and index >= count:
+                raise CoefficientsError(
+                    f"{fit.reference} has an entry for {name} {index}, and the model has {count} "
+                    f"{name}s; give the model that the fit was made for"
+                )
+
+
+def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:
+    """(kappa, b), where beta is kappa log n + b at every log n from 0 to `most`."""
+    kappa, b = _size_terms(fit, entry)
+    first, last = (_beta(fit.rule, entry, log_n) for log_n in (0.0, most))
+    if first == last:  # beta is monotonic in n
+        return 0.0, first
+    if not np.allclose((first, last), (b, b + kappa * most), rtol=_ROUNDING, atol=0):
+        raise CoefficientsError(
+            f"{fit.reference} is not exactly a line in log n {_where(entry)}: {kappa:.4g} log n + "
+            f"{b:.4g} is {b:.4g} at n = 1 and {b + kappa * most:.4g} at n = {math.exp(most):,.0f}, "
+            f"its bounds make that {first:.4g} and {last:.4g}, and engines have no bounds; "
+            f"{FOR_EXPORT}"
+        )
+    return kappa, b
+
+
+def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
+    """(kappa, b) of a rule that does not depend on entropy."""
+    rule, c = fit.rule, entry.coefficients
+    if rule.kind == LOG_SIZE:
+        return c[0], c[1]
+    level = c[N_POWERS - 1]
+    kappa = c[-1] if rule.by_size else 0.0
+    of_entropy = (*c[: N_POWERS - 1], *c[N_POWERS:-1])
+    # A gate at 0 closes on rows of one item alone, which no beta changes.
+    gated = rule.min_entropy > 0 or rule.outside != "clamp"
+    always_1 = kappa == 0 and _clip(rule, level) == 1
+    if any(of_entropy) or (gated and not always_1):
+        raise CoefficientsError(
+            f"{fit.reference} is of kind {rule.kind!r}: its beta depends on the entropy of each "
+            f"row, which engines do not compute; {FOR_EXPORT}"
+        )
+    return kappa, level
+
+
+def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
+    """At some entropy above the gate, which takes no part."""
+    H = rule.min_entropy + 1.0
+    at = np.float64(log_n)
+    if rule.kind == LOG_SIZE:
+        return float(beta_of(None, at, entry.coefficients, entry.domain, rule, np))
+    return float(beta_of(np.float64(H), at, entry.coefficients, entry.domain, rule, np))
+
+
+def _clip(rule: Rule, value: float) -> float:
+    return min(max(value, rule.min_beta), rule.max_beta)
+
+
+def _common_ratio(
+    fit: Coefficients, lines: Mapping[tuple[int, int], tuple[float, float]], most: float
+) -> float:
+    ratios = np.array([kappa / b for kappa, b in lines.values()])
+    ratio = float(np.median(ratios))
+    if np.ptp(ratios) * most > _ROUNDING:
+        constant = int((ratios == 0).sum())
+        others = f", and 0 on {constant} of {len(ratios)} heads" if constant else ""
+        raise CoefficientsError(
+            f"{fit.reference} has heads with different kappa / b: {ratios.min():.4g} to "
+            f"{ratios.max():.4g}{others}; engines have one for all heads; {FOR_EXPORT}"
+        )
+    return ratio
+
+
+def _where(entry: Entry) -> str:
+    if entry.layer is None and entry.head is None:
+        return "on any head"
+    layer = "every layer" if entry.layer is None else f"layer {entry.layer}"
+    return f"on {layer}" + ("" if entry.head is None else f", head {entry.head}")

@@ -1,0 +1,111 @@
+"""What a fit asks of an engine: factors of heads, and one slope by log n."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.errors import CoefficientsError
+from calibrate.export.plan import make_plan
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of
+
+DOMAIN = (0.0, math.log(512))
+SIZES = np.arange(1, 1025)
+
+
+def log_size(*lines, bounds=(0.25, 16.0), domain=DOMAIN):
+    """Of lines (kappa, b) by head of the first two layers, two heads each."""
+    entries = [Entry(line, domain, i // 2, i % 2) for i, line in enumerate(lines)]
+    return Coefficients(Rule.log_size(*bounds), tuple(entries))
+
+
+def assert_is_beta(fit, plan):
+    """The plan gives the beta of the fit's own rule at every n of the context."""
+    for (layer, head), factor in plan.factors.items():
+        entry = fit.entry_of(layer, head)
+        H = np.full(len(SIZES), 2.0)
+        own = 1.0 if entry is None else beta_of(
+            H, np.log(SIZES), entry.coefficients, entry.domain, fit.rule, np
+        )  # fmt: skip
+        np.testing.assert_allclose(factor * (1 + plan.ratio * np.log(SIZES)), own, rtol=1e-6)
+
+
+def test_a_common_slope_is_factored_out():
+    lines = [(0.3 * b, b) for b in (0.5, 1.0, 1.7, 0.81)]
+    fit = log_size(*lines)
+    plan = make_plan(fit, 2, 2, 1024)
+    assert plan.ratio == pytest.approx(0.3)
+    assert plan.of_layer(1) == [1.7, 0.81]
+    assert_is_beta(fit, plan)
+
+
+def test_constants_may_differ_and_leave_heads_out():
+    fit = log_size((0.0, 1.3), (0.0, 0.7), (0.0, 2.0))
+    plan = make_plan(fit, 3, 2, 1024)
+    assert plan.ratio == 0
+    assert list(plan.factors.values()) == [1.3, 0.7, 2.0, 1.0, 1.0, 1.0]
+    assert_is_beta(fit, plan)
+
+
+def test_bounds_that_make_a_constant_are_exact():
+    fit = log_size((0.0, 20.0), (0.1, 17.0), (0.0, 0.1))
+    plan = make_plan(fit, 2, 2, 1024)
+    assert list(plan.factors.values()) == [16.0, 16.0, 0.25, 1.0]
+    assert_is_beta(fit, plan)
+
+
+@pytest.mark.parametrize("kind", ["entropy-polynomial", ENTROPY_AND_SIZE])
+def test_other_kinds_without_terms_of_entropy(kind):
+    extra = (0.0, 0.0, 0.2) if kind == ENTROPY_AND_SIZE else ()
+    domain = (0.0, 5.0, *DOMAIN) if kind == ENTROPY_AND_SIZE else (0.0, 5.0)
+    entry = Entry((0.0, 0.0, 0.0, 0.0, 1.5, *extra), domain)
+    fit = Coefficients(Rule(0.0, kind=kind), (entry,))
+    plan = make_plan(fit, 2, 2, 1024)
+    assert plan.ratio == pytest.approx(0.2 / 1.5 if extra else 0.0)
+    assert_is_beta(fit, plan)
+
+
+def test_plain_softmax_is_a_plan():
+    assert set(make_plan(calibrate.identity(), 2, 2, None).factors.values()) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "bounds", "domain", "context", "numbers"),
+    [
+        ((0.5, 0.1), (0.25, 16.0), DOMAIN, 1024, "0.1 at n = 1 .* make that 0.25 and"),
+        ((2.0, 4.0), (0.25, 16.0), DOMAIN, 1024, "17.86 at n = 1,024, .* and 16,"),
+        ((-0.1, 2.0), (0.25, 16.0), DOMAIN, 1024, "1.307 at n = 1,024, .* and 1.376,"),
+        ((-0.1, 2.0), (0.25, 16.0), (2.0, 7.0), 1024, "2 at n = 1 .* make that 1.8 and"),
+        ((0.1, 1.0), (0.25, 7.0), DOMAIN, None, "7.4 at n = 6,235,"),
+    ],
+)
+def test_bounds_within_the_context_are_refused(line, bounds, domain, context, numbers):
+    fit = log_size(*[line] * 4, bounds=bounds, domain=domain)
+    with pytest.raises(CoefficientsError, match=rf"layer 0, head 0: .*{numbers}.*--for-export$"):
+        make_plan(fit, 2, 2, context)
+
+
+def test_a_falling_line_within_its_domain_is_exact():
+    fit = log_size(*[(-0.05, 1.4)] * 4, domain=(0.0, 7.0))
+    assert_is_beta(fit, make_plan(fit, 2, 2, 1024))
+
+
+def test_what_engines_cannot_run_is_refused(paper, by_both):
+    for fit in (paper, by_both):
+        with pytest.raises(CoefficientsError, match="depends on the entropy of each row"):
+            make_plan(fit, 2, 2, 1024)
+    gated = Coefficients(Rule(0.5), (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.0, 5.0)),))
+    with pytest.raises(CoefficientsError, match="depends on the entropy"):
+        make_plan(gated, 2, 2, 1024)
+    with pytest.raises(CoefficientsError, match=re.escape("kappa / b: 0.1 to 0.3; engines")):
+        make_plan(log_size((0.1, 1.0), (0.1, 1.0), (0.1, 1.0), (0.3, 1.0)), 2, 2, 1024)
+    with pytest.raises(CoefficientsError, match="0 to 0.1, and 0 on 3 of 4 heads"):
+        make_plan(log_size((0.1, 1.0)), 2, 2, 1024)
+    with pytest.raises(CoefficientsError, match="entry for head 1, and the model has 1 heads"):
+        make_plan(log_size((0.0, 1.1), (0.0, 1.2)), 2, 1, 1024)
+    with pytest.raises(CoefficientsError, match="entry for layer 1, and the model has 1 layers"):
+        make_plan(log_size(*[(0.0, 1.1)] * 3), 1, 2, 1024)
