@@ -10,6 +10,8 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.store import load
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from calibrate.capturing import capture
     from calibrate.maths.shannon_entropy import entropy
@@ -41,8 +43,6 @@ _LOADED_ON_USE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("calibrate")
     if name in _LOADED_ON_USE:
         value = getattr(importlib.import_module(_LOADED_ON_USE[name]), name)
         globals()[name] = value
@@ -52,4 +52,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     dunders = {name for name in globals() if name.startswith("__")}
-    return sorted({*__all__, *dunders, "__version__"})
+    return sorted({*__all__, *dunders})

@@ -3,6 +3,11 @@
 _LONGEST = 2000
 
 
+def install(extra: str) -> str:
+    """What to type for one of the extras; no index has this package."""
+    return f"pip install -e '.[{extra}]' in a clone of calibrate"
+
+
 class CalibrateError(Exception):
     """An error that the user can correct; the command line prints it and exits with `exit_code`.
 

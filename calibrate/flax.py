@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calibrate.attention import dot_product_attention
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, install
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.files.logits_recorder import Recorder
 from calibrate.maths.shannon_entropy import wide
@@ -21,7 +21,7 @@ from calibrate.softmax import adaptive_softmax
 try:
     from flax import nnx
 except ImportError as missing:
-    raise ImportError("calibrate.flax needs Flax: pip install 'calibrate[flax]'") from missing
+    raise ImportError(f"calibrate.flax needs Flax: {install('flax')}") from missing
 
 Array = jax.Array
 

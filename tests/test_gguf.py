@@ -138,7 +138,7 @@ def test_packages_that_are_missing(missing, monkeypatch):
     )
     message = (
         rf"^m/tiny.gguf cannot be read without the packages? {' and '.join(missing)}: "
-        r"pip install 'calibrate\[gguf\]'$"
+        r"pip install -e '.\[gguf\]' in a clone of calibrate$"
     )
     with pytest.raises(CalibrateError, match=message):
         ModelFolder(folder)

@@ -283,7 +283,7 @@ def test_dask_that_is_absent_is_one_line(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     done = CliRunner().invoke(app, ["collect", "--sizes", "8", "--dask", "local", "--out", "r"])
     assert done.exit_code == 1
-    assert "pip install 'calibrate[dask]'" in done.stderr.strip().splitlines()[-1]
+    assert "pip install -e '.[dask]'" in done.stderr.strip().splitlines()[-1]
 
 
 @pytest.fixture(scope="module")

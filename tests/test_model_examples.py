@@ -477,7 +477,7 @@ def test_without_the_extra(model, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("calibrate.transformers")]:
         monkeypatch.delitem(sys.modules, name)
     line = refusal("collect", "--model", model, "--task", "retrieval")
-    assert "needs PyTorch and Transformers: pip install 'calibrate[transformers]'" in line
+    assert "needs PyTorch and Transformers: pip install -e '.[transformers]'" in line
 
 
 # --- hostile files -------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def wheel_folder(tmp_path_factory):
     pip = ["-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-q", "-w", ".", str(ROOT)]
     python(build, folder)
-    (wheel,) = folder.glob("calibrate-*.whl")
+    (wheel,) = folder.glob(f"calibrate_softmax-{calibrate.__version__}-*.whl")
     install = [*pip, "install", "--no-index", "--no-deps", "-q", "--target", "site", str(wheel)]
     python(install, folder)
     return folder / "site"
@@ -64,6 +64,16 @@ print(load_head("max-retrieval").fingerprint)
     schemas = wheel_folder / "calibrate" / "files" / "schemas"
     for version in ("1.0", "1.1", "1.2"):
         assert (schemas / f"coefficient-file-{version}.json").exists()
+
+
+def test_nothing_tells_people_to_install_a_name_that_is_somebody_elses():
+    """On the package index, `calibrate` is another package, and this one is not there."""
+    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    texts = [
+        ROOT / name for name in files if name.endswith((".py", ".md", ".toml", "check", "run"))
+    ]
+    told = re.compile(r"pip install (?:-\S+ )*['\"]?calibrate\b")
+    assert [path for path in texts if told.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_editable_install_finds_the_folder_beside_the_package():

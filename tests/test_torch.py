@@ -405,7 +405,7 @@ def test_says_what_to_install(module, tmp_path):
     without = f"sys.modules['torch'] = types.ModuleType('torch'); sys.modules[{module!r}] = None"
     message = run(f"import sys, types; {without}; import calibrate.{module}", tmp_path)
     assert message.startswith(f"ImportError: calibrate.{module} needs PyTorch")
-    assert message.endswith(f"pip install 'calibrate[{module}]'")
+    assert message.endswith(f": pip install -e '.[{module}]' in a clone of calibrate")
 
 
 # --- attention ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import calibrate
 from calibrate.cli import fits
 from calibrate.cli.collect import collect
 from calibrate.cli.diagnose import diagnose
@@ -55,9 +56,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(version("calibrate"))
+        print(calibrate.__version__)
         raise typer.Exit
 
 

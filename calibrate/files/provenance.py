@@ -4,12 +4,15 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-_TOOLS = ("calibrate", "numpy", "scipy", "scikit-learn", "jax")
+import calibrate
+
+_TOOLS = ("numpy", "scipy", "scikit-learn", "jax")
 
 
 def provenance(*more: str) -> dict[str, Any]:
     """What a coefficient file says of it; `more` names distributions beside the usual ones."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {tool: version(tool) for tool in (*_TOOLS, *more)},
+        "versions": {"calibrate": calibrate.__version__}
+        | {tool: version(tool) for tool in (*_TOOLS, *more)},
     }

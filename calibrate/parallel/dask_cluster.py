@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import TimeoutError as Stalled
 from typing import Any
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, install
 from calibrate.parallel.workers import Outcome, Outcomes, call, quiet_start, serialise
 
 SECONDS_TO_CONNECT = 10.0
@@ -109,6 +109,6 @@ def _distributed() -> Any:
         import distributed
     except ImportError:
         raise CalibrateError(
-            "--dask needs Dask, which is not installed; pip install 'calibrate[dask]'"
+            f"--dask needs Dask, which is not installed; {install('dask')}"
         ) from None
     return distributed

@@ -3,10 +3,12 @@
 Loads neither JAX nor Transformers.
 """
 
+from calibrate.errors import install
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as missing:
-    raise ImportError("calibrate.torch needs PyTorch: pip install 'calibrate[torch]'") from missing
+    raise ImportError(f"calibrate.torch needs PyTorch: {install('torch')}") from missing
 
 from calibrate.torch.attention import scaled_dot_product_attention
 from calibrate.torch.beta import inverse_temperature

@@ -2,13 +2,14 @@
 heads (extra "transformers").
 """
 
+from calibrate.errors import install
+
 try:
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
 except ImportError as missing:
     raise ImportError(
-        "calibrate.transformers needs PyTorch and Transformers: "
-        "pip install 'calibrate[transformers]'"
+        f"calibrate.transformers needs PyTorch and Transformers: {install('transformers')}"
     ) from missing
 
 from calibrate.transformers.attention import register

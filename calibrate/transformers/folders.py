@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 from transformers.utils.logging import is_progress_bar_enabled
 
-from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError, install
 from calibrate.files.json_shapes import Map, Pattern, read_field
 from calibrate.files.npz import read_bytes
 from calibrate.files.strict_json import parse
@@ -161,7 +161,7 @@ def _require_gguf(path: Path) -> None:
     if missing:
         raise CalibrateError(
             f"{path} cannot be read without the package{'s' * (len(missing) > 1)} "
-            f"{' and '.join(missing)}: pip install 'calibrate[gguf]'"
+            f"{' and '.join(missing)}: {install('gguf')}"
         )
 
 
