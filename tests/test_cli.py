@@ -109,9 +109,9 @@ def test_fit_then_load(here, run_a):
     [
         (["collect", "--head", "nope", "--out", "r"], 1, "no head is named 'nope'; use one of"),
         (["collect", "--head", "no.npz", "--out", "r"], 1, "no.npz does not exist"),
-        (["collect", "--sizes", "4..2", "--out", "r"], 2, "not within 2..1048576"),
+        (["collect", "--sizes", "4..2", "--out", "r"], 2, "set sizes are 2 to 1,048,576"),
         (["collect", "--sizes", "16,x", "--out", "r"], 2, "'x' is not a set size; write 16..16384"),
-        (["collect", "--sizes", "1", "--out", "r"], 2, "not within 2..1048576"),
+        (["collect", "--sizes", "16..99999999999", "--out", "r"], 2, "are 2 to 1,048,576"),
         (["collect", "--sets", "0", "--out", "r"], 2, "--sets"),
         (["collect", "--max-bytes", "lots", "--out", "r"], 2, "'lots' is an invalid size; write"),
         (["collect", "--max-bytes", "1kB", "--out", "r"], 1, "give at least"),
@@ -325,6 +325,13 @@ def test_an_interrupt_in_the_last_step_is_not_lost(interruptible):
 def test_help_says_what_it_does_with_an_example(command):
     text = " ".join(call(command, "--help").stdout.split())
     assert f"Example: calibrate {command}" in text
+
+
+@pytest.mark.parametrize("group", [[], ["fits"]])
+def test_summaries_of_help_are_whole(group):
+    listed = call(*group, "--help").stdout.split("Commands:")[1]
+    assert "verify" in listed
+    assert "..." not in listed
 
 
 def test_version_and_bare_call():

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from planted import planted_rows
 
-from calibrate.evaluation.baselines import LABELS, paper
+from calibrate.evaluation.baselines import LABELS, label, paper
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.fitting.rule_fitting import KINDS, fit_rule
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
@@ -126,6 +126,22 @@ def accuracies(ax):
     return score_plots.plot_accuracy(ax, comparison, LONGEST.reference)
 
 
+def test_at_most_five_curves_are_compared():
+    ax = accuracies(Figure().add_subplot())
+    drawn = [line.get_label() for line in ax.lines]
+    assert drawn == [label(rule, plot_style.short(LONGEST.reference)) for rule in LABELS
+                     if rule in ("plain", "paper", "own", "log-n", "hard")]  # fmt: skip
+
+
+def test_gains_have_one_colour():
+    """Above 0 every map is orange, as the curves of a fit, and below 0 purple."""
+    ax = plot_style.plot_gain_map(Figure().add_subplot(), {(0, 0): 0.2, (0, 1): -0.1}, "-", "")
+    red, _, blue, _ = ax.images[0].to_rgba([0.2])[0]
+    assert red > 2 * blue
+    red, _, blue, _ = ax.images[0].to_rgba([-0.2])[0]
+    assert blue > red
+
+
 @pytest.mark.parametrize(
     "plot",
     [
@@ -162,22 +178,9 @@ def test_the_evidence(make_fit):
         "held_out": [
             {"size": n, "rows": 9, "before": -1.0, "after": -0.5, "error": 0.1} for n in (16, 64)
         ],
-        "learning_curve": [{"rows": n, "log_p": -1 + 1e-4 * n} for n in (5, 10, 20)],
     }
     fit = replace(make_fit(), quality=quality)
-    axes = Figure().subplots(3)
-    band, gain, curve = (
-        plot(ax, fit)
-        for plot, ax in zip(
-            (
-                fit_plots.plot_band,
-                fit_plots.plot_held_out,
-                fit_plots.plot_learning_curve,
-            ),
-            axes,
-            strict=True,
-        )
-    )
+    axes = Figure().subplots(2)
+    band, gain = fit_plots.plot_band(axes[0], fit), fit_plots.plot_held_out(axes[1], fit)
     assert band.get_xlabel() == plot_style.ENTROPY_LABEL
     np.testing.assert_array_equal(gain.lines[1].get_ydata(), [0.5, 0.5])
-    assert np.ptp(curve.get_ylim()) >= 0.02

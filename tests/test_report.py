@@ -205,6 +205,7 @@ def test_run_prints_its_results_though_the_page_cannot_be_written(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["max-retrieval", "--out", "nope/r.html"], 2, "folder 'nope' does not exist; make it"),
         (["max-retrieval", "--out", "."], 2, "'.' is not an .html file"),
         (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
         (["runs/none", "--out", "r.html"], 1, "runs/none is not a collection"),

@@ -298,7 +298,7 @@ def test_fits_of_other_heads_are_refused(here):
 
 def test_no_rows_or_none_of_any_weight_are_refused(here):
     columns = planted()
-    with pytest.raises(QualityError, match="has no rows; give some"):
+    with pytest.raises(CalibrateError, match="has no rows; give some"):
         score_logits(save(here / "none.npz", {k: x[:0] for k, x in columns.items()}), {})
     weightless = save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
     with pytest.raises(QualityError, match="has no row of any weight to score"):

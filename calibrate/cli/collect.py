@@ -80,7 +80,7 @@ def collect(
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Run a head, or read logits, and keep a sample of the rows; or score a model's answers.
+    """Collect rows of a head or of logits, or examples of a model.
 
     The head runs on sets of every size. The misranked rows are counted whichever rows are kept. Run
     the same command again to continue an interrupted collection or to repair damaged and missing

@@ -55,7 +55,7 @@ def diagnose(
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Rank the heads of a collection, or of a model, by what calibration could add.
+    """Rank heads by what calibration could add.
 
     The heads of logits are ranked by what the best rule adds to the log-probability of the targets,
     on rows that it was not fitted to. Attention sinks are named. This is a look, at each head by

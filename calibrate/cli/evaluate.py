@@ -93,7 +93,7 @@ def evaluate(
     as_csv: CsvOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Score a head, or a model, under fits and simpler rules, on held-out sets or examples.
+    """Score a head, logits or a model under fits and simpler rules.
 
     --fits are compared with plain softmax, the paper's numbers, log n, hard attention, and the best
     constant of each size, chosen in hindsight; p-values are of paired t-tests. Nothing is collected

@@ -57,7 +57,7 @@ def diff(
     store: ReadStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the largest change of beta between two fits, and the fields that differ.
+    """Compare two fits: the largest change of beta, and fields.
 
     Beta is compared over the domain of both fits, and anywhere.
 

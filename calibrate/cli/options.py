@@ -47,7 +47,7 @@ StallOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 MAX_SIZE = 1 << 20
-_SIZE = re.compile(r"\s*[0-9]{1,9}\s*")
+_SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 _SEED = re.compile(r"[0-9]{1,9}")
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(|k|M|G)B?", re.IGNORECASE)
 
@@ -61,7 +61,9 @@ def parse_sizes(text: str) -> list[int]:
             raise typer.BadParameter(f"{word!r} is not a set size; write 16..16384 or 16,64,256")
         size, end = int(first), int(last) if dots else int(first)
         if not 2 <= size <= end <= MAX_SIZE:
-            raise typer.BadParameter(f"{word!r} is not within 2..{MAX_SIZE}, lowest first")
+            raise typer.BadParameter(
+                f"{word!r}: set sizes are 2 to {MAX_SIZE:,} items, the lowest first"
+            )
         while size <= end:
             sizes.append(size)
             size *= 2
@@ -96,6 +98,15 @@ def refuse_with(context: typer.Context, option: str, others: Sequence[str]) -> N
         if source is not None and source.name == "COMMANDLINE":
             refused = next(p.opts[0] for p in context.command.params if p.name == name)
             raise typer.BadParameter(f"{refused} cannot be used with {option}")
+
+
+def check_page(path: Path) -> Path:
+    """The path of a page, an .html file in a folder that exists."""
+    if path.suffix != ".html":
+        raise typer.BadParameter(f"{str(path)!r} is not an .html file; give --out NAME.html")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"the folder {str(path.parent)!r} does not exist; make it first")
+    return path
 
 
 def check_figure(path: Path | None) -> Path | None:

@@ -26,13 +26,14 @@ from calibrate.cli.options import (
     ReadStoreOption,
     SeedOption,
     SizesOption,
+    check_page,
     parse_sizes,
     refuse_with,
 )
 from calibrate.report.terminal import show
 
 FitArgument = Annotated[str, typer.Argument(help="A fit (NAME, NAME@3), or a collection's folder.")]
-OutOption = Annotated[Path, typer.Option(help="File of the page, .html.")]
+OutOption = Annotated[Path, typer.Option(callback=check_page, help="File of the page, .html.")]
 OtherHeadOption = Annotated[
     str | None, typer.Option(help="Head to score [default: the head that the fit names]")
 ]
@@ -75,8 +76,6 @@ def report(
     from calibrate.cli.report_steps import report_on_head, report_on_logits, report_on_model
 
     n = parse_sizes(sizes)
-    if out.suffix != ".html":
-        raise typer.BadParameter(f"{str(out)!r} is not an .html file; give --out NAME.html")
     if logits is None and (model is not None or made_through_model(run_or_fit, store)):
         refuse_with(context, "a fit of a model", ("head", "sizes", "sets"))
         wanted = None

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError
 from calibrate.files.npz import digest_of, parse_arrays, read_bytes
 from calibrate.heads.protocol import check_target, refuse_probabilities
 from calibrate.maths.masking import FiniteMasks, as_masks, finite_masks
@@ -78,8 +78,7 @@ class Arrays:
         """Reads and checks every file once.
 
         Raises:
-          CalibrateError: no file, or a file with invalid arrays.
-          QualityError: they have no rows.
+          CalibrateError: no file, a file with invalid arrays, or no rows.
         """
         self.name = (path if path.name not in ("", "..") else path.resolve()).stem
         path = path.absolute()  # as other processes know it
@@ -119,7 +118,7 @@ class Arrays:
         _warn_of_masks(path, masks)
         self._place = _by_size(n_real)
         if not self._place:
-            raise QualityError(f"{path} has no rows; give some")
+            raise CalibrateError(f"{path} has no rows; give some")
 
     @property
     def sizes(self) -> list[int]:

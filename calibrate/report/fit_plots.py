@@ -19,7 +19,8 @@ from calibrate.report.plot_style import (
     draw,
     draw_size_curves,
     legend_below,
-    plot_head_map,
+    new_figure,
+    plot_gain_map,
     powers_of_two,
     rule_axis,
     save_figure,
@@ -41,16 +42,25 @@ if TYPE_CHECKING:
     from calibrate.fitting.per_head import PerHeadResult
     from calibrate.fitting.solved_rows import Rows
 
-LEAST_SPAN = 0.02  # nats along y: what is less than any head's gain should look level
 MAX_COLOURED = 10  # curves: of more, five are coloured
 WIDE_RANGE = 10  # of beta: from there on its axis is logarithmic
 
 
-def save_fit_figure(
-    path: Path, rows: "Rows", coefficients: Coefficients, paper: Coefficients
-) -> None:
-    """The paper's Figure 5 for this fit, as PNG; over set size for a log-size fit."""
-    save_figure(path, draw(plot_fit, rows, coefficients, paper))
+def save_fit_figure(path: Path, rows: "Rows", fit: Coefficients, paper: Coefficients) -> None:
+    """What a fit gains on held-out rows, and its rule, as PNG.
+
+    Of a fit without held-out rows, as the paper's: its Figure 5, the rows that it was made of.
+    """
+    if not fit.quality.get("held_out"):
+        save_figure(path, draw(plot_fit, rows, fit, paper))
+        return
+    figure = new_figure(9.6, 4.2)
+    gain, rule = figure.subplots(1, 2)
+    plot_held_out(gain, fit)
+    plot_band(rule, fit) if fit.quality.get("band") else plot_beta(rule, fit)
+    gain.set_title("what it gains on held-out rows")
+    rule.set_title("the rule")
+    save_figure(path, figure)
 
 
 def save_beta_figure(path: Path, coefficients: Coefficients) -> None:
@@ -221,21 +231,6 @@ def plot_held_out(ax: "Axes", fit: Coefficients) -> "Axes":
     return ax
 
 
-def plot_learning_curve(ax: "Axes", fit: Coefficients) -> "Axes":
-    """Held-out log-probability against how many rows the fit is made of."""
-    rows, log_p = zip(
-        *((point["rows"], point["log_p"]) for point in fit.quality["learning_curve"]), strict=True
-    )
-    ax.plot(rows, log_p, "o-", color=OURS, ms=4)
-    middle, half = (max(log_p) + min(log_p)) / 2, max(np.ptp(log_p) * 0.6, LEAST_SPAN / 2)
-    ax.set_ylim(middle - half, middle + half)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(rows, [f"{n:,}" for n in rows], minor=False)
-    ax.set_xlabel("rows that the fit is made of")
-    ax.set_ylabel("held-out log p of the target (nats)")
-    return ax
-
-
 def save_gains_figure(path: Path, fits: "PerHeadResult") -> None:
     """Writes the gain of each head as PNG."""
     save_figure(path, draw(plot_gains, fits))
@@ -247,4 +242,4 @@ def plot_gains(ax: "Axes", fits: "PerHeadResult") -> "Axes":
     n = len(fits.calibrated)
     ax.set_title(f"{n} of {len(fits.heads)} heads gain by a rule\n(x: plain softmax)")
     label = "gain in nats of log p, held out"
-    return plot_head_map(ax, gains, "all", label, cmap="viridis_r", vmin=0)
+    return plot_gain_map(ax, gains, "all", label)

@@ -22,6 +22,7 @@ from calibrate.heads import Head
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
+from calibrate.report.fit_record import advice_on_rows
 from calibrate.report.fit_verdict import compare_rivals, verdict
 from calibrate.report.page import (
     Figures,
@@ -37,7 +38,7 @@ from calibrate.report.page import (
     write_page,
 )
 from calibrate.report.rule_curves import of_both
-from calibrate.report.selection import selection_section
+from calibrate.report.selection import chosen_kind, selection_section
 from calibrate.report.wording import NOTHING, left_out, outside, variable
 
 N_EXAMPLES = 128  # sets of each size, for figures and estimates
@@ -140,8 +141,6 @@ def _pictures(
     examples: Sequence[ExampleSets], fit: Coefficients, comparison: Comparison
 ) -> list[Picture]:
     fits = {"plain softmax": None, "the paper's numbers": paper(), fit.reference: fit}
-    beyond = outside(fit.rule, fit.entries)
-    ends = "A curve ends at the greatest entropy of its sets, log n. " * of_both(fit.rule)
     heatmap = picture(
         example_plots.heatmap_figure(examples, [None, fit]),
         "Coefficients, without and with the fit",
@@ -157,12 +156,7 @@ def _pictures(
         draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
              caption="Accuracy less that of plain softmax on the same sets."),
         *_rule_picture(examples, fit),
-        draw(example_plots.plot_beta_applied, examples, fit, title="Beta applied",
-             caption="The inverse temperature that this fit gives to sets of each size (dots are "
-             f"spread a little for legibility). {ends}The domain is {domain_text(fit)}; {beyond}."),
-        draw(example_plots.plot_shares, examples, fit, title="Sets in the domain of the fit",
-             caption="Sets outside the domain are unlike those that the fit was made of"
-             + ("; at or below the gate, beta is 1." if fit.rule.min_entropy else f": {beyond}.")),
+        *([] if chosen_kind(fit) == "constant" else _beta_pictures(examples, fit)),
         draw(example_plots.plot_entropy_by_size, examples, fits, title="Entropy against set size",
              caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
              "plain curve; the adapted curves should stay below it."),
@@ -170,10 +164,25 @@ def _pictures(
     ]  # fmt: skip
 
 
+def _beta_pictures(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Picture]:
+    """Where on a rule that is not constant the sets lie."""
+    beyond = outside(fit.rule, fit.entries)
+    ends = "A curve ends at the greatest entropy of its sets, log n. " * of_both(fit.rule)
+    return [
+        draw(example_plots.plot_beta_applied, examples, fit, title="Beta applied",
+             caption="The inverse temperature that this fit gives to sets of each size (dots are "
+             f"spread a little for legibility). {ends}The domain is {domain_text(fit)}; {beyond}."),
+        draw(example_plots.plot_shares, examples, fit, title="Sets in the domain of the fit",
+             caption="Sets outside the domain are unlike those that the fit was made of"
+             + ("; at or below the gate, beta is 1." if fit.rule.min_entropy else f": {beyond}.")),
+    ]  # fmt: skip
+
+
 def _rule_picture(examples: Sequence[ExampleSets], fit: Coefficients) -> list[Picture]:
-    """The fit among misranked sets; nothing if there are none."""
+    """A fit to misranked sets among such sets; nothing of other fits, or if there are none."""
     rows = misranked_rows(examples)
-    if not len(rows.interior().beta):
+    of_all = fit.source.get("options", {}).get("rows") == "all"
+    if of_all or not len(rows.interior().beta):
         return []
     curves = "curve is a compromise"
     if of_both(fit.rule):
@@ -208,12 +217,6 @@ def _evidence_pictures(fit: Coefficients) -> list[Picture]:
             "How certain the curve is",
             "The fit, and the band that holds 95 % of the fits to resampled rows.",
         ),
-        "learning_curve": (
-            fit_plots.plot_learning_curve,
-            "Would more rows help?",
-            "The held-out score of fits to a share of the rows (mean of five folds). Where the "
-            "curve is level, more rows of this kind gain nothing.",
-        ),
     }
     return [
         draw(plot, fit, title=title, caption=caption)
@@ -234,6 +237,8 @@ def _left_out_section(fit: Coefficients) -> Iterable[Block]:
         yield Text(f"All {used:,} sets: none was left out.")
     else:
         yield Text("The file does not say which sets were left out.")
+    if fit.quality.get("learning_curve"):
+        yield Text(f"More of them: {advice_on_rows(fit.quality)}.")
 
 
 def _sharpness_section(examples: Sequence[ExampleSets]) -> Iterable[Block | Figures]:

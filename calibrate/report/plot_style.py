@@ -196,3 +196,15 @@ def plot_head_map(
         axis.set_label_text(name)
     ax.figure.colorbar(image, ax=ax, label=label, extend=extend)
     return ax
+
+
+def plot_gain_map(
+    ax: "Axes",
+    gains: Mapping[tuple[int | None, int | None], float | None],
+    unknown: str,
+    label: str,
+) -> "Axes":
+    """A map as `plot_head_map` draws it, of gains: orange, as every gain, and losses purple."""
+    sizes = [abs(gain) for gain in gains.values() if gain is not None]
+    most = float(np.nanmax([0.0, *sizes])) or 1.0  # NaN: of a head none of whose rows counts
+    return plot_head_map(ax, gains, unknown, label, cmap="PuOr_r", vmin=-most, vmax=most)

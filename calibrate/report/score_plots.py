@@ -1,5 +1,6 @@
 """Plots of scores: accuracy of a head, or probability of the target, under several rules."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -7,7 +8,8 @@ import numpy as np
 from calibrate.evaluation.baselines import LABELS, label
 from calibrate.evaluation.comparison import Comparison
 from calibrate.evaluation.score_logits import LogitScores
-from calibrate.report.plot_style import OURS, PAPER, legend_below, plot_head_map, short, sizes_axis
+from calibrate.report import plot_style
+from calibrate.report.plot_style import OURS, PAPER, legend_below, short, sizes_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +30,9 @@ STYLES = {
     "hard": ("#777777", "*", "-."),
     "hindsight": ("#777777", "_", "-"),
 }
+# What people compare, in this order: of more curves than these, none can be told from another.
+COMPARED = ("own", "plain", "paper", "hard", "log-n", "constant", "kappa-log-n")
+MOST_CURVES = 5
 BANDS = ("plain", "own")  # bands of all rules would overlap
 OTHERS = (("#999933", "h", "--"), ("#332288", "p", "--"), ("#44AA99", "d", "--"))
 
@@ -42,17 +47,15 @@ def plot_accuracy(ax: "Axes", comparison: Comparison, own: str = LABELS["own"]) 
 def plot_gain(ax: "Axes", comparison: Comparison, own: str = LABELS["own"]) -> "Axes":
     """Accuracy less that of plain softmax, in points, with bands as above; legend below."""
     _plot_rules(ax, comparison, comparison.gain, comparison.gain_error, own)
-    ax.set_ylabel("accuracy, points above plain softmax")
+    ax.set_ylabel("points of accuracy above plain")
     return ax
 
 
 def _plot_rules(
     ax: "Axes", comparison: Comparison, values: np.ndarray, errors: np.ndarray, own: str
 ) -> None:
-    styles = [STYLES.get(rule) for rule in comparison.rules]
-    others = iter(OTHERS * len(styles))
-    for i, rule in enumerate(comparison.rules):
-        colour, marker, dash = styles[i] or next(others)
+    for rule in _compared(comparison.rules):
+        i, (colour, marker, dash) = comparison.rules.index(rule), STYLES[rule]
         middle, error = 100 * values[i], 200 * errors[i]
         ax.plot(
             comparison.sizes, middle, dash, color=colour, marker=marker, ms=5, lw=1.4,
@@ -65,6 +68,12 @@ def _plot_rules(
     sizes_axis(ax, comparison.sizes)
     ax.grid(alpha=0.25, lw=0.5)
     legend_below(ax)
+
+
+def _compared(rules: Sequence[str]) -> list[str]:
+    """The rules that are drawn, in their own order."""
+    shown = [rule for rule in COMPARED if rule in rules][:MOST_CURVES]
+    return [rule for rule in rules if rule in shown]
 
 
 def plot_by_size(ax: "Axes", scores: LogitScores, rule: int, measure: str) -> "Axes":
@@ -94,7 +103,4 @@ def plot_gain_map(ax: "Axes", scores: LogitScores, rule: int) -> "Axes":
         name: scores.estimate(head=i).of(rule, "log_p_gain")[0] if scores.names(rule, i) else None
         for i, name in enumerate(scores.heads)
     }
-    sizes = [abs(gain) for gain in gains.values() if gain is not None]
-    most = float(np.nanmax([0.0, *sizes])) or 1.0  # NaN: of a head none of whose rows counts
-    label = "gain in log p of the target (nats)"
-    return plot_head_map(ax, gains, "-", label, cmap="PuOr_r", vmin=-most, vmax=most)
+    return plot_style.plot_gain_map(ax, gains, "-", "gain in log p of the target (nats)")
