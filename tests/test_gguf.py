@@ -3,75 +3,23 @@
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from calibrate.errors import CalibrateError
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+pytest.importorskip("gguf", reason="needs the extra gguf")
 pytest.importorskip("accelerate", reason="needs the extra gguf")
 
 from test_cli import call, refusal  # noqa: E402
-from tiny_causal import SIZES, causal_model, save_tokenizer  # noqa: E402
-from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
+from tiny_causal import save_tokenizer  # noqa: E402
+from tiny_gguf import PACKED, PLAIN, TOKENS, small_model, write_gguf  # noqa: E402
 
 from calibrate.transformers import folders  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
 torch.set_num_threads(1)
-LETTERS = sorted(ByteLevel.alphabet())
-MERGES = ["Ġ t", "Ġt h", "Ġth e"]
-TOKENS = [*LETTERS, *("".join(merge.split()) for merge in MERGES)]
-PLAIN, PACKED = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
-
-
-def small_model(**changes):
-    """With rows of whole blocks, which packed weights need, and as many tokens as the tokenizer."""
-    return causal_model(intermediate_size=64, vocab_size=len(TOKENS), **changes)
-
-
-def write_gguf(folder, model, packing=PLAIN, tokenizer=True, without=(), licence="apache-2.0"):
-    """A folder with the model in one file, as llama.cpp's conversion of a Llama writes it."""
-    folder.mkdir()
-    writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
-    writer.add_name("tiny")
-    writer.add_license(licence)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_context_length(SIZES["max_position_embeddings"])
-    writer.add_embedding_length(SIZES["hidden_size"])
-    writer.add_block_count(SIZES["num_hidden_layers"])
-    writer.add_feed_forward_length(model.config.intermediate_size)
-    writer.add_head_count(SIZES["num_attention_heads"])
-    writer.add_head_count_kv(SIZES["num_key_value_heads"])
-    writer.add_rope_dimension_count(SIZES["head_dim"])
-    writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    if tokenizer:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_token_list(TOKENS)
-        writer.add_token_merges(MERGES)
-    add_tensors(writer, model, packing, without)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return folder
-
-
-def add_tensors(writer, model, packing, without):
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, SIZES["num_hidden_layers"])
-    for name, weight in model.state_dict().items():
-        data = weight.numpy()
-        for part, n_heads in (("q_proj", 4), ("k_proj", 2)):
-            if part in name:  # llama.cpp rotates neighbours, and Transformers halves
-                data = data.reshape(n_heads, 2, -1, data.shape[1]).swapaxes(1, 2)
-                data = np.ascontiguousarray(data.reshape(weight.shape))
-        if name not in without:
-            kind = packing if data.ndim == 2 else PLAIN
-            packed = gguf.quants.quantize(data, kind)
-            writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=kind)
 
 
 def logits_of(model):

@@ -16,7 +16,8 @@ pytest.importorskip("transformers", reason="needs the extra transformers")
 pytest.importorskip("gguf", reason="needs the extra gguf")
 
 from test_cli import call  # noqa: E402
-from test_gguf import logits_of, small_model, write_gguf  # noqa: E402
+from test_gguf import logits_of  # noqa: E402
+from tiny_gguf import small_model, write_gguf  # noqa: E402
 
 from calibrate.examples.comparison import compare  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402

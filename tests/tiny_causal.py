@@ -12,16 +12,21 @@ from calibrate.examples.retrieval import TEMPLATES
 
 MORE = {
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    "gemma3": {"sliding_window": 8, "query_pre_attn_scalar": 8},
     "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 8},
 }
-KINDS = {"llama": "Llama", "gemma2": "Gemma2", "gpt_oss": "GptOss", "bloom": "Bloom"}
+KINDS = {
+    "llama": "Llama", "gemma2": "Gemma2", "gpt_oss": "GptOss", "bloom": "Bloom", "qwen2": "Qwen2",
+    "qwen3": "Qwen3", "phi3": "Phi3", "olmo2": "Olmo2", "gemma3": "Gemma3",
+}  # fmt: skip
 
 
 def causal_model(kind="llama", **changes):
     """Random weights, four query heads and two key heads in each of two layers."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{KINDS[kind]}Config")(**SIZES | MORE.get(kind, {}) | changes)
-    model = getattr(transformers, f"{KINDS[kind]}ForCausalLM")(config).eval().requires_grad_(False)
+    of_kind = getattr(transformers, f"{KINDS[kind]}ForCausalLM")
+    config = of_kind.config_class(**SIZES | MORE.get(kind, {}) | changes)
+    model = of_kind(config).eval().requires_grad_(False)
     for name, x in model.named_parameters():
         if "sinks" in name:
             x.copy_(torch.randn_like(x))

@@ -57,6 +57,28 @@ def write_atomically(
             os.unlink(temporary)
 
 
+@contextlib.contextmanager
+def replacing(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
+    """A temporary name to write a large file to; it becomes `path` at the end, or is removed.
+
+    Raises:
+      error: the folder cannot be made or written. Nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        make_folder(path.parent)
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except OSError as failure:
+        raise unwritable(path, failure, error) from failure
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
 def read_file(path: Path, most: int) -> bytes:
     """A regular file's bytes, or one more than `most`, for the caller to refuse.
 

@@ -1,0 +1,206 @@
+"""What an export needs to know of a .gguf file: its heads, and the tensors that make queries."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGUFValueType as Kind
+from numpy.typing import NDArray
+
+from calibrate.errors import CalibrateError
+from calibrate.export.plan import Plan
+
+Value = tuple[Any, Kind]  # of a key, with its type
+
+# Graphs of llama.cpp whose queries are linear in these tensors up to softmax, by tests that run it.
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "olmo2", "gemma3")
+_REASONS = {
+    "gemma2": "its logits are soft-capped before softmax",
+    "grok": "its logits are soft-capped before softmax",
+    "gpt-oss": "each head has a sink, which is not of its queries",
+    "bloom": "its logits have a bias of positions, which is not of its queries",
+    "mpt": "its logits have a bias of positions, which is not of its queries",
+    "llama4": "its queries are normalised without a weight",
+}
+BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
+_QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
+_NORM = "attn_q_norm"
+FIT = "calibrate.fit"  # the key that names the fit
+
+
+def open_gguf(path: Path) -> gguf.GGUFReader:
+    """A .gguf file, mapped into memory.
+
+    Raises:
+      CalibrateError: it cannot be read, or is of another kind, or cut off.
+    """
+    try:
+        reader = gguf.GGUFReader(path)
+    except OSError as failure:
+        raise CalibrateError(
+            f"cannot read {path}: {failure.strerror}; check the path and its permissions"
+        ) from failure
+    except (ValueError, IndexError) as failure:
+        raise CalibrateError(
+            f"{path} is not a whole .gguf file ({failure}); fetch it again"
+        ) from failure
+    if reader.byte_order == "S":
+        raise CalibrateError(
+            f"{path} was written for the other byte order; convert it for this machine"
+        )
+    return reader
+
+
+def value_of(reader: gguf.GGUFReader, name: str) -> Any:
+    """The value of a key; None if there is none."""
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
+
+
+class GgufModel:
+    """A .gguf file, mapped into memory.
+
+    Attributes:
+      path: of the file.
+      reader: its keys and tensors.
+      architecture: its name in llama.cpp.
+      n_layers, n_heads: of attention; heads are those of queries.
+      head_dim: rows of each head's queries.
+      context: the most tokens that the model reads.
+    Raises:
+      CalibrateError: it cannot be read, or queries of such a model cannot be scaled exactly.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.reader = open_gguf(path)
+        self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
+        self.architecture = str(self.key("general.architecture"))
+        self._require_known()
+        self.n_layers = self._count("block_count")
+        self.n_heads = self._count("attention.head_count")
+        self.context = self._count("context_length")
+        self.head_dim = int(
+            self.key(f"{self.architecture}.attention.key_length")
+            or self._count("embedding_length") // self.n_heads
+        )
+
+    def key(self, name: str) -> Any:
+        """The value of a key; None if there is none."""
+        return value_of(self.reader, name)
+
+    def own_keys(self) -> list[str]:
+        """The architecture's keys, without its name."""
+        own = f"{self.architecture}."
+        return [name.removeprefix(own) for name in self.reader.fields if name.startswith(own)]
+
+    def factors_by_tensor(self, plan: Plan) -> dict[str, NDArray[np.float64]]:
+        """For each tensor that a plan changes, a factor for each of its rows.
+
+        Raises:
+          CalibrateError: a layer has no queries that can be scaled, or its heads share a norm and
+            differ.
+        """
+        changed: dict[str, NDArray[np.float64]] = {}
+        for layer in range(self.n_layers):
+            factors = np.array(plan.of_layer(layer), np.float64)
+            if (factors != 1).any():
+                changed |= self._of_layer(layer, factors)
+        return changed
+
+    def _of_layer(
+        self, layer: int, factors: NDArray[np.float64]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        n_rows = self.n_heads * self.head_dim
+        norm = f"blk.{layer}.{_NORM}.weight"
+        if norm in self.tensors:
+            size = int(self.tensors[norm].n_elements)
+            if size == n_rows:
+                return {norm: np.repeat(factors, self.head_dim)}
+            self._require_rows(norm, size, self.head_dim)
+            if np.ptp(factors):
+                raise CalibrateError(
+                    f"heads of layer {layer} differ, by factors of {factors.min():.4g} to "
+                    f"{factors.max():.4g}, and a norm with one weight for all of them follows "
+                    "their queries; fit the layer's heads together"
+                )
+            return {norm: np.full(size, factors[0])}
+        for part in _QUERIES:
+            name = f"blk.{layer}.{part}.weight"
+            if name in self.tensors:
+                rows = int(self.tensors[name].shape[1])
+                self._require_rows(name, rows, n_rows, fused=part != "attn_q")
+                by_row = np.ones(rows)
+                by_row[:n_rows] = np.repeat(factors, self.head_dim)
+                bias = f"blk.{layer}.{part}.bias"
+                return {name: by_row} | ({bias: by_row} if bias in self.tensors else {})
+        raise CalibrateError(
+            f"{self.path} has no tensor of queries in layer {layer}, such as "
+            f"blk.{layer}.attn_q.weight; give a model whose every layer has attention"
+        )
+
+    def _require_rows(self, name: str, found: int, queries: int, fused: bool = False) -> None:
+        more = 2 * self._count("attention.head_count_kv") * self.head_dim if fused else 0
+        if found != queries + more:
+            raise CalibrateError(
+                f"{name} in {self.path} has {found} rows, and {self.n_heads} heads of "
+                f"{self.head_dim} have {queries + more}; such a model cannot be exported"
+            )
+
+    def _require_known(self) -> None:
+        if (self.key("split.count") or 1) > 1:
+            raise CalibrateError(
+                f"{self.path} is one of {self.key('split.count')} files; merge them: "
+                "llama-gguf-split --merge FIRST OUT"
+            )
+        if carried := self.key(FIT):
+            raise CalibrateError(
+                f"{self.path} carries the fit {carried} already; give the original model"
+            )
+        if self.architecture not in ARCHITECTURES:
+            why = _REASONS.get(self.architecture, "llama.cpp's graph of it is not checked here")
+            raise CalibrateError(
+                f"models of {self.architecture} cannot be exported: {why}; supported are "
+                f"{', '.join(ARCHITECTURES)}"
+            )
+
+    def _count(self, name: str) -> int:
+        """An integer key of the architecture's own."""
+        value = self.key(f"{self.architecture}.{name}")
+        if not isinstance(value, int) or value < 1:
+            raise CalibrateError(
+                f"{self.path} has {self.architecture}.{name} = {value!r}; it must be a positive "
+                "integer, the same for all layers"
+            )
+        return value
+
+
+def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
+    """The keys that tell llama.cpp of a rule of log n.
+
+    Its graph `mistral3` multiplies the query at position p, from 0, by
+
+        1 + scale log(1 + floor(p / length)), with length the original context of YaRN,
+
+    which is not used otherwise unless positions are scaled. With length 1 that is 1 + scale log n.
+
+    Raises:
+      CalibrateError: not a plain Llama, which llama.cpp can run so.
+    """
+    unfit = [
+        name
+        for name in model.own_keys()
+        if name.startswith(("rope.scaling.", "expert_", "attention.sliding_window"))
+    ]
+    if model.architecture != "llama" or unfit:
+        what = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
+        raise CalibrateError(
+            "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
+            f"{BY_SIZE}, and {what}; fit constants: calibrate fit RUN --kind constant"
+        )
+    return {
+        f"{BY_SIZE}.attention.temperature_scale": (ratio, Kind.FLOAT32),
+        f"{BY_SIZE}.rope.scaling.original_context_length": (1, Kind.UINT32),
+    }

@@ -1,0 +1,222 @@
+"""Fits in .gguf files: llama.cpp answers as our own runtime does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+pytest.importorskip("transformers", reason="needs the extra transformers")
+gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+pytest.importorskip("xllamacpp", reason="needs the extra engines")
+
+from llama_cpp import LlamaCpp, words  # noqa: E402
+from tiny_gguf import small_model, write_gguf  # noqa: E402
+
+from calibrate.errors import CalibrateError  # noqa: E402
+from calibrate.export.gguf_file import export_gguf  # noqa: E402
+from calibrate.export.gguf_model import ARCHITECTURES, GgufModel  # noqa: E402
+from calibrate.export.gguf_rows import _SCALES, Type, scale_rows  # noqa: E402
+from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.maths.rule import Rule  # noqa: E402
+from calibrate.transformers import register, verify  # noqa: E402
+
+torch.set_num_threads(1)
+VOCABULARY = 256
+PROMPT = [7 * i * i % VOCABULARY for i in range(1, 41)]
+FACTORS = (1.9, 0.4, 1.0, 2.7)  # of the heads of one layer
+ONE_NORM = ("qwen3", "gemma3")  # one weight for all heads follows their queries
+# llama.cpp's approximations differ: Gemma's activation is a table of float16.
+ERRORS = {"gemma3": 3e-3}
+
+
+def lines(*of_layers):
+    """A fit with kappa log n + b for each head of each layer, where it is not None."""
+    entries = [
+        Entry(line, (0.0, 9.0), layer, head)
+        for layer, heads in enumerate(of_layers)
+        for head, line in enumerate(heads)
+        if line is not None
+    ]
+    return Coefficients(Rule.log_size(0.1, 64.0), tuple(entries), name="made-up")
+
+
+def constants(*of_layers):
+    return lines(*([(0.0, b) for b in factors] for factors in of_layers))
+
+
+def make(kind="llama", folder="m", packing=Type.F32, **changes):
+    """A model whose norms and biases matter, and its file."""
+    model = small_model(kind, vocab_size=VOCABULARY, **changes)
+    for name, weight in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.manual_seed(len(name))
+            weight.copy_(0.5 * torch.randn_like(weight) + ("norm" in name and kind != "gemma3"))
+    folder = write_gguf(Path(folder), model, packing, architecture=kind, tokens=words(VOCABULARY))
+    return model, folder / "tiny.gguf"
+
+
+def export(fit, file, out="out.gguf"):
+    return export_gguf(fit, GgufModel(Path(file)), Path(out))
+
+
+def our_log_p(model, fit, tokens):
+    """Of the token after each of the tokens, by our runtime."""
+    register("made-up", fit)
+    model.set_attn_implementation("made-up")
+    verify(model)
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return torch.log_softmax(logits, -1).numpy()
+
+
+def assert_same_answers(file, model, fit, error=1e-4):
+    """Probabilities at several lengths, and greedy text; and the fit is at work."""
+    engine = LlamaCpp(file)
+    ours = our_log_p(model, fit, PROMPT)
+    for length in (2, 17, len(PROMPT)):
+        found = engine.log_p(PROMPT[:length], VOCABULARY)
+        np.testing.assert_allclose(found, ours[length - 1], atol=error)
+    tokens = list(PROMPT)
+    for _ in range(12):
+        tokens.append(int(our_log_p(model, fit, tokens)[-1].argmax()))
+    assert engine.continued(PROMPT, 12) == tokens[len(PROMPT) :]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        plain = torch.log_softmax(model(torch.tensor([PROMPT])).logits[0, -1], -1).numpy()
+    assert np.abs(plain - ours[-1]).max() > 100 * error
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_llama_cpp_answers_as_we_do(kind):
+    model, file = make(kind)
+    of_layer = (2.2,) * 4 if kind in ONE_NORM else FACTORS
+    fit = constants(of_layer, (1.0, 1.0, 1.0, 1.0))
+    result = export(fit, file)
+    assert len(result.changed) == 1 + (kind == "qwen2")
+    assert_same_answers("out.gguf", model, fit, ERRORS.get(kind, 1e-4))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_rules_of_log_n(bias):
+    model, file = make(attention_bias=bias)
+    fit = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
+    assert export(fit, file).architecture == "mistral3"
+    assert_same_answers("out.gguf", model, fit)
+
+
+def dequantized(data, kind):
+    return gguf.quants.dequantize(data, kind).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("F32", 1e-7), ("F16", 1e-3), ("BF16", 4e-3), ("MXFP4", 0.01)]
+    + [(kind, 1e-3) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0")],
+)
+def test_rows_of_every_type_times_their_factors(kind, error):
+    kind = Type[kind]
+    weights = np.random.default_rng(0).normal(0, 0.05, (4, 512)).astype(np.float32)
+    data = gguf.quants.quantize(weights, kind) if kind != Type.F16 else weights.astype(np.float16)
+    assert_scaled(data, kind, error)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
+     "IQ1_S", "IQ4_NL", "IQ4_XS"],
+)  # fmt: skip
+def test_types_that_the_package_cannot_write(kind):
+    """Any bytes are such weights, if their scales are numbers."""
+    kind = Type[kind]
+    random = np.random.default_rng(0)
+    n_weights, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (4, 512 // n_weights * size), np.uint8)
+    blocks = data.reshape(4, -1, size)
+    for at in _SCALES[kind]:
+        scales = random.uniform(1e-3, 2e-3, blocks.shape[:2]).astype(np.float16)
+        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    assert_scaled(data, kind, 1e-3)
+
+
+def assert_scaled(data, kind, error):
+    factors = np.array(FACTORS)
+    scaled = scale_rows(data, kind, factors)
+    assert scaled.kind == (Type.Q8_0 if kind == Type.MXFP4 else kind)
+    exact = factors[:, None] * dequantized(data, kind)
+    found = dequantized(scaled.data, scaled.kind)
+    norm = np.linalg.norm(exact)
+    assert np.linalg.norm(found - exact) < error * norm
+    assert np.linalg.norm(found - exact) < 5 * scaled.rounding * norm
+    if scaled.kind == kind:  # a factor of 1 changes nothing
+        np.testing.assert_array_equal(scaled.data[2], data[2])
+
+
+def test_what_is_refused_of_rows():
+    big = np.full((1, 32), 6e4, np.float16)
+    with pytest.raises(CalibrateError, match=r"^queries times 2 overflow F16; give the model as"):
+        scale_rows(big, Type.F16, np.array([2.0]))
+    packed = gguf.quants.quantize(np.ones((1, 64), np.float32), Type.Q4_0)
+    with pytest.raises(CalibrateError, match=r"weights are Q1_0, which this version"):
+        scale_rows(packed, Type.Q1_0, np.array([2.0]))
+
+
+def test_all_else_stays_as_it_is():
+    _, file = make(packing=Type.Q8_0)
+    result = export(constants((1.0,) * 4, FACTORS), file)
+    assert result.changed == ("blk.1.attn_q.weight",)
+    assert result.rewritten == ()
+    assert 0 < result.rounding < 1e-3
+    before, after = gguf.GGUFReader(file), gguf.GGUFReader("out.gguf")
+    assert [t.name for t in before.tensors] == [t.name for t in after.tensors]
+    for own, new in zip(before.tensors, after.tensors, strict=True):
+        assert own.tensor_type == new.tensor_type
+        same = own.data.tobytes() == new.data.tobytes()
+        assert same == (own.name != "blk.1.attn_q.weight")
+    added = set(after.fields) - set(before.fields)
+    assert all(name.startswith("calibrate.") for name in added)
+    for name in set(before.fields) - {"GGUF.kv_count"}:
+        assert before.fields[name].types == after.fields[name].types
+        assert before.fields[name].contents() == after.fields[name].contents()
+    assert after.fields["calibrate.fit"].contents() == "made-up@1"
+
+
+def test_a_model_that_cannot_be_exported():
+    fit = constants(FACTORS, FACTORS)
+    _, file = make("qwen3", folder="qwen3")
+    with pytest.raises(CalibrateError, match=r"^heads of layer 0 differ, by factors of 0.4 to 2.7"):
+        export(fit, file)
+    by_size = lines(*[[(0.3 * b, b) for b in FACTORS]] * 2)
+    _, file = make("qwen2", folder="qwen2")
+    with pytest.raises(CalibrateError, match=r"need a plain Llama, .*, and this one is qwen2; fit"):
+        export(by_size, file)
+    gemma = small_model("gemma2", vocab_size=VOCABULARY)
+    folder = write_gguf(Path("gemma2"), gemma, architecture="gemma2", tokens=words(VOCABULARY))
+    with pytest.raises(CalibrateError, match=r"gemma2 cannot be exported: its logits are soft-cap"):
+        export(fit, folder / "tiny.gguf")
+    Path("cut.gguf").write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CalibrateError, match=r"^cut.gguf is not a whole .gguf file"):
+        export(fit, "cut.gguf")
+    assert not Path("out.gguf").exists()
+
+
+def test_an_exported_file_is_not_exported_again():
+    _, file = make()
+    export(constants(FACTORS, FACTORS), file)
+    with pytest.raises(CalibrateError, match=r"^out.gguf carries the fit made-up@1 already; give"):
+        export(constants(FACTORS, FACTORS), "out.gguf")
+
+
+def test_the_file_appears_whole_or_not_at_all():
+    _, file = make()
+    steps = []
+
+    def interrupt():
+        steps.append(sorted(path.name for path in Path("there").iterdir()))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_gguf(constants(FACTORS, FACTORS), GgufModel(file), Path("there/out.gguf"), interrupt)
+    assert len(steps[0]) == 1
+    assert steps[0][0].endswith(".tmp")
+    assert list(Path("there").iterdir()) == []
