@@ -392,7 +392,7 @@ def test_evaluate_prints_a_table_json_and_csv(here):
         (["--fits", "nope"], 1, "nope"),
         (["--sets", "1"], 2, "--sets"),
         (["--json", "--csv"], 2, "--json cannot be used with --csv"),
-        (["--sizes", "1"], 2, "not within"),
+        (["--sizes", "1"], 2, "set sizes are 2 to"),
     ],
 )
 def test_evaluate_refuses(here, arguments, code, message):
