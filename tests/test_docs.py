@@ -36,7 +36,7 @@ def test_the_two_commands_on_a_fresh_clone(tmp_path):
     main_job, _ = commands_of("Two commands")
     done = subprocess.run(main_job, shell=True, cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "calibrate.load(" in done.stdout.strip().splitlines()[-2]
+    assert "fit = calibrate.load(" in done.stdout
     status = ["git", "-C", str(clone), "status", "--porcelain"]
     assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
 

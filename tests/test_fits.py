@@ -22,7 +22,8 @@ from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report.fit_plots import plot_beta
 from calibrate.report.text_plot import draw_curve
-from calibrate.report.wording import load_line, outside, polynomial
+from calibrate.report.usage import load_line, usage
+from calibrate.report.wording import outside, polynomial
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,7 +94,7 @@ def test_show_has_polynomial_curve_quality_source_and_load_line(here):
 def test_show_as_json_is_the_file_and_how_to_load_it(store):
     record = json.loads(call("fits", "show", "made@1", "--json").stdout)
     assert record["fit"] == json.loads((store / "made/1.json").read_text())
-    assert record["load"] == 'calibrate.load("made@1")'
+    assert record["load"] == f'calibrate.load("{Path("fits/made/1.json").absolute()}")'
     assert record["path"] == "fits/made/1.json"
 
 
@@ -101,12 +102,34 @@ def test_show_as_json_is_the_file_and_how_to_load_it(store):
     ("reference", "store_given"),
     [("made@1", None), ("made", "elsewhere"), ("copy.json", None), ("fits/made/1.json", None)],
 )
-def test_the_load_line_loads_this_very_file(store, reference, store_given):
+def test_the_load_line_loads_this_very_file_from_any_folder(
+    store, reference, store_given, monkeypatch
+):
     shutil.copytree("fits", "elsewhere")
     shutil.copy("fits/made/1.json", "copy.json")
     shown = calibrate.load(reference, store_given)
-    again = eval(load_line(shown), {"calibrate": calibrate})
-    assert again.path.samefile(shown.path)
+    path = shown.path.absolute()
+    monkeypatch.chdir("/")
+    again = eval(load_line(replace(shown, path=path)), {"calibrate": calibrate})
+    assert again.path.samefile(path)
+
+
+def test_the_packages_own_fits_are_loaded_by_name(here):
+    assert load_line(calibrate.load("max-retrieval")) == 'calibrate.load("max-retrieval@2")'
+    publish(replace(calibrate.load("max-retrieval"), version=0), here / "fits")
+    assert str(here) in load_line(calibrate.load("max-retrieval"))  # the name is hidden here only
+
+
+def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
+    fit = make_fit()
+    entries = tuple(replace(fit.only, layer=3, head=i) for i in range(2))
+    code = usage(publish(replace(fit, entries=entries), here / "fits")[0]).text
+    assert "set_attn_implementation" in code
+    logits = np.zeros((1, 2, 3, 8))
+    jax = [line for line in code.splitlines() if "load(" in line or "calibrate.adaptive" in line]
+    space = {"calibrate": calibrate, "logits": logits}
+    exec("\n".join(jax), space)
+    assert space["probs"].shape == logits.shape
 
 
 def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
@@ -164,13 +187,10 @@ def test_show_says_what_holds_beyond_the_fitted_sizes(here, by_size):
     falling = replace(rising, layer=1, coefficients=(-0.5, 8.0), check=())
     publish(replace(by_size, entries=(rising, falling)), here / "fits")
     out = call("fits", "show", "by-size").stdout
-    for line in (
-        "16 .. 1,024 items; the line goes on outside\n",
-        "16 .. 1,024 items; beta is held at its ends outside\n",
-    ):
-        assert line in out, line
     both = outside(by_size.rule, (rising, falling))
     assert both == "outside, lines that rise go on, and the others hold beta at their ends"
+    assert f"Outside its domain: {both}." in out
+    assert outside(by_size.rule, (falling,)) == "beta is held at its ends outside"
 
 
 def test_the_figure_of_a_log_size_fit_has_sizes_along_x(by_size):
@@ -260,12 +280,13 @@ def test_a_refit_of_a_rule_of_both_is_compared_over_its_domain_of_both():
 
 
 def test_show_of_many_heads_is_cut_short(here):
-    entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 2.0), (0.5, 3.0), 1, i) for i in range(12))
+    entries = tuple(Entry((0.0, 0.0, 0.0, 0.0, 2.0), (0.5, 3.0), 1, i) for i in range(24))
     publish(Coefficients(Rule(), entries, name="many"), here / "fits")
     out = call("fits", "show", "many", "--figure", "many.png").stdout
-    assert out.count("nats; H is clamped") == 8
-    assert "layer 1, head 7" in out
-    assert "and 4 more entries" in out
+    assert "24 entries; other heads keep plain softmax" in out
+    assert len(re.findall(r"^ +1 +\d+ +0.5 .. 3 nats +1.00 to 2.00 +2", out, re.M)) == 20
+    assert "H is clamped to it. And 4 more entries" in out
+    assert "fit.layer(1)" in out
 
 
 def test_diff_finds_the_largest_change_on_the_common_domain(store):

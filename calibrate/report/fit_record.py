@@ -11,7 +11,8 @@ from calibrate.fitting.model_selection import Choice
 from calibrate.fitting.pooling import HARM
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
 from calibrate.report.selection import selection_tables
-from calibrate.report.wording import argument, left_out, load_line, polynomial, span
+from calibrate.report.usage import usage
+from calibrate.report.wording import argument, left_out, polynomial, span
 
 WORTH_COLLECTING = 0.001  # nats, by twice the rows
 
@@ -51,11 +52,7 @@ class FitRecord:
 
     def usage(self) -> Code:
         """The Python that uses the fit."""
-        load = load_line(self.fit.coefficients)
-        return Code(
-            "Use it in place of jax.nn.softmax:",
-            f"fit = {load}\nprobs = calibrate.adaptive_softmax(logits, fit)",
-        )
+        return usage(self.fit.coefficients)
 
     def _facts(self) -> Iterable[tuple[str, str]]:
         coefficients = self.fit.coefficients

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.examples.comparison import PLAIN
-from calibrate.files.coefficients import Coefficients
 from calibrate.model_fitting.judging import Judged
-from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
+from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
-from calibrate.report.wording import load_line, percent, with_error
+from calibrate.report.usage import usage
+from calibrate.report.wording import percent, with_error
 
 if TYPE_CHECKING:
     from calibrate.model_fitting.model_fit import ModelFit
@@ -63,7 +63,7 @@ class ModelFitRecord:
         yield self._candidates()
         yield from self._heads()
         yield Facts([("verdict", fit.coefficients.quality["verdict"])])
-        yield Code("Use it in Transformers:", how_to_load(fit.coefficients))
+        yield usage(fit.coefficients)
 
     def _candidates(self) -> Table:
         rows = [
@@ -120,17 +120,6 @@ def typical_betas(fit: "ModelFit") -> dict[tuple[int, int], float]:
     beta = np.clip(1 + numbers[0], form.rule.min_beta, form.rule.max_beta)
     beta = np.broadcast_to(beta, len(fit.heads))
     return dict(zip(fit.heads, beta.tolist(), strict=True))
-
-
-def how_to_load(coefficients: Coefficients) -> str:
-    """The Python that gives a model the fit."""
-    return (
-        f"fit = {load_line(coefficients)}\n"
-        "from calibrate import transformers\n"
-        f'transformers.register("{coefficients.name}", fit)\n'
-        f'model.set_attn_implementation("{coefficients.name}")\n'
-        "transformers.verify(model)"
-    )
 
 
 def save_beta_map(path: Path, fit: "ModelFit") -> None:

@@ -7,8 +7,7 @@ from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
 from calibrate.examples.verdict import verdict
 from calibrate.files.coefficients import Coefficients
 from calibrate.report import model_plots
-from calibrate.report.blocks import Block, Code, Facts, Heading, Table, Text
-from calibrate.report.model_fit_record import how_to_load
+from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.page import (
     Figures,
@@ -18,6 +17,7 @@ from calibrate.report.page import (
     draw,
     provenance_section,
     rule_section,
+    usage_section,
     write_page,
 )
 
@@ -32,8 +32,7 @@ def write_model_page(path: Path, fit: Coefficients, record: ModelScoresRecord) -
     """
     blocks = [
         Highlights(list(_highlights(record.comparison, record.fits[0]))),
-        Heading("Use it"),
-        Code("In Transformers:", f"import calibrate\n\n{how_to_load(fit)}"),
+        *usage_section(fit),
         Heading("By template and length"),
         Facts([("scored", record.scored), *record.best()]),
         Text("Chance: two standard errors."),

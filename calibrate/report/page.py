@@ -16,11 +16,11 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.report import plot_style
 from calibrate.report.blocks import Block, Code, Facts, Heading, Text
 from calibrate.report.rule_curves import joint_domain
+from calibrate.report.usage import usage
 from calibrate.report.wording import (
     argument,
     facts,
     guards,
-    load_line,
     outside,
     polynomial,
     span,
@@ -107,18 +107,10 @@ def picture(figure: "Figure", title: str, caption: str, wide: bool = False) -> P
 
 def usage_section(fit: Coefficients) -> Iterable[Block]:
     """The Python that uses the fit."""
-    layered = any(entry.layer is not None for entry in fit.entries)
-    load = load_line(fit) + ".layer(i)" * layered
     yield Heading("Use it")
-    yield Code(
-        "In place of jax.nn.softmax:",
-        f"import calibrate\n\nfit = {load}\nprobs = calibrate.adaptive_softmax(logits, fit)",
-    )
-    if layered or fit.has_heads:
-        yield Text(
-            f"Logits are (..., heads, queries, items){', of layer i' * layered}; a head that the "
-            "fit does not name keeps beta = 1. For Transformers and Flax models see the README."
-        )
+    yield usage(fit)
+    if fit.has_heads:
+        yield Text("A head that the fit does not name keeps beta = 1.")
 
 
 def rule_section(fit: Coefficients) -> Iterable[Block]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.per_head import HeadFit, PerHeadResult
-from calibrate.report.blocks import SHOWN_HEADS, Block, Code, Facts, Heading, Table
+from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.rule_curves import beta_text, of_both
-from calibrate.report.wording import argument, load_line, polynomial
+from calibrate.report.usage import usage
+from calibrate.report.wording import argument, polynomial
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,7 @@ class PerHeadRecord:
             left=(beta,),
         )
         yield Facts([("verdict", coefficients.quality["verdict"])])
-        layered = any(entry.layer is not None for entry in coefficients.entries)
-        yield Code(
-            "Use it, in JAX or PyTorch, on logits (..., heads, queries, items)"
-            f"{' of layer i' * layered}:",
-            f"fit = {load_line(coefficients)}{'.layer(i)' * layered}\n"
-            "probs = calibrate.adaptive_softmax(logits, fit)",
-        )
+        yield usage(coefficients)
 
 
 def _cells(fit: Coefficients, head: HeadFit) -> tuple[str, ...]:

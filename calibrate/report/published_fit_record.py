@@ -11,23 +11,21 @@ import numpy as np
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
-from calibrate.report.blocks import Block, Code, Curve, Facts, Heading, Table, Text
-from calibrate.report.rule_curves import beta_at, domain_curve, of_both, shown_sizes
+from calibrate.report.blocks import SHOWN_HEADS, Block, Curve, Facts, Heading, Table
+from calibrate.report.rule_curves import beta_at, beta_text, domain_curve, of_both, shown_sizes
 from calibrate.report.selection import selection_tables
+from calibrate.report.usage import load_line, usage
 from calibrate.report.wording import (
     NOTHING,
     argument,
     facts,
     guards,
-    head_text,
-    load_line,
     outside,
     polynomial,
     span,
 )
 
 PLOT_POINTS = 128  # two per character
-SHOWN_ENTRIES = 8
 SHOWN_ENTROPIES = 7
 
 
@@ -51,20 +49,17 @@ class PublishedFitRecord:
         """The rule of each entry with its curve, the facts, and the line that loads it."""
         coefficients = self.coefficients
         yield Heading(f"Fit {coefficients.reference}")
-        for entry in coefficients.entries[:SHOWN_ENTRIES]:
-            if len(coefficients.entries) > 1:
-                yield Text(f"  {head_text(entry.layer, entry.head)}")
-            yield from _entry_blocks(coefficients, entry)
-        if len(coefficients.entries) > SHOWN_ENTRIES:
-            rest = len(coefficients.entries) - SHOWN_ENTRIES
-            yield Text(f"  and {rest} more entries (--json lists them all)")
+        if len(coefficients.entries) > 1:
+            yield _entry_table(coefficients)
+        else:
+            yield from _entry_blocks(coefficients, coefficients.only)
         rows = [("guards", guards(coefficients.rule)), *facts(coefficients)]
         rows += [("file", str(coefficients.path)), ("id", digest(coefficients))]
         if self.figure:
             rows.append(("figure", str(self.figure)))
         yield Facts(rows)
         yield from selection_tables(coefficients)
-        yield Code("Load it:", f"fit = {load_line(coefficients)}")
+        yield usage(coefficients)
 
 
 def show_fit(reference: str, store: Path | None, figure: Path | None) -> PublishedFitRecord:
@@ -80,6 +75,29 @@ def show_fit(reference: str, store: Path | None, figure: Path | None) -> Publish
 
         save_beta_figure(figure, coefficients)
     return PublishedFitRecord(coefficients, figure)
+
+
+def _entry_table(fit: Coefficients) -> Table:
+    """A row for each entry: its layer and head, its domain, beta over it, and the rule."""
+    rule, rest = fit.rule, len(fit.entries) - SHOWN_HEADS
+    formula = f"p({argument(rule)})"
+    return Table(
+        columns=("layer", "head", "domain", "beta", formula),
+        rows=[
+            (
+                "all" if entry.layer is None else str(entry.layer),
+                "all" if entry.head is None else str(entry.head),
+                span(entry.domain, rule.kind),
+                beta_text(fit, entry),
+                polynomial(entry.coefficients),
+            )
+            for entry in fit.entries[:SHOWN_HEADS]
+        ],
+        title=f"{len(fit.entries):,} entries; other heads keep plain softmax",
+        note=f"Outside its domain: {outside(rule, fit.entries)}."
+        + f" And {rest} more entries (--json lists them all)." * (rest > 0),
+        left=(formula,),
+    )
 
 
 def _entry_blocks(fit: Coefficients, entry: Entry) -> Iterable[Block]:

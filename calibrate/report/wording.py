@@ -2,15 +2,11 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
-from calibrate.files.store import find
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
 
 NOTHING = "·"
@@ -100,27 +96,6 @@ def guards(rule: Rule) -> str:
     if not rule.min_entropy:  # at H = 0 any beta gives the same
         return f"{bounds} at every {variable(rule)}"
     return f"beta = 1 up to H = {rule.min_entropy:g} nats; above, {bounds}"
-
-
-def load_line(coefficients: Coefficients) -> str:
-    """The Python expression that loads exactly this version from the current folder."""
-    path = coefficients.path
-    assert path is not None
-    pinned = json.dumps(coefficients.reference)
-    try:
-        held, version = find(coefficients.reference)
-        if os.path.realpath(held.path(version)) == os.path.realpath(path):
-            return f"calibrate.load({pinned})"
-    except CoefficientsError:
-        pass
-    if (path.parent.name, path.name) == (coefficients.name, f"{coefficients.version}.json"):
-        return f"calibrate.load({pinned}, store={_quote(path.parent.parent)})"
-    return f"calibrate.load({_quote(path)})"
-
-
-def _quote(path: Path) -> str:
-    """A path as a Python string literal."""
-    return json.dumps(str(path), ensure_ascii=False)
 
 
 def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
