@@ -18,7 +18,8 @@ from calibrate.files.collection import refuse_bad_rows
 from calibrate.files.manifest import COUNTS
 from calibrate.fitting.solved_rows import head_label, known_index
 from calibrate.fitting.weighting import MIN_EFFECTIVE, size_shares
-from calibrate.heads.logits_files import MOST_HEADS, Arrays, LoggedRows
+from calibrate.heads.logits_files import Arrays
+from calibrate.heads.logits_rows import MOST_HEADS, LoggedRows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 
