@@ -13,9 +13,11 @@ from calibrate.files.store import load
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from calibrate.array_fit import fit
     from calibrate.capturing import capture
     from calibrate.maths.shannon_entropy import entropy
     from calibrate.maths.solver import OptimalBeta, optimal_beta
+    from calibrate.sklearn import SoftmaxCalibrator
     from calibrate.softmax import adaptive_softmax, inverse_temperature
 
 __all__ = [
@@ -23,9 +25,11 @@ __all__ = [
     "Coefficients",
     "CoefficientsError",
     "OptimalBeta",
+    "SoftmaxCalibrator",
     "adaptive_softmax",
     "capture",
     "entropy",
+    "fit",
     "identity",
     "inverse_temperature",
     "load",
@@ -35,8 +39,10 @@ __all__ = [
 _LOADED_ON_USE = {
     "OptimalBeta": "calibrate.maths.solver",
     "adaptive_softmax": "calibrate.softmax",
+    "SoftmaxCalibrator": "calibrate.sklearn",
     "capture": "calibrate.capturing",
     "entropy": "calibrate.maths.shannon_entropy",
+    "fit": "calibrate.array_fit",
     "inverse_temperature": "calibrate.softmax",
     "optimal_beta": "calibrate.maths.solver",
 }

@@ -108,7 +108,7 @@ def test_too_few_rows_are_exit_3_with_advice(tmp_path):
     collect(ToyHead(), [8], 50, 0, tmp_path / "run")
     for make in (fit_collection, fit_collection_as_in_the_paper):
         with pytest.raises(
-            QualityError, match="fewer than the 100 .*larger sets.*--logits"
+            QualityError, match="fewer than the 100 .*larger sets; of arrays, give more rows"
         ) as caught:
             make(tmp_path / "run", "toy")
         assert caught.value.exit_code == 3

@@ -115,7 +115,8 @@ def test_public_names_exist_and_are_documented():
 
 
 def test_no_public_function_bears_a_modules_name():
-    modules = {path.stem for path in (ROOT / "calibrate").rglob("*.py")}
+    """`import calibrate.x` would put the module in the place of the function."""
+    modules = {path.stem for path in (ROOT / "calibrate").iterdir()}
     assert not modules & set(calibrate.__all__)
 
 
@@ -124,7 +125,7 @@ FLOORS = {
     "errors": 0, "maths": 1, "parallel": 1, "files": 2, "softmax": 3, "attention": 3,
     "attention_blocks": 3, "capturing": 3, "flax": 3, "torch": 3, "transformers": 3, "heads": 4,
     "export": 4, "collecting": 5, "examples": 5, "fitting": 6, "evaluation": 7,
-    "model_fitting": 7, "report": 8, "cli": 9,
+    "model_fitting": 7, "report": 8, "array_fit": 9, "cli": 9, "sklearn": 10,
 }  # fmt: skip
 RUNTIME = [room for room, floor in FLOORS.items() if floor == 3]
 

@@ -11,8 +11,8 @@ import numpy as np
 from calibrate.cli.loading import examples_of
 from calibrate.cli.model_steps import job_of, model_progress, require_transformers
 from calibrate.errors import CalibrateError
-from calibrate.evaluation.baselines import paper
-from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
+from calibrate.evaluation.baselines import one_constant, paper
+from calibrate.files.coefficients import Coefficients, Entry, identity
 from calibrate.files.example_collection import (
     ExampleCollection,
     is_example_collection,
@@ -109,12 +109,6 @@ def rules_beside(
     if trained_up_to is not None:
         rules[f"log n / log {trained_up_to}"] = log_size(trained_up_to)
     return Rules({**fits, **rules}, fits, list(of_constants))
-
-
-def one_constant(beta: float) -> Coefficients:
-    """The same beta on every head, at every entropy and size."""
-    bounds = Rule.log_size(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
-    return Coefficients(bounds, (Entry((0.0, beta), (0.0, MAX_ENTROPY)),), name="constant")
 
 
 def log_size(trained_up_to: int) -> Coefficients:

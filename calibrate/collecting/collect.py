@@ -91,38 +91,54 @@ def collect_arrays(
     return collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
 
 
+def collect_in_memory(arrays: Arrays, max_bytes: int = 10**9) -> files.Collection:
+    """The collection that `collect_arrays` would write, with the same digest."""
+    plan = _plan(source_of_arrays(arrays), max_bytes, "all")
+    shards = [
+        (unit.size, unit.number, _kept_rows(plan.source.rows(unit)(), unit, plan.most(unit), True))
+        for unit in plan.source.units
+    ]
+    return files.collection_in_memory(arrays.name, plan.configuration, shards)
+
+
+class _Plan(NamedTuple):
+    """What is to be collected: a source, and how many rows each unit may keep."""
+
+    source: Source
+    configuration: dict[str, Any]
+    wanted: Mapping[Unit, int]
+    quota: Mapping[int, int]
+
+    def most(self, unit: Unit) -> int:
+        return min(self.quota[unit.size], self.wanted[unit])
+
+
+def _plan(source: Source, max_bytes: int, keep: str) -> _Plan:
+    configuration = {**source.configuration, "max_bytes": max_bytes}
+    if keep != "misranked":  # absent in collections from before the option
+        configuration["keep"] = keep
+    wanted = wanted_rows(source.units, keep, source.n_heads)
+    quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
+    return _Plan(source, configuration, wanted, quota)
+
+
 def collect_from(
     source: Source, folder: Path, max_bytes: int, report: Report, keep: str, jobs: Jobs
 ) -> files.Collection:
     """Collects from any source; see `collect`."""
-    folder = Path(folder)
-    configuration = {**source.configuration, "max_bytes": max_bytes}
-    if keep != "misranked":  # absent in collections from before the option
-        configuration["keep"] = keep
-    units = source.units
-    wanted = wanted_rows(units, keep, source.n_heads)
-    quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
-    listed = complete_shards(folder, configuration, units)
+    folder, plan = Path(folder), _plan(source, max_bytes, keep)
+    listed = complete_shards(folder, plan.configuration, source.units)
     if listed is None or changed_units(folder, listed):
         with files.collection_lock(folder):
-            _collect_units(source, folder, configuration, wanted, quota, report, keep, jobs)
+            _collect_units(plan, folder, report, keep, jobs)
     collection = files.open_collection(folder)
     files.refuse_bad_rows(collection.manifest)
     return collection
 
 
-def _collect_units(
-    source: Source,
-    folder: Path,
-    configuration: dict[str, Any],
-    wanted: Mapping[Unit, int],
-    quota: Mapping[int, int],
-    report: Report,
-    keep: str,
-    jobs: Jobs,
-) -> None:
+def _collect_units(plan: _Plan, folder: Path, report: Report, keep: str, jobs: Jobs) -> None:
     """Collects the units without a shard; of a complete collection, those whose shard changed."""
-    units = source.units
+    configuration, units = plan.configuration, plan.source.units
     complete = claim_folder(folder, configuration, units)
     if complete:
         units = changed_units(folder, complete)
@@ -132,10 +148,16 @@ def _collect_units(
             warnings.warn(f"{path} is {state}; it is collected again", stacklevel=4)
     absolute = folder.absolute()  # workers may have another working folder
     tasks = [
-        partial(_collect_unit, source.rows(unit), absolute, unit, most, keep == "all", listed)
+        partial(
+            _collect_unit,
+            plan.source.rows(unit),
+            absolute,
+            unit,
+            plan.most(unit),
+            keep == "all",
+            complete[unit]["sha256"] if complete else None,
+        )
         for unit in units
-        for most in [min(quota[unit.size], wanted[unit])]
-        for listed in [complete[unit]["sha256"] if complete else None]
     ]
     finished = itertools.count(1)
 
@@ -165,7 +187,12 @@ def _collect_unit(
         receipt = files.find_shard(folder, unit.size, unit.number, sets)
         if receipt:
             return receipt, True
-    unit_rows = read_rows()
+    shard = _kept_rows(read_rows(), unit, most, keep_all)
+    return files.write_shard(folder, unit.size, unit.number, shard, listed), False
+
+
+def _kept_rows(unit_rows: UnitRows, unit: Unit, most: int, keep_all: bool) -> Shard:
+    """The rows of a unit that are kept, at most so many."""
     good, misranked, H, counts = map(np.asarray, examine(unit_rows.logits, unit_rows.target))
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
@@ -173,8 +200,7 @@ def _collect_unit(
         k: None if x is None else x[rows] for k, x in unit_rows._asdict().items()
     }
     index = rows + unit.first
-    shard = Shard(entropy=H[rows], index=index, counts=counts.astype(np.int64), **columns)
-    return files.write_shard(folder, unit.size, unit.number, shard, listed), False
+    return Shard(entropy=H[rows], index=index, counts=counts.astype(np.int64), **columns)
 
 
 @jax.jit

@@ -69,6 +69,7 @@ def source_of_arrays(arrays: Arrays) -> Source:
         "sizes": arrays.sizes,
         "sets": sum(map(arrays.count, arrays.sizes)),
         "seed": 0,
+        **arrays.split,
     }
     if arrays.names_heads:
         configuration["heads"] = [list(head) for head in arrays.heads]

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.files.store import load, published_store
 from calibrate.fitting.model_selection import Choice, choose
 from calibrate.fitting.paper_procedure import fit_as_in_the_paper
 from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
 from calibrate.fitting.solved_rows import Rows
 from calibrate.heads.max_retrieval import TRAINED_SIZES
+from calibrate.maths.rule import Rule
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
@@ -119,6 +120,19 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, ScoredRu
         except QualityError as failure:  # the others can still be compared
             warnings.warn(f"{LABELS[name]!r} is left out: {failure}", stacklevel=2)
     return {name: _named(rule, name) for name, rule in rules.items()}
+
+
+def one_constant(beta: float) -> Coefficients:
+    """The same beta on every head, at every entropy and size."""
+    bounds = Rule.log_size(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
+    return Coefficients(bounds, (Entry((0.0, beta), (0.0, MAX_ENTROPY)),), name="constant")
+
+
+def rivals_on_logits(choice: Choice | None) -> dict[str, Coefficients]:
+    """The other kinds fitted to the same rows, if known, and, as "hard", the largest beta."""
+    candidates = choice.candidates if choice else []
+    kinds = {_NAMES[c.kind]: c.fit for c in candidates if choice and c.kind != choice.chosen.kind}
+    return {**kinds, "hard": one_constant(Rule().max_beta)}
 
 
 def by_sharpness(choice: Choice) -> dict[str, ScoredRule]:

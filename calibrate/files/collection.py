@@ -8,7 +8,8 @@ are the progress: each is written atomically. The folder also has a lock, an emp
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +128,7 @@ class Collection(NamedTuple):
     folder: Path
     manifest: dict[str, Any]
     digest: str  # of the manifest, and so of every shard
+    in_memory: Sequence[Shard] | None = None  # in the order of the manifest; None: in the folder
 
     @property
     def heads(self) -> Heads:
@@ -140,8 +142,35 @@ class Collection(NamedTuple):
 
     def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, Shard]]:
         """(set size, shard) of every shard; of some heads only, if they are given."""
-        for entry in self.manifest["shards"]:
-            yield entry["size"], read_shard(self.folder, entry, heads)
+        for read in self.readers(heads):
+            yield read()
+
+    def readers(self, heads: Heads | None = None) -> list[Callable[[], tuple[int, Shard]]]:
+        """Functions that read one shard each, as `shards`; other processes can call them."""
+        folder = self.folder.absolute()  # workers may have another working folder
+        shards: Sequence[Shard | None] = self.in_memory or [None] * len(self.manifest["shards"])
+        return [
+            partial(_read, folder, entry, heads, shard)
+            for entry, shard in zip(self.manifest["shards"], shards, strict=True)
+        ]
+
+
+def _read(
+    folder: Path, entry: dict[str, Any], heads: Heads | None, in_memory: Shard | None
+) -> tuple[int, Shard]:
+    if in_memory is None:
+        return entry["size"], read_shard(folder, entry, heads)
+    return entry["size"], in_memory if heads is None else in_memory.of_heads(heads)
+
+
+def collection_in_memory(
+    name: str, configuration: dict[str, Any], shards: Sequence[tuple[int, int, Shard]]
+) -> Collection:
+    """A collection of (size, unit, shard), with the manifest that it would have on disk."""
+    receipts = [receipt_of(size, unit, shard, pack_shard(shard)) for size, unit, shard in shards]
+    data = manifest_text(configuration, receipts, "complete").encode()
+    manifest = parse_manifest(data, Path(name))
+    return Collection(Path(name), manifest, digest_of(data), [shard for _, _, shard in shards])
 
 
 def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) -> Shard:

@@ -249,10 +249,11 @@ def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
 
 def _source(collection: Collection, options: dict[str, Any]) -> dict[str, Any]:
     configuration = collection.manifest["configuration"]
+    split = {"held_out": configuration["held_out"]} if "held_out" in configuration else {}
     return {
         "head": configuration["head"],
         "fingerprint": configuration["fingerprint"],
         "collection": collection.digest,
         "seed": configuration["seed"],
-        "options": options,
+        "options": options | split,
     }

@@ -37,7 +37,7 @@ RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates it in float32
-ADVICE = "collect more and larger sets of a head, or put more rows into the files of --logits"
+ADVICE = "collect more sets, or larger sets; of arrays, give more rows"
 
 
 class Options(NamedTuple):

@@ -1,13 +1,13 @@
 """Solved rows: optimal beta and likelihood profile of every collected row."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.files.collection import Collection, read_shard
+from calibrate.files.collection import Collection
 from calibrate.files.shard import BYTES_OF_COLUMN, Heads, Shard
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
@@ -51,11 +51,7 @@ class Rows(NamedTuple):
 
     def group_index(self) -> np.ndarray:
         """(rows,) number of each row's group, from 0; an unknown one has no other rows."""
-        known = self.group >= 0
-        index = np.cumsum(~known) - 1
-        groups, index[known] = np.unique(self.group[known], return_inverse=True)
-        index[~known] += len(groups)
-        return index
+        return index_groups(self.group)
 
     def n_groups(self) -> int:
         """The number of groups, as `group_index` counts them."""
@@ -72,6 +68,15 @@ class Rows(NamedTuple):
 
     def count_by_status(self) -> dict[str, int]:
         return {name: int((self.status == s).sum()) for s, name in solver.STATUS_NAMES.items()}
+
+
+def index_groups(group: np.ndarray) -> np.ndarray:
+    """(rows,) number of each row's group, from 0; one that is unknown, -1, has no other rows."""
+    known = group >= 0
+    index: np.ndarray = np.cumsum(~known) - 1
+    groups, index[known] = np.unique(group[known], return_inverse=True)
+    index[~known] += len(groups)
+    return index
 
 
 def known_index(index: int) -> int | None:
@@ -112,16 +117,14 @@ def solve_collection(collection: Collection, jobs: Jobs = ONE_PROCESS) -> Rows:
       collection: with the rows of one head or of many.
       jobs: where it runs, a shard at a time; the result does not depend on it.
     """
-    folder = collection.folder.absolute()  # workers may have another working folder
-    shards = collection.manifest["shards"]
     return concatenate_rows(
-        run([partial(_read_and_solve, folder, entry) for entry in shards], jobs)
+        run([partial(_read_and_solve, read) for read in collection.readers()], jobs)
     )
 
 
-def _read_and_solve(folder: Path, entry: dict[str, Any]) -> Rows:
-    shard = read_shard(folder, entry)  # by the process that solves it: logits do not travel
-    return solve_shard(shard, entry["size"])
+def _read_and_solve(read: Callable[[], tuple[int, Shard]]) -> Rows:
+    size, shard = read()  # by the process that solves it: logits do not travel
+    return solve_shard(shard, size)
 
 
 def solve_shard(shard: Shard, size: int) -> Rows:

@@ -60,14 +60,24 @@ def assign_blocks(rows: Rows) -> np.ndarray:
     misranked rows is random.
     """
     group = rows.group_index()
-    _, size = np.unique(rows.size, return_inverse=True)
-    counts = _sums(size, group, np.ones(len(group)))
-    shuffled = np.random.default_rng(0).permutation(counts.shape[1])
-    in_turn = shuffled[np.lexsort(-counts[::-1, shuffled])]
-    block = np.empty(len(in_turn), np.int64)
-    block[in_turn] = np.arange(len(in_turn)) % N_BLOCKS
-    of_row: np.ndarray = block[group]
+    of_row: np.ndarray = turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS
     return of_row
+
+
+def turns(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(groups,) the turn of each: those alike in size and number of rows follow each other.
+
+    Args:
+      size: (rows,) set sizes.
+      group: (rows,) group of each, from 0.
+      rng: in which order groups that are alike come.
+    """
+    _, of_size = np.unique(size, return_inverse=True)
+    counts = _sums(of_size, group, np.ones(len(group)))
+    shuffled = rng.permutation(counts.shape[1])
+    turn = np.empty(len(shuffled), np.int64)
+    turn[shuffled[np.lexsort(-counts[::-1, shuffled])]] = np.arange(len(turn))
+    return turn
 
 
 def group_weights(rows: Rows) -> np.ndarray:

@@ -140,6 +140,8 @@ class Arrays:
         self.columns = [name for name in OF_ROWS if name in (*given, *both)]
         self.sets_of_targets = several  # a mask with one target is stored as its position
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
+        # How rows were chosen among those of the files: part of what determines a collection.
+        self.split: dict[str, float | int] = {}
         _warn_of_masks(path, masks)
         self._index(_OfRows(*map(np.concatenate, zip(*of_rows, strict=True))))
         if not self._place:

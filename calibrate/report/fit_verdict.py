@@ -11,6 +11,7 @@ from calibrate.report.wording import with_error
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
+OUTCOMES = ("no difference", "gain", "loss")  # in log p of the target, over plain softmax
 RIVALS = (
     "paper", "procedure", "entropy-and-size", "polynomial", "kappa-log-n", "constant", "log-n",
     "hard",
@@ -90,6 +91,11 @@ def verdict_on_logits(scores: LogitScores, rule: int) -> str:
         f"log-probability {verb} by {change} nats (mean probability {before:.1f} % to "
         f"{after:.1f} %){_heads_text(scores, rule)}."
     )
+
+
+def outcome_on_logits(scores: LogitScores, rule: int) -> str:
+    """What `verdict_on_logits` says in a word: one of OUTCOMES."""
+    return OUTCOMES[_direction(*scores.estimate().of(rule, "log_p_gain"))]
 
 
 def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:

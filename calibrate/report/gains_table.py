@@ -1,0 +1,76 @@
+"""Gains of a fit and its rivals on logits, by set size: records that print as a table."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import escape
+
+from calibrate.evaluation.baselines import label
+from calibrate.evaluation.score_logits import LogitScores
+from calibrate.report.blocks import Table
+from calibrate.report.wording import with_error
+
+
+class GainRow(NamedTuple):
+    """One rule on the rows of one set size; means and standard errors."""
+
+    size: int | None  # None: all sizes together
+    rows: int
+    rule: str
+    log_p: float  # of the target, nats
+    p: float  # probability of the target
+    gain: float  # of log p over plain softmax, row by row
+    error: float  # standard error of the gain
+
+
+class GainsTable(tuple[GainRow, ...]):
+    """Records of each rule at each size, and of all sizes together; prints as a table.
+
+    `pandas.DataFrame(table)` has a column for each field.
+    """
+
+    def block(self) -> Table:
+        """log p of plain softmax, and what rules add to it: a line for each size."""
+        rules = list(dict.fromkeys(row.rule for row in self))
+        lines = []
+        for i in range(0, len(self), len(rules)):
+            plain, *others = self[i : i + len(rules)]
+            size = "all" if plain.size is None else f"{plain.size:,}"
+            gains = [with_error(row.gain, row.error, "+.3f") for row in others]
+            lines.append([size, f"{plain.rows:,}", f"{plain.log_p:.3f}", *gains])
+        title = "Mean log p of the target in nats, and what rules add ± standard error"
+        return Table(["n", "rows", *rules], lines, title)
+
+    def __str__(self) -> str:
+        block = self.block()
+        widths = [max(map(len, column)) for column in zip(block.columns, *block.rows, strict=True)]
+
+        def line(cells: Sequence[str]) -> str:
+            return "  ".join(cell.rjust(n) for cell, n in zip(cells, widths, strict=True))
+
+        return "\n".join([block.title, *map(line, [block.columns, *block.rows])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        block = self.block()
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+        lines = [line(block.columns, "th"), *(line(row, "td") for row in block.rows)]
+        return f"<table><caption>{escape(block.title)}</caption>{''.join(lines)}</table>"
+
+
+def gains_table(scores: LogitScores) -> GainsTable:
+    """The records of all rules that were scored; plain softmax is the first of each size."""
+    estimates = [(n, scores.estimate(size=i)) for i, n in enumerate(scores.sizes)]
+    of_all = [(None, scores.estimate())] if len(estimates) > 1 else []
+    return GainsTable(
+        GainRow(
+            size, estimate.rows, label(rule), estimate.of(i, "log_p")[0], estimate.of(i, "p")[0],
+            *estimate.of(i, "log_p_gain"),
+        )
+        for size, estimate in [*estimates, *of_all]
+        for i, rule in enumerate(scores.rules)
+    )  # fmt: skip

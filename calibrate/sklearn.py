@@ -1,0 +1,120 @@
+"""A scikit-learn estimator around `calibrate.fit`, for pipelines and cross-validation."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from calibrate.array_fit import fit
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.coefficients import Coefficients, identity
+from calibrate.fitting.hold_out import HELD_OUT
+from calibrate.maths import reference
+
+_NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
+# For scikit-learn's check_estimator; all others pass.
+EXPECTED_FAILED_CHECKS = {
+    "check_estimators_fit_returns_self": _NO_POSITIONS,
+    "check_estimators_overwrite_params": _NO_POSITIONS,
+    "check_readonly_memmap_input": _NO_POSITIONS,
+}
+
+
+class SoftmaxCalibrator(BaseEstimator):
+    """Softmax with the beta that logits need: softmax(beta(H, n) z), fitted by `calibrate.fit`.
+
+        import numpy as np, calibrate
+
+        rng = np.random.default_rng(0)
+        value = rng.uniform(0, 6, (1000, 64))
+        logits = value + 0.5 * rng.standard_normal(value.shape)
+        calibrator = calibrate.SoftmaxCalibrator().fit(logits, value.argmax(axis=1))
+        probs = calibrator.predict_proba(logits)
+
+    X are logits (rows, n), -inf where masked; y (rows,) int is the position that should win. Where
+    no rule is better than plain softmax on held-out rows, or rows are too few to tell, `fit` warns,
+    and `coefficients_` leaves softmax as it is. `predict_proba` computes in float64.
+
+    Args:
+      q, trained_up_to, held_out, seed: as of `calibrate.fit`.
+    Attributes:
+      coefficients_: the Fit, or calibrate.identity().
+      verdict_: what it does to rows held out, or why there is none, in a sentence.
+      n_features_in_: n.
+    """
+
+    coefficients_: Coefficients
+
+    def __init__(
+        self,
+        q: float | None = None,
+        trained_up_to: int | None = None,
+        held_out: float = HELD_OUT,
+        seed: int = 0,
+    ) -> None:
+        self.q, self.trained_up_to, self.held_out, self.seed = q, trained_up_to, held_out, seed
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> "SoftmaxCalibrator":
+        """Fits the rule.
+
+        Args:
+          X: (rows, n) logits.
+          y: (rows,) int, positions in [0, n).
+          groups: (rows,) int, whatever makes rows dependent; each its own if None.
+        Raises:
+          ValueError: invalid arrays or parameters.
+        Warns:
+          UserWarning: no rule is better than plain softmax, or rows are too few to tell.
+        """
+        X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2, y_numeric=True)
+        X, y = _finite(X), _positions(y, X.shape[1])
+        try:
+            self.coefficients_ = fit(
+                X, y, group=groups, q=self.q, trained_up_to=self.trained_up_to,
+                held_out=self.held_out, seed=self.seed,
+            )  # fmt: skip
+            self.verdict_ = self.coefficients_.verdict.sentence
+        except QualityError as refusal:
+            self.coefficients_, self.verdict_ = identity(), str(refusal)
+            warnings.warn(f"softmax is left as it is: {refusal}", stacklevel=2)
+        except CalibrateError as failure:
+            raise ValueError(str(failure)) from None
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(rows, n) probabilities of logits (rows, n)."""
+        check_is_fitted(self)
+        X = _finite(validate_data(self, X, reset=False, **_LOGITS))
+        entry, rule = self.coefficients_.only, self.coefficients_.rule
+        return reference.adaptive_softmax(X, entry.coefficients, entry.domain, rule)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(rows,) the position of the largest logit, which no rule changes."""
+        positions: np.ndarray = self.predict_proba(X).argmax(axis=1)
+        return positions
+
+    def score(self, X: Any, y: Any) -> float:
+        """The mean of log p of the targets, nats: what a fit with q = 0 maximises."""
+        probs = self.predict_proba(X)
+        y = _positions(column_or_1d(y), probs.shape[1])
+        with np.errstate(divide="ignore"):
+            return float(np.log(probs[np.arange(len(y)), y]).mean())
+
+
+_LOGITS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
+
+
+def _finite(logits: np.ndarray) -> np.ndarray:
+    """The logits. Raises ValueError for NaN or +inf; -inf is a mask."""
+    if not (logits < np.inf).all():
+        raise ValueError("X has NaN or infinity; give logits, -inf where masked")
+    return logits
+
+
+def _positions(y: Any, n: int) -> np.ndarray:
+    positions = np.asarray(y)
+    if not ((positions == positions.astype(int)) & (positions >= 0) & (positions < n)).all():
+        raise ValueError(f"y has other values than positions 0 to {n - 1}; give the items to win")
+    return positions.astype(int)

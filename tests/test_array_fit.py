@@ -1,0 +1,213 @@
+"""calibrate.fit: the numbers of the command line, on arrays in memory; and what it refuses."""
+
+import inspect
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from test_cli import call
+
+import calibrate
+from calibrate.collecting.collect import collect_arrays, collect_in_memory
+from calibrate.errors import CalibrateError, CoefficientsError, QualityError
+from calibrate.evaluation.score_logits import score_logits
+from calibrate.fitting.hold_out import hold_out
+from calibrate.heads.logits_files import Arrays, InMemory
+
+SIZES = (16, 64)
+
+
+def scored(rows, n, seed=0, noise=0.7):
+    rng = np.random.default_rng([seed, n])
+    value = rng.uniform(0, 6, (rows, n))
+    return value + noise * rng.standard_normal(value.shape), value.argmax(axis=1)
+
+
+def by_size(rows=300, **options):
+    """Logits and targets, a list of arrays each."""
+    logits, target = zip(*(scored(rows, n, **options) for n in SIZES), strict=True)
+    return list(logits), list(target)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return calibrate.fit(*by_size(), seed=3)
+
+
+def example_of(documented):
+    """The block of Python in a docstring."""
+    lines = inspect.cleandoc(documented.__doc__).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("    import numpy"))
+    last = next(i for i in range(first, len(lines)) if lines[i] and not lines[i].startswith("    "))
+    return textwrap.dedent("\n".join(lines[first:last]))
+
+
+@pytest.mark.parametrize("name", ["fit", "SoftmaxCalibrator"])
+def test_the_example_in_the_docstring_runs(name, capsys):
+    namespace: dict = {}
+    exec(compile(example_of(getattr(calibrate, name)), name, "exec"), namespace)
+    np.testing.assert_allclose(np.asarray(namespace["probs"]).sum(axis=1), 1, rtol=1e-5)
+    assert Path("mine.json").exists() == (name == "fit")
+
+
+def test_the_numbers_are_those_of_the_command_line(fitted, here):
+    """Of the same rows, and judged by the same rows."""
+    (here / "rows").mkdir()
+    (here / "others").mkdir()
+    logits, target = by_size()
+    for i, held in enumerate(np.split(fitted.held_out, [300])):
+        for folder, chosen in (("rows", ~held), ("others", held)):
+            np.savez(f"{folder}/{i}.npz", logits=logits[i][chosen], target=target[i][chosen])
+    call("collect", "--logits", "rows")
+    call("fit", "runs/rows", "--name", "mine")
+    published = calibrate.load("mine")
+    assert published == fitted
+    assert published.quality == fitted.quality
+    scores = score_logits(Arrays(Path("others")), {"mine": published})
+    assert fitted.scores.sizes == scores.sizes == list(SIZES)
+    for i in range(2):
+        for rule in ("plain", "paper", "mine"):
+            theirs, ours = scores.rules.index(rule), fitted.scores.rules.index(
+                rule.replace("mine", "this fit")
+            )  # fmt: skip
+            assert scores.estimate(i).of(theirs, "p") == fitted.scores.estimate(i).of(ours, "p")
+
+
+def test_a_collection_in_memory_is_the_one_on_disk(here):
+    """Of more rows than are kept of a size, too."""
+    logits, target = scored(2_900, 8)
+    part = {"logits": logits, "target": target, "group": np.arange(2_900) // 2}
+    np.savez("mine.npz", **part)
+    on_disk, in_memory = Arrays(Path("mine.npz")), Arrays("mine", [InMemory.of(part)])
+    assert on_disk.fingerprint == in_memory.fingerprint
+    disk, memory = (hold_out(arrays, seed=1).fitted for arrays in (on_disk, in_memory))
+    written, kept = collect_arrays(disk, here / "run"), collect_in_memory(memory)
+    assert kept.digest == written.digest
+    assert kept.manifest["sizes"][0]["kept"] == 2_048
+    for (_, one), (_, other) in zip(kept.shards(), written.shards(), strict=True):
+        np.testing.assert_array_equal(one.index, other.index)
+
+
+def test_whole_groups_are_held_out_of_every_size_alike():
+    rng = np.random.default_rng(0)
+    logits, target = by_size(600)
+    groups = [rng.integers(0, 200, 600), 200 + rng.integers(0, 200, 600)]
+    parts = [
+        InMemory.of({"logits": z, "target": t, "group": g})
+        for z, t, g in zip(logits, target, groups, strict=True)
+    ]
+    arrays = Arrays("mine", parts)
+    split, again, other = (hold_out(arrays, 0.25, seed) for seed in (5, 5, 6))
+    np.testing.assert_array_equal(split.is_held_out, again.is_held_out)
+    assert (split.is_held_out != other.is_held_out).any()
+    for held, group in zip(np.split(split.is_held_out, 2), groups, strict=True):
+        assert not set(group[held]) & set(group[~held])
+        assert len(set(group[held])) == pytest.approx(len(set(group)) / 4, abs=1)
+    counts = [part.count(16) for part in (split.fitted, split.held_out)]
+    assert sum(counts) == 600
+    assert split.held_out.fingerprint != split.fitted.fingerprint == arrays.fingerprint
+
+
+def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
+    logits, _ = by_size()
+    path = fitted.save("mine.json")
+    loaded = calibrate.load("./mine.json")
+    assert loaded == fitted
+    assert fitted == loaded
+    assert hash(loaded) == hash(fitted)
+    assert path == loaded.path.absolute()
+    assert fitted != calibrate.identity()
+    of_loaded, of_fit = (calibrate.adaptive_softmax(logits[0], fit) for fit in (loaded, fitted))
+    np.testing.assert_array_equal(of_loaded, of_fit)
+    assert not np.allclose(of_fit, calibrate.adaptive_softmax(logits[0], calibrate.identity()))
+    with pytest.raises(CoefficientsError, match=r"'nowhere/x.json' is not a .json file in an exi"):
+        fitted.save("nowhere/x.json")
+    assert not (here / "nowhere").exists()
+
+
+def test_verdict_table_and_plot_tell_what_it_gains(fitted):
+    verdict, table = fitted.verdict, fitted.table
+    assert verdict.outcome == "gain"
+    assert str(verdict) == verdict.sentence
+    assert "120 rows of arrays, which it was not made of" in verdict.sentence
+    assert {row.size for row in table} == {*SIZES, None}
+    plain, own = (next(row for row in table if row.rule == rule) for rule in
+                  ("plain softmax", "this fit"))  # fmt: skip
+    assert own.log_p - plain.log_p == pytest.approx(own.gain)
+    assert plain.gain == 0 < own.error
+    hard = next(row for row in table if row.rule == "hard attention")
+    logits, target = by_size()
+    held = fitted.held_out[:300]
+    on_top = (logits[0].argmax(axis=1) == target[0])[held].mean()
+    assert hard.p == pytest.approx(on_top, abs=0.05)
+    assert f"{own.gain:+.3f} ± {own.error:.3f}" in str(table).splitlines()[2]
+    assert f"<td>{own.gain:+.3f} ± {own.error:.3f}</td>" in fitted._repr_html_()
+    ax = fitted.plot(Figure().add_subplot())
+    (line,) = (x for x in ax.containers if x.get_label() == "this fit")
+    np.testing.assert_allclose(line[0].get_ydata(), [
+        row.gain for row in table if row.rule == "this fit" and row.size
+    ])  # fmt: skip
+
+
+def test_heads_get_rules_of_their_own():
+    logits, target = scored(600, 16)
+    head = np.arange(600) % 2
+    logits[head == 1] *= 0.3
+    fit = calibrate.fit(logits, target, layer=np.zeros(600, int), head=head)
+    assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 1)}
+    z = np.broadcast_to(logits[1], (2, 1, 16))  # (heads, queries, items)
+    probs = calibrate.adaptive_softmax(z, fit.layer(0))
+    assert probs[1].max() > probs[0].max()
+    assert "head" in fit.verdict.sentence
+
+
+def test_masked_items_are_no_items():
+    logits, target = scored(300, 16)
+    wide = np.concatenate([np.full((300, 4), 50.0), logits], axis=1)
+    one = calibrate.fit(logits, target)
+    other = calibrate.fit(wide, target + 4, mask=np.arange(20) >= 4)
+    assert one == other
+
+
+Z, T = scored(40, 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((Z[0], T), {}, r"^logits are float64\(16,\); give floats \(rows, n\)"),
+        ((Z.astype(int), T), {}, r"^logits are int64\(40, 16\); give floats"),
+        (([[1.0, 2.0], [1.0]], T), {}, r"^logits is a list that NumPy cannot read"),
+        ((Z, T[:-1]), {}, r"^target is int64\(39,\); give integers \(40,\)"),
+        ((Z, T.astype(float)), {}, r"^target is float64\(40,\); give integers"),
+        ((Z, T + 10), {}, r"^target is \d+, which is not a position in \[0, 16\)"),
+        ((Z, T, np.ones(15, bool)), {}, r"^mask is bool\(15,\); give bool \(40, 16\) or \(16,\)"),
+        ((Z, T), {"group": T - 99}, r"^group is int64\(40,\); give integers \(40,\) within"),
+        (([Z, Z], [T]), {}, "^target is not a list of 2 arrays, as logits is"),
+        (([Z, Z], [T, T[1:]]), {}, r"^part 1: target is int64\(39,\)"),
+        ((np.exp(Z) / np.exp(Z).sum(axis=1, keepdims=True), T), {}, "^logits have rows that are"),
+        ((Z, T), {"q": 2}, "^q is 2; give a number from 0 to 1"),
+        ((Z, T), {"held_out": 1}, "^held_out is 1; give a share"),
+        ((Z, T), {"seed": -1}, "^seed is -1; give an integer"),
+        ((Z, T), {"name": "Bad Name"}, "not a valid fit name"),
+    ],
+)  # fmt: skip
+def test_bad_arrays_are_named(arguments, options, message):
+    with pytest.raises(CalibrateError, match=message):
+        calibrate.fit(*arguments, **options)
+
+
+def test_too_little_is_refused_with_what_would_do():
+    with pytest.raises(QualityError, match="has 40 rows.*; give at least 125 rows$") as caught:
+        calibrate.fit(Z, T)
+    assert "--" not in str(caught.value)
+    logits, target = scored(200, 16)
+    with pytest.raises(QualityError, match="come from 4 groups.*give rows of at least 10 groups"):
+        calibrate.fit(logits, target, group=np.arange(200) % 4)
+    logits[:10, 3] = np.nan
+    with pytest.raises(QualityError, match=r"rows are bad \(\d+ nan\), more than 1%"):
+        calibrate.fit(logits, target)
+    with pytest.raises(QualityError, match="no rule beats plain softmax"):
+        calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16)
