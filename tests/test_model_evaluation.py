@@ -26,8 +26,8 @@ from test_model_examples import collected, write_lines  # noqa: E402
 from test_report import Text, check_in_a_browser  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
-from calibrate.cli.evaluate_model_steps import log_size, one_constant  # noqa: E402
 from calibrate.cli.loading import find_model_fit  # noqa: E402
+from calibrate.evaluation.baselines import log_size, one_constant  # noqa: E402
 from calibrate.examples import score_fits as scoring  # noqa: E402
 from calibrate.examples.comparison import LOG_P, RIGHT, compare  # noqa: E402
 from calibrate.examples.parts import JUDGING, parts_of  # noqa: E402

@@ -22,12 +22,13 @@ from calibrate.examples import answering  # noqa: E402
 from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
 from calibrate.examples.score_fits import score_fits  # noqa: E402
 from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
-from calibrate.model_fitting import model_fit, steps  # noqa: E402
-from calibrate.model_fitting.memo import Memo  # noqa: E402
-from calibrate.model_fitting.model_fit import ModelOptions, fit_through  # noqa: E402
+from calibrate.model_fitting import steps  # noqa: E402
+from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
+from calibrate.model_fitting.memo import Memo, processor  # noqa: E402
+from calibrate.model_fitting.model_fit import fit_through  # noqa: E402
 from calibrate.model_fitting.objective import Multipliers, Objective  # noqa: E402
 from calibrate.model_fitting.passes import Passes  # noqa: E402
-from calibrate.model_fitting.rule_parameters import N_NUMBERS, Form  # noqa: E402
+from calibrate.model_fitting.rule_parameters import N_NUMBERS, ONE_RATIO, Form  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, shared, 2.0, 4.0) for kind in N_NUMBERS for shared in (False, True)]
@@ -35,7 +36,9 @@ FORMS = [Form(kind, shared, 2.0, 4.0) for kind in N_NUMBERS for shared in (False
 
 def numbers_of(form, n_heads=8):
     rng = np.random.default_rng(5)
-    return 0.1 * rng.standard_normal((form.n_numbers, 1 if form.shared else n_heads))
+    numbers = 0.1 * rng.standard_normal(form.zeros(n_heads).shape)
+    numbers[-1, -1] = abs(numbers[-1, -1])  # it may be the slope, which may not fall
+    return form.within(numbers)
 
 
 @pytest.fixture(params=["llama", "gemma2", "gpt_oss"])
@@ -64,10 +67,11 @@ def test_a_fit_scores_as_its_numbers_do(passes, form):
     """The runtime, by the coefficients in a file, and the rules that the descent goes by."""
     numbers, which = numbers_of(form), list(range(4))
     if not form.shared:
-        numbers[:, [1, 6]] = 0  # stay as they are, and have no entry
+        numbers[:, [1, 6]] = 0  # stay as they are, and have no entry unless all heads have
     expected = passes.scores(form, numbers, which).log_p
     fit = form.fit(numbers, passes.heads.heads)
-    assert len(fit.entries) == (1 if form.shared else 6)
+    n_entries = 8 if form.kind == ONE_RATIO else 6
+    assert len(fit.entries) == (1 if form.shared else n_entries)
     found = score_fits(lambda: passes.model, passes.examples, which, {"fit": fit})["fit"].log_p
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert form.fit(np.zeros_like(numbers), passes.heads.heads) is None
@@ -206,7 +210,7 @@ def test_the_command_finds_the_heads_and_leaves_the_others_alone(here):
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     collection, calls = planted("tiny"), []
-    real = model_fit.Passes._gradient
+    real = Passes._gradient
 
     def counted(*arguments):
         calls.append(1)
@@ -214,7 +218,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(model_fit.Passes, "_gradient", counted)
+    monkeypatch.setattr(Passes, "_gradient", counted)
     with pytest.raises(KeyboardInterrupt):
         through(collection, most_steps=20)
     resumed = through(collection, most_steps=20)
@@ -230,6 +234,16 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     )
 
 
+def test_results_of_another_processor_are_not_read(tmp_path, monkeypatch):
+    def passed():
+        memo = Memo(tmp_path, processor(torch.device("cpu")))
+        return memo.get(b"x", lambda: {"a": np.zeros(1)})[1]
+
+    assert [passed(), passed()] == [False, True]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    assert not passed()
+
+
 @pytest.mark.slow
 def test_what_is_held_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
@@ -240,9 +254,9 @@ def test_what_is_held_does_not_get_worse(here):
         held = through(collection, most_steps=20, allowed=0.05)
     except QualityError:
         return  # nothing is allowed that is worth it
-    chosen = held.chosen.point.value
+    chosen = held.chosen.published.point.value
     assert chosen.losses[0] <= 0.05
-    assert chosen.gain < free.chosen.point.value.gain
+    assert chosen.gain < free.chosen.published.point.value.gain
 
 
 def test_what_a_fit_through_a_model_refuses(here, monkeypatch):

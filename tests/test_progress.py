@@ -69,3 +69,13 @@ def test_a_clock_that_stands_still_or_goes_back_says_nothing_wrong(capsys, clock
 )
 def test_durations_in_words(seconds, words):
     assert in_words(seconds) == words
+
+
+def test_the_most_steps_that_there_may_be(capsys, clock):
+    with Steps("fitting", 100, at_most=True, clock=clock) as steps:
+        for _ in range(20):
+            steps.advance(resumed=True)  # not needed
+        clock.now += SECONDS_BETWEEN_LINES
+        steps.advance()
+    (said,) = lines(capsys)
+    assert said == "fitting: 21 of at most 100 steps, at most 13:10 min left"

@@ -98,7 +98,7 @@ def test_shipped_weights_know_the_task_and_disperse(study, model):
     assert accuracy(32) > 0.95
     plain = accuracy(512)
     assert plain < 0.85
-    study["apply"](model, study["by_log_n"](0.0, 2.0))
+    study["apply"](model, study["one_constant"](2.0))
     assert accuracy(512) > plain + 0.1
     assert accuracy(512, study["with_oracle"](model)) > 0.95
 

@@ -1,6 +1,5 @@
 """Scoring rules on the examples of a whole model, with progress on stderr."""
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,15 +10,14 @@ import numpy as np
 from calibrate.cli.loading import examples_of
 from calibrate.cli.model_steps import job_of, model_progress, require_transformers
 from calibrate.errors import CalibrateError
-from calibrate.evaluation.baselines import one_constant, paper
-from calibrate.files.coefficients import Coefficients, Entry, identity
+from calibrate.evaluation.baselines import log_size, one_constant, paper
+from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.example_collection import (
     ExampleCollection,
     is_example_collection,
     open_examples,
 )
 from calibrate.files.example_set import ExampleSet, Scores
-from calibrate.maths.rule import Rule
 from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.streams import stderr
 
@@ -109,12 +107,6 @@ def rules_beside(
     if trained_up_to is not None:
         rules[f"log n / log {trained_up_to}"] = log_size(trained_up_to)
     return Rules({**fits, **rules}, fits, list(of_constants))
-
-
-def log_size(trained_up_to: int) -> Coefficients:
-    """beta = log n / log N, and 1 where that is less."""
-    entry = Entry((1 / math.log(trained_up_to), 0.0), (0.0, math.log(trained_up_to)))
-    return Coefficients(Rule.log_size(), (entry,), name="log-n")
 
 
 def _to_judge(

@@ -122,6 +122,14 @@ AllowedLossOption = Annotated[
 StepsOption = Annotated[
     int, typer.Option(min=1, help="Steps through a model for each kind of rule, at most.")
 ]
+ForExportOption = Annotated[
+    bool,
+    typer.Option(
+        help="Publish rules that engines run as they are, once `calibrate export` has written them "
+        "into the model: a constant for each head, or b (1 + r log n) with b for each head and one "
+        "r for all. The other kinds are fitted too, to say what that costs."
+    ),
+]
 FigureOption = Annotated[
     Path | None,
     typer.Option(
@@ -133,7 +141,7 @@ FigureOption = Annotated[
 _OF_ROWS = (
     "rows", "gate", "q", "force_polynomial", "paper", "allow_partial", "jobs", "dask", "stall",
 )  # fmt: skip
-_OF_EXAMPLES = ("model", "device", "kind", "allowed_loss", "steps", "seed")
+_OF_EXAMPLES = ("model", "device", "kind", "allowed_loss", "steps", "seed", "for_export")
 
 
 def fit(
@@ -157,6 +165,7 @@ def fit(
     allowed_loss: AllowedLossOption = 0.005,
     steps: StepsOption = 100,
     seed: SeedOption = 0,
+    for_export: ForExportOption = False,
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -185,7 +194,7 @@ def fit(
 
         options = ModelFitRequest(
             run, name, model, device, kind and kind.value, trained_up_to, allowed_loss, steps, seed,
-            store, figure,
+            for_export, store, figure,
         )  # fmt: skip
         show(fit_model_and_publish(options), as_json)
         return

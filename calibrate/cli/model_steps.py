@@ -98,6 +98,7 @@ class ModelFitRequest:
     allowed_loss: float
     steps: int
     seed: int
+    for_export: bool
     store: Path | None
     figure: Path | None
 
@@ -112,24 +113,30 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     check_name(request.name)
     require_transformers()
     from calibrate.cli.fit_steps import draw_fit, publish_fit
-    from calibrate.model_fitting.model_fit import ModelOptions, fit_through, work_of
-    from calibrate.report.model_fit_record import ModelFitRecord, save_beta_map
+    from calibrate.model_fitting.candidates import ModelOptions
+    from calibrate.model_fitting.model_fit import fit_through, work_of
+    from calibrate.report.model_fit_record import ModelFitRecord
 
     job, collection = job_of(request.run, request.model, request.device)
     options = ModelOptions(
-        request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed
-    )
+        request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
+        request.for_export,
+    )  # fmt: skip
     work = work_of(collection, options)
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    with Steps("fitting", len(work), sum(work)) as steps:
+    with Steps("fitting", len(work), sum(work), at_most=True) as steps:
         fit = fit_through(
             lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
             lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
+            lambda found: stderr.print(
+                f"{found.label}: {found.point.value.gain:+.3f} nats on examples that choose"
+            ),
         )  # fmt: skip
     coefficients, written = publish_fit(fit.coefficients, request.store)
-    fit = replace(fit, coefficients=coefficients)
-    figure = draw_fit(coefficients, written, request.figure, lambda path: save_beta_map(path, fit))
-    return ModelFitRecord(fit, figure)
+    record = ModelFitRecord(replace(fit, coefficients=coefficients), None)
+    return replace(
+        record, figure=draw_fit(coefficients, written, request.figure, record.save_beta_map)
+    )
 
 
 def job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, files.ExampleCollection]":

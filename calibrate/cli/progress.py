@@ -21,7 +21,8 @@ class Steps:
     callbacks, where Python prints and forgets it. A second one is raised at once; so is the first
     where other processes do the work (`at_once`), and if it is forgotten, once the step is done.
 
-    Steps may differ in `work`; the time left is estimated from it.
+    Steps may differ in `work`; the time left is estimated from it. If `total` is the most that
+    there may be (`at_most`), so is the time.
     """
 
     def __init__(
@@ -30,17 +31,20 @@ class Steps:
         total: int,
         work: float | None = None,
         at_once: bool = False,
+        at_most: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.title, self.total, self.done = title, total, 0
         self._work_left, self._worked = float(total if work is None else work), 0.0
         self._at_once, self._clock = at_once, clock
+        self._of, self._about = ("of at most", "at most") if at_most else ("of", "about")
         self._began = self._printed_at = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
+            TextColumn(f"{{task.completed}} {self._of} {{task.total}}, {self._about}"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=stderr,
             transient=True,
         )
@@ -86,7 +90,7 @@ class Steps:
         now = self._clock()
         overdue = now - self._printed_at >= SECONDS_BETWEEN_LINES
         if line is None and overdue and not stderr.is_terminal:
-            line = f"{self.title}: {self.done} of {self.total} steps{self._left(now)}"
+            line = f"{self.title}: {self.done} {self._of} {self.total} steps{self._left(now)}"
         if line is not None:
             stderr.print(line)
             self._printed_at = now
@@ -98,7 +102,7 @@ class Steps:
         if not self._worked:
             return ""
         seconds = (now - self._began) * max(self._work_left, 0) / self._worked
-        return f", about {in_words(seconds)} left"
+        return f", {self._about} {in_words(seconds)} left"
 
 
 def in_words(seconds: float) -> str:

@@ -80,6 +80,12 @@ def rounded_paper() -> Coefficients:
     return replace(exact, name="rounded", entries=(Entry(ROUNDED, exact.only.domain),))
 
 
+def log_size(trained_up_to: int) -> Coefficients:
+    """beta = log n / log N, and 1 where that is less."""
+    entry = Entry((1 / math.log(trained_up_to), 0.0), (0.0, math.log(trained_up_to)))
+    return Coefficients(Rule.log_size(), (entry,), name="log-n")
+
+
 def fixed_rules() -> dict[str, ScoredRule]:
     """The rules that need no fitting."""
     return {

@@ -33,7 +33,7 @@ _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 class Point(NamedTuple):
     """Numbers, and what they are worth on the examples that choose."""
 
-    numbers: np.ndarray  # (n, heads), or (n, 1) if shared
+    numbers: np.ndarray  # of a form
     scores: Scores
     value: Value
 
@@ -115,7 +115,7 @@ class Descent:
 
     def _fewest(self, form: Form, best: Point, gained: np.ndarray) -> Point:
         """The point with the fewest heads that is as good within its standard error."""
-        changed = np.flatnonzero(best.numbers.any(axis=0))
+        changed = form.changed(best.numbers)
         order = changed[np.argsort(-gained[changed], kind="stable")]
         found = best
         for share in _KEPT_SHARES:
@@ -123,8 +123,8 @@ class Descent:
             if found is not best or not 0 < len(kept) < len(order):
                 self._passes.skip(self._course.choosing)
                 continue
-            numbers = np.zeros_like(best.numbers)
-            numbers[:, kept] = best.numbers[:, kept]
+            numbers = best.numbers.copy()
+            numbers[:, order[len(kept) :]] = 0
             fewer = self.at(form, numbers)
             lead, error = best.value.lead(fewer.value)
             if fewer.value.is_allowed and lead <= min(error, best.value.gain / 20):
@@ -138,8 +138,10 @@ class _Walk:
     def __init__(self, form: Form, start: np.ndarray, multipliers: Multipliers):
         self.numbers, self.multipliers = start, multipliers
         self.gained = np.zeros(start.shape[1])  # nats, of each head
-        self._rate = SHARED_RATE if form.shared else RATE
-        self._penalty = 0.0 if form.shared else PENALTY
+        is_common = form.is_common(start)
+        self._within = form.within
+        self._rate = np.where(is_common, SHARED_RATE, RATE)
+        self._penalty = np.where(is_common, 0.0, PENALTY)
         self._mean, self._square = np.zeros_like(start), np.zeros(start.shape[1])
         self._last_move, self._count = np.zeros_like(start), 0
 
@@ -154,7 +156,7 @@ class _Walk:
         moved = self.numbers + self._rate * self._mean / (1 - _DECAY**self._count) / scale
         length = np.sqrt((moved**2).sum(axis=0))
         left = 1 - self._rate * self._penalty / scale / np.maximum(length, _TINY)
-        moved = moved * np.maximum(0.0, left)
+        moved = self._within(moved * np.maximum(0.0, left))
         self._last_move, self.numbers = moved - self.numbers, moved
 
     def back_to(self, numbers: np.ndarray) -> None:
@@ -163,4 +165,4 @@ class _Walk:
 
     def slow_down(self) -> None:
         """Goes on in steps of half the size."""
-        self._rate /= 2
+        self._rate = self._rate / 2

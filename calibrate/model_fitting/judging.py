@@ -9,6 +9,7 @@ from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, Example
 from calibrate.fitting.gain import LEAST_GAIN
 
 OWN, PAPER = "own", "the paper's numbers"
+FREE = "best without --for-export"
 ONE_CONSTANT, ONE_LINE = "one constant", "one line in log n"  # on every head
 
 
@@ -20,11 +21,14 @@ class Judged:
       comparison: with plain softmax.
       losses: nats a token that each held part of the examples loses, by rule.
       allowed: nats a token that it may lose.
+      beside: of a fit for export, the rule that is best without that constraint: FREE, or OWN
+        itself, or plain softmax; else None.
     """
 
     comparison: ExampleComparison
     losses: Mapping[str, list[float]]
     allowed: float
+    beside: str | None = None
 
     def gain(self, rule: str, over: str = PLAIN) -> Estimate:
         """Nats of log p of the answers, cells alike."""
@@ -37,6 +41,18 @@ class Judged:
     def lost(self, rule: str) -> float | None:
         """Nats a token that is lost at most by a held part; None if nothing is held."""
         return max(self.losses[rule], default=None)
+
+    @property
+    def export_cost(self) -> Estimate | None:
+        """Nats of log p of the answers that a fit for export gives away; None of other fits."""
+        return None if self.beside is None else self.gain(self.beside, OWN)
+
+    def export_cost_in_words(self, free: str) -> str:
+        """Of a fit for export; `free` is what the best rule is without that constraint."""
+        if self.beside == OWN or self.export_cost is None:
+            return "export costs nothing: no other kind is better"
+        mean, error = self.export_cost
+        return f"export costs {mean:+.3f} ± {error:.3f} nats an answer, beside {free}"
 
     def by_length(self) -> list[dict[str, Any]]:
         """log p of the answers of each length under plain softmax and under the fit."""

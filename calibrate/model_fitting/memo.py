@@ -6,10 +6,12 @@ collection.
 """
 
 import hashlib
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
@@ -46,3 +48,14 @@ class Memo:
             self._folder.mkdir(exist_ok=True)
             write_atomically(path, pack_arrays(made))
             return made, False
+
+
+def processor(device: torch.device) -> str:
+    """What rounds the results of passes: another processor has others.
+
+    The number of threads is left out: its rounding is as small, and an interrupted fit may go on
+    with more of them.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -10,11 +10,13 @@ import numpy as np
 from calibrate.examples.comparison import PLAIN
 from calibrate.model_fitting.judging import Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
-from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
+from calibrate.report.model_plots import Head, plot_head_betas, typical_betas
+from calibrate.report.plot_style import new_figure, save_figure
 from calibrate.report.usage import usage
 from calibrate.report.wording import percent, with_error
 
 if TYPE_CHECKING:
+    from calibrate.model_fitting.candidates import Candidate
     from calibrate.model_fitting.model_fit import ModelFit
 
 
@@ -46,9 +48,10 @@ class ModelFitRecord:
             "rules": rules,
             "candidates": candidates,
             "heads": [
-                {"layer": layer, "head": head, "beta": beta}
-                for (layer, head), beta in typical_betas(fit).items()
+                {"layer": layer, "head": head, "beta": 1.0 if beta is None else beta}
+                for (layer, head), beta in self._betas().items()
             ],
+            "export_cost": judged.export_cost and judged.export_cost._asdict(),
             "quality": dict(fit.coefficients.quality),
         }
 
@@ -69,18 +72,26 @@ class ModelFitRecord:
         rows = [
             (
                 c.form.kind, "all heads alike" if c.form.shared else f"{c.n_changed} heads",
-                f"{c.point.value.gain:+.3f}", "chosen" if c is self.fit.chosen else "",
+                f"{c.point.value.gain:+.3f}", self._choice(c),
             )
             for c in self.fit.candidates
         ]  # fmt: skip
         title = "Kinds of rule, by log p of the answers that choose (nats beyond plain softmax)"
         return Table(("kind", "for", "gain", ""), rows, title=title, left=["kind", "for", ""])
 
+    def _choice(self, candidate: "Candidate") -> str:
+        chosen, for_export = self.fit.chosen, self.fit.judged.beside is not None
+        if candidate is chosen.published:
+            return "chosen"
+        if candidate is chosen.free:
+            return "best, not for export"
+        return "not for export" if for_export and not candidate.form.exports else ""
+
     def _heads(self) -> Iterable[Block]:
-        if self.fit.chosen.form.shared:
+        if self.fit.chosen.published.form.shared:
             return
         betas = sorted(
-            ((name, beta) for name, beta in typical_betas(self.fit).items() if beta != 1),
+            ((name, beta) for name, beta in self._betas().items() if beta is not None),
             key=lambda item: -abs(np.log(item[1])),
         )
         rest = len(betas) - SHOWN_HEADS
@@ -93,7 +104,19 @@ class ModelFitRecord:
         )
 
     def _typical_length(self) -> int:
-        return round(float(np.exp(self.fit.chosen.form.center)))
+        return round(float(np.exp(self.fit.chosen.published.form.center)))
+
+    def _betas(self) -> dict[Head, float | None]:
+        return typical_betas(self.fit.coefficients, self._typical_length(), self.fit.heads)
+
+    def save_beta_map(self, path: Path) -> None:
+        """The heads of the model, coloured by beta."""
+        n_layers = len({layer for layer, _ in self.fit.heads})
+        figure = new_figure(6.0, min(max(3.6, 0.28 * n_layers), 12))
+        ax = figure.subplots()
+        plot_head_betas(ax, self.fit.coefficients, self._typical_length(), self.fit.heads)
+        ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
+        save_figure(path, figure)
 
 
 def rules_table(judged: Judged) -> Table:
@@ -112,27 +135,3 @@ def rules_table(judged: Judged) -> Table:
         note="nats an answer ± standard error; nats a token, at most of what is held",
         left=["rule"],
     )
-
-
-def typical_betas(fit: "ModelFit") -> dict[tuple[int, int], float]:
-    """beta of each head for a query of the typical length, with half of the entropy it can have."""
-    form, numbers = fit.chosen.form, fit.chosen.point.numbers
-    beta = np.clip(1 + numbers[0], form.rule.min_beta, form.rule.max_beta)
-    beta = np.broadcast_to(beta, len(fit.heads))
-    return dict(zip(fit.heads, beta.tolist(), strict=True))
-
-
-def save_beta_map(path: Path, fit: "ModelFit") -> None:
-    """The heads of the model, coloured by beta."""
-    betas = typical_betas(fit)
-    n_layers = len({layer for layer, _ in betas})
-    figure = new_figure(6.0, min(max(3.6, 0.28 * n_layers), 12))
-    ax = figure.subplots()
-    logs: dict[tuple[int | None, int | None], float | None] = {
-        name: float(np.log2(beta)) for name, beta in betas.items()
-    }
-    most = max(0.1, *(abs(x) for x in logs.values() if x is not None))
-    label = r"$\log_2 \beta$"
-    plot_head_map(ax, logs, "all", label, cmap="RdBu_r", vmin=-most, vmax=most)
-    ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
-    save_figure(path, figure)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
 from calibrate.examples.verdict import verdict
 from calibrate.files.coefficients import Coefficients
@@ -90,10 +92,11 @@ def _pictures(comparison: ExampleComparison, own: str, fit: Coefficients) -> Ite
             f"Nats a token above plain softmax: below 0, text is worse; {bars}; {far}.",
         )  # fmt: skip
     if any(entry.layer is not None for entry in fit.entries):
+        n = int(np.median(comparison.lengths() or comparison.lengths(text=True)))
         yield draw(
-            model_plots.plot_head_betas, fit, title="Beta of the heads",
-            caption="In the middle of the domain of each one's rule; red is sharper, blue more "
-            "diffuse than plain softmax; x: no rule.",
+            model_plots.plot_head_betas, fit, n, title="Beta of the heads",
+            caption=f"Of a query with {n:,} keys, at half of the entropy that it can have; red is "
+            "sharper, blue more diffuse than plain softmax; x: no rule.",
         )  # fmt: skip
 
 

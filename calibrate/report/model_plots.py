@@ -1,13 +1,15 @@
 """Plots of a model's scores: answers and text under several rules, and beta of its heads."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from calibrate.evaluation.baselines import label
 from calibrate.examples.comparison import PLAIN, RIGHT, Estimate, ExampleComparison
-from calibrate.files.coefficients import Coefficients
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import beta_of
 from calibrate.report.plot_style import legend_below, plot_head_map, short
 from calibrate.report.score_plots import OTHERS, STYLES
@@ -15,6 +17,7 @@ from calibrate.report.score_plots import OTHERS, STYLES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Head = tuple[int | None, int | None]  # (layer, head); None: all
 Groups = Sequence[tuple[str, Sequence[int]]]  # what stands below a place on the axis, and its cells
 SPREAD = 0.4  # of the rules around their place
 FAR = 10.0  # times the largest gain of the fit
@@ -71,30 +74,41 @@ def _is_ordered(groups: Groups) -> bool:
     return all(name.replace(",", "").isdigit() for name, _ in groups)
 
 
-def plot_head_betas(ax: "Axes", fit: Coefficients) -> "Axes":
-    """A map of log2 beta of the heads, in the middle of each one's domain; x: no rule."""
-    betas = {(e.layer, e.head): _typical_beta(fit, i) for i, e in enumerate(fit.entries)}
-    values: dict[tuple[int | None, int | None], float | None] = {
-        (layer, head): betas.get((layer, head))
-        for layer in _upto([layer for layer, _ in betas])
-        for head in _upto([head for _, head in betas])
-    }
-    most = max([0.1, *(abs(value) for value in betas.values())])
+def plot_head_betas(
+    ax: "Axes", fit: Coefficients, n: int, heads: Iterable[Head] | None = None
+) -> "Axes":
+    """A map of log2 beta of the heads, as `typical_betas` has it; x: no rule.
+
+    Args:
+      ax: where to draw.
+      fit: with entries for layers or heads.
+      n: keys of a query.
+      heads: of the model; None for as many as the fit shows there are.
+    """
+    if heads is None:
+        layers, columns = ([getattr(e, x) for e in fit.entries] for x in ("layer", "head"))
+        heads = product(_upto(layers), _upto(columns))
+    betas = typical_betas(fit, n, heads)
+    values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
+    most = max([0.1, *(abs(value) for value in values.values() if value is not None)])
     plot_head_map(ax, values, "all", r"$\log_2 \beta$", cmap="RdBu_r", vmin=-most, vmax=most)
     return ax
+
+
+def typical_betas(fit: Coefficients, n: int, heads: Iterable[Head]) -> dict[Head, float | None]:
+    """beta of a query with n keys and half of the entropy that it can have; None: no rule."""
+    log_n = np.log(np.float64(n))
+
+    def beta(entry: Entry | None) -> float | None:
+        if entry is None:
+            return None
+        of = (entry.coefficients, entry.domain, fit.rule, np)
+        return float(beta_of(log_n / 2, log_n, *of))
+
+    return {name: beta(fit.entry_of(*name)) for name in heads}
 
 
 def _upto(numbers: list[int | None]) -> list[int | None]:
     """All numbers up to the largest; None alone if there is no number."""
     known = [number for number in numbers if number is not None]
     return [*range(max(known) + 1)] if known else [None]
-
-
-def _typical_beta(fit: Coefficients, entry: int) -> float:
-    """log2 of the beta in the middle of an entry's domain."""
-    domain = fit.entries[entry].domain
-    H, log_n = sum(domain[:2]) / 2, sum(domain[-2:]) / 2
-    beta = beta_of(
-        np.float64(H), float(log_n), fit.entries[entry].coefficients, domain, fit.rule, np
-    )
-    return float(np.log2(beta))

@@ -1,0 +1,174 @@
+"""The rules that a fit through a model chooses among: kinds, for each head or all heads alike."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from calibrate.errors import CalibrateError
+from calibrate.examples.parts import CHOOSING, FITTING, parts_of
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.example_collection import ExampleCollection
+from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
+from calibrate.model_fitting.descent import MOST_STEPS, Course, Descent, Point
+from calibrate.model_fitting.memo import Memo, processor
+from calibrate.model_fitting.objective import ALLOWED_LOSS, Objective
+from calibrate.model_fitting.passes import Passes, Report
+from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO, Form, typical
+from calibrate.model_fitting.steps import Plan
+from calibrate.transformers.betas import HeadBetas
+
+MOST_CHOOSING = 32  # examples of a template and length: each check looks at all that choose
+LEAST_LEAD = 0.01  # nats, of one candidate over a simpler one
+TOOLS = ("torch", "transformers")
+_SHARED = (CONSTANT, LOG_SIZE)
+_EACH = (CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Of a fit through a model.
+
+    Attributes:
+      kind: of the rules; None for the best on the examples that choose.
+      trained_up_to: length in tokens up to which answers may not get worse; None for none.
+      allowed: nats a token that plain text, and answers up to that length, may lose.
+      most_steps: of each candidate.
+      seed: of the order of the examples.
+      for_export: publish a rule that engines run; the others are fitted to say what that costs.
+    """
+
+    kind: str | None = None
+    trained_up_to: int | None = None
+    allowed: float = ALLOWED_LOSS
+    most_steps: int = MOST_STEPS
+    seed: int = 0
+    for_export: bool = False
+
+    def __post_init__(self) -> None:
+        if self.for_export and self.kind == ENTROPY_AND_SIZE:
+            raise CalibrateError(
+                f"no engine runs rules of kind {self.kind}; for export, give --kind {CONSTANT} or "
+                f"{LOG_SIZE}, or no --kind"
+            )
+
+
+class Candidate(NamedTuple):
+    """The best point of one form."""
+
+    form: Form
+    point: Point
+
+    @property
+    def label(self) -> str:
+        """Which heads have what kind of rule."""
+        return f"{self.form.kind}, {'all heads alike' if self.form.shared else 'each head'}"
+
+    @property
+    def n_changed(self) -> int:
+        """Heads with numbers of their own; a rule for all counts as one."""
+        numbers = self.point.numbers
+        return int(numbers.any()) if self.form.shared else len(self.form.changed(numbers))
+
+    def fit(self, heads: list[tuple[int, int]]) -> Coefficients | None:
+        """The rules of the heads of a model; None where beta is 1 on all."""
+        return self.form.fit(self.point.numbers, heads)
+
+
+class Chosen(NamedTuple):
+    """Of the candidates."""
+
+    published: Candidate
+    free: Candidate  # what is published if it need not export
+
+
+Ended = Callable[[Candidate], None]
+
+
+def part(collection: ExampleCollection, which: int) -> list[int]:
+    """The examples of a part."""
+    found: list[int] = np.flatnonzero(parts_of(collection.set.examples) == which).tolist()
+    return found
+
+
+def forms(collection: ExampleCollection, options: ModelOptions) -> list[Form]:
+    """What is tried, the simplest first, and then what only an export needs."""
+    scale = typical(np.array([len(example.tokens) for example in collection.set.examples]))
+    kinds = _EACH if options.kind is None else _EACH[: _EACH.index(options.kind) + 1]
+    found = [Form(kind, True, *scale) for kind in _SHARED]
+    found += [Form(kind, False, *scale) for kind in kinds]
+    if options.for_export:
+        found += [Form(ONE_RATIO, True, *scale)]
+        found += [Form(ONE_RATIO, False, *scale)] * (LOG_SIZE in kinds)
+    return found
+
+
+def course(collection: ExampleCollection, options: ModelOptions) -> Course:
+    """The steps and checks of each candidate."""
+    plan = Plan(collection.set, np.array(part(collection, FITTING)), options.seed)
+    everything, choosing = collection.set.examples, list[int]()
+    of_cell = Counter[int]()
+    for i in part(collection, CHOOSING):
+        if of_cell[everything[i].cell] < MOST_CHOOSING:
+            choosing.append(i)
+            of_cell[everything[i].cell] += 1
+    return Course(plan, choosing, options.most_steps)
+
+
+def objective(collection: ExampleCollection, options: ModelOptions) -> Objective:
+    """What all candidates aim at."""
+    return Objective(collection.set, collection.scores, options.trained_up_to, options.allowed)
+
+
+def fit_candidates(
+    model: PreTrainedModel, heads: HeadBetas, collection: ExampleCollection,
+    options: ModelOptions, report: Report, ended: Ended,
+) -> list[Candidate]:  # fmt: skip
+    """The best point of each form, which begins at that of a simpler one."""
+    tools = (processor(model.device), *map(version, TOOLS))
+    memo = Memo(collection.folder, collection.digest, str(model.device), *tools)
+    passes = Passes(model, heads, collection.set, memo, report)
+    descent = Descent(passes, objective(collection, options), course(collection, options))
+    candidates = list[Candidate]()
+    for form in forms(collection, options):
+        start = _start(form, candidates, len(heads.heads))
+        candidates.append(Candidate(form, descent.run(form, descent.at(form, start))))
+        ended(candidates[-1])
+    return candidates
+
+
+def _start(form: Form, candidates: Sequence[Candidate], n_heads: int) -> np.ndarray:
+    """The last candidate that this form contains; the best of those that ONE_RATIO contains."""
+    held = [
+        (candidate.point.value.gain * (form.kind == ONE_RATIO), numbers)
+        for candidate in reversed(candidates)
+        if (numbers := form.holding(candidate.form, candidate.point.numbers, n_heads)) is not None
+    ]
+    return max(held, key=lambda item: item[0])[1] if held else form.zeros(n_heads)
+
+
+def choose(candidates: Sequence[Candidate], options: ModelOptions) -> Chosen:
+    """The best of all, and of those that export if only these are published."""
+    free = _choose([c for c in candidates if c.form.kind != ONE_RATIO], options.kind)
+    if not options.for_export:
+        return Chosen(free, free)
+    exporting = [c for c in candidates if c.form.exports]
+    simplest_first = sorted(exporting, key=lambda c: not c.form.shared)
+    kind = ONE_RATIO if options.kind == LOG_SIZE else options.kind
+    return Chosen(_choose(simplest_first, kind), free)
+
+
+def _choose(candidates: Sequence[Candidate], kind: str | None) -> Candidate:
+    """The simplest that no other one leads by more than an error; or the best of a kind."""
+    if kind is not None:
+        return next(c for c in candidates if c.form.kind == kind and not c.form.shared)
+    chosen, *others = candidates
+    for other in others:
+        lead, error = other.point.value.lead(chosen.point.value)
+        if lead > max(error, LEAST_LEAD):
+            chosen = other
+    return chosen

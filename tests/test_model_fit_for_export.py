@@ -1,0 +1,178 @@
+"""Fits through a model under what engines run: one kappa / b for all heads, and no bounds."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.errors import CalibrateError
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+pytest.importorskip("transformers", reason="needs the extra transformers")
+
+from test_cli import call, refusal  # noqa: E402
+from test_first_look import planted_examples, planted_model  # noqa: E402
+from test_model_examples import collected, write_lines  # noqa: E402
+from test_model_fit import numbers_of, planted, through  # noqa: E402
+from tiny_causal import save  # noqa: E402
+
+from calibrate.export.plan import make_plan  # noqa: E402
+from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
+from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
+from calibrate.model_fitting.rule_parameters import (  # noqa: E402
+    CONSTANT,
+    LEAST_FIRST,
+    MAX_BETA,
+    MIN_BETA,
+    ONE_RATIO,
+    Form,
+)
+
+HEADS = [(layer, head) for layer in range(2) for head in range(4)]
+EACH, ALIKE = (Form(ONE_RATIO, shared, 6.0, 7.0) for shared in (False, True))
+LOG_N = np.linspace(0, 20, 50)
+
+
+def betas(fit, log_n=LOG_N):
+    """(heads, sizes) by the file's own rule, with its bounds."""
+    entries = [fit.entry_of(*name) for name in HEADS]
+    return np.array([
+        beta_of(None, log_n, e.coefficients, e.domain, fit.rule, np) if e else 1 + 0 * log_n
+        for e in entries
+    ])  # fmt: skip
+
+
+def ratios(fit):
+    return np.array([e.coefficients[0] / e.coefficients[1] for e in fit.entries])
+
+
+@pytest.mark.parametrize("form", [EACH, ALIKE], ids=["each", "alike"])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
+def test_beta_is_a_factor_times_one_line_at_every_n(form, scale):
+    """However far a step goes, there is a factor for each head, and no bound is met."""
+    numbers = form.within(numbers_of(form) * scale)
+    fit = form.fit(numbers, HEADS)
+    ratio, b = ratios(fit), np.array([e.coefficients[1] for e in fit.entries])
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
+    assert ratio[0] >= 0
+    assert (b > 0).all()
+    b = np.broadcast_to(b, len(HEADS))
+    np.testing.assert_allclose(betas(fit), b[:, None] * (1 + ratio[0] * LOG_N), rtol=1e-12)
+    plan = make_plan(fit, 2, 4, context=1 << 20)
+    assert plan.ratio == pytest.approx(ratio[0])
+    np.testing.assert_allclose([plan.factors[name] for name in HEADS], b)
+
+
+def test_the_nearest_numbers_that_engines_run():
+    numbers = EACH.zeros(8)
+    numbers[0, [0, 1, -2, -1]] = -3, 99, 0.2, 5
+    near = EACH.within(numbers)
+    assert near[0, [0, 1, -2]].tolist() == [MIN_BETA - 1, MAX_BETA - 1, 0.2]
+    assert betas(EACH.fit(near, HEADS))[2, 0] == pytest.approx(LEAST_FIRST)
+    numbers[0, -1] = -1
+    assert EACH.within(numbers)[0, -1] == 0  # a line that falls is level
+    np.testing.assert_array_equal(EACH.within(near), near)
+
+
+def test_heads_without_a_factor_have_what_all_have_in_common():
+    numbers = EACH.zeros(8)
+    numbers[0, [2, -2, -1]] = 0.5, 0.1, 0.05
+    fit = EACH.fit(numbers, HEADS)
+    assert len(fit.entries) == 8
+    assert EACH.changed(numbers).tolist() == [2]
+    found = betas(fit, np.array([6.0]))[:, 0]
+    np.testing.assert_allclose(found, [1.1, 1.1, 1.65, *[1.1] * 5])
+    numbers[0, -2:] = 0  # plain softmax in common: those heads have no entry
+    assert [(e.layer, e.head) for e in EACH.fit(numbers, HEADS).entries] == [(0, 2)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE, ONE_RATIO])
+@pytest.mark.parametrize("form", [EACH, ALIKE], ids=["each", "alike"])
+def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, shared):
+    simpler = Form(kind, shared, 6.0, 7.0)
+    numbers = simpler.within(numbers_of(simpler) / 2)
+    same = form.holding(simpler, numbers, len(HEADS))
+    contained = shared or (form is EACH and kind == CONSTANT)
+    assert (same is not None) == contained
+    if contained:
+        sizes = LOG_N[simpler.largest > LOG_N]
+        np.testing.assert_allclose(
+            betas(form.fit(same, HEADS), sizes), betas(simpler.fit(numbers, HEADS), sizes)
+        )
+
+
+def test_what_engines_do_not_run_is_not_where_a_fit_begins():
+    line = Form(LOG_SIZE, True, 6.0, 7.0)
+    assert EACH.holding(line, np.array([[0.1], [0.05]]), 8) is not None
+    assert EACH.holding(line, np.array([[0.1], [-0.05]]), 8) is None  # falls
+    assert EACH.holding(line, np.array([[0.1], [0.15]]), 8) is None  # is bounded at n = 1
+
+
+def test_a_constant_is_written_as_it_acts():
+    form = Form(CONSTANT, False, 6.0, 7.0)
+    fit = form.fit(np.array([[-2.0, 30.0, 0.5] + [0.0] * 5]), HEADS)
+    assert [e.coefficients for e in fit.entries] == [(0, MIN_BETA), (0, MAX_BETA), (0, 1.5)]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def planted_for_size(folder):
+    """Examples on disk that are to be sharpened at 62 tokens, and not at 5: some want that."""
+    save(Path(folder), planted_model(), tokenizer=False)
+    examples = planted_examples((3, 60), count=16).examples
+    asked = [(f"n{e.cell}", e, e.tokens[-1]) for e in examples]
+    asked += [("wrong", e, 10 + (e.tokens[-1] - 7) % 8) for e in examples if e.cell == 0]
+    lines = [
+        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": [int(answer)], "template": name}
+        for name, e, answer in asked
+    ]
+    collected(folder, f"{folder}-run", prompts=write_lines("p.jsonl", lines), templates=())
+
+
+def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
+    planted_for_size("tiny")
+    out = call(
+        "fit", "tiny-run", "--name", "tiny", "--steps", "20", "--kind", "log-size",
+        "--trained-up-to", "5", "--allowed-loss", "0.1", "--for-export", "--json",
+    )  # fmt: skip
+    record, fit = json.loads(out.stdout), calibrate.load("tiny@1")
+    np.testing.assert_allclose(ratios(fit), ratios(fit)[0], rtol=1e-9)
+    assert len(fit.entries) == 8
+    assert ratios(fit)[0] > 0
+    at_62 = betas(fit, np.log([62.0]))[:, 0]
+    assert at_62[0] == at_62.max() > 1.1
+    assert at_62[2] == at_62.min()
+    assert fit.source["options"]["for_export"] is True
+    cost, rules = record["export_cost"], record["rules"]
+    free = rules["best without --for-export"]["gain"]["mean"]
+    assert cost["mean"] == pytest.approx(free - rules["own"]["gain"]["mean"])
+    assert cost["mean"] != 0
+    said = f"export costs {cost['mean']:+.3f} ± {cost['error']:.3f} nats an answer"
+    assert f"{said}, beside log-size, each head" in fit.quality["verdict"]
+    assert "heads have a factor of their own (log-size-one-ratio)" in fit.quality["verdict"]
+    assert "log-size-one-ratio, each head: +" in out.stderr
+    assert Path("fits/tiny/1.png").exists()
+
+
+def test_constants_cost_nothing_if_they_are_all_that_is_asked_for(here):
+    collection = planted("tiny")
+    options = {"most_steps": 10, "kind": CONSTANT}
+    free, found = (through(collection, for_export=x, **options) for x in (False, True))
+    assert found.coefficients == free.coefficients
+    assert found.judged.export_cost == (0, 0)
+    assert free.judged.export_cost is None
+    assert "export costs nothing" in found.coefficients.quality["verdict"]
+    assert "export" not in free.coefficients.quality["verdict"]
+    assert "for_export" not in free.coefficients.source["options"]
+
+
+def test_what_no_engine_runs_is_refused(here):
+    with pytest.raises(CalibrateError, match="no engine runs rules of kind entropy-and-size"):
+        ModelOptions(ENTROPY_AND_SIZE, for_export=True)
+    planted("tiny")
+    line = refusal("fit", "tiny-run", "--name", "x", "--for-export", "--kind", "entropy-and-size")
+    assert "for export, give --kind constant or log-size" in line
