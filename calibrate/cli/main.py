@@ -14,6 +14,7 @@ from calibrate.cli.collect import collect
 from calibrate.cli.diagnose import diagnose
 from calibrate.cli.evaluate import evaluate
 from calibrate.cli.exit_codes import INTERRUPTED, Commands, end_interrupted
+from calibrate.cli.export import export
 from calibrate.cli.fit import fit
 from calibrate.cli.report import report
 from calibrate.cli.run import run
@@ -30,7 +31,7 @@ app = typer.Typer(
     "collect the rows that it misranks, fit a versioned coefficient file, load it at inference.",
 )
 
-for command in (run, collect, verify, fit, diagnose, evaluate, report, train):
+for command in (run, collect, verify, fit, diagnose, evaluate, report, export, train):
     app.command()(command)
 app.add_typer(fits.app, name="fits")
 

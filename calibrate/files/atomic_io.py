@@ -5,6 +5,7 @@ import errno
 import fnmatch
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +78,38 @@ def replacing(path: Path, error: type[CalibrateError] = CalibrateError) -> Itera
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
+    """A temporary folder to write files to, which becomes `path` at the end, or is removed.
+
+    Its files are to be fsynced already.
+
+    Raises:
+      error: `path` is taken by a file, or by a folder with something in it; or the disk fails.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    check_free(path, error)
+    try:
+        make_folder(path.parent)
+        os.mkdir(temporary)
+        yield temporary
+        _sync(temporary)
+        check_free(path, error)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except OSError as failure:
+        raise unwritable(path, failure, error) from failure
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_free(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
+    """Raises `error` if a path is taken; an empty folder is free."""
+    taken = any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
+    if taken:
+        raise error(f"{path} exists already; choose a new folder")
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -43,6 +43,7 @@ class ModelFolder:
     Attributes:
       path: the folder.
       name: its last name.
+      files: what the fingerprint is of: those of the weights, and the configuration.
       config: the model's configuration.
     Raises:
       CalibrateError: it cannot be read, or holds no such model.
@@ -54,12 +55,12 @@ class ModelFolder:
             raise CalibrateError(f"{path} is not a folder; give a model that Transformers can load")
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
-        self._weights = _weights_in(self.path)
+        self.files = _weights_in(self.path)
         self._options: dict[str, Any] = dict(_LOCAL)
-        if self._weights[0].suffix == ".gguf":
-            _require_gguf(self._weights[0])
-            self._options["gguf_file"] = self._weights[0].name
-        with _in_one_line(f"cannot read the configuration in {path}"):
+        if self.is_gguf:
+            _require_gguf(self.files[0])
+            self._options["gguf_file"] = self.files[0].name
+        with in_one_line(f"cannot read the configuration in {path}"):
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
 
     @property
@@ -74,6 +75,16 @@ class ModelFolder:
         """The number of tokens that the model knows."""
         return int(self.config.get_text_config().vocab_size)
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the model is a .gguf file."""
+        return self.files[0].suffix == ".gguf"
+
+    @property
+    def shards(self) -> list[Path]:
+        """The files of safetensors."""
+        return [path for path in self.files if path.suffix == ".safetensors"]
+
     def dtype(self, wanted: str = "auto") -> str:
         """The dtype to load the weights in: "auto" is bfloat16 if they are, and else float32."""
         if wanted == "auto":
@@ -83,9 +94,9 @@ class ModelFolder:
     def fingerprint(self) -> str:
         """sha256 of the weights and the configuration."""
         files = {}
-        for path in self._weights:
+        for path in self.files:
             name = "model.gguf" if path.suffix == ".gguf" else path.name
-            files[name] = _digest_of_file(path)
+            files[name] = digest_of_file(path)
         return "sha256:" + hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def tokenizer(self) -> Any:
@@ -118,7 +129,7 @@ class ModelFolder:
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))  # a bar of its own
         else:
             options["use_safetensors"] = True
-        with _in_one_line(f"cannot load the model in {self.path}"), quiet:
+        with in_one_line(f"cannot load the model in {self.path}"), quiet:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=DTYPES[dtype], output_loading_info=True, **options
             )
@@ -135,7 +146,7 @@ class ModelFolder:
 
 
 def _weights_in(folder: Path) -> list[Path]:
-    """The files that the fingerprint is of: weights, and the configuration."""
+    """The files that make a model: its weights, and the configuration."""
     if (folder / INDEX).is_file():
         names = _sharded(folder / INDEX)
     elif (folder / WEIGHTS).is_file():
@@ -181,7 +192,8 @@ def _sharded(index: Path) -> list[str]:
         raise CalibrateError(f"{index} is not an index ({failure}); restore it") from failure
 
 
-def _digest_of_file(path: Path) -> str:
+def digest_of_file(path: Path) -> str:
+    """sha256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
@@ -195,13 +207,15 @@ def _digest_of_file(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
-    """Quiet loading; whatever Transformers raises becomes one line."""
+def in_one_line(what: str) -> Iterator[None]:
+    """Quiet loading; whatever Transformers raises becomes one line of a CalibrateError."""
     level, bars = transformers_logging.get_verbosity(), is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:
         yield
+    except CalibrateError:
+        raise
     except MemoryError:
         raise CalibrateError(f"{what}: out of memory; give --dtype bfloat16") from None
     except Exception as failure:

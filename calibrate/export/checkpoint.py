@@ -1,0 +1,200 @@
+"""A checkpoint with a fit in it: a folder that Transformers and other engines load.
+
+Beside the weights and the configuration it has `calibrate-fit.json`, the fit itself, and in
+config.json, under "calibrate", the fit's reference and id, what it was made of, the digests of
+these files, and a digest of the configuration.
+"""
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import calibrate
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.export.configuration import exported_configuration
+from calibrate.export.plan import Plan, make_plan
+from calibrate.export.proof import new_model, prove, queries_of, unquantised
+from calibrate.export.queries import Change, Place, Queries, places_of, require_supported
+from calibrate.files.atomic_io import whole_folder, write_atomically
+from calibrate.files.coefficient_file import digest, dumps
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.npz import read_bytes
+from calibrate.files.safetensors_file import FLOATS, Tensor, copy_changed, read_header
+from calibrate.files.strict_json import parse
+from calibrate.transformers.folders import CONFIG, INDEX, ModelFolder
+
+FIT = "calibrate-fit.json"
+KEY = "calibrate"  # of config.json
+MOST_CONFIG_BYTES = 1 << 24
+_MOST_OTHER_BYTES = 1 << 30
+# What tokenizers, generation and licences need; no code, no other weights, no card of the original.
+_COPIED = (
+    "tokenizer*", "*.jinja", "vocab*", "merges.txt", "*.model", "*.tiktoken", "added_tokens.json",
+    "special_tokens_map.json", "generation_config.json", "chat_template*", "LICENSE*", "LICENCE*",
+    "NOTICE*", "COPYING*", "USE_POLICY*",
+)  # fmt: skip
+_NEVER_COPIED = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is to be written.
+
+    Attributes:
+      model: the fingerprint of the model.
+      plan: what engines apply.
+      changes: of tensors, by name.
+      configuration: the content of config.json, without the digests of what is written.
+    """
+
+    fit: Coefficients
+    folder: ModelFolder
+    model: str
+    plan: Plan
+    changes: Mapping[str, Change]
+    configuration: dict[str, Any]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the weights."""
+        return sum(path.stat().st_size for path in self.folder.shards)
+
+
+def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> Export:
+    """Finds out how a fit is written into a model, and proves it on a small copy.
+
+    Args:
+      any_model: whether the fit may be of another model.
+    Raises:
+      CoefficientsError: engines cannot run the fit, or it was made for another model.
+      CalibrateError: it cannot be applied exactly to such a model, or its files are damaged.
+    """
+    config = folder.config
+    if folder.is_gguf:
+        raise CalibrateError(
+            f"{folder.path} has its weights in {folder.files[0].name}, and this writes safetensors "
+            "from safetensors; give the folder that the file was made from"
+        )
+    require_supported(config.model_type)
+    plan = make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)
+    stored = parse(read_bytes(folder.path / CONFIG, MOST_CONFIG_BYTES))
+    configuration = exported_configuration(stored, config, plan)
+    queries = _queries(config)
+    named = {entry.layer for entry in fit.entries if entry.layer is not None}
+    if absent := named - set(queries.layers):
+        raise CoefficientsError(
+            f"{fit.reference} has entries for layers {sorted(absent)}, which have no attention in "
+            f"{folder.path}; give the model that the fit was made for"
+        )
+    changes = _changes(folder, queries, plan)
+    fingerprint = folder.fingerprint()
+    if not any_model and fit.fingerprint not in (None, fingerprint):
+        raise CoefficientsError(
+            f"{fit.reference} was made for {fit.fingerprint}, and {folder.path} is {fingerprint}; "
+            "give the model that it was made for, or --any-model"
+        )
+    prove(config, bool(plan.ratio))
+    return Export(fit, folder, fingerprint, plan, changes, configuration)
+
+
+def _queries(config: Any) -> Queries:
+    """Of a model without its weights."""
+    with torch.device("meta"):
+        return queries_of(config, new_model(unquantised(config)))
+
+
+def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:
+    """What becomes of tensors in the files, by name."""
+    tensors: dict[str, Tensor] = {}
+    for path in folder.shards:
+        for name, tensor in read_header(path).items():
+            if tensors.setdefault(name, tensor) is not tensor:
+                raise CalibrateError(f"{path} has {name}, as another file has; keep one of them")
+    places, wanted = places_of(tensors), queries.changes(plan)
+    for place in wanted:
+        stored = tensors[places[place]] if place in places else None
+        if stored is None or stored.dtype not in FLOATS:
+            raise _not_plain(folder, place, "no floats" if stored else "nothing")
+        if stored.shape != queries.shapes[place]:
+            raise CalibrateError(
+                f"{places[place]} in {folder.path} is of shape {stored.shape}, and its {CONFIG} "
+                f"asks for {queries.shapes[place]}; restore the folder"
+            )
+    modules = {(place.layer, place.module) for place in wanted}
+    for place in places.keys() - wanted.keys():
+        if place[:2] in modules:
+            raise _not_plain(folder, place, "more than such a model reads")
+    return {places[place]: change for place, change in wanted.items()}
+
+
+def _not_plain(folder: ModelFolder, place: Place, what: str) -> CalibrateError:
+    name = f"{place.module}.{place.name}".rstrip(".")
+    return CalibrateError(
+        f"{folder.path} has {what} as {name} of layer {place.layer}: weights of queries that are "
+        "quantised, perhaps; export the model with plain weights, and quantise the export"
+    )
+
+
+def write(
+    export: Export, out: Path, report: Callable[[int], None] = lambda n_bytes: None
+) -> dict[str, Any]:
+    """Writes the folder of an export, which appears whole or not at all.
+
+    Args:
+      out: a new folder, not within the model's.
+      report: called with the bytes of weights that were written, step by step.
+    Returns:
+      What config.json says of the export.
+    Raises:
+      CalibrateError: the folder is taken, the disk is full, or a file cannot be read.
+    """
+    source = export.folder.path
+    if out.resolve().is_relative_to(source.resolve()):
+        raise CalibrateError(f"{out} is within the model's folder; choose another")
+    with whole_folder(out) as folder:
+        files = {}
+        for path in export.folder.shards:
+            names = read_header(path).keys() & export.changes.keys()
+            of_file = {name: export.changes[name].apply for name in names}
+            files[path.name] = copy_changed(path, folder / path.name, of_file, report)
+        if (source / INDEX) in export.folder.files:
+            files[INDEX] = _write(folder / INDEX, (source / INDEX).read_bytes())
+        files[FIT] = _write(folder / FIT, dumps(export.fit).encode())
+        for path in _others(source):
+            _write(folder / path.name, read_bytes(path, _MOST_OTHER_BYTES))
+        said: dict[str, Any] = {
+            "fit": export.fit.reference, "id": digest(export.fit), "model": export.model,
+            "calibrate": calibrate.__version__, "files": files,
+        }  # fmt: skip
+        configuration = export.configuration | {KEY: said}
+        said["digest"] = digest_of(configuration)
+        _write(folder / CONFIG, (json.dumps(configuration, indent=2) + "\n").encode())
+        ModelFolder(folder)  # Transformers reads it
+    return said
+
+
+def _write(path: Path, data: bytes) -> str:
+    write_atomically(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of(configuration: dict[str, Any]) -> str:
+    """sha256 of the content of an exported config.json, but for this digest."""
+    rest = {key: value for key, value in configuration[KEY].items() if key != "digest"}
+    text = json.dumps(configuration | {KEY: rest}, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _others(folder: Path) -> list[Path]:
+    """The files that go with the weights."""
+    return [
+        path for path in sorted(folder.iterdir())
+        if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in _COPIED)
+        and not any(fnmatch.fnmatch(path.name, pattern) for pattern in _NEVER_COPIED)
+    ]  # fmt: skip

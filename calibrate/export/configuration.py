@@ -1,0 +1,96 @@
+"""The configuration of an exported model: what engines read beside the weights.
+
+Constants leave it as it is, but for a soft-cap of logits, cap tanh(z / cap): scaled with beta, it
+gives beta z too. For rules by size, a Llama or Mistral becomes a Ministral 3: the same mathematics,
+and queries times 1 + ratio log(1 + floor(position / 1)), where 1 + position is n. Transformers,
+Ollama and MLX read the ratio in `rope_parameters`, vLLM in `llama_4_scaling`, SGLang looks for the
+floor at the top.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from transformers import Ministral3Config
+
+from calibrate.errors import CalibrateError
+from calibrate.export.plan import Plan
+
+_CAP = "attn_logit_softcapping"
+_AS_MINISTRAL = ("llama", "mistral")
+_PLAIN_ROPE = ("default", "linear")  # others read the floor as the length of pretraining
+
+
+def exported_configuration(stored: dict[str, Any], config: Any, plan: Plan) -> dict[str, Any]:
+    """The content of config.json of an exported model.
+
+    Args:
+      stored: that of the model.
+      config: the same, as Transformers reads it.
+    Raises:
+      CalibrateError: an engine could not apply the plan exactly to such a model.
+    """
+    if getattr(config, "clip_qkv", None):
+        raise CalibrateError(
+            f"clip_qkv is {config.clip_qkv}: the model clips queries after their projection, so "
+            "that scaled weights would not give scaled queries; no fit can be exported for it"
+        )
+    exported = {key: value for key, value in stored.items() if key != "auto_map"}  # code
+    if getattr(config, _CAP, None):
+        exported[_CAP] = getattr(config, _CAP) * _only_factor(config, plan)
+    if plan.ratio:
+        exported = _as_ministral(exported, config, plan.ratio)
+    return exported
+
+
+def _only_factor(config: Any, plan: Plan) -> float:
+    factors = set(plan.factors.values())
+    if len(factors) > 1:
+        raise CalibrateError(
+            f"{_CAP} is {getattr(config, _CAP)}: the model caps its logits before softmax, with "
+            f"one cap for all heads, and the factors of this fit are {min(factors):.4g} to "
+            f"{max(factors):.4g}; a fit with one constant for all heads can be exported"
+        )
+    return factors.pop()
+
+
+def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[str, Any]:
+    rope = dict(config.rope_parameters or {}) if config.model_type in _AS_MINISTRAL else {}
+    _refuse_unlike_ministral(config, rope)
+    floor = {"original_max_position_embeddings": 1}
+    # What a file leaves out has other values in a Ministral 3.
+    known = {f.name: getattr(config, f.name) for f in _own_fields() if hasattr(config, f.name)}
+    exported = {key: value for key, value in exported.items() if key != "rope_scaling"}
+    return exported | known | floor | {
+        "model_type": "ministral3",
+        "architectures": ["Ministral3ForCausalLM"],
+        "sliding_window": getattr(config, "sliding_window", None),
+        "rope_parameters": rope | floor | {"llama_4_scaling_beta": ratio},
+        "llama_4_scaling": floor | {"beta": ratio},
+    }  # fmt: skip
+
+
+def _own_fields() -> list[Any]:
+    own = set(vars(Ministral3Config)["__annotations__"])
+    return [field for field in fields(Ministral3Config) if field.name in own]
+
+
+def _refuse_unlike_ministral(config: Any, rope: dict[str, Any]) -> None:
+    """Raises CalibrateError unless a Ministral 3 with the same weights is the same model."""
+    kind = config.model_type
+    what = None
+    if kind not in _AS_MINISTRAL:
+        what = f"it is a {kind}, and not a Llama or a Mistral"
+    elif getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        what = "its projections have biases"
+    elif rope.get("rope_type", "default") not in _PLAIN_ROPE:
+        what = f"its rotary positions are of type {rope['rope_type']!r}"
+    elif (window := getattr(config, "sliding_window", None)) and (
+        window < config.max_position_embeddings
+    ):
+        what = f"its queries see the last {window:,} tokens, and engines would take all for n"
+    if what:
+        raise CalibrateError(
+            "the fit goes by log n, which engines apply in models like Ministral 3, and this "
+            f"model cannot become one: {what}; export a fit of constants: "
+            "calibrate fit RUN --kind constant"
+        )

@@ -1,0 +1,146 @@
+"""Proof that an exported model is what our runtime makes of the original, on a small copy.
+
+The copy has the model's own configuration with few layers, narrow MLPs and random weights. A
+change of names or shapes that this package does not know, in a later version of Transformers, say,
+fails here, and nothing is written.
+"""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from calibrate.errors import CalibrateError
+from calibrate.export.configuration import exported_configuration
+from calibrate.export.plan import Plan
+from calibrate.export.queries import Queries, places_of
+from calibrate.maths.rule import Rule
+from calibrate.transformers.betas import HeadRules, head_betas
+from calibrate.transformers.folders import in_one_line
+
+TOLERANCE = 1e-4  # of the largest logit
+_N_TOKENS, _VOCABULARY, _NARROW = 24, 64, 16
+_RATIO = 0.3
+_SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
+_MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
+_LAYER_KINDS = ("layer_types", "mlp_layer_types")
+
+
+def prove(config: Any, by_size: bool) -> None:
+    """Raises CalibrateError unless exports of such models give the logits of our runtime.
+
+    Args:
+      config: of the model, as Transformers reads it.
+      by_size: whether beta is to depend on log n.
+    """
+    errors = []
+    for seed in _SEEDS:
+        with in_one_line(f"cannot make a small copy of a {config.model_type}"):
+            effect, error = _compare(small_copy(config), by_size, seed)
+        if error < TOLERANCE < effect / 10:
+            return
+        errors.append(f"{error:.2g} where plain softmax differs by {effect:.2g}")
+    raise CalibrateError(
+        f"a {config.model_type} of this configuration cannot be exported: with scaled weights, a "
+        f"small random copy has logits unlike those of our runtime (by {errors[0]} of the largest)"
+        "; serve it with calibrate.transformers"
+    )
+
+
+def small_copy(config: Any) -> Any:
+    """The configuration with two layers, or one of each kind, and narrow MLPs."""
+    full = config.to_dict()
+    count = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    kinds = [full[key] for key in _LAYER_KINDS if isinstance(full.get(key), list)]
+    first = {kind: i for i, kind in reversed(list(enumerate(zip(*kinds, strict=True))))}
+    kept = sorted({*first.values(), 0, 1} if kinds else {0, 1})
+    kept = [i for i in kept if i < config.num_hidden_layers]
+    small = {count: len(kept), "vocab_size": min(_VOCABULARY, config.vocab_size)}
+    for key, value in full.items():
+        if key in _LAYER_KINDS and isinstance(value, list):
+            small[key] = [value[i] for i in kept]
+        elif _MLP.fullmatch(key) and isinstance(value, int):
+            small[key] = min(value, _NARROW)
+        elif key in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
+            small[key] = 0
+    return _with(config, small)
+
+
+def unquantised(config: Any) -> Any:
+    """The configuration of the same model with plain weights."""
+    return _with(config, {})
+
+
+def _with(config: Any, changes: dict[str, Any]) -> Any:
+    kept = config.to_dict() | changes
+    return type(config)(**{
+        key: value for key, value in kept.items()
+        if key not in ("quantization_config", "model_type")
+    })  # fmt: skip
+
+
+def _compare(config: Any, by_size: bool, seed: int) -> tuple[float, float]:
+    """What our runtime changes in the largest logit, and what an export differs from it by."""
+    generator = torch.Generator().manual_seed(seed)
+    original = new_model(config)
+    with torch.no_grad():
+        for x in original.parameters():
+            noise = torch.randn(x.shape, generator=generator)
+            x.copy_(noise * 1.5 / x.shape[-1] ** 0.5 if x.ndim > 1 else x + 0.3 * noise)
+    tokens = torch.randint(_VOCABULARY, (1, _N_TOKENS), generator=generator) % config.vocab_size
+    with torch.no_grad(), head_betas(original) as heads:
+        plan = _random_plan(config, original, heads.heads, by_size, generator)
+        plain = original(tokens, use_cache=False).logits
+        b = torch.tensor([plan.factors[at] for at in heads.heads])
+        heads.rules = HeadRules(
+            Rule.log_size(1e-3, 1e3), torch.stack([plan.ratio * b, b]), (0.0, 16.0)
+        )
+        ours = original(tokens, use_cache=False).logits
+    theirs = _exported(config, original, plan)(tokens, use_cache=False).logits
+    scale = float(ours.abs().max())
+    return float((plain - ours).abs().max()) / scale, float((theirs - ours).abs().max()) / scale
+
+
+def _random_plan(
+    config: Any, model: PreTrainedModel, heads: list[tuple[int, int]], by_size: bool,
+    generator: torch.Generator,
+) -> Plan:  # fmt: skip
+    """As unlike from head to head as such a model allows."""
+    queries = queries_of(config, model)
+    drawn = {at: 0.5 + 1.5 * float(torch.rand((), generator=generator)) for at in heads}
+    factors = {
+        (layer, head): drawn[layer, 0] if queries.heads_share(layer) else drawn[layer, head]
+        for layer, head in heads
+    }
+    if getattr(config, "attn_logit_softcapping", None):
+        factors = dict.fromkeys(factors, 3.0)
+    return Plan(factors, _RATIO if by_size else 0.0)
+
+
+def queries_of(config: Any, model: PreTrainedModel) -> Queries:
+    """The tensors of a model that make its queries."""
+    return Queries(config, {name: x.shape for name, x in model.state_dict().items()})
+
+
+def _exported(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+    weights: dict[str, Tensor] = dict(original.state_dict())
+    places = places_of(weights)
+    for place, change in queries_of(config, original).changes(plan).items():
+        x = weights[places[place]]
+        weights[places[place]] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
+    stored = exported_configuration(config.to_dict(), config, plan)
+    exported = new_model(AutoConfig.for_model(**stored))
+    exported.load_state_dict(weights, assign=True)
+    return exported
+
+
+def new_model(config: Any) -> PreTrainedModel:
+    """A model with random weights, and attention as Transformers spells it out itself."""
+    with torch.random.fork_rng(devices=[]):
+        model: Any = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        )
+    frozen: PreTrainedModel = model.eval().requires_grad_(False)
+    return frozen

@@ -1,0 +1,145 @@
+"""Files of weights in the format safetensors, copied tensor by tensor.
+
+A file is the length of its header (8 bytes, little-endian), the header (JSON: the dtype, shape and
+place of each tensor), and the tensors. A copy in which no dtype or shape changes has the same
+header: what is not changed stays as it is, byte for byte, and takes no memory.
+"""
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from calibrate.errors import CalibrateError, DamagedError
+from calibrate.files.atomic_io import unwritable
+from calibrate.files.strict_json import Refusal, parse
+
+FLOATS: dict[str, Any] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+}  # fmt: skip
+_MOST_HEADER_BYTES = 100_000_000  # as the format's own reader accepts
+_CHUNK = 1 << 24
+
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file."""
+
+    dtype: str  # "F32"
+    shape: tuple[int, ...]
+    begin: int  # of its bytes in the file
+    end: int
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name, in the order of their bytes.
+
+    Raises:
+      CalibrateError: it cannot be read.
+      DamagedError: it is not such a file, or is cut short.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))[0]
+            if length > min(_MOST_HEADER_BYTES, size - 8):
+                raise _damaged(path, f"{size:,} bytes cannot hold its header of {length:,}")
+            tensors = _tensors(parse(file.read(length)), 8 + length)
+    except OSError as failure:
+        raise _unreadable(path, failure) from failure
+    except (Refusal, AttributeError, KeyError, TypeError, ValueError) as failure:
+        raise _damaged(path, f"its header is malformed ({failure})") from failure
+    end = 8 + length
+    for name, tensor in tensors.items():
+        if tensor.begin != end or tensor.end < end:
+            raise _damaged(path, f"{name} begins at byte {tensor.begin:,}, and not {end:,}")
+        end = tensor.end
+    if end != size:
+        raise _damaged(path, f"it has {size:,} bytes, and its tensors end at {end:,}")
+    return tensors
+
+
+def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = map(int, entry["data_offsets"])
+            shape = tuple(map(int, entry["shape"]))
+            found[name] = Tensor(str(entry["dtype"]), shape, data + begin, data + end)
+    return dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)))
+
+
+def copy_changed(
+    source: Path, target: Path, changes: Mapping[str, Change],
+    report: Callable[[int], None] = lambda n_bytes: None,
+) -> str:  # fmt: skip
+    """Copies a file, with some of its tensors changed and rounded to their own dtype.
+
+    Args:
+      target: a new file; fsynced.
+      changes: by name of tensor.
+      report: called with the bytes of each step, 16 MiB or a tensor.
+    Returns:
+      sha256 of the copy.
+    Raises:
+      CalibrateError: a file cannot be read or written.
+      DamagedError: the source is damaged.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(target, "xb") as copy:
+            for piece in _pieces(source, changes):
+                copy.write(piece)
+                digest.update(piece)
+                report(len(piece))
+            copy.flush()
+            os.fsync(copy.fileno())
+    except OSError as failure:
+        raise unwritable(target, failure, CalibrateError) from failure
+    return digest.hexdigest()
+
+
+def _pieces(source: Path, changes: Mapping[str, Change]) -> Iterator[bytes]:
+    """The bytes of the copy, in order."""
+    header, at = read_header(source), 0
+    end = source.stat().st_size
+    try:
+        with open(source, "rb") as file:
+            for name, tensor in header.items():
+                if name in changes:
+                    yield from _chunks(file, tensor.begin - at)
+                    yield _changed(file.read(tensor.end - tensor.begin), tensor, changes[name])
+                    at = tensor.end
+            yield from _chunks(file, end - at)
+    except OSError as failure:
+        raise _unreadable(source, failure) from failure
+
+
+def _chunks(file: Any, n_bytes: int) -> Iterator[bytes]:
+    while n_bytes:
+        chunk = file.read(min(n_bytes, _CHUNK))
+        if not chunk:
+            raise OSError(0, "it became shorter")
+        yield chunk
+        n_bytes -= len(chunk)
+
+
+def _changed(data: bytes, tensor: Tensor, change: Change) -> bytes:
+    x = np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
+    return change(x).astype(x.dtype).tobytes()
+
+
+def _damaged(path: Path, why: str) -> DamagedError:
+    return DamagedError(f"{path} is not a whole file of safetensors: {why}; fetch it again")
+
+
+def _unreadable(path: Path, failure: OSError) -> CalibrateError:
+    return CalibrateError(
+        f"cannot read {path}: {failure.strerror or failure}; check its permissions and the disk"
+    )

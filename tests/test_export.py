@@ -1,0 +1,315 @@
+"""Fits written into checkpoints: what stock Transformers makes of the exported folder."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.publishing import publish
+from calibrate.maths.rule import Rule
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from test_cli import call, refusal  # noqa: E402
+from tiny_causal import causal_model, save_tokenizer  # noqa: E402
+from tiny_models import tiny_configuration  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+
+from calibrate.export import checkpoint, proof  # noqa: E402
+from calibrate.export.queries import SUPPORTED  # noqa: E402
+from calibrate.transformers import register, verify  # noqa: E402
+from calibrate.transformers.folders import ModelFolder  # noqa: E402
+
+torch.set_num_threads(1)
+TOKENS = torch.randint(3, 60, (2, 24), generator=torch.manual_seed(1))
+N_HEADS = 4
+ONE_FOR_ALL = ("gemma2", "vaultgemma")
+# What tiny_configuration does not know: sizes that a real configuration has.
+MORE = {
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 4},
+    "gemma2": {"attn_logit_softcapping": 2.0},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8, "moe_topk": 2, "num_experts": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "ministral": {"head_dim": 8},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+}
+FAMILIES = (
+    "deepseek_v3",
+    "gemma2",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+)
+
+
+def tiny(model_type):
+    """A model with random weights everywhere."""
+    small = tiny_configuration(CONFIG_MAPPING[model_type])
+    config = type(small)(**small.to_dict() | MORE.get(model_type, {}))
+    generator = torch.Generator().manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    for x in model.parameters():
+        noise = torch.randn(x.shape, generator=generator)
+        x.copy_(1.5 * noise / x.shape[-1] ** 0.5 if x.ndim > 1 else x + 0.3 * noise)
+    return model
+
+
+def constants(config, layers=(0, 1), alike=False, one=False):
+    """A fit of betas for each head, alike in a layer, or one for all."""
+    heads = config.num_attention_heads
+    betas = np.random.default_rng(5).uniform(0.5, 2.0, (1 + max(layers), heads))
+    if alike or one:
+        betas[:] = betas[:1, :1] if one else betas[:, :1]
+    return Coefficients(Rule.log_size(0.25, 16.0), tuple(
+        Entry((0.0, float(betas[i, h])), (0.0, 6.0), i, h) for i in layers for h in range(heads)
+    ), name="made")  # fmt: skip
+
+
+def by_size(ratio=0.2, heads=N_HEADS):
+    """b (1 + ratio log n), with b of each head of two layers."""
+    betas = np.random.default_rng(6).uniform(0.5, 2.0, (2, heads))
+    return Coefficients(Rule.log_size(0.25, 16.0), tuple(
+        Entry((ratio * float(betas[i, h]), float(betas[i, h])), (0.0, 6.0), i, h)
+        for i in range(2) for h in range(heads)
+    ), name="made")  # fmt: skip
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS % model.config.vocab_size, use_cache=False).logits
+
+
+def under(fit, model):
+    """Logits of a model whose attention applies the fit."""
+    register("calibrate-exported", fit)
+    model.set_attn_implementation("calibrate-exported")
+    verify(model)
+    return logits(model)
+
+
+def stock(folder):
+    """The folder as anybody loads it."""
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, dtype="auto", attn_implementation="eager"
+    )
+    assert not report["missing_keys"]
+    assert not report["mismatched_keys"]
+    return loaded.eval()
+
+
+def export(fit, folder, out="out", **options):
+    checkpoint.write(checkpoint.prepare(fit, ModelFolder(Path(folder)), **options), Path(out))
+    return Path(out)
+
+
+def assert_alike(ours, theirs, plain):
+    scale = ours.abs().max()
+    assert (ours - theirs).abs().max() < 1e-4 * scale
+    assert (ours - plain).abs().max() > 1e-2 * scale
+
+
+def assert_exported_is_ours(model_type):
+    tiny(model_type).save_pretrained("m")
+    model = stock("m")
+    queries = proof.queries_of(model.config, model)
+    alike = any(map(queries.heads_share, queries.layers))
+    fit = constants(model.config, queries.layers, alike, model_type in ONE_FOR_ALL)
+    theirs = stock(export(fit, "m"))
+    assert type(theirs) is type(model)
+    plain = logits(model)
+    assert_alike(under(fit, model), logits(theirs), plain)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_constants_in_the_weights_are_those_of_our_runtime(model_type):
+    assert_exported_is_ours(model_type)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(SUPPORTED - set(FAMILIES)))
+def test_constants_in_every_type_of_model(model_type):
+    assert_exported_is_ours(model_type)
+
+
+@pytest.mark.parametrize(("kind", "window"), [("llama", None), ("mistral", 256)])
+def test_rules_by_size_are_those_of_our_runtime(kind, window):
+    model = tiny(kind)
+    model.config.sliding_window = window
+    model.save_pretrained("m")
+    fit = by_size()
+    theirs = stock(export(fit, "m"))
+    assert type(theirs).__name__ == "Ministral3ForCausalLM"
+    plain = logits(stock("m"))
+    ours = under(fit, stock("m"))
+    assert_alike(ours, logits(theirs), plain)
+    # The part of log n alone: constants would not do.
+    b = replace(fit, entries=tuple(replace(e, coefficients=(0.0, e.coefficients[1]), check=())
+                                   for e in fit.entries))  # fmt: skip
+    assert_alike(ours, logits(theirs), under(b, stock("m")))
+    assert torch.equal(
+        theirs.generate(TOKENS[:1], max_new_tokens=8, do_sample=False),
+        greedy(fit, stock("m"), 8),
+    )  # fmt: skip
+
+
+def greedy(fit, model, count):
+    """The text that our runtime continues, without a cache."""
+    tokens = TOKENS[:1]
+    register("calibrate-exported", fit)
+    model.set_attn_implementation("calibrate-exported")
+    verify(model)
+    for _ in range(count):
+        with torch.no_grad():
+            last = model(tokens, use_cache=False).logits[:, -1:]
+        tokens = torch.cat([tokens, last.argmax(-1)], 1)
+    return tokens
+
+
+def folder_of(model, name="m", tokenizer=False, **options):
+    model.save_pretrained(name, **options)
+    if tokenizer:
+        save_tokenizer(name)
+    return Path(name)
+
+
+def tensors_of(folder):
+    return {
+        name: x for path in sorted(Path(folder).glob("*.safetensors"))
+        for name, x in load_file(path).items()
+    }  # fmt: skip
+
+
+def test_only_queries_change_and_are_rounded_once():
+    """In shards, in bfloat16; the files keep their headers and every other byte."""
+    model = causal_model(attention_bias=True).to(torch.bfloat16)
+    for name, x in model.named_parameters():
+        if name.endswith("bias"):
+            x.copy_(torch.randn_like(x))
+    source = folder_of(model, max_shard_size="20KB")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    fit = constants(model.config)
+    out = export(fit, source)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    old, new = tensors_of(source), tensors_of(out)
+    assert old.keys() == new.keys()
+    assert len(list(out.glob("*.safetensors"))) > 3
+    for name, x in old.items():
+        if "q_proj" in name:
+            f = [fit.entry_of(int(name.split(".")[2]), h).coefficients[1] for h in range(N_HEADS)]
+            by_head = x.double().reshape(N_HEADS, 8, -1) * torch.tensor(f).double()[:, None, None]
+            x = by_head.reshape(x.shape).to(torch.bfloat16)
+        assert torch.equal(x, new[name]), name
+    for path in out.glob("*.safetensors"):
+        with open(path, "rb") as mine, open(source / path.name, "rb") as theirs:
+            size = int.from_bytes(mine.read(8), "little")
+            assert theirs.read(8 + size)[8:] == mine.read(size)
+        with safe_open(path, "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+
+
+def test_what_goes_with_the_weights():
+    source = folder_of(causal_model(), tokenizer=True)
+    for name in ("LICENSE", "modeling_tiny.py", "tokenizer_tricks.py", "old.bin", "README.md"):
+        (source / name).write_text("x")
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    config = json.loads((source / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "modeling_tiny.Config"}
+    (source / "config.json").write_text(json.dumps(config))
+    out = export(constants(causal_model().config), source)
+    assert {path.name for path in out.iterdir()} == {
+        "LICENSE", "chat_template.jinja", "generation_config.json", "tokenizer.json",
+        "tokenizer_config.json", "model.safetensors", "config.json", "calibrate-fit.json",
+    }  # fmt: skip
+    assert "auto_map" not in json.loads((out / "config.json").read_text())
+    assert transformers.AutoTokenizer.from_pretrained(out)("where the bell")["input_ids"]
+
+
+def test_the_command_and_its_check(here):
+    source = folder_of(causal_model())
+    fit = replace(by_size(), source={"fingerprint": ModelFolder(source).fingerprint(), "head": "m"})
+    fit, _ = publish(fit, here / "fits")
+    shown = call("export", "made", "--model", "m", "--out", "new/out").stdout
+    assert "a ministral3, queries times factors (1 + 0.2 log n)" in shown
+    again = call("export", "--check", "new/out")
+    assert again.stdout == shown
+    assert "4 of 4" in shown
+    record = json.loads(call("export", "--check", "new/out", "--json").stdout)
+    assert (record["fit"], record["faults"]) == ("made@1", [])
+    assert record["id"] == fit_id(fit)
+    assert record["ratio"] == pytest.approx(0.2)
+    assert record["factors"]["1"] == [
+        pytest.approx(e.coefficients[1]) for e in fit.entries if e.layer == 1
+    ]
+    assert "exists already" in refusal("export", "made", "--model", "m", "--out", "new/out")
+    assert "within the model's folder" in refusal("export", "made", "--model", "m", "--out", "m/x")
+    refusal("export", "made", "--model", "m", code=2)
+    refusal("export", "made", "--check", "new/out", code=2)
+
+
+def fit_id(fit):
+    return json.loads(fit.path.read_text())["id"]
+
+
+def tamper_weights(out):
+    weights = bytearray((out / "model.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (out / "model.safetensors").write_bytes(weights)
+
+
+def tamper_config(out):
+    text = (out / "config.json").read_text()
+    (out / "config.json").write_text(
+        text.replace('"llama_4_scaling_beta": 0.2', '"llama_4_scaling_beta": 0.1')
+    )
+
+
+def tamper_fit(out):
+    other = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 5.0)),), name="other")
+    from calibrate.files.coefficient_file import dumps
+
+    (out / "calibrate-fit.json").write_text(dumps(other))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "faults"),
+    [
+        (tamper_weights, ["model.safetensors was changed"]),
+        (tamper_config, ["config.json was changed"]),
+        (tamper_fit, ["calibrate-fit.json was changed", "and config.json says sha256:"]),
+        (lambda out: (out / "calibrate-fit.json").unlink(), ["calibrate-fit.json is missing"]),
+    ],
+)
+def test_what_was_tampered_with_is_named(tamper, faults):
+    source = folder_of(causal_model())
+    out = export(by_size(0.2), source)
+    tamper(out)
+    result = call("export", "--check", out, code=1)
+    for fault in faults:
+        assert fault in result.stderr
+    assert "FAILED" in result.stdout
+    assert "as they were written" not in result.stdout
+
+
+def test_a_folder_that_is_no_export_is_refused():
+    source = folder_of(causal_model())
+    assert "says nothing of an export" in refusal("export", "--check", source)
