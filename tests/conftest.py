@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-# Half of the time of the short set is compilation; CI's long run compiles as users do. One thread
-# a process: two processes share two cores. Libraries read these when they are loaded.
+# Half of the time of the tests is compilation; CI runs some as users compile, too. One thread a
+# process: two processes share two cores. Libraries read these when they are loaded.
 for name in (
     "JAX_DISABLE_MOST_OPTIMIZATIONS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
     "HF_HUB_OFFLINE",

@@ -418,7 +418,7 @@ def test_a_fit_named_like_a_rule_does_not_replace_it(here):
 def test_interrupts_at_any_moment_are_130():
     """JAX's threads are at work: an orderly exit would crash."""
     call("collect", "--sizes", "64..2048", "--sets", "2048", "--out", "runs/a")
-    for tenth in range(0, 50, 5):
+    for tenth in range(0, 50, 10):
         command = [sys.executable, "-m", "calibrate", "fit", "runs/a", "--name", "x"]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         process.stderr.read(1)  # it is at work: Python's own start is not ours to interrupt
