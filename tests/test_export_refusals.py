@@ -1,0 +1,184 @@
+"""What cannot be exported exactly: refused in a line, and nothing is written."""
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibrate.errors import CalibrateError
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+from test_cli import call, refusal  # noqa: E402
+from test_export import by_size, constants, export, folder_of, tiny  # noqa: E402
+from tiny_causal import causal_model  # noqa: E402
+
+from calibrate.export import checkpoint, queries  # noqa: E402
+from calibrate.export.proof import prove  # noqa: E402
+from calibrate.files.coefficient_file import dumps  # noqa: E402
+
+
+@pytest.fixture
+def llama(here):
+    return folder_of(causal_model())
+
+
+ALL_ALIKE = Coefficients(Rule.log_size(0.25, 16.0), (Entry((0.0, 1.3), (0.0, 6.0)),))
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def refused(fit, folder, match, **options):
+    with pytest.raises(CalibrateError, match=match):
+        export(fit, folder, **options)
+    assert not [path for path in Path().iterdir() if "out" in path.name]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "fit", "match"),
+    [
+        (
+            "qwen3",
+            {},
+            constants,
+            r"of layer 0 have factors of \S+ to \S+, and a norm .* \(q_norm\)",
+        ),
+        ("gemma2", {"attn_logit_softcapping": 2.0}, constants, "softcapping is 2.0: .* one cap"),
+        ("olmo", {"clip_qkv": 8.0}, constants, "clip_qkv is 8.0"),
+        ("bloom", {}, constants, "'bloom' cannot be exported: its logits have a bias by position"),
+        ("nanochat", {}, constants, "'nanochat' .*: its queries are normalised without a weight"),
+        ("gpt_neo", {}, constants, "'gpt_neo' .*: no test runs an export of it; .* llama, "),
+        ("qwen2", {}, by_size, "cannot become one: it is a qwen2, .* --kind constant"),
+        ("llama", {"attention_bias": True}, by_size, "its projections have biases"),
+        ("mistral", {"sliding_window": 100}, by_size, "queries see the last 100 tokens"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            by_size,
+            "rotary positions are of type 'dynamic'",
+        ),
+    ],
+)
+def test_models_whose_queries_cannot_be_scaled_so(model_type, changes, fit, match, here):
+    """Their weights are not read."""
+    kind = transformers.CONFIG_MAPPING[model_type]
+    sizes = {
+        "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "max_position_embeddings": 128, "head_dim": 8, "intermediate_size": 48, "vocab_size": 64,
+    }  # fmt: skip
+    config = kind(**({} if model_type == "gpt_neo" else sizes) | changes)
+    config.save_pretrained("m")
+    Path("m/model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    refused(fit() if fit is by_size else fit(config), "m", match)
+
+
+def test_rules_of_entropy_are_refused_with_what_would_do(llama, here):
+    Path("paper.json").write_text(dumps(replace(by_size(), name="other")))
+    line = refusal("export", "paper", "--model", "m", "--out", "out")
+    assert "paper@1 is of kind 'entropy-polynomial': its beta depends on the entropy" in line
+    assert "calibrate fit RUN --for-export" in line
+
+
+def test_fits_of_other_models_need_a_word(llama, here):
+    other = replace(ALL_ALIKE, source={"fingerprint": "sha256:" + "0" * 64}, name="other")
+    Path("other.json").write_text(dumps(other))
+    arguments = ("export", "./other.json", "--model", "m", "--out", "out")
+    assert "other@1 was made for sha256:000" in (line := refusal(*arguments))
+    assert "--any-model" in line
+    call(*arguments, "--any-model")
+    assert json.loads(Path("out/config.json").read_text())["calibrate"]["fit"] == "other@1"
+
+
+def test_layers_without_attention(here):
+    folder = folder_of(tiny("lfm2"))
+    kinds = json.loads((folder / "config.json").read_text())["layer_types"]
+    fit = replace(ALL_ALIKE, entries=(replace(ALL_ALIKE.only, layer=kinds.index("conv")),))
+    refused(fit, folder, "entries for layers .*, which have no attention")
+
+
+def rewrite(folder, change):
+    """The weights of a folder after a change of the mapping of tensors."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda w: w.update({Q_PROJ.replace("weight", "qweight"): w.pop(Q_PROJ)}),
+            "has nothing as",
+        ),
+        (
+            lambda w: w.update({Q_PROJ: w[Q_PROJ].to(torch.float8_e4m3fn)}),
+            "has no floats as q_proj",
+        ),
+        (lambda w: w.update({Q_PROJ + "_scale": torch.ones(1)}), "more than such a model reads as"),
+        (
+            lambda w: w.update({Q_PROJ: w[Q_PROJ][:8].clone()}),
+            r"is of shape \(8, 32\), and its con",
+        ),
+        (lambda w: w.update({f"x.{Q_PROJ}": torch.ones(1)}), "are both of layer 1"),
+    ],
+)
+def test_weights_that_are_not_plain(change, match, llama):
+    rewrite(llama, change)
+    refused(ALL_ALIKE, llama, match)
+
+
+def test_damaged_files(llama):
+    path = llama / "model.safetensors"
+    whole = path.read_bytes()
+    for data, match in (
+        (whole[:-1], "bytes, and its tensors end at"),
+        (b"", "0 bytes cannot hold its header"),
+        (whole[:8] + b"x" + whole[9:], "header is malformed"),
+        (struct.pack("<Q", 2) + b"[]", "header is malformed"),
+    ):
+        path.write_bytes(data)
+        refused(ALL_ALIKE, llama, match)
+
+
+def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", fail)
+        refused(ALL_ALIKE, llama, "cannot write .*No space left")
+    Path("out").mkdir()
+    assert (export(ALL_ALIKE, llama) / "config.json").exists()  # an empty folder is free
+    with pytest.raises(CalibrateError, match="out exists already"):
+        export(ALL_ALIKE, llama)
+
+
+def wrong_order(self, module, n_outputs, f):
+    return f[::-1].repeat(n_outputs // self.n_heads)
+
+
+def wrong_scale(self, module, n_outputs, f):
+    return (f * 1.01).repeat(n_outputs // self.n_heads)
+
+
+@pytest.mark.parametrize("wrong", [wrong_order, wrong_scale])
+def test_a_wrong_change_is_found_before_anything_is_written(wrong, llama, monkeypatch):
+    monkeypatch.setattr(queries.Queries, "_of_outputs", wrong)
+    fit = constants(causal_model().config)
+    refused(fit, llama, "a llama of this configuration cannot be exported: .* small random copy")
+
+
+def test_the_proof_finds_a_bias_that_was_left_out(monkeypatch):
+    config = causal_model(attention_bias=True).config
+    prove(config, by_size=False)
+    real = queries.Queries.changes
+    monkeypatch.setattr(queries.Queries, "changes", lambda self, plan: {
+        place: change for place, change in real(self, plan).items() if place.name != "bias"
+    })  # fmt: skip
+    with pytest.raises(CalibrateError, match="cannot be exported"):
+        prove(config, by_size=False)
