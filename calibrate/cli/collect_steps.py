@@ -41,7 +41,13 @@ def collect_from_files(
     """Collects from logits on disk, with a line per set size; the default folder is runs/NAME."""
     stderr.print(f"reading {path}")
     arrays = Arrays(path)
-    folder = folder or Path("runs") / arrays.name
+    return collect_from_arrays(arrays, folder or Path("runs") / arrays.name, max_bytes, keep, jobs)
+
+
+def collect_from_arrays(
+    arrays: Arrays, folder: Path, max_bytes: int, keep: str = "all", jobs: Jobs = ONE_PROCESS
+) -> Collection:
+    """Collects from logits that were read, with a line per set size."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     with _progress(units, folder, jobs) as report:
         return collect_arrays(arrays, folder, max_bytes, report, keep, jobs)

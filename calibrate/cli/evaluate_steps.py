@@ -64,7 +64,11 @@ def score_logits_files(path: Path, fits: str, store: Path | None) -> LogitsRecor
 def score_rows(path: Path, fits: Mapping[str, Coefficients]) -> LogitScores:
     """Scores fits on the rows of a file or folder, with a line per set size."""
     stderr.print(f"reading {path}")
-    arrays = Arrays(path)
+    return score_arrays(Arrays(path), fits)
+
+
+def score_arrays(arrays: Arrays, fits: Mapping[str, Coefficients]) -> LogitScores:
+    """Scores fits on logits that were read, with a line per set size."""
     units = sum(len(plan_units(size, arrays.count(size))) for size in arrays.sizes)
     with Steps("scoring", units) as steps:
 

@@ -91,16 +91,16 @@ class ModelFitRequest:
 
     run: Path
     name: str
-    model: Path | None
+    model: Path | None  # None: where the collection was made
     device: str
-    kind: str | None
-    trained_up_to: int | None
-    allowed_loss: float
-    steps: int
-    seed: int
-    for_export: bool
-    store: Path | None
-    figure: Path | None
+    kind: str | None = None
+    trained_up_to: int | None = None
+    allowed_loss: float = 0.005
+    steps: int = 100
+    seed: int = 0
+    for_export: bool = False
+    store: Path | None = None
+    figure: Path | None = None
 
 
 def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":

@@ -1,6 +1,6 @@
 """Scoring a fit and writing the page on it, with progress on stderr."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from calibrate.evaluation.baselines import (
 )
 from calibrate.evaluation.comparison import compare
 from calibrate.evaluation.score_head import Score
+from calibrate.evaluation.score_logits import LogitScores
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
@@ -28,6 +29,7 @@ from calibrate.report.fit_verdict import compare_rivals, verdict, verdict_on_log
 from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import FIRST_FIT
+from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.selection import chosen_kind
 from calibrate.report.streams import stderr
@@ -60,10 +62,7 @@ def report_on_logits(run_or_fit: str, store: Path | None, page: Path, logits: Pa
     """Scores a fit on logits on disk."""
     fit, _ = find_fit(run_or_fit, store)
     check_writable(page)
-    scores = score_rows(logits, {fit.reference: fit})
-    stderr.print(f"writing the report {page}")
-    write_logits_page(page, fit, scores)
-    return ReportRecord(verdict_on_logits(scores, FIRST_FIT), page)
+    return write_logits_report(page, fit, score_rows(logits, {fit.reference: fit}))
 
 
 def report_on_model(
@@ -75,8 +74,6 @@ def report_on_model(
     Raises:
       CalibrateError: the fit's collection is not in ./runs, and no examples are given.
     """
-    from calibrate.report.model_page import page_verdict, write_model_page
-
     fit, run = find_model_fit(run_or_fit, store)
     if wanted is None and run is None:
         raise CalibrateError(
@@ -85,32 +82,56 @@ def report_on_model(
         )
     check_writable(page)
     source = Source(run if wanted is None else None, model, wanted, dtype, device)
+    return write_model_report(page, fit, score_model_fit(fit, source, constants))
+
+
+def score_model_fit(
+    fit: Coefficients, source: Source, constants: Sequence[float] = ()
+) -> ModelScoresRecord:
+    """Scores a fit by a model's answers, beside constants and log n."""
     trained = fit.source.get("options", {}).get("trained_up_to") or 0
     rules = rules_beside({fit.reference: fit}, constants, trained if trained > 1 else None)
-    scores = score_model(source, rules)
-    stderr.print(f"writing the report {page}")
-    write_model_page(page, fit, scores)
-    return ReportRecord(page_verdict(scores), page)
+    return score_model(source, rules)
 
 
 def write_head_report(
     page: Path, fit: Coefficients, head: Head, scores: list[Score], seed: int, needed: bool = True
 ) -> ReportRecord:
-    """Writes the page on one head's scores.
-
-    If it is not `needed`, a page that cannot be written is no error: the record's path is None.
-    """
-    stderr.print(f"writing the report {page}")
+    """Writes the page on one head's scores; see `_write`."""
     comparison = compare(head.name, scores)
-    path: Path | None = page
+    path = _write(page, needed, lambda: write_head_page(page, fit, head, comparison, seed))
+    return ReportRecord(verdict(comparison, fit.reference), path, compare_rivals(comparison))
+
+
+def write_logits_report(
+    page: Path, fit: Coefficients, scores: LogitScores, needed: bool = True
+) -> ReportRecord:
+    """Writes the page on scores of logits; see `_write`."""
+    path = _write(page, needed, lambda: write_logits_page(page, fit, scores))
+    return ReportRecord(verdict_on_logits(scores, FIRST_FIT), path)
+
+
+def write_model_report(
+    page: Path, fit: Coefficients, scores: ModelScoresRecord, needed: bool = True
+) -> ReportRecord:
+    """Writes the page on scores of a model; see `_write`."""
+    from calibrate.report.model_page import page_verdict, write_model_page
+
+    path = _write(page, needed, lambda: write_model_page(page, fit, scores))
+    return ReportRecord(page_verdict(scores), path)
+
+
+def _write(page: Path, needed: bool, write: Callable[[], None]) -> Path | None:
+    """The path of the page; None if it cannot be written and is not `needed`."""
+    stderr.print(f"writing the report {page}")
     try:
-        write_head_page(page, fit, head, comparison, seed)
+        write()
     except CalibrateError as error:
         if needed:
             raise
         stderr.print(f"the report is not written: {error}")
-        path = None
-    return ReportRecord(verdict(comparison, fit.reference), path, compare_rivals(comparison))
+        return None
+    return page
 
 
 def _fitted_rivals(fit: Coefficients, collection: Collection | None) -> dict[str, ScoredRule]:

@@ -1,4 +1,4 @@
-"""`calibrate run`: collect, fit, evaluate and report on one head."""
+"""`calibrate run`: collect, fit, evaluate and report, on a head, logits or a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,20 +6,46 @@ from typing import Annotated
 import typer
 
 from calibrate.cli.fit import FitRequest
+from calibrate.cli.model_options import (
+    OF_MODEL,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    ExamplesOption,
+    LengthsOption,
+    ModelOption,
+    PromptsOption,
+    TaskOption,
+    TextOption,
+    wanted_examples,
+)
 from calibrate.cli.options import (
     BytesOption,
     HeadOption,
     JsonOption,
+    LogitsOption,
     SeedOption,
     SetsOption,
     SizesOption,
     StoreOption,
     parse_bytes,
     parse_sizes,
+    refuse_with,
 )
 from calibrate.report.terminal import show
 
-NameOption = Annotated[str, typer.Option(help="Name of the fit, and of its folder in runs/.")]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the fit, and of its folder in runs/ [default: quickstart, or that of the "
+        "file or model]"
+    ),
+]
+HeldOutOption = Annotated[
+    float, typer.Option(help="Of --logits: share of the rows, by group, that judge the fit.")
+]
+
+_OF_HEAD = ("head", "sizes", "sets")
 
 
 def run(
@@ -27,17 +53,53 @@ def run(
     sizes: SizesOption = "16..4096",
     sets: SetsOption = 4096,
     seed: SeedOption = 0,
-    name: NameOption = "quickstart",
+    name: NameOption = None,
     max_bytes: BytesOption = "1GB",
     store: StoreOption = None,
+    logits: LogitsOption = None,
+    held_out: HeldOutOption = 0.2,
+    model: ModelOption = None,
+    prompts: PromptsOption = None,
+    task: TaskOption = None,
+    text: TextOption = None,
+    lengths: LengthsOption = "256..1024",
+    examples: ExamplesOption = 32,
+    dtype: DtypeOption = Dtype.AUTO,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Collect, fit, evaluate and report on one head.
+    """Collect, fit, evaluate and report: on a head, on logits on disk, or on a whole model.
 
-    The head is scored before and after on fresh sets; the fit is published as NAME.
+    The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
+    groups) is held out, the others are fitted, and the report tells what the fit does to those held
+    out. Of --model, examples are made or read as by `collect`, the heads are fitted through the
+    model, and the report is on the examples that no fit has seen. The fit is published as NAME, the
+    report beside it. The same command continues what was interrupted.
 
     Example: calibrate run
+
+    Example: calibrate run --logits mine.npz
+
+    Example: calibrate run --model MODEL --task retrieval --text book.txt
     """
+    if model is not None:
+        from calibrate.cli.run_steps import run_on_model
+
+        refuse_with(context, "--model", (*_OF_HEAD, "logits", "held_out", "max_bytes"))
+        wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
+        show(run_on_model(model, wanted, dtype.value, device, name, store), as_json)
+        return
+    refuse_with(context, "a head or logits; they need --model", OF_MODEL)
+    if logits is not None:
+        from calibrate.cli.run_steps import run_on_logits
+
+        refuse_with(context, "--logits", _OF_HEAD)
+        n_bytes = parse_bytes(max_bytes)
+        show(run_on_logits(logits, name, held_out, seed, n_bytes, store), as_json)
+        return
+    refuse_with(context, "a head, which draws fresh sets; it needs --logits", ("held_out",))
+    name = name or "quickstart"
     from calibrate.cli.collect_steps import collect_from_head
     from calibrate.cli.evaluate_steps import score_with_progress
     from calibrate.cli.fit_steps import fit_and_publish

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.candidates import kind_label
 from calibrate.fitting.fit_collection import FitResult
 from calibrate.fitting.model_selection import Choice
@@ -23,6 +24,10 @@ class FitRecord:
 
     fit: FitResult
     figure: Path | None
+
+    @property
+    def coefficients(self) -> Coefficients:
+        return self.fit.coefficients
 
     def as_json(self) -> dict[str, Any]:
         """The rule, its quality, and the paths."""

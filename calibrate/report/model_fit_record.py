@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.examples.comparison import PLAIN
+from calibrate.files.coefficients import Coefficients
 from calibrate.model_fitting.judging import Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.model_plots import Head, plot_head_betas, typical_betas
@@ -26,6 +27,10 @@ class ModelFitRecord:
 
     fit: "ModelFit"
     figure: Path | None
+
+    @property
+    def coefficients(self) -> Coefficients:
+        return self.fit.coefficients
 
     def as_json(self) -> dict[str, Any]:
         """Every rule on examples that no fit has seen, every candidate, every head, the paths."""

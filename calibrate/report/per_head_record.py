@@ -20,6 +20,10 @@ class PerHeadRecord:
     fits: PerHeadResult
     figure: Path | None
 
+    @property
+    def coefficients(self) -> Coefficients:
+        return self.fits.coefficients
+
     def as_json(self) -> dict[str, Any]:
         """Every head, with or without a rule, and the paths."""
         coefficients = self.fits.coefficients

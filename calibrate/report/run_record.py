@@ -3,11 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibrate.evaluation.score_head import Score
 from calibrate.report.blocks import Block, Facts, Table, Text
 from calibrate.report.fit_record import FitRecord
+
+if TYPE_CHECKING:
+    from calibrate.report.logits_record import LogitsRecord
+    from calibrate.report.model_fit_record import ModelFitRecord
+    from calibrate.report.model_scores_record import ModelScoresRecord
+    from calibrate.report.per_head_record import PerHeadRecord
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,27 @@ class RunRecord:
             title=f"Accuracy of {self.head} in % ± standard error, "
             f"on {self.scores[0].sets:,} fresh sets of each size",
         )
+
+
+@dataclass(frozen=True)
+class OwnRunRecord:
+    """The result of `calibrate run` on logits or a model of one's own."""
+
+    fit: "FitRecord | PerHeadRecord | ModelFitRecord"
+    scores: "LogitsRecord | ModelScoresRecord"
+    report: ReportRecord
+
+    def as_json(self) -> dict[str, Any]:
+        """The fit, the report's verdict and path, and the scores that `evaluate` would print."""
+        return self.fit.as_json() | self.report.as_json() | {"scores": self.scores.as_json()}
+
+    def blocks(self) -> Iterable[Block]:
+        """The fit, its scores on what it was not made of, and the line that loads it."""
+        *evidence, usage = self.fit.blocks()
+        yield from evidence
+        yield from self.scores.blocks()
+        yield Facts([("report", str(self.report.path or "not written"))])
+        yield usage
 
 
 def _percent(share: float, error: float) -> str:

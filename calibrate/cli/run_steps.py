@@ -1,0 +1,72 @@
+"""Collecting, fitting, scoring and reporting on logits or a model of one's own."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calibrate.cli.fit import FitRequest
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.publishing import check_name
+from calibrate.report.run_record import OwnRunRecord
+from calibrate.report.streams import stderr
+
+if TYPE_CHECKING:
+    from calibrate.examples.sources import Wanted
+
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
+
+
+def run_on_logits(
+    logits: Path, name: str | None, held_out: float, seed: int, max_bytes: int, store: Path | None
+) -> OwnRunRecord:
+    """Fits most of the rows of a file or folder, and judges the fit by the others."""
+    from calibrate.cli.collect_steps import collect_from_arrays
+    from calibrate.cli.evaluate_steps import score_arrays
+    from calibrate.cli.fit_steps import fit_and_publish
+    from calibrate.cli.report_steps import write_logits_report
+    from calibrate.fitting.hold_out import hold_out
+    from calibrate.heads.logits_files import Arrays
+    from calibrate.report.logits_record import LogitsRecord
+
+    name = name or _name_of(logits.resolve())
+    check_name(name)
+    stderr.print(f"reading {logits}")
+    split, folder = hold_out(Arrays(logits), held_out, seed), Path("runs") / name
+    collect_from_arrays(split.fitted, folder, max_bytes)
+    record = fit_and_publish(FitRequest(folder, name, store=store))
+    fit = record.coefficients
+    scores = score_arrays(split.held_out, {fit.reference: fit})
+    report = write_logits_report(_page(fit), fit, scores, needed=False)
+    return OwnRunRecord(record, LogitsRecord(scores), report)
+
+
+def run_on_model(
+    model: Path, wanted: "Wanted", dtype: str, device: str, name: str | None, store: Path | None
+) -> OwnRunRecord:
+    """Makes examples, fits a model's heads to most of them, and judges the fit by the others."""
+    from calibrate.cli.evaluate_model_steps import Source
+    from calibrate.cli.model_steps import ModelFitRequest, collect_from_model, fit_model_and_publish
+    from calibrate.cli.report_steps import score_model_fit, write_model_report
+
+    name = name or _name_of(model.resolve())
+    check_name(name)
+    folder = Path("runs") / name
+    collect_from_model(model, wanted, dtype, device, folder)
+    request = ModelFitRequest(folder, name, model, device, seed=wanted.seed, store=store)
+    record = fit_model_and_publish(request)
+    fit = record.coefficients
+    scores = score_model_fit(fit, Source(folder, model, None, dtype, device))
+    report = write_model_report(_page(fit), fit, scores, needed=False)
+    return OwnRunRecord(record, scores, report)
+
+
+def _name_of(path: Path) -> str:
+    """The name of a file or folder as that of a fit."""
+    stem = path.stem if path.suffix in (".npz", ".gguf") else path.name
+    return _NOT_IN_NAMES.sub("-", stem.lower()).strip("-._")[:64] or "mine"
+
+
+def _page(fit: Coefficients) -> Path:
+    """Where the report goes: beside the fit's file."""
+    assert fit.path is not None
+    return fit.path.with_suffix(".html")
