@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = ("fits/README.md", "scripts/README.md", "scripts/results/README.md")
+OTHERS = ("fits/README.md", "fits/SERVE.md", "scripts/README.md", "scripts/results/README.md")
 PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)]
 
 

@@ -1,6 +1,7 @@
 """Fits written into checkpoints: what stock Transformers makes of the exported folder."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,6 +310,19 @@ def test_what_was_tampered_with_is_named(tamper, faults):
         assert fault in result.stderr
     assert "FAILED" in result.stdout
     assert "as they were written" not in result.stdout
+
+
+def test_the_page_that_documents_it(here):
+    """Its commands and its Python, on a tiny model and a fit named as there."""
+    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
+    page = page.split("\n## Export\n")[1].split("\n## ")[0]
+    folder_of(causal_model(), "model")
+    publish(replace(by_size(), name="mine"), here / "fits")
+    for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
+        call(*line.split("#")[0].split()[1:])
+    namespace = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], namespace)
+    assert type(namespace["model"]).__name__ == "Ministral3ForCausalLM"
 
 
 def test_a_folder_that_is_no_export_is_refused():
