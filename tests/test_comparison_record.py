@@ -15,9 +15,9 @@ def test_every_p_is_in_the_row_of_the_rule_that_it_is_against():
     measures = {
         "hard attention": map(percent, comparison.accuracy[hard]),
         "±": map(percent, comparison.error[hard]),
-        "p against plain softmax": map(p_value, comparison.p_plain[hard]),
-        "p against the paper's": map(p_value, comparison.p_paper[hard]),
-        "p against ours@1": map(p_value, comparison.p_own[hard]),
+        "p-value against plain": map(p_value, comparison.p_plain[hard]),
+        "p-value against the paper's": map(p_value, comparison.p_paper[hard]),
+        "p-value against ours@1": map(p_value, comparison.p_own[hard]),
     }
     expected = {name: list(cells) for name, cells in measures.items()}
     assert len(set(map(tuple, expected.values()))) == len(expected)  # rows can be told apart

@@ -228,7 +228,7 @@ def test_the_page_of_many_heads(page, tmp_path):
     for part in (
         "softmax for 2 heads, scored on the logits of held-out",
         "lines@1 makes", "1 of 3 heads gains measurably, 0 lose", "set_attn_implementation",
-        "Logits are (..., heads, queries, items), of layer i",
+        "logits being (..., heads, queries, items), of one layer in JAX and PyTorch",
         "beta(n) = kappa log n + b, with coefficients of its own for each head", "0.5 log n + 0.2",
         "By head", "<script>alert(1)</script>", "360 rows of 3 heads; left out: none",
     ):  # fmt: skip

@@ -17,7 +17,8 @@ import calibrate
 from calibrate.evaluation.comparison import compare
 from calibrate.files.coefficient_file import dumps
 from calibrate.report import head_page, plot_style
-from calibrate.report.fit_verdict import compare_rivals, verdict
+from calibrate.report.comparison_record import ComparisonRecord
+from calibrate.report.fit_verdict import WHY_HARD, compare_rivals, describe_fit, verdict
 from calibrate.report.head_page import write_head_page
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
@@ -80,7 +81,8 @@ def test_the_page_holds_what_it_must(page):
         "not misranked",
         fit.source["collection"],
         fit.provenance["created"],
-        "Of its rivals,",
+        "max-retrieval@1 is the polynomial, beta ",
+        "is right more often than plain softmax ",
         "Left out are “the paper's procedure”, “entropy and size, fitted”, “polynomial, fitted”,",
         "best constant in hindsight",
     ):
@@ -270,33 +272,49 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
     scores = [make_score(n, dict(zip(rules, x, strict=True))) for n, x in shares.items()]
     comparison = compare("toy", scores)
     assert verdict(comparison, "mine@2") == (
-        "mine@2 is right more often than plain softmax at n = 64 to 256, most at n = 256 (50.0 % "
-        "to 80.0 %); it is right less often at n = 1,024, by up to 10.0 points; it makes no "
-        "measurable difference at n = 16."
+        "mine@2 is right more often than plain softmax from 64 to 256 items, most at 256 (50.0 % "
+        "to 80.0 %); it is right less often at 1,024 items, by up to 10.0 points. Use it from 64 "
+        "to 256 items."
     )
     assert compare_rivals(comparison) == (
-        "Of its rivals, better: the paper's numbers (n = 1,024); worse: the paper's numbers "
-        "(n = 64 to 256) and hard attention (n = 256); not measurably different: one constant, "
-        "fitted."
+        "Beats the paper's numbers from 64 to 256 items; loses at 1,024 items. Beats hard "
+        "attention at 256 items. Not measurably different from one constant, fitted."
     )
 
 
 def test_rivals_include_the_same_kind_with_another_q():
     shares = {"plain": 0.5, "own": 0.7, "q-0": 0.5, "q-0.5": 0.9}
     sentence = compare_rivals(compare("toy", [make_score(64, shares)]))
-    assert sentence == (
-        "Of its rivals, better: the same kind at q = 0.5 (n = 64); worse: the same kind at q = 0 "
-        "(n = 64)."
-    )
+    assert sentence == "Also right more often: the same kind at q = 0.5 (at 64 items)."
+
+
+def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
+    scores = [make_score(64, {"plain": 0.5, "own": 0.6, "hard": 0.9})]
+    comparison = compare("toy", scores)
+    assert compare_rivals(comparison) == f"Loses to hard attention at 64 items. {WHY_HARD}"
+    table = ComparisonRecord(comparison).accuracy_table()
+    assert table.bold == {(comparison.rules.index("own"), 1)}
+
+
+def test_why_beta_falls_with_n(by_size):
+    scores = [
+        make_score(n, {"plain": 0.5, "own": 0.6, "hard": share})
+        for n, share in ((16, 0.9), (64, 0.7))
+    ]
+    comparison = compare("toy", scores)
+    assert describe_fit(by_size, comparison) == "by-size@1 is kappa log n + b, beta 1.99 to 4.07."
+    falling = replace(by_size.only, coefficients=(-0.5, 6.0))
+    said = describe_fit(replace(by_size, entries=(falling,), quality={"q": 0.25}), comparison)
+    assert "fitted to p^0.25 of the target" in said
+    assert "right in 90 % at n = 16, in 70 % at n = 64), and sharpening" in said
 
 
 def test_verdict_without_any_difference():
     same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
     comparison = compare("toy", [make_score(16, same), make_score(64, same)])
     assert verdict(comparison, "mine@1") == (
-        "mine@1 is nowhere measurably better than plain softmax on 2,000 sets of a size."
+        "mine@1 is nowhere measurably better than plain softmax on 2,000 sets a size. Leave "
+        "softmax as it is."
     )
-    assert compare_rivals(comparison) == (
-        "Of its rivals, not measurably different: the paper's numbers."
-    )
+    assert compare_rivals(comparison) == "Not measurably different from the paper's numbers."
     assert np.isnan(compare("toy", [make_score(16, same)]).p_plain).all()

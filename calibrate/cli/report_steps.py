@@ -25,7 +25,7 @@ from calibrate.fitting.fit_collection import resolve_options
 from calibrate.fitting.model_selection import choose
 from calibrate.fitting.solved_rows import solve_collection
 from calibrate.heads import Head
-from calibrate.report.fit_verdict import compare_rivals, verdict, verdict_on_logits
+from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict, verdict_on_logits
 from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import FIRST_FIT
@@ -100,7 +100,8 @@ def write_head_report(
     """Writes the page on one head's scores; see `_write`."""
     comparison = compare(head.name, scores)
     path = _write(page, needed, lambda: write_head_page(page, fit, head, comparison, seed))
-    return ReportRecord(verdict(comparison, fit.reference), path, compare_rivals(comparison))
+    rivals = f"{compare_rivals(comparison)} {describe_fit(fit, comparison)}"
+    return ReportRecord(verdict(comparison, fit.reference), path, rivals)
 
 
 def write_logits_report(

@@ -91,9 +91,8 @@ def choose_from(trial: Trial, force: str | None = None) -> Choice:
         trial.sharper[best.kind] = _sharper(trial, best)
     trade = [best, *trial.sharper[best.kind]]
     chosen = sharpest(trade)
-    leads = {c.kind: evidence.gain(best.scores, c.scores).mean for c in candidates if c is not best}
     sentences = [
-        *gain_sentences(chosen, unforced, leads, left_out),
+        *gain_sentences(chosen, unforced, left_out),
         sharpness_sentence(chosen, trade),
         *warnings(chosen),
     ]

@@ -11,21 +11,16 @@ from calibrate.fitting.weighting import N_BLOCKS
 NEAR_MAX_BETA = 0.99
 
 
-def gain_sentences(
-    best: Candidate, unforced: Candidate, leads: Mapping[str, float], left_out: Mapping[str, str]
-) -> list[str]:
-    """The choice, its gains over plain softmax and over other kinds, and kinds left out."""
-    mean, low, high, p = best.gain
+def gain_sentences(best: Candidate, unforced: Candidate, left_out: Mapping[str, str]) -> list[str]:
+    """The choice, its gain over plain softmax, and kinds left out."""
+    mean, low, high, _ = best.gain
     gain = (
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
-        f"(95 % interval {low:.4f} to {high:.4f}, p = {p:.2g})"
+        f"(95 % interval {low:.4f} to {high:.4f})"
     )
     if best.kind == unforced.kind == "constant" and not left_out:
         gain = f"no other kind is better than one constant beyond chance: {gain}"
-    compared = [f"{lead:+.4f} over {kind_label(kind)}" for kind, lead in leads.items()]
-    if best.q != unforced.q and compared:
-        compared[0] = f"with q = {unforced.q:g}, {compared[0]}"
-    sentences = [gain, *compared]
+    sentences = [gain]
     if best.kind != unforced.kind:
         sentences.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
     return sentences + [

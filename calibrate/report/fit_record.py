@@ -79,22 +79,28 @@ class FitRecord:
 
     def _choice_blocks(self, choice: Choice) -> Iterable[Block]:
         """The score on held-out rows by set size, and of each kind of rule and q."""
-        yield Table(
-            columns=("n", "rows", "plain softmax", "this fit", "gain ± standard error"),
-            rows=[
-                (
-                    f"{size.size:,}", f"{size.rows:,}", f"{size.before:.3f}", f"{size.after:.3f}",
-                    f"{size.after - size.before:+.4f} ± {size.error:.4f}",
-                )
-                for size in choice.held_out
-            ],
-            title="Log-probability of the target in nats, held out (five folds)",
-            note=_held_sizes(choice.options.trained_up_to or 0),
-        )  # fmt: skip
+        quality = self.fit.coefficients.quality
+        yield held_out_table(quality["held_out"], choice.options.trained_up_to or 0)
         yield from selection_tables(self.fit.coefficients)
         if choice.left_out:
             reasons = choice.left_out.items()
             yield Facts([(kind_label(kind), f"no fit: {why}") for kind, why in reasons])
+
+
+def held_out_table(sizes: Iterable[Mapping[str, Any]], trained_up_to: int = 0) -> Table:
+    """log p of the target by set size, without and with a fit, as its file has it."""
+    return Table(
+        columns=("n", "rows", "plain softmax", "this fit", "gain ± standard error"),
+        rows=[
+            (
+                f"{of['size']:,}", f"{of['rows']:,}", f"{of['before']:.3f}", f"{of['after']:.3f}",
+                f"{of['after'] - of['before']:+.4f} ± {of['error']:.4f}",
+            )
+            for of in sizes
+        ],
+        title="Log-probability of the target in nats, held out (five folds)",
+        note=_held_sizes(trained_up_to),
+    )  # fmt: skip
 
 
 def _held_sizes(trained_up_to: int) -> str:

@@ -7,21 +7,56 @@ import numpy as np
 from calibrate.evaluation.baselines import label
 from calibrate.evaluation.comparison import Comparison
 from calibrate.evaluation.score_logits import LogitScores
+from calibrate.files.coefficients import Coefficients
+from calibrate.fitting.candidates import kind_label
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.report.rule_curves import beta_range
+from calibrate.report.selection import chosen_kind
 from calibrate.report.wording import with_error
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
 OUTCOMES = ("no difference", "gain", "loss")  # in log p of the target, over plain softmax
-RIVALS = (
-    "paper", "procedure", "entropy-and-size", "polynomial", "kappa-log-n", "constant", "log-n",
-    "hard",
-)  # fmt: skip
+YARDSTICKS = ("paper", "log-n", "constant", "hard")  # a sentence each
+OTHERS = ("procedure", "entropy-and-size", "polynomial", "kappa-log-n")
+WHY_HARD = (
+    "Accuracy rewards any sharpening where one answer is right; hard attention is also sure where "
+    "it is wrong, which log p counts."
+)
+
+
+def describe_fit(fit: Coefficients, comparison: Comparison) -> str:
+    """What was fitted, and for what: the kind of rule, its range of beta, its objective."""
+    least, most = beta_range(fit, fit.only)
+    numbers = f"beta = {most:.2f}" if most - least < 0.005 else f"beta {least:.2f} to {most:.2f}"
+    q = fit.quality.get("q")
+    aim = {None: "", 0: ", fitted to log p of the target"}.get(
+        q, f", fitted to p^{q} of the target: sharper than its log p alone asks for"
+    )
+    return f"{fit.reference} is {kind_label(chosen_kind(fit))}, {numbers}{aim}." + (
+        _why_it_falls(comparison) if fit.rule.kind == LOG_SIZE and fit.only.coefficients[0] < 0
+        else ""
+    )  # fmt: skip
+
+
+def _why_it_falls(comparison: Comparison) -> str:
+    """Why beta falls with n, where the head errs more on larger sets."""
+    if "hard" not in comparison.rules:
+        return ""
+    first, last = 100 * comparison.accuracy[comparison.rules.index("hard")][[0, -1]]
+    if not last < first:
+        return ""
+    return (
+        " Beta falls with n, as this head finds the wrong item in more of the larger sets (hard "
+        f"attention is right in {first:.0f} % at n = {comparison.sizes[0]:,}, in {last:.0f} % at n "
+        f"= {comparison.sizes[-1]:,}), and sharpening makes such errors sure."
+    )
 
 
 def verdict(comparison: Comparison, name: str) -> str:
-    """One sentence that compares the rule "own", called `name`, with plain softmax.
+    """What the rule "own", called `name`, gains over plain softmax, where, and what to do.
 
-    "Measurably" is p < 0.01 of a paired t-test at one size.
+    "Measurably" is a p-value below 0.01, of a paired t-test at one size.
     """
     i = comparison.rules.index("own")
     plain = comparison.accuracy[comparison.rules.index("plain")]
@@ -29,45 +64,51 @@ def verdict(comparison: Comparison, name: str) -> str:
     better, worse = _split(gain, comparison.p_plain[i])
     if better.any():
         best = int(np.argmax(np.where(better, gain, -np.inf)))
-        parts = [
-            f"{name} is right more often than plain softmax at {_ranges(sizes, better)}, most at "
-            f"n = {sizes[best]:,} ({100 * plain[best]:.1f} % to {100 * own[best]:.1f} %)"
-        ]
+        text = (
+            f"{name} is right more often than plain softmax {_where(sizes, better)}, most at "
+            f"{sizes[best]:,} ({100 * plain[best]:.1f} % to {100 * own[best]:.1f} %)"
+        )
     else:
         fewest = min(comparison.sets)
-        parts = [
-            f"{name} is nowhere measurably better than plain softmax on {fewest:,} sets of a size"
-        ]
+        text = f"{name} is nowhere measurably better than plain softmax on {fewest:,} sets a size"
     if worse.any():
         most = int(np.argmin(np.where(worse, gain, np.inf)))
-        parts.append(
-            f"it is right less often at {_ranges(sizes, worse)}, by up to "
+        text += (
+            f"; it is right less often {_where(sizes, worse)}, by up to "
             f"{-100 * gain[most]:.1f} points"
         )
-    same = ~better & ~worse
-    if better.any() and same.any():
-        parts.append(f"it makes no measurable difference at {_ranges(sizes, same)}")
-    return "; ".join(parts) + "."
+    if not better.any():
+        return f"{text}. Leave softmax as it is."
+    return f"{text}. Use it{f' {_where(sizes, better)}' if worse.any() else ''}."
 
 
 def compare_rivals(comparison: Comparison) -> str:
-    """One sentence: the rival rules that are better than "own", worse, or neither."""
-    own = comparison.accuracy[comparison.rules.index("own")]
-    ahead: list[str] = []
-    behind: list[str] = []
-    level: list[str] = []
-    sharper = (rule for rule in comparison.rules if rule.startswith("q-"))
-    for rule in (*(rule for rule in RIVALS if rule in comparison.rules), *sharper):
+    """Where "own" beats the yardsticks and where it loses, and which other rules do better."""
+    own, sizes = comparison.accuracy[comparison.rules.index("own")], comparison.sizes
+    sentences, level, ahead = [], [], []
+    for rule in (*YARDSTICKS, *OTHERS, *(r for r in comparison.rules if r.startswith("q-"))):
+        if rule not in comparison.rules:
+            continue
         i = comparison.rules.index(rule)
-        better, worse = _split(comparison.accuracy[i] - own, comparison.p_own[i])
-        for where, rules in ((better, ahead), (worse, behind)):
-            if where.any():
-                rules.append(f"{label(rule)} ({_ranges(comparison.sizes, where)})")
-        if not (better | worse).any():
+        lost, won = (
+            _where(sizes, part) if part.any() else ""
+            for part in _split(comparison.accuracy[i] - own, comparison.p_own[i])
+        )
+        if rule not in YARDSTICKS:
+            ahead += [f"{label(rule)} ({lost})"] * bool(lost)
+        elif won:
+            sentences.append(f"Beats {label(rule)} {won}" + f"; loses {lost}" * bool(lost) + ".")
+        elif lost:
+            sentences.append(f"Loses to {label(rule)} {lost}.")
+        else:
             level.append(label(rule))
-    groups = {"better": ahead, "worse": behind, "not measurably different": level}
-    parts = [f"{group}: {_join_words(rules)}" for group, rules in groups.items() if rules]
-    return f"Of its rivals, {'; '.join(parts)}."
+        if rule == "hard" and lost:
+            sentences.append(WHY_HARD)
+    if level:
+        sentences.append(f"Not measurably different from {_join_words(level)}.")
+    if ahead:
+        sentences.append(f"Also right more often: {_join_words(ahead)}.")
+    return " ".join(sentences)
 
 
 def verdict_on_logits(scores: LogitScores, rule: int) -> str:
@@ -150,8 +191,8 @@ def _split(gain: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return evident & (gain > 0), evident & (gain < 0)
 
 
-def _ranges(sizes: Sequence[int], where: np.ndarray) -> str:
-    """ "n = 64 to 256 and 1,024": neighbours in the list of sizes make a range."""
+def _where(sizes: Sequence[int], where: np.ndarray) -> str:
+    """ "from 64 to 256 and at 1,024 items": neighbours in the list of sizes make a range."""
     runs: list[list[int]] = []
     for position in np.flatnonzero(where).tolist():
         if runs and runs[-1][-1] == position - 1:
@@ -159,6 +200,7 @@ def _ranges(sizes: Sequence[int], where: np.ndarray) -> str:
         else:
             runs.append([position])
     words = [
-        f"{sizes[run[0]]:,}" + (f" to {sizes[run[-1]]:,}" if len(run) > 1 else "") for run in runs
+        f"from {sizes[run[0]]:,} to {sizes[run[-1]]:,}" if len(run) > 1 else f"at {sizes[run[0]]:,}"
+        for run in runs
     ]
-    return f"n = {_join_words(words)}"
+    return f"{_join_words(words)} items"

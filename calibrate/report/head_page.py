@@ -22,8 +22,8 @@ from calibrate.heads import Head
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.fit_record import advice_on_rows
-from calibrate.report.fit_verdict import compare_rivals, verdict
+from calibrate.report.fit_record import advice_on_rows, held_out_table
+from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict
 from calibrate.report.page import (
     Figures,
     Highlights,
@@ -65,6 +65,7 @@ def write_head_page(
     )
     blocks = [
         Text(compare_rivals(comparison)),
+        Text(describe_fit(fit, comparison)),
         Highlights(
             [_largest_gain(comparison), _half_attention(examples), _in_domain(examples, fit)]
         ),
@@ -129,6 +130,8 @@ def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str,
 def _accuracy_section(comparison: Comparison, fit: Coefficients) -> Iterable[Block]:
     yield Heading("Accuracy")
     yield from ComparisonRecord(comparison, fit.reference).blocks()
+    if "held_out" in fit.quality:
+        yield held_out_table(fit.quality["held_out"])
     if not set(FITTED_RIVALS) & set(comparison.rules):
         rivals = ", ".join(f"“{label(rule)}”" for rule in FITTED_RIVALS)
         yield Text(

@@ -91,9 +91,9 @@ class LogitsRecord:
         scores = self.scores
         fits = range(FIRST_FIT, len(scores.rules))
         lead = min(FIRST_FIT, len(scores.rules) - 1)
-        columns = ["head", "rows", "log p, plain", "p, plain"]
+        columns = ["head", "rows", "log p, plain", "probability, plain"]
         for rule in fits:
-            columns += [f"gain of {scores.rules[rule]}", "p"]
+            columns += [f"gain of {scores.rules[rule]}", "probability"]
         columns.append("gain of the paper's")
         ranked = scores.ranked(lead)
         rows = [self._head_row(head, fits) for head in ranked[:SHOWN_HEADS]]
@@ -106,7 +106,7 @@ class LogitsRecord:
         return Table(
             columns, rows,
             f"By head, the largest gain of {label(scores.rules[lead])} first "
-            "(log p in nats, p in %, equal weight per set size)",
+            "(log p in nats, probability of the target in %, equal weight per set size)",
             note=f"and {rest:,} more (`calibrate evaluate --json` lists them all)" * bool(rest),
             left=["head"],
         )  # fmt: skip

@@ -89,7 +89,7 @@ def _table(
             _cell(record, "{:+.4f} to {:+.4f}", "low", "high"),
         ]
     if all("p" in record for record in records):
-        columns.append("mean p (%)")
+        columns.append("probability (%)")
         for row, record in zip(rows, records, strict=True):
             row.append(f"{100 * record['p']:.1f}")
     rows = [[*row, state] for row, state in zip(rows, states, strict=True)]
