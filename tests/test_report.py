@@ -82,7 +82,6 @@ def test_the_page_holds_what_it_must(page):
         fit.source["collection"],
         fit.provenance["created"],
         "max-retrieval@1 is the polynomial, beta ",
-        "is right more often than plain softmax ",
         "Left out are “the paper's procedure”, “entropy and size, fitted”, “polynomial, fitted”,",
         "best constant in hindsight",
     ):
