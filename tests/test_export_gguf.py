@@ -1,5 +1,9 @@
 """Fits in .gguf files: llama.cpp answers as our own runtime does."""
 
+import importlib.util
+import json
+import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +14,18 @@ pytest.importorskip("transformers", reason="needs the extra transformers")
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 pytest.importorskip("xllamacpp", reason="needs the extra engines")
 
+from gguf import GGUFValueType as Kind  # noqa: E402
 from llama_cpp import LlamaCpp, words  # noqa: E402
+from test_cli import call, refusal  # noqa: E402
+from tiny_causal import save  # noqa: E402
 from tiny_gguf import small_model, write_gguf  # noqa: E402
 
 from calibrate.errors import CalibrateError  # noqa: E402
-from calibrate.export.gguf_file import export_gguf  # noqa: E402
+from calibrate.export.gguf_file import export_gguf, read_gguf_export  # noqa: E402
 from calibrate.export.gguf_model import ARCHITECTURES, GgufModel  # noqa: E402
 from calibrate.export.gguf_rows import _SCALES, Type, scale_rows  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import Rule  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 
@@ -93,7 +101,8 @@ def test_llama_cpp_answers_as_we_do(kind):
     of_layer = (2.2,) * 4 if kind in ONE_NORM else FACTORS
     fit = constants(of_layer, (1.0, 1.0, 1.0, 1.0))
     result = export(fit, file)
-    assert len(result.changed) == 1 + (kind == "qwen2")
+    n_changed = 1 + (kind == "qwen2")
+    assert result.notes[0].startswith(f"{n_changed} of ")
     assert_same_answers("out.gguf", model, fit, ERRORS.get(kind, 1e-4))
 
 
@@ -101,7 +110,7 @@ def test_llama_cpp_answers_as_we_do(kind):
 def test_rules_of_log_n(bias):
     model, file = make(attention_bias=bias)
     fit = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
-    assert export(fit, file).architecture == "mistral3"
+    assert export(fit, file).model_type == "mistral3"
     assert_same_answers("out.gguf", model, fit)
 
 
@@ -164,9 +173,8 @@ def test_what_is_refused_of_rows():
 def test_all_else_stays_as_it_is():
     _, file = make(packing=Type.Q8_0)
     result = export(constants((1.0,) * 4, FACTORS), file)
-    assert result.changed == ("blk.1.attn_q.weight",)
-    assert result.rewritten == ()
-    assert 0 < result.rounding < 1e-3
+    assert result.notes[0].startswith("1 of 21 tensors were scaled; rounding changed one by at m")
+    assert len(result.notes) == 1
     before, after = gguf.GGUFReader(file), gguf.GGUFReader("out.gguf")
     assert [t.name for t in before.tensors] == [t.name for t in after.tensors]
     for own, new in zip(before.tensors, after.tensors, strict=True):
@@ -204,19 +212,84 @@ def test_an_exported_file_is_not_exported_again():
     _, file = make()
     export(constants(FACTORS, FACTORS), file)
     with pytest.raises(CalibrateError, match=r"^out.gguf carries the fit made-up@1 already; give"):
-        export(constants(FACTORS, FACTORS), "out.gguf")
+        export(constants(FACTORS, FACTORS), "out.gguf", "again.gguf")
+    with pytest.raises(CalibrateError, match=r"^out.gguf exists already; choose a new folder"):
+        export(constants(FACTORS, FACTORS), file)
 
 
 def test_the_file_appears_whole_or_not_at_all():
     _, file = make()
     steps = []
 
-    def interrupt():
+    def interrupt(n_bytes):
         steps.append(sorted(path.name for path in Path("there").iterdir()))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_gguf(constants(FACTORS, FACTORS), GgufModel(file), Path("there/out.gguf"), interrupt)
+        export_gguf(
+            constants(FACTORS, FACTORS), GgufModel(file), Path("there/out.gguf"), report=interrupt
+        )
     assert len(steps[0]) == 1
     assert steps[0][0].endswith(".tmp")
     assert list(Path("there").iterdir()) == []
+
+
+def published(fit):
+    return publish(fit, Path("fits"))[0].reference
+
+
+def test_the_command_and_its_check():
+    """From a file, and from a folder; by entries of a fit that was published."""
+    _, file = make("qwen2", packing=Type.MXFP4)
+    reference = published(constants(FACTORS, (1.0, 1.5, 1.0, 1.0)))
+    said = json.loads(
+        call("export", reference, "--model", file, "--out", "a.gguf", "--json").stdout
+    )
+    assert said["notes"][1] == "blk.0.attn_q.weight was MXFP4, and is Q8_0."
+    assert said["factors"] == {"0": list(FACTORS), "1": [1.0, 1.5, 1.0, 1.0]}
+    call("export", reference, "--model", "m", "--out", "b.gguf")
+    assert Path("a.gguf").read_bytes() == Path("b.gguf").read_bytes()
+    read = json.loads(call("export", "--check", "a.gguf", "--json").stdout)
+    assert read == said | {"notes": []}
+
+    data = bytearray(Path("a.gguf").read_bytes())
+    reader = gguf.GGUFReader("a.gguf")
+    (queries,) = (t for t in reader.tensors if t.name == "blk.1.attn_q.weight")
+    data[queries.data_offset + 40] ^= 1
+    Path("b.gguf").write_bytes(data)
+    result = call("export", "--check", "b.gguf", code=1)
+    assert "the weights of queries were changed; export again" in result.stderr
+    assert "says nothing of an export" in refusal("export", "--check", file)
+
+
+def test_rules_of_log_n_read_back():
+    _, file = make()
+    fit = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
+    export(fit, file)
+    read = read_gguf_export(Path("out.gguf"))
+    assert read.faults == ()
+    assert read.plan.ratio == pytest.approx(0.37)
+    assert read.model_type == "mistral3"
+    key = b"mistral3.attention.temperature_scale" + struct.pack("<I", Kind.FLOAT32)
+    data = Path("out.gguf").read_bytes()
+    at = data.index(key) + len(key)
+    Path("out.gguf").write_bytes(data[:at] + struct.pack("<f", 0.38) + data[at + 4 :])
+    (fault,) = read_gguf_export(Path("out.gguf")).faults
+    assert fault == "mistral3.attention.temperature_scale is 0.38, and the fit's is 0.37"
+
+
+def test_a_folder_of_another_kind(monkeypatch):
+    fit = published(constants(FACTORS, FACTORS))
+    save(Path("hf"), small_model())
+    line = refusal("export", fit, "--model", "hf", "--out", "out.gguf")
+    assert "hf has 0 .gguf files; give one of the original model, which llama.cpp makes" in line
+    assert "convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf" in line
+    other = replace(constants(FACTORS, FACTORS), source={"fingerprint": "sha256:" + "0" * 64})
+    other = published(other)
+    make()
+    line = refusal("export", other, "--model", "m", "--out", "out.gguf")
+    assert "if the file was converted from the model that the fit was made for, give --any" in line
+    call("export", other, "--model", "m", "--out", "out.gguf", "--any-model")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))
+    assert "cannot be read without the package gguf" in refusal("export", "--check", "out.gguf")

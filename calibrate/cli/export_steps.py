@@ -1,10 +1,12 @@
 """Writing a fit into a checkpoint and reading one back, with progress on stderr."""
 
+import importlib.util
 from pathlib import Path
 
 from calibrate.cli.loading import find_model_fit
 from calibrate.cli.model_steps import require_transformers
 from calibrate.cli.progress import Steps
+from calibrate.errors import CalibrateError, install
 from calibrate.files.atomic_io import check_free
 from calibrate.report.export_record import ExportRecord
 from calibrate.report.streams import stderr
@@ -21,7 +23,7 @@ def export_folder(
       CalibrateError: engines cannot run the fit exactly in this model, or a folder is taken.
     """
     require_transformers()
-    from calibrate.export.check import Carried
+    from calibrate.export.carried import Carried
     from calibrate.export.checkpoint import prepare, write
     from calibrate.transformers.folders import ModelFolder
 
@@ -40,7 +42,61 @@ def export_folder(
 
         said = write(export, out, report)
     kind = str(export.configuration["model_type"])
-    return ExportRecord(Carried(out, said, kind, export.plan, ()))
+    return ExportRecord(Carried(out, said, kind, export.plan))
+
+
+def export_file(
+    reference: str, store: Path | None, model: Path, out: Path, any_model: bool
+) -> ExportRecord:
+    """Exports a fit as a .gguf file.
+
+    Raises:
+      CalibrateError: engines cannot run the fit exactly in this model, or the file is taken.
+    """
+    path = _gguf_in(model)
+    _require_gguf(path)
+    from calibrate.export.gguf_file import export_gguf
+    from calibrate.export.gguf_model import GgufModel
+
+    check_free(out)
+    fit, _ = find_model_fit(reference, store)
+    stderr.print(f"reading {path}")
+    source = GgufModel(path)
+    sizes = [tensor.data.nbytes for tensor in source.tensors.values()]
+    with Steps("writing", len(sizes), sum(sizes)) as steps:
+        carried = export_gguf(
+            fit, source, out, any_model, lambda n_bytes: steps.advance(work=n_bytes)
+        )
+    return ExportRecord(carried)
+
+
+def _gguf_in(model: Path) -> Path:
+    found = sorted(model.glob("*.gguf")) if model.is_dir() else [model]
+    if len(found) == 1 and found[0].suffix == ".gguf":
+        return found[0]
+    state = f"has {len(found)} .gguf files" if model.is_dir() else "is no .gguf file"
+    raise CalibrateError(
+        f"{model} {state}; give one of the original model, which llama.cpp makes of its folder: "
+        "convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
+    )
+
+
+def _require_gguf(path: Path) -> None:
+    if importlib.util.find_spec("gguf") is None:
+        raise CalibrateError(f"{path} cannot be read without the package gguf: {install('gguf')}")
+
+
+def check_file(path: Path) -> ExportRecord:
+    """What an exported .gguf file carries.
+
+    Raises:
+      CalibrateError: it cannot be read, or is no export.
+    """
+    _require_gguf(path)
+    from calibrate.export.gguf_file import read_gguf_export
+
+    stderr.print(f"reading {path}")
+    return ExportRecord(read_gguf_export(path))
 
 
 def check_folder(folder: Path) -> ExportRecord:

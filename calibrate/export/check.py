@@ -1,34 +1,17 @@
 """What an exported folder carries, and whether it is what was written."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CalibrateError
+from calibrate.export.carried import Carried
 from calibrate.export.checkpoint import FIT, KEY, MOST_CONFIG_BYTES, digest_of
-from calibrate.export.plan import Plan, make_plan
+from calibrate.export.plan import make_plan
 from calibrate.files.coefficient_file import digest, read
+from calibrate.files.model_fingerprint import digest_of_file
 from calibrate.files.npz import read_bytes
 from calibrate.files.strict_json import parse
-from calibrate.transformers.folders import CONFIG, ModelFolder, digest_of_file
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What a folder carries.
-
-    Attributes:
-      said: what its config.json says of the export.
-      model_type: as engines see it.
-      plan: what they apply; None if the fit cannot be read.
-      faults: what is not as it was written, a line each.
-    """
-
-    folder: Path
-    said: dict[str, Any]
-    model_type: str
-    plan: Plan | None
-    faults: tuple[str, ...]
+from calibrate.transformers.folders import CONFIG, ModelFolder
 
 
 def read_export(path: Path) -> Carried:

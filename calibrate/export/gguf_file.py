@@ -1,8 +1,11 @@
-"""Export into a .gguf file, and what an exported one carries."""
+"""Export into a .gguf file, and what an exported one carries.
+
+The file is the model's own, with the queries of heads scaled and keys `calibrate.*` beside its own:
+the fit itself, its reference and id, the fingerprint of the model, and a digest of what was scaled.
+"""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,107 +14,158 @@ import numpy as np
 from gguf import GGUFValueType as Kind
 
 import calibrate
-from calibrate.export.gguf_model import BY_SIZE, FIT, GgufModel, Value, size_keys
+from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.export.carried import Carried
+from calibrate.export.gguf_model import BY_SIZE, SCALE, GgufModel, Value, size_keys
 from calibrate.export.gguf_rows import ScaledRows, scale_rows
 from calibrate.export.plan import Plan, make_plan
-from calibrate.files.atomic_io import replacing
-from calibrate.files.coefficient_file import digest
+from calibrate.files.atomic_io import check_free, replacing
+from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.model_fingerprint import fingerprint_of
 
+_SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
+_PREFIX, _TENSORS, _COEFFICIENTS = "calibrate.", "calibrate.tensors", "calibrate.coefficients"
 _ARCHITECTURE = "general.architecture"
-_FIT_ID, _QUERIES, _NAMES = "calibrate.fit_id", "calibrate.queries", "calibrate.tensors"
-_OWN = "GGUF."  # the reader's names for numbers of the header
-
-
-@dataclass(frozen=True)
-class GgufExport:
-    """What was written.
-
-    Attributes:
-      path: of the file.
-      architecture: as engines see it.
-      plan: what they apply.
-      changed: names of tensors that were scaled.
-      rewritten: names of those whose type became another, with both types.
-      rounding: the most that rounding changed one of them, relative.
-    """
-
-    path: Path
-    architecture: str
-    plan: Plan
-    changed: tuple[str, ...]
-    rewritten: tuple[tuple[str, str, str], ...]
-    rounding: float
+_HEADER = "GGUF."  # the reader's names for numbers of the header
 
 
 def export_gguf(
-    fit: Coefficients, model: GgufModel, out: Path, advance: Callable[[], None] = lambda: None
-) -> GgufExport:
+    fit: Coefficients,
+    model: GgufModel,
+    out: Path,
+    any_model: bool = False,
+    report: Callable[[int], None] = lambda n_bytes: None,
+) -> Carried:
     """Writes a model with a fit in its weights; all that the fit does not change stays as it is.
 
     Tensors are read and written one by one. The file appears whole or not at all.
 
     Args:
-      advance: called after each tensor.
+      out: a new file.
+      any_model: whether the fit may be of another model.
+      report: called with the bytes of each tensor, once it is written.
     Raises:
-      CalibrateError: engines cannot run the fit, the model is not of a kind that can be exported,
-        or the file cannot be written.
+      CoefficientsError: engines cannot run the fit, or it was made for another model.
+      CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
+    check_free(out)
+    if carried := model.key(f"{_PREFIX}fit"):
+        raise CalibrateError(
+            f"{model.path} carries the fit {carried} already; give the original model"
+        )
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     keys = size_keys(model, plan.ratio) if plan.ratio else {}
+    scaled = _Scaled(model, model.factors_by_tensor(plan))
+    fingerprint = _fingerprint(fit, model, any_model)
+    said = {
+        "fit": fit.reference, "id": digest(fit), "model": fingerprint,
+        "calibrate": calibrate.__version__, "digest": scaled.digest,
+    }  # fmt: skip
+    keys |= {f"{_PREFIX}{name}": (value, Kind.STRING) for name, value in said.items()}
+    keys |= {_TENSORS: (list(scaled.factors), Kind.ARRAY)} if scaled.factors else {}
+    keys |= {_COEFFICIENTS: (dumps(fit), Kind.STRING)}
     architecture = BY_SIZE if plan.ratio else model.architecture
-    factors = model.factors_by_tensor(plan)
-    scaled = _Scaled(model, factors)
-    keys |= _metadata(fit, list(factors), scaled.digest())
     with replacing(out) as path:
         writer = gguf.GGUFWriter(path, architecture)
         try:
-            _write(writer, model, scaled, keys, advance)
+            _write(writer, model, scaled, keys, report)
         finally:
             writer.close()
-    return GgufExport(
-        out, architecture, plan, tuple(factors), tuple(scaled.rewritten), scaled.rounding
-    )
+    return Carried(out, said, architecture, plan, notes=scaled.notes())
+
+
+def read_gguf_export(path: Path) -> Carried:
+    """Reads an exported file, and compares the tensors of queries with what was written.
+
+    Raises:
+      CalibrateError: it cannot be read, or is no export.
+    """
+    model = GgufModel(path, exported=True)
+    said = {name: model.key(f"{_PREFIX}{name}") for name in _SAID}
+    if said["fit"] is None:
+        raise CalibrateError(
+            f"{path} says nothing of an export; give a file that calibrate export wrote"
+        )
+    names = model.key(_TENSORS) or []
+    missing = [name for name in names if name not in model.tensors]
+    faults = [f"{name} is missing" for name in missing]
+    if not missing and _digest(model.tensors[name].data for name in names) != said["digest"]:
+        faults.append("the weights of queries were changed")
+    plan = None
+    try:
+        fit = loads(str(model.key(_COEFFICIENTS)).encode())
+        if digest(fit) != said["id"]:
+            faults.append(f"the fit in it is {digest(fit)}, and its keys say {said['id']}")
+        plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
+        faults += _wrong_ratio(model, plan)
+    except CoefficientsError as failure:
+        faults.append(str(failure))
+    return Carried(path, said, model.architecture, plan, tuple(faults))
+
+
+def _wrong_ratio(model: GgufModel, plan: Plan) -> list[str]:
+    found = model.key(f"{BY_SIZE}.{SCALE}") or 0.0
+    if np.isclose(found, plan.ratio, rtol=1e-6, atol=0):
+        return []
+    return [f"{BY_SIZE}.{SCALE} is {found:.6g}, and the fit's is {plan.ratio:.6g}"]
+
+
+def _fingerprint(fit: Coefficients, model: GgufModel, any_model: bool) -> str:
+    fingerprint = fingerprint_of([model.path])
+    if not any_model and fit.fingerprint not in (None, fingerprint):
+        raise CoefficientsError(
+            f"{fit.reference} was made for {fit.fingerprint}, and {model.path} is {fingerprint}; "
+            "if the file was converted from the model that the fit was made for, give --any-model"
+        )
+    return fingerprint
 
 
 class _Scaled:
-    """The tensors of queries times their factors, computed anew at each use."""
+    """The tensors of queries times their factors, computed anew at each use.
+
+    Attributes:
+      factors: of the rows of each of them, in the file's order.
+      digest: of their bytes.
+    """
 
     def __init__(self, model: GgufModel, factors: dict[str, Any]):
-        self._model, self._factors = model, factors
-        self.rewritten: list[tuple[str, str, str]] = []
-        self.kinds: dict[str, gguf.GGMLQuantizationType] = {}
+        self._model = model
+        self.factors = {name: factors[name] for name in model.tensors if name in factors}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.rounding = 0.0
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._factors
+        self.types: dict[str, gguf.GGMLQuantizationType] = {}
+        self._rounding = 0.0
+        self.digest = _digest(self._noted(name) for name in self.factors)
 
     def rows(self, name: str) -> ScaledRows:
         tensor = self._model.tensors[name]
-        return scale_rows(tensor.data, tensor.tensor_type, self._factors[name])
+        return scale_rows(tensor.data, tensor.tensor_type, self.factors[name])
 
-    def digest(self) -> str:
-        """Of all of them, in the file's order; also notes their types and shapes."""
-        found = hashlib.sha256()
-        for name in (tensor for tensor in self._model.tensors if tensor in self):
-            rows, was = self.rows(name), self._model.tensors[name].tensor_type
-            found.update(rows.data.tobytes())
-            self.kinds[name], self.shapes[name] = rows.kind, rows.data.shape
-            self.rounding = max(self.rounding, rows.rounding)
-            if rows.kind != was:
-                self.rewritten.append((name, was.name, rows.kind.name))
-        return "sha256:" + found.hexdigest()
+    def _noted(self, name: str) -> Any:
+        rows = self.rows(name)
+        self.shapes[name], self.types[name] = rows.data.shape, rows.kind
+        self._rounding = max(self._rounding, rows.rounding)
+        return rows.data
+
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the weights."""
+        most = f"rounding changed one by at most {self._rounding:.1g} of its norm"
+        tensors = self._model.tensors
+        return (
+            f"{len(self.factors)} of {len(tensors)} tensors were scaled; {most}.",
+            *(
+                f"{name} was {tensors[name].tensor_type.name}, and is {of_type.name}."
+                for name, of_type in self.types.items()
+                if of_type != tensors[name].tensor_type
+            ),
+        )
 
 
-def _metadata(fit: Coefficients, names: list[str], queries: str) -> dict[str, Value]:
-    values = {
-        FIT: fit.reference, _FIT_ID: digest(fit), _QUERIES: queries,
-        "calibrate.version": calibrate.__version__,
-    }  # fmt: skip
-    return {name: (value, Kind.STRING) for name, value in values.items()} | {
-        _NAMES: (names, Kind.ARRAY)
-    }
+def _digest(parts: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for data in parts:
+        found.update(data.tobytes())
+    return "sha256:" + found.hexdigest()
 
 
 def _write(
@@ -119,28 +173,28 @@ def _write(
     model: GgufModel,
     scaled: _Scaled,
     keys: dict[str, Value],
-    advance: Callable[[], None],
+    report: Callable[[int], None],
 ) -> None:
     writer.data_alignment = model.reader.alignment
     for name, field in model.reader.fields.items():
-        if not name.startswith(_OWN) and name != _ARCHITECTURE:
+        if not name.startswith(_HEADER) and name != _ARCHITECTURE:
             renamed = _renamed(name, model.architecture, writer.arch)
             inner = field.types[-1] if field.types[0] == Kind.ARRAY else None
             writer.add_key_value(renamed, field.contents(), field.types[0], inner)
     for name, (value, kind) in keys.items():
         writer.add_key_value(name, value, kind)
     for name, tensor in model.tensors.items():
-        own = name not in scaled
-        shape = tensor.data.shape if own else scaled.shapes[name]
-        of_type = tensor.tensor_type if own else scaled.kinds[name]
+        shape = scaled.shapes.get(name, tensor.data.shape)
+        of_type = scaled.types.get(name, tensor.tensor_type)
         size = int(np.prod(shape)) * tensor.data.dtype.itemsize
         writer.add_tensor_info(name, shape, tensor.data.dtype, size, of_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, tensor in model.tensors.items():
-        writer.write_tensor_data(scaled.rows(name).data if name in scaled else tensor.data)
-        advance()
+        data = scaled.rows(name).data if name in scaled.factors else tensor.data
+        writer.write_tensor_data(data)
+        report(data.nbytes)
 
 
 def _renamed(name: str, old: str, new: str) -> str:

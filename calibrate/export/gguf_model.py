@@ -27,7 +27,7 @@ _REASONS = {
 BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
 _QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
 _NORM = "attn_q_norm"
-FIT = "calibrate.fit"  # the key that names the fit
+SCALE, _LENGTH = "attention.temperature_scale", "rope.scaling.original_context_length"
 
 
 def open_gguf(path: Path) -> gguf.GGUFReader:
@@ -62,6 +62,8 @@ def value_of(reader: gguf.GGUFReader, name: str) -> Any:
 class GgufModel:
     """A .gguf file, mapped into memory.
 
+    Args:
+      exported: whether it is one that was exported, whose kind may be `mistral3`.
     Attributes:
       path: of the file.
       reader: its keys and tensors.
@@ -73,12 +75,13 @@ class GgufModel:
       CalibrateError: it cannot be read, or queries of such a model cannot be scaled exactly.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, exported: bool = False):
         self.path = path
         self.reader = open_gguf(path)
         self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.architecture = str(self.key("general.architecture"))
-        self._require_known()
+        if not exported:
+            self._require_known()
         self.n_layers = self._count("block_count")
         self.n_heads = self._count("attention.head_count")
         self.context = self._count("context_length")
@@ -155,10 +158,6 @@ class GgufModel:
                 f"{self.path} is one of {self.key('split.count')} files; merge them: "
                 "llama-gguf-split --merge FIRST OUT"
             )
-        if carried := self.key(FIT):
-            raise CalibrateError(
-                f"{self.path} carries the fit {carried} already; give the original model"
-            )
         if self.architecture not in ARCHITECTURES:
             why = _REASONS.get(self.architecture, "llama.cpp's graph of it is not checked here")
             raise CalibrateError(
@@ -201,6 +200,6 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
             f"{BY_SIZE}, and {what}; fit constants: calibrate fit RUN --kind constant"
         )
     return {
-        f"{BY_SIZE}.attention.temperature_scale": (ratio, Kind.FLOAT32),
-        f"{BY_SIZE}.rope.scaling.original_context_length": (1, Kind.UINT32),
+        f"{BY_SIZE}.{SCALE}": (ratio, Kind.FLOAT32),
+        f"{BY_SIZE}.{_LENGTH}": (1, Kind.UINT32),
     }

@@ -9,7 +9,7 @@ import numpy as np
 from calibrate.report.blocks import Block, Facts, Table, Text
 
 if TYPE_CHECKING:
-    from calibrate.export.check import Carried
+    from calibrate.export.carried import Carried
 
 _SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
 
@@ -24,12 +24,13 @@ class ExportRecord:
         """What the folder carries; factors by layer, a list of all heads each."""
         carried = self.carried
         return {
-            "folder": carried.folder,
+            "path": carried.path,
             **carried.said,
             "model_type": carried.model_type,
             "ratio": carried.plan and carried.plan.ratio,
             "factors": dict(self._factors()),
             "faults": carried.faults,
+            "notes": carried.notes,
         }
 
     def blocks(self) -> Iterable[Block]:
@@ -39,11 +40,12 @@ class ExportRecord:
         if plan:
             by_size = f" (1 + {plan.ratio:.6g} log n)" if plan.ratio else ""
             facts += [("engines", f"a {carried.model_type}, queries times factors{by_size}")]
-        yield Facts([("folder", str(carried.folder)), *facts])
+        yield Facts([("path", str(carried.path)), *facts])
         if plan:
             rows = [_cells(layer, np.array(f)) for layer, f in self._factors()]
             columns = ("layer", "least", "median", "most", "heads changed")
             yield Table(columns, rows, title="Factors of heads")
+        yield from (Text(note) for note in carried.notes)
         yield from (Text(f"FAILED  {fault}") for fault in carried.faults)
         if not carried.faults:
             yield Text("Its weights and its configuration are as they were written.")
@@ -53,7 +55,7 @@ class ExportRecord:
         if not self.carried.faults:
             return None
         return (
-            f"{self.carried.folder} is not what was exported: {'; '.join(self.carried.faults)}; "
+            f"{self.carried.path} is not what was exported: {'; '.join(self.carried.faults)}; "
             "export again"
         )
 

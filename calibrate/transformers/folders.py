@@ -5,10 +5,8 @@ that a model brings is not run.
 """
 
 import contextlib
-import hashlib
 import importlib.util
 import io
-import json
 import logging
 import re
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 
 from calibrate.errors import CalibrateError, CoefficientsError, install
 from calibrate.files.json_shapes import Map, Pattern, read_field
+from calibrate.files.model_fingerprint import fingerprint_of
 from calibrate.files.npz import read_bytes
 from calibrate.files.strict_json import parse
 from calibrate.transformers.probing import N_TOKENS
@@ -30,7 +29,6 @@ from calibrate.transformers.probing import N_TOKENS
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MOST_INDEX_BYTES = 1 << 26
-_CHUNK = 1 << 24
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -93,11 +91,7 @@ class ModelFolder:
 
     def fingerprint(self) -> str:
         """sha256 of the weights and the configuration."""
-        files = {}
-        for path in self.files:
-            name = "model.gguf" if path.suffix == ".gguf" else path.name
-            files[name] = digest_of_file(path)
-        return "sha256:" + hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+        return fingerprint_of(self.files)
 
     def tokenizer(self) -> Any:
         """The tokenizer in the folder: of its own files, or the one that a .gguf file carries.
@@ -190,20 +184,6 @@ def _sharded(index: Path) -> list[str]:
         return sorted(set(read_field(listed, "weight_map", Map(plain)).values()))
     except CoefficientsError as failure:
         raise CalibrateError(f"{index} is not an index ({failure}); restore it") from failure
-
-
-def digest_of_file(path: Path) -> str:
-    """sha256 of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except OSError as failure:
-        raise CalibrateError(
-            f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
-        ) from failure
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

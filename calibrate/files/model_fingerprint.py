@@ -1,0 +1,33 @@
+"""The fingerprint of a model: of the files of its weights and configuration."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from calibrate.errors import CalibrateError
+
+_CHUNK = 1 << 24
+
+
+def fingerprint_of(files: Iterable[Path]) -> str:
+    """sha256 of files and their names; a .gguf file may have any name."""
+    digests = {
+        "model.gguf" if path.suffix == ".gguf" else path.name: digest_of_file(path)
+        for path in files
+    }
+    return "sha256:" + hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """sha256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as failure:
+        raise CalibrateError(
+            f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
+        ) from failure
+    return digest.hexdigest()
