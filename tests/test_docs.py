@@ -11,7 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = ("fits/README.md", "fits/SERVE.md", "scripts/README.md", "scripts/results/README.md")
+OTHERS = (
+    "fits/README.md",
+    "fits/FITTING.md",
+    "fits/LOADING.md",
+    "fits/SERVE.md",
+    "scripts/README.md",
+    "scripts/results/README.md",
+)
 PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)]
 
 
@@ -44,44 +51,56 @@ def test_the_two_commands_on_a_fresh_clone(tmp_path):
     assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
 
 
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-OF_TORCH = [block for block in PYTHON if "import torch" in block or "import LlamaConfig" in block]
+def blocks(page, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-def run_in_one_namespace(blocks):
-    assert blocks
-    namespace: dict = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
+FITTING = blocks("fits/FITTING.md")
+ALONE = [
+    pytest.param(block, id=f"{page}-{i}")
+    for page in ("README.md", "fits/FITTING.md", "fits/LOADING.md")
+    for i, block in enumerate(blocks(page))
+]
 
 
-def test_readme_python_runs():
-    """Every Python block, in order, in one namespace."""
-    run_in_one_namespace([block for block in PYTHON if block not in OF_TORCH])
+def write_my_head(folder):
+    (module,) = (block for block in FITTING if "class NoisyScorer" in block)
+    (folder / "my_head.py").write_text(module)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_readme_python_of_torch_runs():
-    pytest.importorskip("transformers", reason="needs the extra transformers")
-    run_in_one_namespace(OF_TORCH)
+@pytest.mark.parametrize("block", ALONE)
+def test_each_python_block_runs_alone(block, here, monkeypatch):
+    if "torch" in block or "transformers" in block:
+        pytest.importorskip("transformers", reason="needs the extra transformers")
+    write_my_head(here)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(here)])
+    exec(compile(block, "page", "exec"), {})
+    sys.modules.pop("my_head", None)
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 200
+    assert len(README.encode()) <= 14_000
 
 
 @pytest.mark.slow
-def test_readme_commands_on_heads_of_ones_own_run(here, monkeypatch):
+def test_commands_on_heads_of_ones_own_run(here, monkeypatch):
     """Arrays and module are those of its Python blocks."""
     from typer.testing import CliRunner
 
     from calibrate.cli.main import app
 
-    (arrays,) = (block for block in PYTHON if "np.savez" in block)
-    (module,) = (block for block in PYTHON if "class NoisyScorer" in block)
+    (arrays,) = (block for block in FITTING if "np.savez" in block)
     exec(compile(arrays, "README.md", "exec"), {})
     if importlib.util.find_spec("transformers"):
-        (capture,) = (block for block in PYTHON if "calibrate.capture(" in block)
+        (capture,) = (block for block in FITTING if "calibrate.capture(" in block)
         exec(compile(capture, "README.md", "exec"), {})
-    (here / "my_head.py").write_text(module)
+    write_my_head(here)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    lines = commands_of("Bring your own head")
+    pages = "\n".join(blocks("fits/FITTING.md", "sh"))
+    own = ("example", "captured", "noisy")
+    lines = [line for line in pages.splitlines() if any(word in line for word in own)]
     for line in lines if Path("captured").exists() else [x for x in lines if "captured" not in x]:
         done = CliRunner().invoke(app, line.split()[1:])
         assert done.exit_code == 0, f"{line}: {done.output}"
@@ -94,7 +113,7 @@ def test_readme_commands_exist():
 
     from calibrate.cli.main import app
 
-    line = r"^(?:\.venv/bin/)?calibrate ((?:fits )?\w+)(.*)$"
+    line = r"^(?:    )?(?:\.venv/bin/)?calibrate ((?:fits )?\w+)(.*)$"
     lines = re.findall(line, "\n".join(PAGES), re.MULTILINE)
     assert {command for command, _ in lines} >= {"collect", "fit", "train", "fits show"}
     for command, rest in lines:
