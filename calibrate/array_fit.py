@@ -131,7 +131,7 @@ def fit(
         import numpy as np, calibrate
 
         rng = np.random.default_rng(0)
-        value = rng.uniform(0, 6, (1000, 64))  # 1,000 queries over 64 items
+        value = rng.uniform(0, 6, (300, 64))  # 300 queries over 64 items
         logits = value + 0.5 * rng.standard_normal(value.shape)
         fit = calibrate.fit(logits, target=value.argmax(axis=1))
         print(fit.verdict)
@@ -190,7 +190,8 @@ def _check_options(q: float | None, trained_up_to: int | None) -> None:
 
 def _parts(columns: dict[str, Any]) -> list[InMemory]:
     """The arrays, one part for each n."""
-    given = {name: value for name, value in columns.items() if value is not None}
+    needed = ("logits", "target")
+    given = {name: x for name, x in columns.items() if x is not None or name in needed}
     logits = given["logits"]
     if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) == 2):
         return [InMemory.of({name: _array(value, name) for name, value in given.items()})]

@@ -28,7 +28,7 @@ class SoftmaxCalibrator(BaseEstimator):
         import numpy as np, calibrate
 
         rng = np.random.default_rng(0)
-        value = rng.uniform(0, 6, (1000, 64))
+        value = rng.uniform(0, 6, (300, 64))
         logits = value + 0.5 * rng.standard_normal(value.shape)
         calibrator = calibrate.SoftmaxCalibrator().fit(logits, value.argmax(axis=1))
         probs = calibrator.predict_proba(logits)

@@ -1,11 +1,14 @@
 """calibrate.fit: the numbers of the command line, on arrays in memory; and what it refuses."""
 
 import inspect
+import pickle
 import textwrap
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 from test_cli import call
 
@@ -144,6 +147,7 @@ def test_verdict_table_and_plot_tell_what_it_gains(fitted):
     assert hard.p == pytest.approx(on_top, abs=0.05)
     assert f"{own.gain:+.3f} ± {own.error:.3f}" in str(table).splitlines()[2]
     assert f"<td>{own.gain:+.3f} ± {own.error:.3f}</td>" in fitted._repr_html_()
+    pyplot.close(fitted.plot().figure)
     ax = fitted.plot(Figure().add_subplot())
     (line,) = (x for x in ax.containers if x.get_label() == "this fit")
     np.testing.assert_allclose(line[0].get_ydata(), [
@@ -152,10 +156,10 @@ def test_verdict_table_and_plot_tell_what_it_gains(fitted):
 
 
 def test_heads_get_rules_of_their_own():
-    logits, target = scored(600, 16)
-    head = np.arange(600) % 2
+    logits, target = scored(300, 16)
+    head = np.arange(300) % 2
     logits[head == 1] *= 0.3
-    fit = calibrate.fit(logits, target, layer=np.zeros(600, int), head=head)
+    fit = calibrate.fit(logits, target, layer=np.zeros(300, int), head=head)
     assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 1)}
     z = np.broadcast_to(logits[1], (2, 1, 16))  # (heads, queries, items)
     probs = calibrate.adaptive_softmax(z, fit.layer(0))
@@ -163,12 +167,18 @@ def test_heads_get_rules_of_their_own():
     assert "head" in fit.verdict.sentence
 
 
-def test_masked_items_are_no_items():
+def test_masked_items_are_no_items_and_any_array_will_do():
     logits, target = scored(300, 16)
-    wide = np.concatenate([np.full((300, 4), 50.0), logits], axis=1)
-    one = calibrate.fit(logits, target)
-    other = calibrate.fit(wide, target + 4, mask=np.arange(20) >= 4)
-    assert one == other
+    rounded = jnp.asarray(logits, jnp.bfloat16)
+    wide = jnp.concatenate([jnp.full((300, 4), 50, jnp.bfloat16), rounded], axis=1)
+    masked = calibrate.fit(wide, (target + 4).tolist(), mask=np.arange(20) >= 4, q=0.0)
+    assert masked == calibrate.fit(np.asarray(rounded, np.float64), target, q=0.0)
+
+
+def test_copies_have_all_that_a_fit_has(fitted):
+    again = pickle.loads(pickle.dumps(fitted))
+    assert again == fitted
+    assert again.table == fitted.table
 
 
 Z, T = scored(40, 16)
@@ -180,6 +190,7 @@ Z, T = scored(40, 16)
         ((Z[0], T), {}, r"^logits are float64\(16,\); give floats \(rows, n\)"),
         ((Z.astype(int), T), {}, r"^logits are int64\(40, 16\); give floats"),
         (([[1.0, 2.0], [1.0]], T), {}, r"^logits is a list that NumPy cannot read"),
+        ((Z, None), {}, r"^target is object\(\); give integers \(40,\)"),
         ((Z, T[:-1]), {}, r"^target is int64\(39,\); give integers \(40,\)"),
         ((Z, T.astype(float)), {}, r"^target is float64\(40,\); give integers"),
         ((Z, T + 10), {}, r"^target is \d+, which is not a position in \[0, 16\)"),
@@ -191,6 +202,7 @@ Z, T = scored(40, 16)
         ((Z, T), {"q": 2}, "^q is 2; give a number from 0 to 1"),
         ((Z, T), {"held_out": 1}, "^held_out is 1; give a share"),
         ((Z, T), {"seed": -1}, "^seed is -1; give an integer"),
+        ((Z, T), {"seed": 0.5}, "^seed is 0.5; give an integer"),
         ((Z, T), {"name": "Bad Name"}, "not a valid fit name"),
     ],
 )  # fmt: skip

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 from test_array_fit import scored
 
@@ -46,12 +45,6 @@ def _plain(estimator):
     other = clone(estimator)
     other.__dict__ |= {"coefficients_": calibrate.identity(), "n_features_in_": 16}
     return other
-
-
-def test_cross_validation_scores_log_p():
-    logits, target = scored(600, 16)
-    scores = cross_val_score(Calibrator(), logits, target, cv=2, error_score="raise")
-    assert (scores < 0).all()
 
 
 def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():

@@ -37,7 +37,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
     """
     if not 0 < share < 1:
         raise CalibrateError(f"held_out is {share}; give a share of the rows between 0 and 1")
-    if not 0 <= seed < 1 << 64:
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
         raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
     size, group = arrays.size_and_group
     index = index_groups(group)

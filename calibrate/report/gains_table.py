@@ -24,10 +24,7 @@ class GainRow(NamedTuple):
 
 
 class GainsTable(tuple[GainRow, ...]):
-    """Records of each rule at each size, and of all sizes together; prints as a table.
-
-    `pandas.DataFrame(table)` has a column for each field.
-    """
+    """Records of each rule at each size, and of all sizes together; prints as a table."""
 
     def block(self) -> Table:
         """log p of plain softmax, and what rules add to it: a line for each size."""
