@@ -116,7 +116,7 @@ def test_whole_groups_are_held_out_of_every_size_alike():
 def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
     logits, _ = by_size()
     path = fitted.save("mine.json")
-    loaded = calibrate.load("./mine.json")
+    loaded = calibrate.load("mine.json")
     assert loaded == fitted
     assert fitted == loaded
     assert hash(loaded) == hash(fitted)
