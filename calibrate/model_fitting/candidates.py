@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO, Form, t
 from calibrate.model_fitting.steps import Plan
 from calibrate.transformers.betas import HeadBetas
 
-MOST_CHOOSING = 32  # examples of a template and length: each check looks at all that choose
+MOST_CHOOSING = 32  # examples of a template and length that is not held: each check looks at all
 LEAST_LEAD = 0.01  # nats, of one candidate over a simpler one
 TOOLS = ("torch", "transformers")
 _SHARED = (CONSTANT, LOG_SIZE)
@@ -111,12 +111,24 @@ def course(collection: ExampleCollection, options: ModelOptions) -> Course:
     """The steps and checks of each candidate."""
     plan = Plan(collection.set, np.array(part(collection, FITTING)), options.seed)
     everything, choosing = collection.set.examples, list[int]()
+    held = {cell for cells in objective(collection, options).constraints for cell in cells}
     of_cell = Counter[int]()
     for i in part(collection, CHOOSING):
-        if of_cell[everything[i].cell] < MOST_CHOOSING:
+        cell = everything[i].cell
+        if cell in held or of_cell[cell] < MOST_CHOOSING:
             choosing.append(i)
-            of_cell[everything[i].cell] += 1
+            of_cell[cell] += 1
     return Course(plan, choosing, options.most_steps)
+
+
+def work(collection: ExampleCollection, options: ModelOptions) -> list[list[int]]:
+    """The examples of every pass that the candidates may take."""
+    of_each, passes = course(collection, options), list[list[int]]()
+    for form in forms(collection, options):
+        passes += of_each.work(form)
+        if _has_shared(form):  # and again from there
+            passes += of_each.work(form)[1:]
+    return passes
 
 
 def objective(collection: ExampleCollection, options: ModelOptions) -> Objective:
@@ -136,9 +148,24 @@ def fit_candidates(
     candidates = list[Candidate]()
     for form in forms(collection, options):
         start = _start(form, candidates, len(heads.heads))
-        candidates.append(Candidate(form, descent.run(form, descent.at(form, start))))
+        point = descent.run(form, descent.at(form, start))
+        if _has_shared(form):
+            point = descent.again(form, point, _shared(form, candidates, len(heads.heads)))
+        candidates.append(Candidate(form, point))
         ended(candidates[-1])
     return candidates
+
+
+def _has_shared(form: Form) -> bool:
+    """Whether a rule of the same kind is fitted that all heads have alike."""
+    return form.kind in _SHARED and not form.shared
+
+
+def _shared(form: Form, candidates: Sequence[Candidate], n_heads: int) -> Point:
+    """That rule, as numbers of each head."""
+    alike = replace(form, shared=True)
+    point = next(candidate.point for candidate in candidates if candidate.form == alike)
+    return point._replace(numbers=np.repeat(point.numbers, n_heads, axis=1))
 
 
 def _start(form: Form, candidates: Sequence[Candidate], n_heads: int) -> np.ndarray:

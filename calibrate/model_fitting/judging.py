@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.errors import QualityError
-from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
+from calibrate.examples.comparison import (
+    CERTAIN,
+    LOG_P,
+    PLAIN,
+    RIGHT,
+    Estimate,
+    ExampleComparison,
+)  # fmt: skip
 from calibrate.fitting.gain import LEAST_GAIN
 
 OWN, PAPER = "own", "the paper's numbers"
@@ -26,7 +33,7 @@ class Judged:
     """
 
     comparison: ExampleComparison
-    losses: Mapping[str, list[float]]
+    losses: Mapping[str, list[Estimate]]
     allowed: float
     beside: str | None = None
 
@@ -38,9 +45,17 @@ class Judged:
         """The share of the answers that are wholly right, cells alike."""
         return self.comparison.mean(rule, RIGHT, self.comparison.members()).mean
 
-    def lost(self, rule: str) -> float | None:
-        """Nats a token that is lost at most by a held part; None if nothing is held."""
+    def lost(self, rule: str) -> Estimate | None:
+        """Nats a token that the held part with most to lose loses; None if nothing is held."""
         return max(self.losses[rule], default=None)
+
+    def _lost_too_much(self, rule: str) -> Estimate | None:
+        """The most that a held part loses; None if none evidently loses more than it may."""
+        evident = [
+            lost for lost in self.losses[rule]
+            if lost.mean > self.allowed and not lost.mean - CERTAIN * lost.error <= self.allowed
+        ]  # fmt: skip
+        return max(evident, default=None)
 
     @property
     def export_cost(self) -> Estimate | None:
@@ -73,16 +88,16 @@ class Judged:
                 f"not for this model: log p of the answers changes by {gain.mean:+.3f} ± "
                 f"{gain.error:.3f} nats {seen}; collect more examples, or see `calibrate diagnose`"
             )
-        if (lost := self.lost(OWN) or 0.0) > 2 * self.allowed:
+        if lost := self._lost_too_much(OWN):
             raise QualityError(
-                f"what may lose {self.allowed:g} nats a token loses {lost:.4f} {seen}; collect "
-                "more plain text, or allow more with --allowed-loss"
+                f"what may lose {self.allowed:g} nats a token loses {lost.mean:.4f} ± "
+                f"{lost.error:.4f} {seen}; collect more of it, or allow more with --allowed-loss"
             )
 
     def summary(self) -> str:
         """What the fit is worth, and whether a rule for all heads does as well."""
         gain, lost = self.gain(OWN), self.lost(OWN)
-        held = "" if lost is None else f"; held tokens lose {lost:.4f} nats at most"
+        held = f"; held tokens lose {lost.mean:.4f} ± {lost.error:.4f} nats at most" if lost else ""
         as_good = [
             rule
             for rule in (ONE_CONSTANT, ONE_LINE)

@@ -25,11 +25,10 @@ from calibrate.model_fitting.candidates import (
     Ended,
     ModelOptions,
     choose,
-    course,
     fit_candidates,
-    forms,
     objective,
     part,
+    work,
 )
 from calibrate.model_fitting.judging import FREE, ONE_CONSTANT, ONE_LINE, OWN, PAPER, Judged
 from calibrate.model_fitting.passes import Report
@@ -58,9 +57,8 @@ def work_of(collection: ExampleCollection, options: ModelOptions) -> list[int]:
       QualityError: there are too few answers.
     """
     _require_answers(collection)
-    of_each, judging = course(collection, options), part(collection, JUDGING)
-    passes = [which for form in forms(collection, options) for which in of_each.work(form)]
-    passes += [judging] * (N_JUDGED + options.for_export)
+    judging = [part(collection, JUDGING)] * (N_JUDGED + options.for_export)
+    passes = work(collection, options) + judging
     everything = collection.set.examples
     return [tokens for which in passes for tokens in batch_tokens(everything, which)]
 

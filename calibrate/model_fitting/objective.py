@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.examples.comparison import Estimate
 from calibrate.files.example_set import ExampleSet, Scores
 
 ALLOWED_LOSS = 0.005  # nats a token, of held examples
@@ -59,16 +60,22 @@ class Objective:
         losses = []
         for cells in self.constraints:
             held = np.isin(cell, cells)
-            lost = -gain[held] / self.n_answer[index][held]
-            losses.append(float(lost.mean()) if held.any() else 0.0)
+            losses.append(_estimate(-gain[held] / self.n_answer[index][held]))
         return Value(of_cells, losses, self.allowed)
+
+
+def _estimate(values: np.ndarray) -> Estimate:
+    """Their mean, 0 if there are none."""
+    mean = float(values.mean()) if len(values) else 0.0
+    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
+    return Estimate(mean, error)
 
 
 class Value(NamedTuple):
     """Of some examples under a rule."""
 
     gains: list[np.ndarray]  # of each cell of answers: log p beyond that of plain softmax, nats
-    losses: list[float]  # of each constraint: nats a token
+    losses: list[Estimate]  # of each constraint: nats a token
     allowed: float
 
     @property
@@ -79,7 +86,7 @@ class Value(NamedTuple):
     @property
     def is_allowed(self) -> bool:
         """Whether no held examples lose more than they may."""
-        return all(loss <= self.allowed for loss in self.losses)
+        return all(loss.mean <= self.allowed for loss in self.losses)
 
     def lead(self, other: "Value") -> tuple[float, float]:
         """Mean lead over another rule on the same examples, and its standard error."""
@@ -114,6 +121,6 @@ class Multipliers:
 
     def adapt(self, value: Value) -> None:
         """Raises those of constraints that are broken, and lowers those that are far from it."""
-        losses = np.array(value.losses)
+        losses = np.array([loss.mean for loss in value.losses])
         self._each = np.where(losses > value.allowed, _RISE * self._each, self._each)
         self._each = np.where(losses < value.allowed / 2, _FALL * self._each, self._each)

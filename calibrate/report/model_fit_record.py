@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.examples.comparison import PLAIN
+from calibrate.examples.comparison import PLAIN, Estimate
 from calibrate.files.coefficients import Coefficients
 from calibrate.model_fitting.judging import Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
@@ -38,14 +38,14 @@ class ModelFitRecord:
         candidates = [
             {
                 "kind": c.form.kind, "each_head": not c.form.shared, "heads": c.n_changed,
-                "gain": c.point.value.gain, "losses": c.point.value.losses,
+                "gain": c.point.value.gain, "losses": _as_dicts(c.point.value.losses),
             }
             for c in fit.candidates
         ]  # fmt: skip
         rules: dict[str, Any] = {PLAIN: {"right": judged.right(PLAIN)}}
         for label, losses in judged.losses.items():
             gain = judged.gain(label)._asdict()
-            rules[label] = {"right": judged.right(label), "gain": gain, "losses": losses}
+            rules[label] = {"right": judged.right(label), "gain": gain, "losses": _as_dicts(losses)}
         return {
             "reference": fit.coefficients.reference,
             "path": str(fit.coefficients.path),
@@ -124,6 +124,10 @@ class ModelFitRecord:
         save_figure(path, figure)
 
 
+def _as_dicts(estimates: Iterable[Estimate]) -> list[dict[str, float]]:
+    return [estimate._asdict() for estimate in estimates]
+
+
 def rules_table(judged: Judged) -> Table:
     """Rules on the examples that no fit has seen."""
     rows = [(PLAIN, percent(judged.right(PLAIN)), "", "")]
@@ -131,7 +135,7 @@ def rules_table(judged: Judged) -> Table:
         lost = judged.lost(label)
         rows.append((
             label, percent(judged.right(label)), with_error(*judged.gain(label), "+.3f"),
-            "" if lost is None else f"{lost:+.4f}",
+            "" if lost is None else with_error(*lost, "+.4f"),
         ))  # fmt: skip
     return Table(
         ("rule", "answers right", "log p gained", "lost by held tokens"),
