@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,16 +20,21 @@ from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
 from calibrate.examples import answering  # noqa: E402
+from calibrate.examples.comparison import PLAIN, Estimate, compare  # noqa: E402
 from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
 from calibrate.examples.score_fits import score_fits  # noqa: E402
 from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.maths.rule import LOG_SIZE  # noqa: E402
 from calibrate.model_fitting import steps  # noqa: E402
 from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
+from calibrate.model_fitting.descent import Course, Descent, Point  # noqa: E402
+from calibrate.model_fitting.judging import Judged  # noqa: E402
 from calibrate.model_fitting.memo import Memo, processor  # noqa: E402
 from calibrate.model_fitting.model_fit import fit_through  # noqa: E402
 from calibrate.model_fitting.objective import Multipliers, Objective  # noqa: E402
 from calibrate.model_fitting.passes import Passes  # noqa: E402
 from calibrate.model_fitting.rule_parameters import N_NUMBERS, ONE_RATIO, Form  # noqa: E402
+from calibrate.model_fitting.steps import Plan  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, shared, 2.0, 4.0) for kind in N_NUMBERS for shared in (False, True)]
@@ -149,6 +155,46 @@ def test_values_are_means_over_cells_and_losses_are_a_token():
     assert not value.is_allowed
     better = objective.value(range(n), log_p + np.arange(n) % 2)
     assert better.lead(value) == pytest.approx((0.5, np.sqrt(2 * (2 / 7) / 8) / 2))
+
+
+def test_heads_start_again_from_a_better_rule_of_all_alike(monkeypatch):
+    examples = made_up([10, 20], [])
+    n, skipped = len(examples.examples), []
+    objective = Objective(examples, Scores(np.full(n, -1.0), np.zeros(n, np.int32)))
+    form, which = Form(LOG_SIZE, False, 2.0, 3.0), list(range(n))
+    plan = Plan(examples, np.arange(n), 0)
+    descent = Descent(
+        SimpleNamespace(skip=skipped.append), objective, Course(plan, which, most_steps=20)
+    )
+    monkeypatch.setattr(Descent, "run", lambda self, form, start: ("reached from", start))
+    noise = np.arange(n) % 2
+    found, near, better = (
+        Point(form.zeros(4), None, objective.value(which, np.full(n, log_p) + share * noise))
+        for log_p, share in ((-1.0, 0.0), (-1.01, 0.2), (-0.9, 0.0))
+    )
+    assert descent.again(form, found, near._replace(value=found.value)) is found
+    assert len(skipped) == len(descent._course.work(form)) - 1
+    assert descent.again(form, found, better) == ("reached from", better)
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
+     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "loses 0.0200 ± 0.0050 on 16 answers"),
+     ([Estimate(0.01, np.nan)], "loses 0.0100 ± nan on 16 answers"),
+     ([Estimate(0.001, np.nan)], None), ([], None)],
+)  # fmt: skip
+def test_what_is_held_may_not_lose_evidently_more(losses, message):
+    examples = made_up([10, 20], [])
+    n = len(examples.examples)
+    plain, own = (Scores(np.full(n, x), np.zeros(n, np.int32)) for x in (-1.0, -0.5))
+    found = compare(examples, range(n), {PLAIN: plain, "own": own})
+    judged = Judged(found, {"own": losses}, 0.005)
+    if message is None:
+        judged.require_worth()
+        return
+    with pytest.raises(QualityError, match=message):
+        judged.require_worth()
 
 
 # --- a model of which it is known what its heads want --------------------------------------------
