@@ -150,6 +150,8 @@ def test_constants_in_the_weights_are_those_of_our_runtime(model_type):
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(SUPPORTED - set(FAMILIES)))
 def test_constants_in_every_type_of_model(model_type):
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("this version of Transformers does not have it")
     assert_exported_is_ours(model_type)
 
 

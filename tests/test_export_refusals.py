@@ -53,7 +53,7 @@ def refused(fit, folder, match, **options):
         ("bloom", {}, constants, "'bloom' cannot be exported: its logits have a bias by position"),
         ("nanochat", {}, constants, "'nanochat' .*: its queries are normalised without a weight"),
         ("gpt_neo", {}, constants, "'gpt_neo' .*: no test runs an export of it; .* llama, "),
-        ("qwen2", {}, by_size, "cannot become one: it is a qwen2, .* --kind constant"),
+        ("qwen2", {}, by_size, "cannot become one: it is a qwen2, .* --for-export --kind constant"),
         ("llama", {"attention_bias": True}, by_size, "its projections have biases"),
         ("mistral", {"sliding_window": 100}, by_size, "queries see the last 100 tokens"),
         (
@@ -77,11 +77,13 @@ def test_models_whose_queries_cannot_be_scaled_so(model_type, changes, fit, matc
     refused(fit() if fit is by_size else fit(config), "m", match)
 
 
-def test_rules_of_entropy_are_refused_with_what_would_do(llama, here):
-    Path("paper.json").write_text(dumps(replace(by_size(), name="other")))
-    line = refusal("export", "paper", "--model", "m", "--out", "out")
+def test_rules_of_entropy_are_refused_with_what_would_do(llama, here, monkeypatch):
+    arguments = ("export", "paper", "--model", "m", "--out", "out")
+    line = refusal(*arguments)
     assert "paper@1 is of kind 'entropy-polynomial': its beta depends on the entropy" in line
-    assert "calibrate fit RUN --for-export" in line
+    assert line.endswith("see what it costs: calibrate fit RUN --for-export")
+    monkeypatch.setattr("calibrate.cli.loading.examples_of", lambda fit: Path("runs/mine"))
+    assert refusal(*arguments).endswith("calibrate fit runs/mine --for-export")
 
 
 def test_fits_of_other_models_need_a_word(llama, here):

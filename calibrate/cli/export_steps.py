@@ -1,6 +1,8 @@
 """Writing a fit into a checkpoint and reading one back, with progress on stderr."""
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 from calibrate.cli.loading import find_model_fit
@@ -28,9 +30,10 @@ def export_folder(
     from calibrate.transformers.folders import ModelFolder
 
     check_free(out)
-    fit, _ = find_model_fit(reference, store)
+    fit, run = find_model_fit(reference, store)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    export = prepare(fit, ModelFolder(model), any_model)
+    with _naming(run):
+        export = prepare(fit, ModelFolder(model), any_model)
     done = 0
     with Steps("writing", -(-export.n_bytes // _STEP), export.n_bytes) as steps:
 
@@ -43,6 +46,15 @@ def export_folder(
         said = write(export, out, report)
     kind = str(export.configuration["model_type"])
     return ExportRecord(Carried(out, said, kind, export.plan))
+
+
+@contextlib.contextmanager
+def _naming(run: Path | None) -> Iterator[None]:
+    """Names the fit's collection in the remedy of an error: to make another fit of it."""
+    try:
+        yield
+    except CalibrateError as failure:
+        raise type(failure)(str(failure).replace("fit RUN", f"fit {run or 'RUN'}")) from failure
 
 
 def export_file(
@@ -59,11 +71,11 @@ def export_file(
     from calibrate.export.gguf_model import GgufModel
 
     check_free(out)
-    fit, _ = find_model_fit(reference, store)
+    fit, run = find_model_fit(reference, store)
     stderr.print(f"reading {path}")
     source = GgufModel(path)
     sizes = [tensor.data.nbytes for tensor in source.tensors.values()]
-    with Steps("writing", len(sizes), sum(sizes)) as steps:
+    with _naming(run), Steps("writing", len(sizes), sum(sizes)) as steps:
         carried = export_gguf(
             fit, source, out, any_model, lambda n_bytes: steps.advance(work=n_bytes)
         )

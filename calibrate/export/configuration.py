@@ -92,5 +92,5 @@ def _refuse_unlike_ministral(config: Any, rope: dict[str, Any]) -> None:
         raise CalibrateError(
             "the fit goes by log n, which engines apply in models like Ministral 3, and this "
             f"model cannot become one: {what}; export a fit of constants: "
-            "calibrate fit RUN --kind constant"
+            "calibrate fit RUN --for-export --kind constant"
         )

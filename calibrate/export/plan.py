@@ -19,7 +19,9 @@ from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 
-FOR_EXPORT = "make a fit that engines run: calibrate fit RUN --for-export"
+FOR_EXPORT = (
+    "make the nearest fit that engines run, and see what it costs: calibrate fit RUN --for-export"
+)
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 
