@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,17 +52,7 @@ MORE = {
     "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
 }
-FAMILIES = (
-    "deepseek_v3",
-    "gemma2",
-    "gpt2",
-    "gpt_neox",
-    "gpt_oss",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-)
+FAMILIES = ("gemma2", "gpt2", "gpt_neox", "gpt_oss", "olmo2", "qwen2", "qwen3")
 
 
 def tiny(model_type):
@@ -274,6 +265,13 @@ def fit_id(fit):
     return json.loads(fit.path.read_text())["id"]
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder with a rule by size, made once."""
+    folder = tmp_path_factory.mktemp("exported")
+    return export(by_size(0.2), folder_of(causal_model(), folder / "m"), folder / "out")
+
+
 def tamper_weights(out):
     weights = bytearray((out / "model.safetensors").read_bytes())
     weights[-5] ^= 1
@@ -303,9 +301,8 @@ def tamper_fit(out):
         (lambda out: (out / "calibrate-fit.json").unlink(), ["calibrate-fit.json is missing"]),
     ],
 )
-def test_what_was_tampered_with_is_named(tamper, faults):
-    source = folder_of(causal_model())
-    out = export(by_size(0.2), source)
+def test_what_was_tampered_with_is_named(tamper, faults, exported):
+    out = Path(shutil.copytree(exported, "out"))
     tamper(out)
     result = call("export", "--check", out, code=1)
     for fault in faults:

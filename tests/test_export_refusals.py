@@ -164,13 +164,8 @@ def wrong_order(self, module, n_outputs, f):
     return f[::-1].repeat(n_outputs // self.n_heads)
 
 
-def wrong_scale(self, module, n_outputs, f):
-    return (f * 1.01).repeat(n_outputs // self.n_heads)
-
-
-@pytest.mark.parametrize("wrong", [wrong_order, wrong_scale])
-def test_a_wrong_change_is_found_before_anything_is_written(wrong, llama, monkeypatch):
-    monkeypatch.setattr(queries.Queries, "_of_outputs", wrong)
+def test_a_wrong_change_is_found_before_anything_is_written(llama, monkeypatch):
+    monkeypatch.setattr(queries.Queries, "_of_outputs", wrong_order)
     fit = constants(causal_model().config)
     refused(fit, llama, "a llama of this configuration cannot be exported: .* small random copy")
 
