@@ -1,6 +1,7 @@
-"""What cannot be exported exactly: refused in a line, and nothing is written."""
+"""What cannot be exported exactly is refused, and exports that were changed are found out."""
 
 import json
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -179,3 +180,52 @@ def test_the_proof_finds_a_bias_that_was_left_out(monkeypatch):
     })  # fmt: skip
     with pytest.raises(CalibrateError, match="cannot be exported"):
         prove(config, by_size=False)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder with a rule by size, made once."""
+    folder = tmp_path_factory.mktemp("exported")
+    return export(by_size(0.2), folder_of(causal_model(), folder / "m"), folder / "out")
+
+
+def tamper_weights(out):
+    weights = bytearray((out / "model.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (out / "model.safetensors").write_bytes(weights)
+
+
+def tamper_config(out):
+    text = (out / "config.json").read_text()
+    (out / "config.json").write_text(
+        text.replace('"llama_4_scaling_beta": 0.2', '"llama_4_scaling_beta": 0.1')
+    )
+
+
+def tamper_fit(out):
+    other = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 5.0)),), name="other")
+    (out / "calibrate-fit.json").write_text(dumps(other))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "faults"),
+    [
+        (tamper_weights, ["model.safetensors was changed"]),
+        (tamper_config, ["config.json was changed"]),
+        (tamper_fit, ["calibrate-fit.json was changed", "and config.json says sha256:"]),
+        (lambda out: (out / "calibrate-fit.json").unlink(), ["calibrate-fit.json is missing"]),
+    ],
+)
+def test_what_was_tampered_with_is_named(tamper, faults, exported):
+    out = Path(shutil.copytree(exported, "out"))
+    tamper(out)
+    result = call("export", "--check", out, code=1)
+    for fault in faults:
+        assert fault in result.stderr
+    assert "FAILED" in result.stdout
+    assert "as they were written" not in result.stdout
+
+
+def test_a_folder_that_is_no_export_is_refused():
+    source = folder_of(causal_model())
+    assert "says nothing of an export" in refusal("export", "--check", source)
