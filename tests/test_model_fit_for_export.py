@@ -10,15 +10,16 @@ import calibrate
 from calibrate.errors import CalibrateError
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
-pytest.importorskip("transformers", reason="needs the extra transformers")
+transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
 from test_cli import call, refusal  # noqa: E402
 from test_first_look import planted_examples, planted_model  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
-from test_model_fit import numbers_of, planted, through  # noqa: E402
-from tiny_causal import save  # noqa: E402
+from test_model_fit import HEADS, numbers_of, planted, through  # noqa: E402
+from tiny_causal import SIZES, causal_model, save  # noqa: E402
 
-from calibrate.export.plan import make_plan  # noqa: E402
+from calibrate.export.exportable import Exportable, exportable  # noqa: E402
+from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
 from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
 from calibrate.model_fitting.rule_parameters import (  # noqa: E402
@@ -29,9 +30,10 @@ from calibrate.model_fitting.rule_parameters import (  # noqa: E402
     ONE_RATIO,
     Form,
 )
+from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
-HEADS = [(layer, head) for layer in range(2) for head in range(4)]
-EACH, ALIKE = (Form(ONE_RATIO, shared, 6.0, 7.0) for shared in (False, True))
+EACH, BY_LAYER, SHARED = (Form(ONE_RATIO, of, 6.0, 7.0) for of in (HEAD, LAYER, ALIKE))
+ANY = Exportable(HEAD)
 LOG_N = np.linspace(0, 20, 50)
 
 
@@ -48,7 +50,7 @@ def ratios(fit):
     return np.array([e.coefficients[0] / e.coefficients[1] for e in fit.entries])
 
 
-@pytest.mark.parametrize("form", [EACH, ALIKE], ids=["each", "alike"])
+@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.of)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 def test_beta_is_a_factor_times_one_line_at_every_n(form, scale):
     """However far a step goes, there is a factor for each head, and no bound is met."""
@@ -66,7 +68,7 @@ def test_beta_is_a_factor_times_one_line_at_every_n(form, scale):
 
 
 def test_the_nearest_numbers_that_engines_run():
-    numbers = EACH.zeros(8)
+    numbers = EACH.zeros(HEADS)
     numbers[0, [0, 1, -2, -1]] = -3, 99, 0.2, 5
     near = EACH.within(numbers)
     assert near[0, [0, 1, -2]].tolist() == [MIN_BETA - 1, MAX_BETA - 1, 0.2]
@@ -77,25 +79,34 @@ def test_the_nearest_numbers_that_engines_run():
 
 
 def test_heads_without_a_factor_have_what_all_have_in_common():
-    numbers = EACH.zeros(8)
+    numbers = EACH.zeros(HEADS)
     numbers[0, [2, -2, -1]] = 0.5, 0.1, 0.05
     fit = EACH.fit(numbers, HEADS)
     assert len(fit.entries) == 8
-    assert EACH.changed(numbers).tolist() == [2]
+    assert EACH.heads_changed(numbers, HEADS) == [(0, 2)]
     found = betas(fit, np.array([6.0]))[:, 0]
     np.testing.assert_allclose(found, [1.1, 1.1, 1.65, *[1.1] * 5])
     numbers[0, -2:] = 0  # plain softmax in common: those heads have no entry
     assert [(e.layer, e.head) for e in EACH.fit(numbers, HEADS).entries] == [(0, 2)]
 
 
-@pytest.mark.parametrize("shared", [False, True])
+def test_heads_of_a_layer_have_its_factor():
+    numbers = BY_LAYER.zeros(HEADS)
+    numbers[0] = 0, 0.5, 0, 0
+    fit = BY_LAYER.fit(numbers, HEADS)
+    assert [(e.layer, e.head, e.coefficients) for e in fit.entries] == [
+        (1, head, (0, 1.5)) for head in range(4)
+    ]
+
+
+@pytest.mark.parametrize("of", [ALIKE, LAYER, HEAD])
 @pytest.mark.parametrize("kind", [CONSTANT, LOG_SIZE, ONE_RATIO])
-@pytest.mark.parametrize("form", [EACH, ALIKE], ids=["each", "alike"])
-def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, shared):
-    simpler = Form(kind, shared, 6.0, 7.0)
+@pytest.mark.parametrize("form", [EACH, BY_LAYER, SHARED], ids=lambda form: form.of)
+def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, of):
+    simpler = Form(kind, of, 6.0, 7.0)
     numbers = simpler.within(numbers_of(simpler) / 2)
-    same = form.holding(simpler, numbers, len(HEADS))
-    contained = shared or (form is EACH and kind == CONSTANT)
+    same = form.holding(simpler, numbers, HEADS)
+    contained = of == ALIKE or (of == form.of and kind == CONSTANT)
     assert (same is not None) == contained
     if contained:
         sizes = LOG_N[simpler.largest > LOG_N]
@@ -105,14 +116,14 @@ def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, shared):
 
 
 def test_what_engines_do_not_run_is_not_where_a_fit_begins():
-    line = Form(LOG_SIZE, True, 6.0, 7.0)
-    assert EACH.holding(line, np.array([[0.1], [0.05]]), 8) is not None
-    assert EACH.holding(line, np.array([[0.1], [-0.05]]), 8) is None  # falls
-    assert EACH.holding(line, np.array([[0.1], [0.15]]), 8) is None  # is bounded at n = 1
+    line = Form(LOG_SIZE, ALIKE, 6.0, 7.0)
+    assert EACH.holding(line, np.array([[0.1], [0.05]]), HEADS) is not None
+    assert EACH.holding(line, np.array([[0.1], [-0.05]]), HEADS) is None  # falls
+    assert EACH.holding(line, np.array([[0.1], [0.15]]), HEADS) is None  # is bounded at n = 1
 
 
 def test_a_constant_is_written_as_it_acts():
-    form = Form(CONSTANT, False, 6.0, 7.0)
+    form = Form(CONSTANT, HEAD, 6.0, 7.0)
     fit = form.fit(np.array([[-2.0, 30.0, 0.5] + [0.0] * 5]), HEADS)
     assert [e.coefficients for e in fit.entries] == [(0, MIN_BETA), (0, MAX_BETA), (0, 1.5)]
 
@@ -161,7 +172,7 @@ def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
 def test_constants_cost_nothing_if_they_are_all_that_is_asked_for(here):
     collection = planted("tiny")
     options = {"most_steps": 10, "kind": CONSTANT}
-    free, found = (through(collection, for_export=x, **options) for x in (False, True))
+    free, found = (through(collection, engines=x, **options) for x in (None, ANY))
     assert found.coefficients == free.coefficients
     assert found.judged.export_cost == (0, 0)
     assert free.judged.export_cost is None
@@ -170,9 +181,51 @@ def test_constants_cost_nothing_if_they_are_all_that_is_asked_for(here):
     assert "for_export" not in free.coefficients.source["options"]
 
 
+def test_what_engines_run_of_a_model_is_all_that_is_published(here):
+    """One constant for each layer, as Qwen3's norms have it: the others stay what they were."""
+    collection = planted("tiny")
+    engines = Exportable(LAYER, "it is not a Llama")
+    found = through(collection, most_steps=10, kind=CONSTANT, engines=engines)
+    assert {c.form.label for c in found.candidates} == {
+        "constant, all heads alike", "log-size, all heads alike", "constant, each head",
+        "constant, each layer",
+    }  # fmt: skip
+    assert found.chosen.published.form.of == LAYER
+    assert found.chosen.free.form.of == HEAD
+    betas_of = {e.layer: e.coefficients for e in found.coefficients.entries}
+    assert all(e.coefficients == betas_of[e.layer] for e in found.coefficients.entries)
+    mean, error = found.judged.export_cost
+    said = f"export costs {mean:+.3f} ± {error:.3f} nats an answer, beside constant, each head"
+    assert said in found.coefficients.quality["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("llama", {}, Exportable(HEAD)),
+        ("llama", {"attention_bias": True}, Exportable(HEAD, "its projections have biases")),
+        ("gemma2", {}, Exportable(ALIKE, "it is a gemma2, and not a Llama or a Mistral")),
+    ],
+)
+def test_what_engines_run_is_known_before_a_fit(here, kind, changes, expected):
+    save(Path("model"), causal_model(kind, **changes), tokenizer=False)
+    assert exportable(ModelFolder(Path("model"))) == expected
+
+
+def test_heads_that_share_a_norm_have_one_factor(here):
+    config = transformers.Qwen3Config(**SIZES)
+    save(Path("model"), transformers.Qwen3ForCausalLM(config), tokenizer=False)
+    assert exportable(ModelFolder(Path("model"))).factors == LAYER
+
+
 def test_what_no_engine_runs_is_refused(here):
     with pytest.raises(CalibrateError, match="no engine runs rules of kind entropy-and-size"):
-        ModelOptions(ENTROPY_AND_SIZE, for_export=True)
+        ModelOptions(ENTROPY_AND_SIZE, engines=ANY)
+    with pytest.raises(CalibrateError, match="by log n of this model: it has biases; for export"):
+        ModelOptions(LOG_SIZE, engines=Exportable(HEAD, "it has biases"))
     planted("tiny")
     line = refusal("fit", "tiny-run", "--name", "x", "--for-export", "--kind", "entropy-and-size")
     assert "for export, give --kind constant or log-size" in line
+    save(Path("bloom"), causal_model("bloom"), tokenizer=False)
+    with pytest.raises(CalibrateError, match="cannot be exported: its logits have a bias by pos"):
+        exportable(ModelFolder(Path("bloom")))

@@ -17,8 +17,10 @@ from calibrate.report.streams import stderr
 if TYPE_CHECKING:
     from calibrate.examples.collect_examples import Job
     from calibrate.examples.sources import Wanted
+    from calibrate.export.exportable import Exportable
     from calibrate.report.first_look_record import FirstLookRecord
     from calibrate.report.model_fit_record import ModelFitRecord
+    from calibrate.transformers.folders import ModelFolder
 
 
 def require_transformers() -> None:
@@ -120,7 +122,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     job, collection = job_of(request.run, request.model, request.device)
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
-        request.for_export,
+        _engines(job.folder) if request.for_export else None,
     )  # fmt: skip
     work = work_of(collection, options)
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
@@ -129,7 +131,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
             lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
             lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
             lambda found: stderr.print(
-                f"{found.label}: {found.point.value.gain:+.3f} nats on examples that choose"
+                f"{found.form.label}: {found.point.value.gain:+.3f} nats on examples that choose"
             ),
         )  # fmt: skip
     coefficients, written = publish_fit(fit.coefficients, request.store)
@@ -137,6 +139,20 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     return replace(
         record, figure=draw_fit(coefficients, written, request.figure, record.save_beta_map)
     )
+
+
+def _engines(folder: "ModelFolder") -> "Exportable":
+    """What engines run of a model, and on stderr what they do not."""
+    from calibrate.export.exportable import exportable
+    from calibrate.export.plan import HEAD
+
+    stderr.print(f"trying exports of a small copy of {folder.path}")
+    found = exportable(folder)
+    if found.factors != HEAD:
+        stderr.print(f"for export, rules are for {found.factors}: heads share what is scaled")
+    if found.no_size:
+        stderr.print(f"for export, no rules by log n: {found.no_size}")
+    return found
 
 
 def job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, files.ExampleCollection]":

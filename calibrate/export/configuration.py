@@ -54,8 +54,13 @@ def _only_factor(config: Any, plan: Plan) -> float:
 
 
 def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[str, Any]:
-    rope = dict(config.rope_parameters or {}) if config.model_type in _AS_MINISTRAL else {}
-    _refuse_unlike_ministral(config, rope)
+    if what := unlike_ministral(config):
+        raise CalibrateError(
+            "the fit goes by log n, which engines apply in models like Ministral 3, and this "
+            f"model cannot become one: {what}; export a fit of constants: "
+            "calibrate fit RUN --for-export --kind constant"
+        )
+    rope = dict(config.rope_parameters or {})
     floor = {"original_max_position_embeddings": 1}
     # What a file leaves out has other values in a Ministral 3.
     known = {f.name: getattr(config, f.name) for f in _own_fields() if hasattr(config, f.name)}
@@ -74,23 +79,17 @@ def _own_fields() -> list[Any]:
     return [field for field in fields(Ministral3Config) if field.name in own]
 
 
-def _refuse_unlike_ministral(config: Any, rope: dict[str, Any]) -> None:
-    """Raises CalibrateError unless a Ministral 3 with the same weights is the same model."""
+def unlike_ministral(config: Any) -> str | None:
+    """Why a Ministral 3 with the same weights is not the same model; None if it is."""
     kind = config.model_type
-    what = None
     if kind not in _AS_MINISTRAL:
-        what = f"it is a {kind}, and not a Llama or a Mistral"
-    elif getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        what = "its projections have biases"
-    elif rope.get("rope_type", "default") not in _PLAIN_ROPE:
-        what = f"its rotary positions are of type {rope['rope_type']!r}"
-    elif (window := getattr(config, "sliding_window", None)) and (
-        window < config.max_position_embeddings
-    ):
-        what = f"its queries see the last {window:,} tokens, and engines would take all for n"
-    if what:
-        raise CalibrateError(
-            "the fit goes by log n, which engines apply in models like Ministral 3, and this "
-            f"model cannot become one: {what}; export a fit of constants: "
-            "calibrate fit RUN --for-export --kind constant"
-        )
+        return f"it is a {kind}, and not a Llama or a Mistral"
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        return "its projections have biases"
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope_type not in _PLAIN_ROPE:
+        return f"its rotary positions are of type {rope_type!r}"
+    window = getattr(config, "sliding_window", None)
+    if window and window < config.max_position_embeddings:
+        return f"its queries see the last {window:,} tokens, and engines would take all for n"
+    return None

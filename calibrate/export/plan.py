@@ -19,6 +19,7 @@ from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 
+ALIKE, LAYER, HEAD = "all heads alike", "each layer", "each head"  # what may have a factor
 FOR_EXPORT = (
     "make the nearest fit that engines run, and see what it costs: calibrate fit RUN --for-export"
 )

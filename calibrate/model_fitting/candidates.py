@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.examples.parts import CHOOSING, FITTING, parts_of
+from calibrate.export.exportable import Exportable
+from calibrate.export.plan import ALIKE, HEAD
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.example_collection import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
@@ -18,7 +20,7 @@ from calibrate.model_fitting.descent import MOST_STEPS, Course, Descent, Point
 from calibrate.model_fitting.memo import Memo, processor
 from calibrate.model_fitting.objective import ALLOWED_LOSS, Objective
 from calibrate.model_fitting.passes import Passes, Report
-from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO, Form, typical
+from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO, Form, Head, typical
 from calibrate.model_fitting.steps import Plan
 from calibrate.transformers.betas import HeadBetas
 
@@ -39,7 +41,8 @@ class ModelOptions:
       allowed: nats a token that plain text, and answers up to that length, may lose.
       most_steps: of each candidate.
       seed: of the order of the examples.
-      for_export: publish a rule that engines run; the others are fitted to say what that costs.
+      engines: publish a rule that they run; the others are fitted to say what that costs. None:
+        publish any.
     """
 
     kind: str | None = None
@@ -47,13 +50,20 @@ class ModelOptions:
     allowed: float = ALLOWED_LOSS
     most_steps: int = MOST_STEPS
     seed: int = 0
-    for_export: bool = False
+    engines: Exportable | None = None
 
     def __post_init__(self) -> None:
-        if self.for_export and self.kind == ENTROPY_AND_SIZE:
+        if self.engines is None:
+            return
+        if self.kind == ENTROPY_AND_SIZE:
             raise CalibrateError(
                 f"no engine runs rules of kind {self.kind}; for export, give --kind {CONSTANT} or "
                 f"{LOG_SIZE}, or no --kind"
+            )
+        if self.kind == LOG_SIZE and self.engines.no_size:
+            raise CalibrateError(
+                f"engines run no rule by log n of this model: {self.engines.no_size}; for export, "
+                f"give --kind {CONSTANT}"
             )
 
 
@@ -63,18 +73,14 @@ class Candidate(NamedTuple):
     form: Form
     point: Point
 
-    @property
-    def label(self) -> str:
-        """Which heads have what kind of rule."""
-        return f"{self.form.kind}, {'all heads alike' if self.form.shared else 'each head'}"
-
-    @property
-    def n_changed(self) -> int:
-        """Heads with numbers of their own; a rule for all counts as one."""
+    def heads_changed(self, heads: list[Head]) -> list[Head]:
+        """The heads of a model whose beta is not 1, or not what all have in common."""
         numbers = self.point.numbers
-        return int(numbers.any()) if self.form.shared else len(self.form.changed(numbers))
+        if self.form.of == ALIKE:
+            return heads if numbers.any() else []
+        return self.form.heads_changed(numbers, heads)
 
-    def fit(self, heads: list[tuple[int, int]]) -> Coefficients | None:
+    def fit(self, heads: list[Head]) -> Coefficients | None:
         """The rules of the heads of a model; None where beta is 1 on all."""
         return self.form.fit(self.point.numbers, heads)
 
@@ -84,6 +90,7 @@ class Chosen(NamedTuple):
 
     published: Candidate
     free: Candidate  # what is published if it need not export
+    exporting: list[Form]  # what engines run of the model; none if it need not export
 
 
 Ended = Callable[[Candidate], None]
@@ -96,15 +103,30 @@ def part(collection: ExampleCollection, which: int) -> list[int]:
 
 
 def forms(collection: ExampleCollection, options: ModelOptions) -> list[Form]:
-    """What is tried, the simplest first, and then what only an export needs."""
+    """What is tried: the simplest first, and then what only an export needs."""
+    free = _forms(collection, _SHARED, _kinds(options), HEAD)
+    return list(dict.fromkeys([*free, *exporting(collection, options)]))
+
+
+def exporting(collection: ExampleCollection, options: ModelOptions) -> list[Form]:
+    """What engines run of the model, the simplest first; none if it need not export."""
+    if options.engines is None:
+        return []
+    by_size = () if options.engines.no_size else (ONE_RATIO,)
+    each = (CONSTANT, *by_size) if LOG_SIZE in _kinds(options) else (CONSTANT,)
+    return _forms(collection, (CONSTANT, *by_size), each, options.engines.factors)
+
+
+def _kinds(options: ModelOptions) -> tuple[str, ...]:
+    return _EACH if options.kind is None else _EACH[: _EACH.index(options.kind) + 1]
+
+
+def _forms(
+    collection: ExampleCollection, alike: Sequence[str], each: Sequence[str], of: str
+) -> list[Form]:
     scale = typical(np.array([len(example.tokens) for example in collection.set.examples]))
-    kinds = _EACH if options.kind is None else _EACH[: _EACH.index(options.kind) + 1]
-    found = [Form(kind, True, *scale) for kind in _SHARED]
-    found += [Form(kind, False, *scale) for kind in kinds]
-    if options.for_export:
-        found += [Form(ONE_RATIO, True, *scale)]
-        found += [Form(ONE_RATIO, False, *scale)] * (LOG_SIZE in kinds)
-    return found
+    pairs = [*((kind, ALIKE) for kind in alike), *((kind, of) for kind in each if of != ALIKE)]
+    return [Form(kind, of, *scale) for kind, of in pairs]
 
 
 def course(collection: ExampleCollection, options: ModelOptions) -> Course:
@@ -126,7 +148,7 @@ def work(collection: ExampleCollection, options: ModelOptions) -> list[list[int]
     of_each, passes = course(collection, options), list[list[int]]()
     for form in forms(collection, options):
         passes += of_each.work(form)
-        if _has_shared(form):  # and again from there
+        if _has_alike(form):  # and again from there
             passes += of_each.work(form)[1:]
     return passes
 
@@ -147,52 +169,54 @@ def fit_candidates(
     descent = Descent(passes, objective(collection, options), course(collection, options))
     candidates = list[Candidate]()
     for form in forms(collection, options):
-        start = _start(form, candidates, len(heads.heads))
+        start = _start(form, candidates, heads.heads)
         point = descent.run(form, descent.at(form, start))
-        if _has_shared(form):
-            point = descent.again(form, point, _shared(form, candidates, len(heads.heads)))
+        if _has_alike(form):
+            point = descent.again(form, point, _alike(form, candidates, heads.heads))
         candidates.append(Candidate(form, point))
         ended(candidates[-1])
     return candidates
 
 
-def _has_shared(form: Form) -> bool:
+def _has_alike(form: Form) -> bool:
     """Whether a rule of the same kind is fitted that all heads have alike."""
-    return form.kind in _SHARED and not form.shared
+    return form.kind in _SHARED and form.of != ALIKE
 
 
-def _shared(form: Form, candidates: Sequence[Candidate], n_heads: int) -> Point:
-    """That rule, as numbers of each head."""
-    alike = replace(form, shared=True)
+def _alike(form: Form, candidates: Sequence[Candidate], heads: list[Head]) -> Point:
+    """That rule, as numbers of each head or layer."""
+    alike = replace(form, of=ALIKE)
     point = next(candidate.point for candidate in candidates if candidate.form == alike)
-    return point._replace(numbers=np.repeat(point.numbers, n_heads, axis=1))
+    return point._replace(numbers=form.zeros(heads) + point.numbers)
 
 
-def _start(form: Form, candidates: Sequence[Candidate], n_heads: int) -> np.ndarray:
+def _start(form: Form, candidates: Sequence[Candidate], heads: list[Head]) -> np.ndarray:
     """The last candidate that this form contains; the best of those that ONE_RATIO contains."""
     held = [
         (candidate.point.value.gain * (form.kind == ONE_RATIO), numbers)
         for candidate in reversed(candidates)
-        if (numbers := form.holding(candidate.form, candidate.point.numbers, n_heads)) is not None
+        if (numbers := form.holding(candidate.form, candidate.point.numbers, heads)) is not None
     ]
-    return max(held, key=lambda item: item[0])[1] if held else form.zeros(n_heads)
+    return max(held, key=lambda item: item[0])[1] if held else form.zeros(heads)
 
 
-def choose(candidates: Sequence[Candidate], options: ModelOptions) -> Chosen:
+def choose(
+    candidates: Sequence[Candidate], collection: ExampleCollection, options: ModelOptions
+) -> Chosen:
     """The best of all, and of those that export if only these are published."""
-    free = _choose([c for c in candidates if c.form.kind != ONE_RATIO], options.kind)
-    if not options.for_export:
-        return Chosen(free, free)
-    exporting = [c for c in candidates if c.form.exports]
-    simplest_first = sorted(exporting, key=lambda c: not c.form.shared)
+    of_form = {candidate.form: candidate for candidate in candidates}
+    kinds = _forms(collection, _SHARED, _kinds(options), HEAD)
+    free = _choose([of_form[form] for form in kinds], options.kind)
+    if not (allowed := exporting(collection, options)):
+        return Chosen(free, free, [])
     kind = ONE_RATIO if options.kind == LOG_SIZE else options.kind
-    return Chosen(_choose(simplest_first, kind), free)
+    return Chosen(_choose([of_form[form] for form in allowed], kind), free, allowed)
 
 
 def _choose(candidates: Sequence[Candidate], kind: str | None) -> Candidate:
-    """The simplest that no other one leads by more than an error; or the best of a kind."""
+    """The simplest that no other one leads by more than an error; or the last of a kind."""
     if kind is not None:
-        return next(c for c in candidates if c.form.kind == kind and not c.form.shared)
+        return [c for c in candidates if c.form.kind == kind][-1]
     chosen, *others = candidates
     for other in others:
         lead, error = other.point.value.lead(chosen.point.value)

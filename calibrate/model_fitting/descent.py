@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.export.plan import ALIKE
 from calibrate.files.example_set import Scores
 from calibrate.model_fitting.objective import Multipliers, Objective, Value
 from calibrate.model_fitting.passes import Passes
@@ -55,7 +56,7 @@ class Course:
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-        passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.shared else len(_KEPT_SHARES))
+        passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.of == ALIKE else len(_KEPT_SHARES))
         return [*islice(self.plan, self.most_steps), *[self.choosing] * passes]
 
 
@@ -101,7 +102,7 @@ class Descent:
                 walk.slow_down()
             if best is not here:
                 walk.back_to(best.numbers)
-        return best if form.shared else self._fewest(form, best, walk.gained)
+        return best if form.of == ALIKE else self._fewest(form, best, walk.gained)
 
     def again(self, form: Form, found: Point, other: Point) -> Point:
         """The point found, or what is reached from another one that is evidently better."""
@@ -123,7 +124,7 @@ class Descent:
         return here if here.value.is_allowed else best
 
     def _fewest(self, form: Form, best: Point, gained: np.ndarray) -> Point:
-        """The point with the fewest heads that is as good within its standard error."""
+        """The point with the fewest layers or heads that is as good within its standard error."""
         changed = form.changed(best.numbers)
         order = changed[np.argsort(-gained[changed], kind="stable")]
         found = best

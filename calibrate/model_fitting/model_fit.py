@@ -12,6 +12,7 @@ from calibrate.examples.answering import batch_tokens, check_vocabulary
 from calibrate.examples.comparison import PLAIN, compare
 from calibrate.examples.parts import JUDGING
 from calibrate.examples.score_fits import Kept, score_fits
+from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.example_collection import ExampleCollection
 from calibrate.files.example_set import Scores
@@ -32,7 +33,7 @@ from calibrate.model_fitting.candidates import (
 )
 from calibrate.model_fitting.judging import FREE, ONE_CONSTANT, ONE_LINE, OWN, PAPER, Judged
 from calibrate.model_fitting.passes import Report
-from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO
+from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO, Head
 from calibrate.transformers.betas import head_betas
 
 LEAST_EXAMPLES = 8  # of a template and length
@@ -57,7 +58,7 @@ def work_of(collection: ExampleCollection, options: ModelOptions) -> list[int]:
       QualityError: there are too few answers.
     """
     _require_answers(collection)
-    judging = [part(collection, JUDGING)] * (N_JUDGED + options.for_export)
+    judging = [part(collection, JUDGING)] * (N_JUDGED + (options.engines is not None))
     passes = work(collection, options) + judging
     everything = collection.set.examples
     return [tokens for which in passes for tokens in batch_tokens(everything, which)]
@@ -90,7 +91,7 @@ def fit_through(
     check_vocabulary(collection.set, model.config.get_text_config().vocab_size)
     with head_betas(model) as heads:
         candidates = fit_candidates(model, heads, collection, options, report, ended)
-    chosen = choose(candidates, options)
+    chosen = choose(candidates, collection, options)
     fit = chosen.published.fit(heads.heads)
     if fit is None:
         raise QualityError(
@@ -102,13 +103,13 @@ def fit_through(
     )
     rivals = _rivals(fit, candidates, options, heads.heads)
     free, beside = chosen.free.fit(heads.heads), None
-    if options.for_export:
+    if options.engines:
         beside = PLAIN if free is None else OWN if free == fit else FREE
         rivals |= {FREE: replace(free, name="rival")} if free and beside == FREE else {}
     judged = _judge(model, collection, options, {OWN: fit, **rivals}, report)
     judged = replace(judged, beside=beside)
     judged.require_worth()
-    quality = _quality(judged, candidates, _verdict(judged, chosen, len(heads.heads)))
+    quality = _quality(judged, candidates, _verdict(judged, chosen, heads.heads))
     return ModelFit(replace(fit, quality=quality), heads.heads, chosen, candidates, judged)
 
 
@@ -133,9 +134,9 @@ def _rivals(
     heads: list[tuple[int, int]],
 ) -> dict[str, Coefficients]:  # fmt: skip
     """What a fit is compared with; of a fit for export, rules for all heads that export too."""
-    shared = {c.form.kind: c.fit(heads) for c in candidates if c.form.shared}
-    line = shared[ONE_RATIO if options.for_export else LOG_SIZE]
-    rivals = {ONE_CONSTANT: shared[CONSTANT], ONE_LINE: line}
+    alike = {c.form.kind: c.fit(heads) for c in candidates if c.form.of == ALIKE}
+    line = alike.get(ONE_RATIO) if options.engines else alike[LOG_SIZE]
+    rivals = {ONE_CONSTANT: alike[CONSTANT], ONE_LINE: line}
     others = {label: replace(x, name="rival") for label, x in rivals.items() if x and x != fit}
     return {PAPER: load("paper@1", published_store()), **others}
 
@@ -155,22 +156,21 @@ def _judge(
     return Judged(found, losses, options.allowed)
 
 
-def _verdict(judged: Judged, chosen: Chosen, n_heads: int) -> str:
-    found = chosen.published
-    heads = f"{found.n_changed} of {n_heads} heads have a rule"
-    if found.form.kind == ONE_RATIO:
-        heads = f"{found.n_changed} of {n_heads} heads have a factor of their own"
-    if found.form.shared:
-        heads = "one rule for all heads"
-    cost = f"; {judged.export_cost_in_words(chosen.free.label)}" if judged.beside else ""
-    return f"{heads} ({found.form.kind}): {judged.summary()}{cost}"
+def _verdict(judged: Judged, chosen: Chosen, heads: list[Head]) -> str:
+    form, changed = chosen.published.form, chosen.published.heads_changed(heads)
+    what = "a factor of their own" if form.kind == ONE_RATIO else "a rule"
+    words = f"{len(changed)} of {len(heads)} heads have {what}"
+    if form.of == ALIKE:
+        words = "one rule for all heads"
+    cost = f"; {judged.export_cost_in_words(chosen.free.form.label)}" if judged.beside else ""
+    return f"{words} ({form.kind}): {judged.summary()}{cost}"
 
 
 def _quality(judged: Judged, candidates: list[Candidate], verdict: str) -> dict[str, Any]:
     return {
         "held_out": judged.by_length(),
         "candidates": [
-            {"kind": candidate.label, "gain": candidate.point.value.gain}
+            {"kind": candidate.form.label, "gain": candidate.point.value.gain}
             for candidate in candidates
         ],
         "verdict": verdict,
@@ -182,7 +182,7 @@ def _source(collection: ExampleCollection, options: ModelOptions) -> dict[str, A
     named = {
         "kind": options.kind, "trained_up_to": options.trained_up_to,
         "allowed_loss": options.allowed, "steps": options.most_steps,
-        "for_export": options.for_export or None,
+        "for_export": True if options.engines else None,
     }  # fmt: skip
     return {
         "head": configuration["model"],

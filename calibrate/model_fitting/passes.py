@@ -26,7 +26,7 @@ Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was pa
 
 
 class Passes:
-    """What the model says under rules whose numbers (n, heads, or 1 if shared) are the caller's.
+    """What the model says under rules whose numbers are the caller's.
 
     Args:
       heads: of the model, inside `head_betas`.
@@ -116,8 +116,8 @@ class Passes:
 
     @contextmanager
     def _rules(self, form: Form, numbers: torch.Tensor) -> Iterator[None]:
-        n_heads = len(self.heads.heads)
-        coefficients = torch.stack([x.expand(n_heads) for x in form.coefficients(list(numbers))])
+        columns = form.columns(self.heads.heads)
+        coefficients = torch.stack([x[columns] for x in form.coefficients(list(numbers))])
         self.heads.rules = HeadRules(form.rule, coefficients, form.domain)
         try:
             yield

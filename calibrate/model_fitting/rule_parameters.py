@@ -6,22 +6,26 @@ With l = log n - c and h = H - c / 2, in nats, and c = log n of a typical query,
     "log-size"            1 + a + k l
     "entropy-and-size"    1 + a + k l + s h + t h l + u l^2 + v h^2
 
-in each head, or in all heads alike; each contains the one before it. And, as engines run it,
+in all heads alike, in each layer, or in each head; each contains the one before it. And, as engines
+run it,
 
     "log-size-one-ratio"  (1 + m) (1 + a + k l)
 
-where m is of each head, and a and k are of all: m = 0 is what most heads have in common.
+where m is of each layer or head, and a and k are of all: m = 0 is what most of them have in common.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from calibrate.export.plan import ALIKE, HEAD, LAYER
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
 
+Head = tuple[int, int]  # (layer, head)
 CONSTANT = "constant"
 ONE_RATIO = "log-size-one-ratio"
 N_NUMBERS = {CONSTANT: 1, LOG_SIZE: 2, ENTROPY_AND_SIZE: 6, ONE_RATIO: 1}  # rows
@@ -35,25 +39,25 @@ _NO_BOUNDS = (2.0**-10, 2.0**20)
 class Form:
     """What numbers stand for.
 
-    They are an array (rows, heads), or (rows, 1) if shared; of ONE_RATIO (1, heads + 2), or (1, 2)
-    if shared, whose last columns are a and k.
+    They are an array (rows, columns), of a column for each layer or head, or of one if all are
+    alike. Of ONE_RATIO the last two of its columns are a and k instead.
 
     Attributes:
       kind: CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE or ONE_RATIO.
-      shared: whether all heads have the same numbers.
+      of: ALIKE, LAYER or HEAD: what has numbers of its own.
       center: c, nats: log n of a typical query.
       largest: log n of the longest example.
     """
 
     kind: str
-    shared: bool
+    of: str
     center: float
     largest: float
 
     @property
-    def exports(self) -> bool:
-        """Whether engines run the rule as it is: one kappa / b for all heads, and no bounds."""
-        return self.kind in (CONSTANT, ONE_RATIO)
+    def label(self) -> str:
+        """Which heads have what kind of rule."""
+        return f"{self.kind}, {self.of}"
 
     @property
     def rule(self) -> Rule:
@@ -68,20 +72,35 @@ class Form:
         sizes = (0.0, self.largest)
         return sizes + sizes if self.kind == ENTROPY_AND_SIZE else sizes
 
-    def zeros(self, n_heads: int) -> np.ndarray:
+    def columns(self, heads: Sequence[Head]) -> list[int]:
+        """The column of each head's own numbers."""
+        if self.of == LAYER:
+            layers = sorted({layer for layer, _ in heads})
+            return [layers.index(layer) for layer, _ in heads]
+        return [i * (self.of == HEAD) for i in range(len(heads))]
+
+    def zeros(self, heads: Sequence[Head]) -> np.ndarray:
         """The numbers of plain softmax."""
-        columns = 2 * (self.kind == ONE_RATIO) + (not self.shared) * n_heads
-        return np.zeros((N_NUMBERS[self.kind], max(1, columns)))
+        n_own = max(self.columns(heads)) + 1
+        if self.kind == ONE_RATIO:
+            n_own = 2 + (self.of != ALIKE) * n_own
+        return np.zeros((N_NUMBERS[self.kind], n_own))
 
     def is_common(self, numbers: np.ndarray) -> np.ndarray:
         """Which columns are of all heads, (columns,) bool."""
-        n_common = 2 if self.kind == ONE_RATIO else int(self.shared)
+        n_common = 2 if self.kind == ONE_RATIO else int(self.of == ALIKE)
         is_common: np.ndarray = np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
         return is_common
 
     def changed(self, numbers: np.ndarray) -> np.ndarray:
-        """The heads that have numbers of their own which are not 0."""
+        """The columns of layers or heads that are not 0."""
         return np.flatnonzero(numbers.any(axis=0) & ~self.is_common(numbers))
+
+    def heads_changed(self, numbers: np.ndarray, heads: Sequence[Head]) -> list[Head]:
+        """The heads that have numbers of their own, or of their layer, which are not 0."""
+        changed = set(self.changed(numbers).tolist())
+        pairs = zip(heads, self.columns(heads), strict=True)
+        return [head for head, column in pairs if column in changed]
 
     def within(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers, or near ones for which ONE_RATIO is positive and rises with n."""
@@ -91,39 +110,41 @@ class Form:
         near[0, -1] = np.clip(numbers[0, -1], 0, (1 + near[0, -2] - LEAST_FIRST) / self.center)
         return near
 
-    def holding(self, form: "Form", numbers: np.ndarray, n_heads: int) -> np.ndarray | None:
+    def holding(
+        self, form: "Form", numbers: np.ndarray, heads: Sequence[Head]
+    ) -> np.ndarray | None:
         """The numbers that give every head the same rule as those of a simpler form; None if none.
 
-        Of another kind than ONE_RATIO, a simpler form is of as many heads.
+        Another kind than ONE_RATIO holds those of the same layers or heads.
         """
-        found = self.zeros(n_heads)
+        found = self.zeros(heads)
         if self.kind != ONE_RATIO:
-            if form.shared != self.shared or form.kind == ONE_RATIO:
+            if form.of != self.of or form.kind == ONE_RATIO:
                 return None
             found[: len(numbers)] = numbers
             return found
-        if form.shared and form._meets_no_bound(numbers):
+        if form.of == ALIKE and form._meets_no_bound(numbers):
             found[0, -2:][: numbers.size] = numbers.ravel()
-        elif form.kind == CONSTANT and not self.shared:
-            found[0, :n_heads] = numbers[0]
+        elif form.kind == CONSTANT and form.of == self.of:
+            found[0, :-2] = numbers[0]
         else:
             return None
         return found if np.array_equal(found, self.within(found)) else None
 
     def _meets_no_bound(self, numbers: np.ndarray) -> bool:
-        """Whether a shared rule that is not of entropy is within its bounds up to `largest`."""
+        """Whether a rule that all heads share, not of entropy, has no bound up to `largest`."""
         kappa, b = self.coefficients(numbers)
         ends = np.array([b, b + kappa * self.largest])
         return bool(((self.rule.min_beta <= ends) & (ends <= self.rule.max_beta)).all())
 
     def coefficients(self, numbers: Any) -> Any:
-        """Those of the file: rows, arrays or tensors, give (coefficients, heads or 1)."""
+        """Those of the file: rows, arrays or tensors, give (coefficients, columns of numbers)."""
         c, zero = self.center, numbers[0][:1] * 0
         a, *others = numbers
         if self.kind == CONSTANT:
             return [a * 0, 1 + a]
         if self.kind == ONE_RATIO:
-            own, a, k = 1 + (zero if self.shared else a[:-2]), a[-2:-1], a[-1:]
+            own, a, k = 1 + (zero if self.of == ALIKE else a[:-2]), a[-2:-1], a[-1:]
             return [own * k, own * (1 + a - k * c)]
         if self.kind == LOG_SIZE:
             (k,) = others
@@ -133,19 +154,21 @@ class Form:
         level = 1 + a - k * c - s * h + t * h * c + u * c * c + v * h * h
         return [a * 0, a * 0, v, s - t * c - 2 * v * h, level, t, u, k - t * h - 2 * u * c]
 
-    def fit(self, numbers: np.ndarray, heads: list[tuple[int, int]]) -> Coefficients | None:
+    def fit(self, numbers: np.ndarray, heads: Sequence[Head]) -> Coefficients | None:
         """The rules of the heads whose beta is not 1; None where there are none."""
         if not numbers.any():
             return None
-        columns = np.array(self.coefficients(numbers), float).T
+        of_columns = np.array(self.coefficients(numbers), float).T
         if self.kind == CONSTANT:
-            columns = np.clip(columns, [0, MIN_BETA], [0, MAX_BETA])
-        if self.shared:
-            entries = [Entry(tuple(columns[0].tolist()), self.domain)]
-        else:
-            in_common = self.is_common(numbers)
-            named = range(len(heads)) if numbers[:, in_common].any() else self.changed(numbers)
-            entries = [Entry(tuple(columns[i].tolist()), self.domain, *heads[i]) for i in named]
+            of_columns = np.clip(of_columns, [0, MIN_BETA], [0, MAX_BETA])
+        rules = [tuple(rule) for rule in of_columns.tolist()]
+        if self.of == ALIKE:
+            return Coefficients(self.rule, (Entry(rules[0], self.domain),))
+        named = self.heads_changed(numbers, heads)
+        if numbers[:, self.is_common(numbers)].any():
+            named = list(heads)
+        rule_of = dict(zip(heads, [rules[i] for i in self.columns(heads)], strict=True))
+        entries = [Entry(rule_of[head], self.domain, *head) for head in named]
         return Coefficients(self.rule, tuple(entries))
 
 

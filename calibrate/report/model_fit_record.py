@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.examples.comparison import PLAIN, Estimate
+from calibrate.export.plan import ALIKE, LAYER
 from calibrate.files.coefficients import Coefficients
 from calibrate.model_fitting.judging import Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
@@ -37,7 +38,8 @@ class ModelFitRecord:
         fit, judged = self.fit, self.fit.judged
         candidates = [
             {
-                "kind": c.form.kind, "each_head": not c.form.shared, "heads": c.n_changed,
+                "kind": c.form.kind, "each_head": c.form.of != ALIKE,
+                "heads": len(c.heads_changed(fit.heads)),
                 "gain": c.point.value.gain, "losses": _as_dicts(c.point.value.losses),
             }
             for c in fit.candidates
@@ -76,24 +78,29 @@ class ModelFitRecord:
     def _candidates(self) -> Table:
         rows = [
             (
-                c.form.kind, "all heads alike" if c.form.shared else f"{c.n_changed} heads",
-                f"{c.point.value.gain:+.3f}", self._choice(c),
+                c.form.kind, self._changed(c), f"{c.point.value.gain:+.3f}", self._choice(c),
             )
             for c in self.fit.candidates
         ]  # fmt: skip
         title = "Kinds of rule, by log p of the answers that choose (nats beyond plain softmax)"
         return Table(("kind", "for", "gain", ""), rows, title=title, left=["kind", "for", ""])
 
+    def _changed(self, candidate: "Candidate") -> str:
+        of, heads = candidate.form.of, candidate.heads_changed(self.fit.heads)
+        if of == ALIKE:
+            return of
+        return f"{len(heads)} heads" + ", by layer" * (of == LAYER)
+
     def _choice(self, candidate: "Candidate") -> str:
-        chosen, for_export = self.fit.chosen, self.fit.judged.beside is not None
+        chosen = self.fit.chosen
         if candidate is chosen.published:
             return "chosen"
-        if candidate is chosen.free:
-            return "best, not for export"
-        return "not for export" if for_export and not candidate.form.exports else ""
+        if not chosen.exporting or candidate.form in chosen.exporting:
+            return ""
+        return "best, not for export" if candidate is chosen.free else "not for export"
 
     def _heads(self) -> Iterable[Block]:
-        if self.fit.chosen.published.form.shared:
+        if self.fit.chosen.published.form.of == ALIKE:
             return
         betas = sorted(
             ((name, beta) for name, beta in self._betas().items() if beta is not None),
