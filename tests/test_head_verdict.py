@@ -26,6 +26,7 @@ from calibrate.fitting.gain import Gain
 from calibrate.fitting.model_selection import choose
 from calibrate.fitting.rule_fitting import Options, fit_rule
 from calibrate.fitting.solved_rows import solve_rows
+from calibrate.fitting.verdict import OVER_SHARP
 from calibrate.maths import reference
 
 N = 24
@@ -59,14 +60,18 @@ def test_verdicts_agree_with_the_fit(name):
     room, on_top = measure_headroom(rows), 1 - rows.misranked.mean()
     verdict = judge(len(rows.size), None, on_top, room, None)
     assert verdict.word == word
-    assert f"top logit in {on_top:.0%} of rows" in verdict.reason
+    refused = ""
+    said = OVER_SHARP if name == "overconfident" else f"top logit in {on_top:.0%} of rows"
+    assert said in verdict.reason
     try:
         chosen = choose(rows, Options(rows="all")).chosen
-    except QualityError:
+    except QualityError as failure:
         assert kind is None
+        refused = str(failure)
     else:
         assert chosen.kind == kind
         assert (chosen.kind, chosen.gain) == room.gains[0]
+    assert (OVER_SHARP in refused) == (name == "overconfident")
 
 
 def test_a_rule_of_entropy_may_gain_what_no_constant_does():

@@ -11,7 +11,13 @@ from calibrate.fitting.gain import Evidence, Scores
 from calibrate.fitting.held_out import HeldOut, held_out_by_size
 from calibrate.fitting.rule_fitting import KINDS, Options, Pools
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.verdict import gain_sentences, refusal, sharpness_sentence, warnings
+from calibrate.fitting.verdict import (
+    gain_sentences,
+    refusal,
+    sharpness_sentence,
+    wants_less,
+    warnings,
+)
 from calibrate.fitting.weighting import assign_blocks, row_weights
 from calibrate.maths import solver
 
@@ -86,7 +92,8 @@ def choose_from(trial: Trial, force: str | None = None) -> Choice:
     unforced = trial.simplest_unbeaten()
     best = next((c for c in candidates if c.kind == force), unforced)
     if unforced is None or best is None or not best.gain.evident:
-        raise QualityError(refusal(candidates, evidence.rows.n_groups(), force))
+        less = wants_less(evidence)
+        raise QualityError(refusal(candidates, evidence.rows.n_groups(), force, less))
     if best.kind not in trial.sharper:
         trial.sharper[best.kind] = _sharper(trial, best)
     trade = [best, *trial.sharper[best.kind]]

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from calibrate.fitting.candidates import Candidate, kind_label
-from calibrate.fitting.gain import LEAST_GAIN
+from calibrate.fitting.gain import LEAST_GAIN, Evidence
 from calibrate.fitting.weighting import N_BLOCKS
 
 NEAR_MAX_BETA = 0.99
+STEP, FAR = 1e-3, 0.1  # of beta above 1: for the slope of log p there, and for its curvature
+OVER_SHARP = "over-sharp: it wants beta below 1, which is out of range"
 
 
 def gain_sentences(best: Candidate, unforced: Candidate, left_out: Mapping[str, str]) -> list[str]:
@@ -47,8 +49,24 @@ def warnings(best: Candidate) -> list[str]:
     return []
 
 
-def refusal(candidates: Sequence[Candidate], n_groups: int, force: str | None) -> str:
-    """Why no rule is published."""
+def wants_less(evidence: Evidence) -> bool:
+    """Whether rows evidently want beta below 1, for a gain that can be noticed.
+
+    By the slope of the mean log p at beta = 1, and the gain of its parabola.
+    """
+    plain, step, far = (
+        evidence.score(np.full(len(evidence.weight), beta)) for beta in (1.0, 1 + STEP, 1 + FAR)
+    )
+    first, further = evidence.gain(step, plain), evidence.gain(far, plain)
+    slope = first.mean / STEP
+    curvature = 2 * (FAR * slope - further.mean) / FAR**2
+    return first.high < 0 and slope**2 >= 2 * curvature * LEAST_GAIN
+
+
+def refusal(
+    candidates: Sequence[Candidate], n_groups: int, force: str | None, less: bool = False
+) -> str:
+    """Why no rule is published; `less`: rows want beta below 1."""
     gains = ", ".join(
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
@@ -60,6 +78,8 @@ def refusal(candidates: Sequence[Candidate], n_groups: int, force: str | None) -
             f"{n_groups} prompts (groups) are too few to rule out failures that they do not show: "
             "collect more"
         )
+    if less:
+        advice = f"{OVER_SHARP}; check that the targets are the items that should win"
     return (
         f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats on average and beyond "
         f"chance on held-out rows (nats of log p, sizes equal: {gains}); {advice}"

@@ -212,6 +212,7 @@ def plot_band(ax: "Axes", fit: Coefficients) -> "Axes":
     across, beta = rule_curve(fit, fit.only, x)
     ax.fill_between(across, low, high, color=SHADE, alpha=0.4, lw=0, label="95 % bootstrap band")
     ax.plot(across, beta, color=OURS, lw=2, label=short(fit.reference))
+    ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
     rule_axis(ax, fit.rule, powers_of_two(0.99 * across[0], across[-1]))
     ax.set(ylabel=BETA_LABEL, ylim=(0, 1.15 * float(high.max())))
     ax.legend(loc="lower left", fontsize=8)

@@ -103,6 +103,15 @@ def held_out_table(sizes: Iterable[Mapping[str, Any]], trained_up_to: int = 0) -
     )  # fmt: skip
 
 
+def log_p_gains(fit: Coefficients) -> dict[int, str]:
+    """By set size: what a fit adds to log p of the target on held-out rows, in nats."""
+    return {
+        of["size"]: f"{of['after'] - of['before']:+.3f} ± {of['error']:.3f}"
+        for of in fit.quality.get("held_out", [])
+        if {"size", "after", "before", "error"} <= of.keys()
+    }
+
+
 def _held_sizes(trained_up_to: int) -> str:
     """The constraint on sizes that a head was trained on, if there is one."""
     return bool(trained_up_to) * (

@@ -22,7 +22,7 @@ from calibrate.heads import Head
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.fit_record import advice_on_rows, held_out_table
+from calibrate.report.fit_record import advice_on_rows, log_p_gains
 from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict
 from calibrate.report.page import (
     Figures,
@@ -39,8 +39,9 @@ from calibrate.report.page import (
 )
 from calibrate.report.rule_curves import of_both
 from calibrate.report.selection import chosen_kind, selection_section
-from calibrate.report.wording import NOTHING, left_out, outside, variable
+from calibrate.report.wording import NOTHING, left_out, outside, percent, variable, with_error
 
+SHORT = ("plain", "paper", "own", "hard")
 N_EXAMPLES = 128  # sets of each size, for figures and estimates
 # They need the collection that the fit is made of.
 FITTED_RIVALS = ("procedure", "entropy-and-size", "polynomial", "kappa-log-n", "constant")
@@ -70,11 +71,13 @@ def write_head_page(
             [_largest_gain(comparison), _half_attention(examples), _in_domain(examples, fit)]
         ),
         *usage_section(fit),
-        *_accuracy_section(comparison, fit),
+        Heading("Accuracy"),
+        _short_table(comparison, fit),
         *selection_section(fit),
         Heading("Figures"),
         Figures([*_pictures(examples, fit, comparison), *_evidence_pictures(fit)]),
         *rule_section(fit),
+        *_every_rule_section(comparison, fit),
         *_left_out_section(fit),
         *_sharpness_section(examples),
         *provenance_section(fit, scored_on),
@@ -127,17 +130,35 @@ def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str,
     return inside, "; ".join(parts) + " (mean over the sizes)"
 
 
-def _accuracy_section(comparison: Comparison, fit: Coefficients) -> Iterable[Block]:
-    yield Heading("Accuracy")
+def _every_rule_section(comparison: Comparison, fit: Coefficients) -> Iterable[Block]:
+    """Every rule with its p-values, and what it recovers."""
+    yield Heading("Every rule")
     yield from ComparisonRecord(comparison, fit.reference).blocks()
-    if "held_out" in fit.quality:
-        yield held_out_table(fit.quality["held_out"])
     if not set(FITTED_RIVALS) & set(comparison.rules):
         rivals = ", ".join(f"“{label(rule)}”" for rule in FITTED_RIVALS)
         yield Text(
             f"Left out are {rivals}: they are fitted to the collection of this fit, which is not "
             "in ./runs."
         )
+
+
+def _short_table(comparison: Comparison, fit: Coefficients) -> Table:
+    """A row per set size: the accuracy of what people compare, and what log p gains."""
+    shown = [rule for rule in SHORT if rule in comparison.rules]
+    log_p, own = log_p_gains(fit), comparison.rules.index("own")
+    rows = []
+    for k, size in enumerate(comparison.sizes):
+        shares = (percent(comparison.accuracy[comparison.rules.index(r), k]) for r in shown)
+        gain, error = 100 * comparison.gain[own, k], 100 * comparison.gain_error[own, k]
+        points = with_error(gain, error, "+.1f")
+        rows.append([f"{size:,}", *shares, points, log_p.get(size, NOTHING)])
+    labels = (label(rule, fit.reference) for rule in shown)
+    return Table(
+        ["n", *labels, "gain over plain", "log p gain"], rows,
+        "Accuracy in %, on sets that no fit has seen",
+        "Gain over plain softmax in points, paired set by set, and in nats of log p of the target "
+        "on held-out rows of the fit's collection, each ± standard error.",
+    )  # fmt: skip
 
 
 def _pictures(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.evaluation.score_head import Score
 from calibrate.report.blocks import Block, Facts, Table, Text
-from calibrate.report.fit_record import FitRecord
+from calibrate.report.fit_record import FitRecord, log_p_gains
+from calibrate.report.wording import NOTHING
 
 if TYPE_CHECKING:
     from calibrate.report.logits_record import LogitsRecord
@@ -59,20 +60,23 @@ class RunRecord:
         yield self.fit.usage()
 
     def _accuracy(self) -> Table:
-        rows = []
+        rows, log_p = [], log_p_gains(self.fit.fit.coefficients)
         for score in self.scores:
             gain, error = score.gain("own", over="plain")
             accuracies = (
                 _percent(score.accuracy(rule), score.standard_error(rule))
                 for rule in ("plain", "paper", "own")
             )
-            rows.append((f"{score.size:,}", *accuracies, f"{100 * gain:+.1f} ± {100 * error:.1f}"))
+            gains = f"{100 * gain:+.1f} ± {100 * error:.1f}", log_p.get(score.size, NOTHING)
+            rows.append((f"{score.size:,}", *accuracies, *gains))
         own = self.fit.fit.coefficients.reference
+        compared = ("plain softmax", "the paper's numbers", own)
         return Table(
-            columns=("n", "plain softmax", "the paper's numbers", own, "gain over plain"),
+            columns=("n", *compared, "gain over plain", "log p gain"),
             rows=rows,
             title=f"Accuracy of {self.head} in % ± standard error, "
             f"on {self.scores[0].sets:,} fresh sets of each size",
+            note="Gains in points, and in nats of log p of the target on held-out rows.",
         )
 
 
