@@ -45,7 +45,7 @@ def export(
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Write a fit into a copy of its model, for engines that know nothing of calibrate.
+    """Write a fit into a copy of its model, for other engines.
 
     Constants of each head become part of the weights of queries; what grows with log n becomes the
     query scaling of a Ministral 3. Both are exact, up to the rounding of the weights' own dtype.

@@ -69,7 +69,7 @@ def run(
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Collect, fit, evaluate and report: on a head, on logits on disk, or on a whole model.
+    """Collect, fit, evaluate and report, in one command.
 
     The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
     groups) is held out, the others are fitted, and the report tells what the fit does to those held
