@@ -22,6 +22,7 @@ from calibrate.export.exportable import Exportable, exportable  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
 from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
+from calibrate.model_fitting.descent import _Walk  # noqa: E402
 from calibrate.model_fitting.rule_parameters import (  # noqa: E402
     CONSTANT,
     LEAST_FIRST,
@@ -30,6 +31,7 @@ from calibrate.model_fitting.rule_parameters import (  # noqa: E402
     ONE_RATIO,
     Form,
 )
+from calibrate.transformers import register, verify  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
 EACH, BY_LAYER, SHARED = (Form(ONE_RATIO, of, 6.0, 7.0) for of in (HEAD, LAYER, ALIKE))
@@ -90,6 +92,18 @@ def test_heads_without_a_factor_have_what_all_have_in_common():
     assert [(e.layer, e.head) for e in EACH.fit(numbers, HEADS).entries] == [(0, 2)]
 
 
+def test_steps_stay_among_what_engines_run_and_take_back_factors_alone():
+    numbers = EACH.zeros(HEADS)
+    numbers[0, :] = 0.001
+    walk = _Walk(EACH, numbers, None)
+    gradient = np.full_like(numbers, 1e-9)
+    gradient[0, -1] = -1
+    walk.step(gradient)
+    assert walk.numbers[0, -1] == 0  # would fall
+    assert not walk.numbers[0, :8].any()  # asked for by hardly any gradient
+    assert walk.numbers[0, -2] > 0.001
+
+
 def test_heads_of_a_layer_have_its_factor():
     numbers = BY_LAYER.zeros(HEADS)
     numbers[0] = 0, 0.5, 0, 0
@@ -147,7 +161,7 @@ def planted_for_size(folder):
 def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
     planted_for_size("tiny")
     out = call(
-        "fit", "tiny-run", "--name", "tiny", "--steps", "20", "--kind", "log-size",
+        "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "log-size",
         "--trained-up-to", "5", "--allowed-loss", "0.1", "--for-export", "--json",
     )  # fmt: skip
     record, fit = json.loads(out.stdout), calibrate.load("tiny@1")
@@ -167,9 +181,22 @@ def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
     assert "heads have a factor of their own (log-size-one-ratio)" in fit.quality["verdict"]
     assert "log-size-one-ratio, each head: +" in out.stderr
     assert Path("fits/tiny/1.png").exists()
+    call("export", "tiny", "--model", "tiny", "--out", "exported")
+    plain, theirs = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in ("tiny", "exported")
+    )
+    tokens = torch.from_numpy(planted_examples((60,), count=4).examples[0].tokens)[None].long()
+    with torch.no_grad():
+        before, found = plain(tokens).logits, theirs(tokens).logits
+        register("tiny", fit)
+        plain.set_attn_implementation("tiny")
+        verify(plain)
+        ours = plain(tokens).logits
+    torch.testing.assert_close(found, ours, atol=1e-4, rtol=0)
+    assert (before - ours).abs().max() > 0.05
 
 
-def test_constants_cost_nothing_if_they_are_all_that_is_asked_for(here):
+def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     collection = planted("tiny")
     options = {"most_steps": 10, "kind": CONSTANT}
     free, found = (through(collection, engines=x, **options) for x in (None, ANY))
@@ -179,13 +206,13 @@ def test_constants_cost_nothing_if_they_are_all_that_is_asked_for(here):
     assert "export costs nothing" in found.coefficients.quality["verdict"]
     assert "export" not in free.coefficients.quality["verdict"]
     assert "for_export" not in free.coefficients.source["options"]
+    require_one_constant_a_layer(
+        through(collection, engines=Exportable(LAYER, "it is not a Llama"), **options)
+    )
 
 
-def test_what_engines_run_of_a_model_is_all_that_is_published(here):
-    """One constant for each layer, as Qwen3's norms have it: the others stay what they were."""
-    collection = planted("tiny")
-    engines = Exportable(LAYER, "it is not a Llama")
-    found = through(collection, most_steps=10, kind=CONSTANT, engines=engines)
+def require_one_constant_a_layer(found):
+    """As Qwen3's norms have it."""
     assert {c.form.label for c in found.candidates} == {
         "constant, all heads alike", "log-size, all heads alike", "constant, each head",
         "constant, each layer",
