@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import re
+import string
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +17,10 @@ pytest.importorskip("transformers", reason="needs the extra transformers")
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 pytest.importorskip("xllamacpp", reason="needs the extra engines")
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
 from gguf import GGUFValueType as Kind  # noqa: E402
-from llama_cpp import LlamaCpp, words  # noqa: E402
+from llama_cpp import LlamaCpp  # noqa: E402
 from test_cli import call, refusal  # noqa: E402
 from tiny_causal import save  # noqa: E402
 from tiny_gguf import small_model, write_gguf  # noqa: E402
@@ -31,6 +36,8 @@ from calibrate.transformers import register, verify  # noqa: E402
 
 torch.set_num_threads(1)
 VOCABULARY = 256
+# Whole words: llama.cpp gives no probabilities at parts of a character.
+WORDS = [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase][:VOCABULARY]
 PROMPT = [7 * i * i % VOCABULARY for i in range(1, 41)]
 FACTORS = (1.9, 0.4, 1.0, 2.7)  # of the heads of one layer
 ONE_NORM = ("qwen3", "gemma3")  # one weight for all heads follows their queries
@@ -60,7 +67,7 @@ def make(kind="llama", folder="m", packing=Type.F32, **changes):
         if "norm" in name or "bias" in name:
             torch.manual_seed(len(name))
             weight.copy_(0.5 * torch.randn_like(weight) + ("norm" in name and kind != "gemma3"))
-    folder = write_gguf(Path(folder), model, packing, architecture=kind, tokens=words(VOCABULARY))
+    folder = write_gguf(Path(folder), model, packing, architecture=kind, tokens=WORDS)
     return model, folder / "tiny.gguf"
 
 
@@ -199,7 +206,7 @@ def test_a_model_that_cannot_be_exported():
     with pytest.raises(CalibrateError, match=r"need a plain Llama, .*, and this one is qwen2; fit"):
         export(by_size, file)
     gemma = small_model("gemma2", vocab_size=VOCABULARY)
-    folder = write_gguf(Path("gemma2"), gemma, architecture="gemma2", tokens=words(VOCABULARY))
+    folder = write_gguf(Path("gemma2"), gemma, architecture="gemma2", tokens=WORDS)
     with pytest.raises(CalibrateError, match=r"gemma2 cannot be exported: its logits are soft-cap"):
         export(fit, folder / "tiny.gguf")
     Path("cut.gguf").write_bytes(file.read_bytes()[:100])
@@ -293,3 +300,16 @@ def test_a_folder_of_another_kind(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))
     assert "cannot be read without the package gguf" in refusal("export", "--check", "out.gguf")
+
+
+def test_the_page_that_documents_it():
+    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
+    page = page.split("\n## A .gguf file\n")[1].split("\n## ")[0]
+    _, file = make()
+    file.rename("model.gguf")
+    published(replace(constants(FACTORS, FACTORS), name="mine"))
+    (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    for line in block.splitlines():
+        call(*line.split("#")[0].split()[1:])
+    listed = re.search(r"\*\*Models\*\*: (.*?)\. Each", page, re.DOTALL)[1]
+    assert set(re.findall(r"`(\w+)`", listed)) == set(ARCHITECTURES)

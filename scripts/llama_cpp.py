@@ -1,14 +1,7 @@
-"""llama.cpp, through the package xllamacpp: what it makes of a .gguf file."""
+"""llama.cpp, through the package xllamacpp (extra `engines`): what it makes of a .gguf file."""
 
 import numpy as np
 import xllamacpp
-
-WORDS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def words(count):
-    """Tokens that are whole words: llama.cpp gives no probabilities at parts of a character."""
-    return [f"{WORDS[i // 26]}{WORDS[i % 26]}" for i in range(count)]
 
 
 class LlamaCpp:
