@@ -19,6 +19,7 @@ pytest.importorskip("xllamacpp", reason="needs the extra engines")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
+from gguf import GGMLQuantizationType as Type  # noqa: E402
 from gguf import GGUFValueType as Kind  # noqa: E402
 from llama_cpp import LlamaCpp  # noqa: E402
 from test_cli import call, refusal  # noqa: E402
@@ -28,7 +29,6 @@ from tiny_gguf import small_model, write_gguf  # noqa: E402
 from calibrate.errors import CalibrateError  # noqa: E402
 from calibrate.export.gguf_file import export_gguf, read_gguf_export  # noqa: E402
 from calibrate.export.gguf_model import ARCHITECTURES, GgufModel  # noqa: E402
-from calibrate.export.gguf_rows import _SCALES, Type, scale_rows  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import Rule  # noqa: E402
@@ -121,62 +121,6 @@ def test_rules_of_log_n(bias):
     assert_same_answers("out.gguf", model, fit)
 
 
-def dequantized(data, kind):
-    return gguf.quants.dequantize(data, kind).astype(np.float64)
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [("F32", 1e-7), ("F16", 1e-3), ("BF16", 4e-3), ("MXFP4", 0.01)]
-    + [(kind, 1e-3) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0")],
-)
-def test_rows_of_every_type_times_their_factors(kind, error):
-    kind = Type[kind]
-    weights = np.random.default_rng(0).normal(0, 0.05, (4, 512)).astype(np.float32)
-    data = gguf.quants.quantize(weights, kind) if kind != Type.F16 else weights.astype(np.float16)
-    assert_scaled(data, kind, error)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
-     "IQ1_S", "IQ4_NL", "IQ4_XS"],
-)  # fmt: skip
-def test_types_that_the_package_cannot_write(kind):
-    """Any bytes are such weights, if their scales are numbers."""
-    kind = Type[kind]
-    random = np.random.default_rng(0)
-    n_weights, size = gguf.GGML_QUANT_SIZES[kind]
-    data = random.integers(0, 256, (4, 512 // n_weights * size), np.uint8)
-    blocks = data.reshape(4, -1, size)
-    for at in _SCALES[kind]:
-        scales = random.uniform(1e-3, 2e-3, blocks.shape[:2]).astype(np.float16)
-        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
-    assert_scaled(data, kind, 1e-3)
-
-
-def assert_scaled(data, kind, error):
-    factors = np.array(FACTORS)
-    scaled = scale_rows(data, kind, factors)
-    assert scaled.kind == (Type.Q8_0 if kind == Type.MXFP4 else kind)
-    exact = factors[:, None] * dequantized(data, kind)
-    found = dequantized(scaled.data, scaled.kind)
-    norm = np.linalg.norm(exact)
-    assert np.linalg.norm(found - exact) < error * norm
-    assert np.linalg.norm(found - exact) < 5 * scaled.rounding * norm
-    if scaled.kind == kind:  # a factor of 1 changes nothing
-        np.testing.assert_array_equal(scaled.data[2], data[2])
-
-
-def test_what_is_refused_of_rows():
-    big = np.full((1, 32), 6e4, np.float16)
-    with pytest.raises(CalibrateError, match=r"^queries times 2 overflow F16; give the model as"):
-        scale_rows(big, Type.F16, np.array([2.0]))
-    packed = gguf.quants.quantize(np.ones((1, 64), np.float32), Type.Q4_0)
-    with pytest.raises(CalibrateError, match=r"weights are Q1_0, which this version"):
-        scale_rows(packed, Type.Q1_0, np.array([2.0]))
-
-
 def test_all_else_stays_as_it_is():
     _, file = make(packing=Type.Q8_0)
     result = export(constants((1.0,) * 4, FACTORS), file)
@@ -205,10 +149,20 @@ def test_a_model_that_cannot_be_exported():
     _, file = make("qwen2", folder="qwen2")
     with pytest.raises(CalibrateError, match=r"need a plain Llama, .*, and this one is qwen2; fit"):
         export(by_size, file)
-    gemma = small_model("gemma2", vocab_size=VOCABULARY)
-    folder = write_gguf(Path("gemma2"), gemma, architecture="gemma2", tokens=WORDS)
-    with pytest.raises(CalibrateError, match=r"gemma2 cannot be exported: its logits are soft-cap"):
-        export(fit, folder / "tiny.gguf")
+    for architecture, key, why in (
+        ("gemma2", "general.n", "models of gemma2 cannot be exported: its logits are soft-capped"),
+        ("olmo", "general.n", "models of olmo cannot be exported: llama.cpp's graph of it is not"),
+        ("llama", "llama.attention.clamp_kqv", "bare.gguf has attention.clamp_kqv = 8.0: logits"),
+        ("llama", "split.count", "bare.gguf is one of 8.0 files; merge them: llama-gguf-split"),
+    ):
+        writer = gguf.GGUFWriter("bare.gguf", architecture)
+        writer.add_float32(key, 8.0)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(CalibrateError, match=f"^{why}"):
+            export(fit, "bare.gguf")
     Path("cut.gguf").write_bytes(file.read_bytes()[:100])
     with pytest.raises(CalibrateError, match=r"^cut.gguf is not a whole .gguf file"):
         export(fit, "cut.gguf")
@@ -288,6 +242,7 @@ def test_rules_of_log_n_read_back():
 def test_a_folder_of_another_kind(monkeypatch):
     fit = published(constants(FACTORS, FACTORS))
     save(Path("hf"), small_model())
+    refusal("export", fit, "--model", "hf", "--out", "out", "--format", "gguf", code=2)
     line = refusal("export", fit, "--model", "hf", "--out", "out.gguf")
     assert "hf has 0 .gguf files; give one of the original model, which llama.cpp makes" in line
     assert "convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf" in line

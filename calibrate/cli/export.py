@@ -71,6 +71,8 @@ def export(
         return
     if fit is None or model is None or out is None:
         raise typer.BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
-    format_ = format_ or (Format.GGUF if out.suffix == ".gguf" else Format.HF)
-    write = export_file if format_ == Format.GGUF else export_folder
+    named = Format.GGUF if out.suffix == ".gguf" else Format.HF
+    if format_ not in (None, named):
+        raise typer.BadParameter("--out ends in .gguf with --format gguf, and otherwise not")
+    write = export_file if named == Format.GGUF else export_folder
     show(write(fit, store, model, out, any_model), as_json)

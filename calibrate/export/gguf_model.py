@@ -24,6 +24,8 @@ _REASONS = {
     "mpt": "its logits have a bias of positions, which is not of its queries",
     "llama4": "its queries are normalised without a weight",
 }
+# Keys of any architecture that llama.cpp's graphs may follow.
+_NOT_LINEAR = ("attn_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias")
 BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
 _QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
 _NORM = "attn_q_norm"
@@ -164,6 +166,12 @@ class GgufModel:
                 f"models of {self.architecture} cannot be exported: {why}; supported are "
                 f"{', '.join(ARCHITECTURES)}"
             )
+        for name in _NOT_LINEAR:
+            if value := self.key(f"{self.architecture}.{name}"):
+                raise CalibrateError(
+                    f"{self.path} has {name} = {value}: logits are not of the queries alone, so "
+                    "that scaled weights would not give scaled logits; it cannot be exported"
+                )
 
     def _count(self, name: str) -> int:
         """An integer key of the architecture's own."""

@@ -1,0 +1,70 @@
+"""Rows of .gguf tensors times factors, in each of their types."""
+
+import numpy as np
+import pytest
+
+from calibrate.errors import CalibrateError
+
+gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+
+from gguf import GGMLQuantizationType as Type  # noqa: E402
+
+from calibrate.export.gguf_rows import _SCALES, scale_rows  # noqa: E402
+
+FACTORS = (1.9, 0.4, 1.0, 2.7)
+
+
+def dequantized(data, kind):
+    return gguf.quants.dequantize(data, kind).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("F32", 1e-7), ("F16", 1e-3), ("BF16", 4e-3), ("MXFP4", 0.01)]
+    + [(kind, 1e-3) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0")],
+)
+def test_rows_of_every_type_times_their_factors(kind, error):
+    kind = Type[kind]
+    weights = np.random.default_rng(0).normal(0, 0.05, (4, 512)).astype(np.float32)
+    data = gguf.quants.quantize(weights, kind) if kind != Type.F16 else weights.astype(np.float16)
+    assert_scaled(data, kind, error)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
+     "IQ1_S", "IQ4_NL", "IQ4_XS"],
+)  # fmt: skip
+def test_types_that_the_package_cannot_write(kind):
+    """Any bytes are such weights, if their scales are numbers."""
+    kind = Type[kind]
+    random = np.random.default_rng(0)
+    n_weights, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (4, 512 // n_weights * size), np.uint8)
+    blocks = data.reshape(4, -1, size)
+    for at in _SCALES[kind]:
+        scales = random.uniform(1e-3, 2e-3, blocks.shape[:2]).astype(np.float16)
+        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    assert_scaled(data, kind, 1e-3)
+
+
+def assert_scaled(data, kind, error):
+    factors = np.array(FACTORS)
+    scaled = scale_rows(data, kind, factors)
+    assert scaled.kind == (Type.Q8_0 if kind == Type.MXFP4 else kind)
+    exact = factors[:, None] * dequantized(data, kind)
+    found = dequantized(scaled.data, scaled.kind)
+    norm = np.linalg.norm(exact)
+    assert np.linalg.norm(found - exact) < error * norm
+    assert np.linalg.norm(found - exact) < 5 * scaled.rounding * norm
+    if scaled.kind == kind:  # a factor of 1 changes nothing
+        np.testing.assert_array_equal(scaled.data[2], data[2])
+
+
+def test_what_is_refused_of_rows():
+    big = np.full((1, 32), 6e4, np.float16)
+    with pytest.raises(CalibrateError, match=r"^queries times 2 overflow F16; give the model as"):
+        scale_rows(big, Type.F16, np.array([2.0]))
+    packed = gguf.quants.quantize(np.ones((1, 64), np.float32), Type.Q4_0)
+    with pytest.raises(CalibrateError, match=r"weights are Q1_0, which this version"):
+        scale_rows(packed, Type.Q1_0, np.array([2.0]))
