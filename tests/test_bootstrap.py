@@ -34,10 +34,8 @@ def of_kind(choice, kind):
     return next(c for c in choice.candidates if c.kind == kind)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=[] if k == "log-size" else pytest.mark.slow) for k in KINDS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
     found = bootstrap(of_kind(choice, kind))
     assert len(found.standard_errors) == len(of_kind(choice, kind).fit.only.coefficients)
@@ -56,6 +54,7 @@ def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
     assert np.mean([low <= value <= high for value in fresh]) > 0.5
 
 
+@pytest.mark.slow
 def test_the_band_holds_the_fit(choice):
     for candidate in choice.candidates[:3]:
         x, low, high = bootstrap(candidate).band.T

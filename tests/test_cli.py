@@ -224,6 +224,7 @@ def test_debug_shows_the_traceback(here):
     assert isinstance(result.exception, calibrate.CalibrateError)
 
 
+@pytest.mark.slow
 def test_interrupt_is_130_and_the_same_command_carries_on(here):
     command = [sys.executable, "-m", "calibrate", "collect", "--sizes", "64..4096",
                "--sets", "4096", "--out", "runs/a"]  # fmt: skip

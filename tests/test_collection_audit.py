@@ -204,6 +204,7 @@ def test_a_shard_under_another_name_is_bad(here):
     assert faults() == [("foreign", "n00032-unit00002.npz")]
 
 
+@pytest.mark.slow
 def test_a_fit_of_an_unfinished_collection_says_so(here):
     whole = fit_collection(Path("run"), "whole").coefficients
     reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")

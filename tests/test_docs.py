@@ -57,7 +57,7 @@ def blocks(page, language="python"):
 
 FITTING = blocks("fits/FITTING.md")
 ALONE = [
-    pytest.param(block, id=f"{page}-{i}")
+    pytest.param(block, id=f"{page}-{i}", marks=pytest.mark.slow if "FITTING" in page else [])
     for page in ("README.md", "fits/FITTING.md", "fits/LOADING.md")
     for i, block in enumerate(blocks(page))
 ]

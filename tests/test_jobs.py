@@ -126,6 +126,7 @@ class Head(ToyHead):
 """
 
 
+@pytest.mark.slow
 def test_a_head_of_ones_own_is_found_by_workers(here):
     Path("head_of_jobs.py").write_text(MODULE)
     common = ["collect", "--head", "head_of_jobs:Head", "--sizes", "8,64", "--sets", "300"]

@@ -277,6 +277,7 @@ def test_what_is_no_array_file(here):
             Arrays(here / name)
 
 
+@pytest.mark.slow
 def test_the_commands(here):
     logits, target = scores(2_000, 64)
     save(here / "example.npz", logits=logits, target=target)

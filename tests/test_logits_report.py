@@ -139,6 +139,7 @@ def test_the_verdict_counts_heads(gains, named, more, moves, heads):
     assert verdict_on_logits(scores, 2) == VERDICT.format(more, moves, heads)
 
 
+@pytest.mark.slow
 def test_the_page_says_how_rows_are_weighted(logged):
     columns = {name: x for name, x in planted().items() if name not in ("layer", "head", "mask")}
     np.savez("alike.npz", **columns)

@@ -271,17 +271,19 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
 
     monkeypatch.setattr(Passes, "_gradient", counted)
     with pytest.raises(KeyboardInterrupt):
-        through(collection, most_steps=20)
-    resumed = through(collection, most_steps=20)
+        through(collection, most_steps=20, kind="constant")
+    resumed = through(collection, most_steps=20, kind="constant")
     n_calls = len(calls)
     kept = next(Path("tiny-run/.passes").iterdir())
     kept.write_bytes(kept.read_bytes()[:-9])  # is made again
-    whole = through(collection._replace(folder=Path(planted("other").folder)), most_steps=20)
+    whole = through(
+        collection._replace(folder=Path(planted("other").folder)), most_steps=20, kind="constant"
+    )
     assert len(calls) - n_calls == n_calls - 1  # what was interrupted is done twice
     assert (
         resumed.coefficients
         == whole.coefficients
-        == through(collection, most_steps=20).coefficients
+        == through(collection, most_steps=20, kind="constant").coefficients
     )
 
 
@@ -328,6 +330,7 @@ def test_what_a_fit_through_a_model_refuses(here, monkeypatch):
     assert not Path("fits").exists()
 
 
+@pytest.mark.slow
 def test_a_random_model_gets_no_fit(here):
     save(Path("random"), causal_model())
     collected("random", "run", templates=("numbers",), lengths=(40, 64), count=16)
@@ -351,6 +354,7 @@ def test_numbers_that_run_out(here, monkeypatch):
         fit_through(planted_model, collection, "x", ModelOptions(most_steps=2))
 
 
+@pytest.mark.slow
 def test_the_fit_names_what_it_was_made_of(here):
     fit = through(planted("tiny"), most_steps=10).coefficients
     assert fit.source["options"] == {"through": "model", "allowed_loss": 0.005, "steps": 10}

@@ -196,6 +196,7 @@ def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
     assert (before - ours).abs().max() > 0.05
 
 
+@pytest.mark.slow
 def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     collection = planted("tiny")
     options = {"most_steps": 10, "kind": CONSTANT}

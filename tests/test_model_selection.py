@@ -109,6 +109,7 @@ def test_scores_are_of_rows_that_the_fit_has_not_seen():
     assert mean_by_size(rows, own) > polynomial.mean_log_p
 
 
+@pytest.mark.slow
 def test_a_size_with_few_rows_counts_less():
     """Four rows of one size do not decide for three thousand."""
     for seed in range(3):

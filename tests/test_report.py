@@ -91,6 +91,7 @@ def test_the_page_holds_what_it_must(page):
     assert all(address.startswith("data:") for address in text.addresses)
 
 
+@pytest.mark.slow
 def test_the_same_fit_gives_the_same_page(page, tmp_path):
     call("report", "max-retrieval@1", "--out", tmp_path / "again.html", *SIZES)
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()

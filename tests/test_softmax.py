@@ -73,7 +73,13 @@ def test_half_precision_is_within_2_ulp_of_the_reference(dtype, fit):
     assert n_cases > 0.6 * len(CASES)
 
 
-@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    "fit",
+    [
+        pytest.param(fit, id=kind, marks=pytest.mark.slow if kind == "clamp" else [])
+        for kind, fit in KINDS.items()
+    ],
+)
 def test_gradients_are_finite_and_leave_masked_items_alone(fit):
     @jax.jit
     @jax.grad

@@ -869,7 +869,8 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
 @pytest.mark.parametrize(
     ("case", "kind"),
     [pytest.param("plain", "paper", marks=pytest.mark.slow),
-     pytest.param("causal", "paper", marks=pytest.mark.slow), ("causal", "by_both"),
+     pytest.param("causal", "paper", marks=pytest.mark.slow),
+     pytest.param("causal", "by_both", marks=pytest.mark.slow),
      ("padding", "paper"),
      pytest.param("padding", "by_both", marks=pytest.mark.slow)],
 )  # fmt: skip
