@@ -193,6 +193,12 @@ def test_the_file_appears_whole_or_not_at_all():
     assert len(steps[0]) == 1
     assert steps[0][0].endswith(".tmp")
     assert list(Path("there").iterdir()) == []
+    fit, taken = constants(FACTORS, FACTORS), Path("there/out.gguf")
+    with pytest.raises(CalibrateError, match=r"^there/out.gguf appeared meanwhile; choose"):
+        export_gguf(fit, GgufModel(file), taken, report=lambda n_bytes: taken.write_bytes(b"mine"))
+    assert [(path.name, path.read_bytes()) for path in Path("there").iterdir()] == [
+        ("out.gguf", b"mine")
+    ]
 
 
 def published(fit):
@@ -212,6 +218,10 @@ def test_the_command_and_its_check():
     assert Path("a.gguf").read_bytes() == Path("b.gguf").read_bytes()
     read = json.loads(call("export", "--check", "a.gguf", "--json").stdout)
     assert read == said | {"notes": []}
+    assert (
+        "its other tensors and keys were not looked at"
+        in call("export", "--check", "a.gguf").stdout
+    )
 
     data = bytearray(Path("a.gguf").read_bytes())
     reader = gguf.GGUFReader("a.gguf")

@@ -135,6 +135,11 @@ def test_weights_that_are_not_plain(change, match, llama):
     refused(ALL_ALIKE, llama, match)
 
 
+def stored(offsets):
+    header = f'{{"x": {{"dtype": "F32", "shape": [4, 4], "data_offsets": {offsets}}}}}'
+    return struct.pack("<Q", len(header)) + header.encode()
+
+
 def test_damaged_files(llama):
     path = llama / "model.safetensors"
     whole = path.read_bytes()
@@ -143,9 +148,35 @@ def test_damaged_files(llama):
         (b"", "0 bytes cannot hold its header"),
         (whole[:8] + b"x" + whole[9:], "header is malformed"),
         (struct.pack("<Q", 2) + b"[]", "header is malformed"),
+        (stored("[0, 1e999]"), "header is malformed"),
+        (stored("[0, 32]") + bytes(32), "x has 32 bytes, and not 64"),
     ):
         path.write_bytes(data)
         refused(ALL_ALIKE, llama, match)
+
+
+def test_finite_weights_stay_finite(llama):
+    rewrite(llama, lambda w: w.update({Q_PROJ: torch.full_like(w[Q_PROJ], 60_000).half()}))
+    refused(ALL_ALIKE, llama, "layers.1.*q_proj.weight .* becomes larger than F16 holds")
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ('"more": [0.0, Infinity], ', "config.json: "),
+        ('"model_type": "llama", "model_type": "llama", ', "config.json: "),
+    ],
+)
+def test_configurations_that_could_not_be_written_back(more, match, llama):
+    path = llama / "config.json"
+    path.write_text(path.read_text().replace("{", "{" + more, 1))
+    refused(ALL_ALIKE, llama, match)
+
+
+def test_an_exported_folder_is_not_exported_again(llama):
+    out = export(ALL_ALIKE, llama)
+    with pytest.raises(CalibrateError, match=r"^out carries the fit .* already; give the orig"):
+        export(ALL_ALIKE, out)
 
 
 def test_a_disk_that_fails_leaves_nothing(llama, monkeypatch):
@@ -207,9 +238,16 @@ def tamper_fit(out):
     (out / "calibrate-fit.json").write_text(dumps(other))
 
 
+def tamper_names(out):
+    configuration = json.loads((out / "config.json").read_text())
+    configuration["calibrate"]["files"] |= {"../m/config.json": "0", "tokenizer.json": "0"}
+    (out / "config.json").write_text(json.dumps(configuration))
+
+
 @pytest.mark.parametrize(
     ("tamper", "faults"),
     [
+        (tamper_names, ["../m/config.json is not the name of a file in", "tokenizer.json is mis"]),
         (tamper_weights, ["model.safetensors was changed"]),
         (tamper_config, ["config.json was changed"]),
         (tamper_fit, ["calibrate-fit.json was changed", "and config.json says sha256:"]),

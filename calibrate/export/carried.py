@@ -18,6 +18,7 @@ class Carried:
       plan: what they apply; None if the fit cannot be read.
       faults: what is not as it was written, a line each.
       notes: what else there is to know of the export, a line each.
+      unseen: what was not compared, if anything.
     """
 
     path: Path
@@ -26,3 +27,4 @@ class Carried:
     plan: Plan | None
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unseen: str | None = None

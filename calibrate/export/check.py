@@ -5,12 +5,10 @@ from typing import Any
 
 from calibrate.errors import CalibrateError
 from calibrate.export.carried import Carried
-from calibrate.export.checkpoint import FIT, KEY, MOST_CONFIG_BYTES, digest_of
+from calibrate.export.checkpoint import FIT, KEY, digest_of, read_configuration
 from calibrate.export.plan import make_plan
 from calibrate.files.coefficient_file import digest, read
 from calibrate.files.model_fingerprint import digest_of_file
-from calibrate.files.npz import read_bytes
-from calibrate.files.strict_json import parse
 from calibrate.transformers.folders import CONFIG, ModelFolder
 
 
@@ -23,8 +21,8 @@ def read_export(path: Path) -> Carried:
     folder = ModelFolder(path)
     if folder.is_gguf:
         raise CalibrateError(f"{path} has no {CONFIG}; give a folder that calibrate export wrote")
-    stored = parse(read_bytes(path / CONFIG, MOST_CONFIG_BYTES))
-    said = stored.get(KEY) if isinstance(stored, dict) else None
+    stored = read_configuration(path / CONFIG)
+    said = stored.get(KEY)
     if not isinstance(said, dict) or not isinstance(said.get("files"), dict):
         raise CalibrateError(
             f"{path / CONFIG} says nothing of an export; give a folder that calibrate export wrote"
@@ -49,7 +47,9 @@ def _faults(folder: ModelFolder, written: dict[str, Any]) -> list[str]:
     for name in sorted(present - written.keys()):
         faults.append(f"{name} was not there")
     for name in sorted(written):
-        if not (folder.path / name).is_file():
+        if Path(name).name != name:
+            faults.append(f"{name} is not the name of a file in the folder")
+        elif not (folder.path / name).is_file():
             faults.append(f"{name} is missing")
         elif digest_of_file(folder.path / name) != written[name]:
             faults.append(f"{name} was changed")

@@ -26,7 +26,7 @@ from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import FLOATS, Tensor, copy_changed, read_header
-from calibrate.files.strict_json import parse
+from calibrate.files.strict_json import Refusal, check_free, parse
 from calibrate.transformers.folders import CONFIG, INDEX, ModelFolder
 
 FIT = "calibrate-fit.json"
@@ -83,7 +83,11 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
         )
     require_supported(config.model_type)
     plan = make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)
-    stored = parse(read_bytes(folder.path / CONFIG, MOST_CONFIG_BYTES))
+    stored = read_configuration(folder.path / CONFIG)
+    if isinstance(said := stored.get(KEY), dict):
+        raise CalibrateError(
+            f"{folder.path} carries the fit {said.get('fit')} already; give the original model"
+        )
     configuration = exported_configuration(stored, config, plan)
     queries = _queries(config)
     named = {entry.layer for entry in fit.entries if entry.layer is not None}
@@ -101,6 +105,22 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
         )
     prove(config, bool(plan.ratio))
     return Export(fit, folder, fingerprint, plan, changes, configuration)
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """The content of config.json.
+
+    Raises:
+      CalibrateError: it cannot be read, or written back: numbers are not finite, or keys repeat.
+    """
+    stored: Any = parse(read_bytes(path, MOST_CONFIG_BYTES))
+    try:
+        check_free(stored)
+    except Refusal as refusal:
+        raise CalibrateError(f"{path}: {refusal}") from refusal
+    if not isinstance(stored, dict):
+        raise CalibrateError(f"{path} is not an object of keys; restore it")
+    return stored
 
 
 def _queries(config: Any) -> Queries:
@@ -167,7 +187,7 @@ def write(
             files[INDEX] = _write(folder / INDEX, (source / INDEX).read_bytes())
         files[FIT] = _write(folder / FIT, dumps(export.fit).encode())
         for path in _others(source):
-            _write(folder / path.name, read_bytes(path, _MOST_OTHER_BYTES))
+            files[path.name] = _write(folder / path.name, read_bytes(path, _MOST_OTHER_BYTES))
         said: dict[str, Any] = {
             "fit": export.fit.reference, "id": digest(export.fit), "model": export.model,
             "calibrate": calibrate.__version__, "files": files,

@@ -16,7 +16,7 @@ from gguf import GGUFValueType as Kind
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.carried import Carried
-from calibrate.export.gguf_model import BY_SIZE, SCALE, GgufModel, Value, size_keys
+from calibrate.export.gguf_model import BY_SIZE, LENGTH, SCALE, GgufModel, Value, size_keys
 from calibrate.export.gguf_rows import ScaledRows, scale_rows
 from calibrate.export.plan import Plan, make_plan
 from calibrate.files.atomic_io import check_free, replacing
@@ -101,11 +101,15 @@ def read_gguf_export(path: Path) -> Carried:
         faults += _wrong_ratio(model, plan)
     except CoefficientsError as failure:
         faults.append(str(failure))
-    return Carried(path, said, model.architecture, plan, tuple(faults))
+    unseen = "its other tensors and keys were not looked at"
+    return Carried(path, said, model.architecture, plan, tuple(faults), unseen=unseen)
 
 
 def _wrong_ratio(model: GgufModel, plan: Plan) -> list[str]:
     found = model.key(f"{BY_SIZE}.{SCALE}") or 0.0
+    floor = model.key(f"{BY_SIZE}.{LENGTH}")
+    if plan.ratio and floor != 1:
+        return [f"{BY_SIZE}.{LENGTH} is {floor}, and log n is counted from 1"]
     if np.isclose(found, plan.ratio, rtol=1e-6, atol=0):
         return []
     return [f"{BY_SIZE}.{SCALE} is {found:.6g}, and the fit's is {plan.ratio:.6g}"]

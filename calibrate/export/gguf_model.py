@@ -29,7 +29,7 @@ _NOT_LINEAR = ("attn_logit_softcapping", "attention.clamp_kqv", "attention.max_a
 BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
 _QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
 _NORM = "attn_q_norm"
-SCALE, _LENGTH = "attention.temperature_scale", "rope.scaling.original_context_length"
+SCALE, LENGTH = "attention.temperature_scale", "rope.scaling.original_context_length"
 
 
 def open_gguf(path: Path) -> gguf.GGUFReader:
@@ -209,5 +209,5 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
         )
     return {
         f"{BY_SIZE}.{SCALE}": (ratio, Kind.FLOAT32),
-        f"{BY_SIZE}.{_LENGTH}": (1, Kind.UINT32),
+        f"{BY_SIZE}.{LENGTH}": (1, Kind.UINT32),
     }

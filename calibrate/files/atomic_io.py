@@ -71,6 +71,8 @@ def replacing(path: Path, error: type[CalibrateError] = CalibrateError) -> Itera
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
+        if os.path.lexists(path):
+            raise error(f"{path} appeared meanwhile; choose another name")
         os.replace(temporary, path)
         _sync(path.parent)
     except OSError as failure:

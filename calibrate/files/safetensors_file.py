@@ -6,6 +6,7 @@ header: what is not changed stays as it is, byte for byte, and takes no memory.
 """
 
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -53,16 +54,24 @@ def read_header(path: Path) -> dict[str, Tensor]:
             tensors = _tensors(parse(file.read(length)), 8 + length)
     except OSError as failure:
         raise _unreadable(path, failure) from failure
-    except (Refusal, AttributeError, KeyError, TypeError, ValueError) as failure:
+    except (Refusal, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as failure:
         raise _damaged(path, f"its header is malformed ({failure})") from failure
     end = 8 + length
     for name, tensor in tensors.items():
         if tensor.begin != end or tensor.end < end:
             raise _damaged(path, f"{name} begins at byte {tensor.begin:,}, and not {end:,}")
         end = tensor.end
+        if (width := _width(tensor)) not in (None, end - tensor.begin):
+            raise _damaged(path, f"{name} has {end - tensor.begin:,} bytes, and not {width:,}")
     if end != size:
         raise _damaged(path, f"it has {size:,} bytes, and its tensors end at {end:,}")
     return tensors
+
+
+def _width(tensor: Tensor) -> int | None:
+    """The bytes of floats; None of other dtypes."""
+    dtype = FLOATS.get(tensor.dtype)
+    return None if dtype is None else math.prod(tensor.shape) * np.dtype(dtype).itemsize
 
 
 def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
@@ -114,7 +123,13 @@ def _pieces(source: Path, changes: Mapping[str, Change]) -> Iterator[bytes]:
             for name, tensor in header.items():
                 if name in changes:
                     yield from _chunks(file, tensor.begin - at)
-                    yield _changed(file.read(tensor.end - tensor.begin), tensor, changes[name])
+                    data = file.read(tensor.end - tensor.begin)
+                    if (changed := _changed(data, tensor, changes[name])) is None:
+                        raise CalibrateError(
+                            f"{name} in {source} becomes larger than {tensor.dtype} holds; give "
+                            "the model in bfloat16 or float32"
+                        )
+                    yield changed
                     at = tensor.end
             yield from _chunks(file, end - at)
     except OSError as failure:
@@ -130,9 +145,12 @@ def _chunks(file: Any, n_bytes: int) -> Iterator[bytes]:
         n_bytes -= len(chunk)
 
 
-def _changed(data: bytes, tensor: Tensor, change: Change) -> bytes:
+def _changed(data: bytes, tensor: Tensor, change: Change) -> bytes | None:
+    """The bytes of a changed tensor; None where finite values are beyond its dtype."""
     x = np.frombuffer(data, FLOATS[tensor.dtype]).reshape(tensor.shape)
-    return change(x).astype(x.dtype).tobytes()
+    with np.errstate(over="ignore"):
+        changed = change(x).astype(x.dtype)
+    return changed.tobytes() if (np.isfinite(changed) | ~np.isfinite(x)).all() else None
 
 
 def _damaged(path: Path, why: str) -> DamagedError:

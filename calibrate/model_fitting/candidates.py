@@ -149,7 +149,7 @@ def work(collection: ExampleCollection, options: ModelOptions) -> list[list[int]
     for form in forms(collection, options):
         passes += of_each.work(form)
         if _has_alike(form):  # and again from there
-            passes += of_each.work(form)[1:]
+            passes += of_each.work(form)[:-1]
     return passes
 
 

@@ -109,7 +109,7 @@ class Descent:
         lead, error = other.value.lead(found.value)
         if lead > error:
             return self.run(form, other)
-        for skipped in self._course.work(form)[1:]:
+        for skipped in self._course.work(form)[:-1]:
             self._passes.skip(skipped)
         return found
 

@@ -48,7 +48,12 @@ class ExportRecord:
         yield from (Text(note) for note in carried.notes)
         yield from (Text(f"FAILED  {fault}") for fault in carried.faults)
         if not carried.faults:
-            yield Text("Its weights and its configuration are as they were written.")
+            seen = "Its weights and its configuration are as they were written"
+            if carried.unseen:
+                seen = (
+                    f"Its queries and its scale of log n are as they were written; {carried.unseen}"
+                )
+            yield Text(f"{seen}.")
 
     def failure(self) -> str | None:
         """What is not as it was written, in one line; None if all is."""
