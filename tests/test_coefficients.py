@@ -215,7 +215,7 @@ fits = st.builds(
 FAST = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-LONG = settings(FAST, max_examples=10_000)
+LONG = settings(FAST, max_examples=2_000)
 
 
 def check_round_trip(fit):

@@ -22,9 +22,10 @@ OTHERS = (
 PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)]
 
 
-def commands_of(heading):
-    """The shell lines of a README section."""
-    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+def commands_of(heading, page="README.md"):
+    """The shell lines of a section."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return [
         line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
         for line in block.splitlines() if line and not line.startswith("#")

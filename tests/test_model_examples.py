@@ -271,13 +271,14 @@ def test_killed_and_run_again(model, kept):
 
 
 @pytest.mark.slow
-def test_the_readmes_commands(here):
+def test_the_commands_that_look_at_a_model(here):
     from test_docs import commands_of
 
     save(Path("MODEL"), causal_model(max_position_embeddings=1024))
     Path("book.txt").write_text("The apple is on the table. " * 400)
-    for line in commands_of("Your own language model"):
-        call(*line.split()[1:])
+    collect, diagnose, *_ = commands_of("Your own language model", "fits/FITTING.md")
+    call(*collect.split()[1:])
+    call(*diagnose.split()[1:])
     assert Path("runs/model-diagnosis/first-look.json").exists()
 
 

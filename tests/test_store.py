@@ -608,7 +608,7 @@ def test_the_store_survives_any_history():
 
 @pytest.mark.slow
 def test_the_store_survives_any_long_history():
-    machine(1_000, 50)("runTest").runTest()
+    machine(300, 50)("runTest").runTest()
 
 
 def kill_publishers(store, kills, seed):
