@@ -99,6 +99,7 @@ def test_a_refit_says_the_same_and_one_with_other_options_does_not(folder, tmp_p
     assert (other.version, written) == (2, True)
 
 
+@pytest.mark.slow
 def test_same_bytes_but_for_created(folder):
     one, two = (fit_collection(folder, "toy").coefficients for _ in range(2))
     strip = [dumps(f).replace(f.provenance["created"], "") for f in (one, two)]

@@ -148,6 +148,7 @@ def test_scores_are_the_same_for_any_number_of_jobs():
             np.testing.assert_array_equal(a.correct[name], b.correct[name])
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_carries_on_with_another_number_of_jobs(tmp_path):
     whole = collected(tmp_path / "whole", Jobs())
 
@@ -164,6 +165,7 @@ def test_an_interrupted_run_carries_on_with_another_number_of_jobs(tmp_path):
     assert bytes_of(tmp_path / "run") == whole
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_one_line_and_the_same_call_carries_on(tmp_path):
     head = Once(tmp_path / "marker", die)
     carries_on(tmp_path, "a worker process died", head, TWO)

@@ -17,6 +17,7 @@ from calibrate.evaluation.score_head import (
 from calibrate.heads import load_head
 
 
+@pytest.mark.slow
 def test_accuracy_is_that_of_the_head_by_hand():
     head = load_head("max-retrieval")
     paper = calibrate.load("paper")

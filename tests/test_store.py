@@ -603,7 +603,7 @@ def machine(examples, steps):
 
 
 def test_the_store_survives_any_history():
-    machine(25, 20)("runTest").runTest()
+    machine(12, 20)("runTest").runTest()
 
 
 @pytest.mark.slow
@@ -639,6 +639,7 @@ def check_kills(store, kills):
     assert not list(store.glob("identity/.*.tmp"))
 
 
+@pytest.mark.slow
 def test_kill_9_while_publishing(tmp_path):
     check_kills(tmp_path, 10)
 

@@ -504,6 +504,7 @@ def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_long_sequences(paper):
     """As it runs outside of tests."""
     arrays = qkv(T=700, S=700, N=2, K=1, B=1)
@@ -864,15 +865,13 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @of_the_compiler
 @backends
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [pytest.param("plain", "paper", marks=pytest.mark.slow),
-     pytest.param("causal", "paper", marks=pytest.mark.slow),
-     pytest.param("causal", "by_both", marks=pytest.mark.slow),
-     ("padding", "paper"),
-     pytest.param("padding", "by_both", marks=pytest.mark.slow)],
+    [("plain", "paper"), ("causal", "paper"), ("causal", "by_both"), ("padding", "paper"),
+     ("padding", "by_both")],
 )  # fmt: skip
 def test_attention_compiled_in_one_graph(case, kind, backend, request):
     """Padding may hold anything."""

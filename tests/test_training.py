@@ -92,6 +92,7 @@ training.train(0, 3000, Path({str(tmp_path)!r}) / "FOLDER", print)
     assert whole.read_bytes() == killed.read_bytes()
 
 
+@pytest.mark.slow
 def test_training_learns_and_logs(tmp_path, quick):
     reports = []
     training.train(0, 200, tmp_path, reports.append)

@@ -75,6 +75,7 @@ def test_order_of_the_items_says_nothing(study):
     assert not torch.allclose(one, without, atol=1e-3)  # and the items are seen
 
 
+@pytest.mark.slow
 def test_training_begins_to_learn(study):
     model = study["new_model"](2, 3)
     losses = [loss for _, loss in study["train"](model, 3, 60, 2e-3, prompts=64)]
