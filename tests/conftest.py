@@ -28,6 +28,11 @@ plot_style.DPI = 40
 bootstrap.N_RESAMPLES = 40  # test_bootstrap has as many as users
 
 
+def as_users() -> dict[str, str]:
+    """The environment of a process that compiles as users do."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+
+
 class ToyBatch(NamedTuple):
     logits: np.ndarray
     target: np.ndarray

@@ -1,13 +1,13 @@
 """The README and its companions: every command and every Python block is tested."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import as_users
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,8 +43,7 @@ def test_the_two_commands_on_a_fresh_clone(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     main_job, _ = commands_of("Two commands")
-    as_users = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    options = {"cwd": clone, "env": as_users, "capture_output": True, "text": True}
+    options = {"cwd": clone, "env": as_users(), "capture_output": True, "text": True}
     done = subprocess.run(main_job, shell=True, **options)
     assert done.returncode == 0, done.stderr
     assert "fit = calibrate.load(" in done.stdout

@@ -1,12 +1,11 @@
 """Fit: a collection becomes a file that loads, with its evidence; or a reason why not."""
 
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import ToyHead
+from conftest import ToyHead, as_users
 
 import calibrate
 from calibrate.collecting.collect import collect
@@ -162,11 +161,10 @@ def test_the_shipped_fit_is_of_the_present_default():
 def test_the_shipped_fit_is_what_calibrate_fit_publishes(tmp_path):
     """By the commands as they are, without an option."""
     shipped = calibrate.load("max-retrieval")
-    as_users = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     run, store = tmp_path / "run", tmp_path / "fits"
     for words in (["collect", "--out", run], ["fit", run, "--name", "again", "--store", store]):
         command = [sys.executable, "-m", "calibrate", *map(str, words)]
-        subprocess.run(command, check=True, capture_output=True, env=as_users)
+        subprocess.run(command, check=True, capture_output=True, env=as_users())
     again = calibrate.load("again", store)
     assert again.rule == shipped.rule
     assert again.quality["q"] == shipped.quality["q"]

@@ -1,4 +1,4 @@
-"""Collecting, fitting, scoring and reporting on logits or a model of one's own."""
+"""Collecting, fitting, scoring and reporting on a head, logits or a model."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,42 @@ from typing import TYPE_CHECKING
 from calibrate.cli.fit import FitRequest
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
-from calibrate.report.run_record import OwnRunRecord
+from calibrate.report.run_record import OwnRunRecord, RunRecord
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.examples.sources import Wanted
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
+
+
+def run_on_head(
+    head: str, sizes: list[int], sets: int, seed: int, name: str | None, max_bytes: int,
+    store: Path | None,
+) -> RunRecord:  # fmt: skip
+    """Fits a head, and scores it before and after on fresh sets."""
+    from calibrate.cli.collect_steps import collect_from_head
+    from calibrate.cli.evaluate_steps import score_with_progress
+    from calibrate.cli.fit_steps import fit_and_publish
+    from calibrate.cli.loading import load_head
+    from calibrate.cli.report_steps import write_head_report
+    from calibrate.evaluation.baselines import beside, by_sharpness, fitted_rules, fixed_rules
+    from calibrate.report.fit_record import FitRecord
+
+    name = name or "quickstart"
+    check_name(name)
+    loaded, folder = load_head(head), Path("runs") / name
+    collect_from_head(loaded, sizes, sets, seed, folder=folder, max_bytes=max_bytes)
+    record = fit_and_publish(FitRequest(folder, name, store=store))
+    assert isinstance(record, FitRecord)  # a head's rows name no layer
+    fit = record.fit
+    assert fit.choice is not None  # not the paper's procedure
+    others = by_sharpness(fit.choice) | fitted_rules(fit.rows, fit.choice)
+    rules = beside(fit.coefficients, fixed_rules() | others)
+    scores = score_with_progress(loaded, sizes, sets, seed, rules)
+    page = _page(fit.coefficients)
+    report = write_head_report(page, fit.coefficients, loaded, scores, seed, needed=False)
+    return RunRecord(record, loaded.name, scores, report)
 
 
 def run_on_logits(

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.plan import Plan, make_plan
-from calibrate.export.proof import new_model, prove, queries_of, unquantised
+from calibrate.export.proof import prove, queries_without_weights
 from calibrate.export.queries import Change, Place, Queries, places_of, require_supported
 from calibrate.files.atomic_io import whole_folder, write_atomically
 from calibrate.files.coefficient_file import digest, dumps
@@ -89,7 +87,7 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
             f"{folder.path} carries the fit {said.get('fit')} already; give the original model"
         )
     configuration = exported_configuration(stored, config, plan)
-    queries = _queries(config)
+    queries = queries_without_weights(config)
     named = {entry.layer for entry in fit.entries if entry.layer is not None}
     if absent := named - set(queries.layers):
         raise CoefficientsError(
@@ -121,12 +119,6 @@ def read_configuration(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise CalibrateError(f"{path} is not an object of keys; restore it")
     return stored
-
-
-def _queries(config: Any) -> Queries:
-    """Of a model without its weights."""
-    with torch.device("meta"):
-        return queries_of(config, new_model(unquantised(config)))
 
 
 def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:

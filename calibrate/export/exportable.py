@@ -2,12 +2,10 @@
 
 from typing import NamedTuple
 
-import torch
-
 from calibrate.errors import CalibrateError
 from calibrate.export.configuration import exported_configuration, unlike_ministral
 from calibrate.export.plan import ALIKE, HEAD, LAYER, Plan
-from calibrate.export.proof import new_model, prove, queries_of, unquantised
+from calibrate.export.proof import prove, queries_without_weights
 from calibrate.export.queries import Queries, require_supported
 from calibrate.transformers.folders import ModelFolder
 
@@ -34,8 +32,7 @@ def exportable(folder: ModelFolder) -> Exportable:
     """
     config = folder.config
     require_supported(config.model_type)
-    with torch.device("meta"):
-        queries = queries_of(config, new_model(unquantised(config)))
+    queries = queries_without_weights(config)
 
     def apply(of: str) -> str:
         plan = _plan(queries, of)

@@ -19,7 +19,7 @@ from calibrate.export.carried import Carried
 from calibrate.export.gguf_model import BY_SIZE, LENGTH, SCALE, GgufModel, Value, size_keys
 from calibrate.export.gguf_rows import ScaledRows, scale_rows
 from calibrate.export.plan import Plan, make_plan
-from calibrate.files.atomic_io import check_free, replacing
+from calibrate.files.atomic_io import check_free, new_file
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.model_fingerprint import fingerprint_of
@@ -66,7 +66,7 @@ def export_gguf(
     keys |= {_TENSORS: (list(scaled.factors), Kind.ARRAY)} if scaled.factors else {}
     keys |= {_COEFFICIENTS: (dumps(fit), Kind.STRING)}
     architecture = BY_SIZE if plan.ratio else model.architecture
-    with replacing(out) as path:
+    with new_file(out) as path:
         writer = gguf.GGUFWriter(path, architecture)
         try:
             _write(writer, model, scaled, keys, report)

@@ -124,6 +124,12 @@ def queries_of(config: Any, model: PreTrainedModel) -> Queries:
     return Queries(config, {name: x.shape for name, x in model.state_dict().items()})
 
 
+def queries_without_weights(config: Any) -> Queries:
+    """The same of a model that takes no memory."""
+    with torch.device("meta"):
+        return queries_of(config, new_model(unquantised(config)))
+
+
 def _exported(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
     weights: dict[str, Tensor] = dict(original.state_dict())
     places = places_of(weights)

@@ -40,18 +40,31 @@ def write_atomically(
       error: the folder cannot be made or written. Nothing is left behind, unless the last step
         failed, the fsync of the folder: then the complete file stays.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        make_folder(path.parent)
+    with _temporary(path, error, (FileExistsError,) if exclusive else ()) as temporary:
         _write_new(temporary, data)
         if exclusive:
             _link(temporary, path)
         else:
             os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _temporary(
+    path: Path, error: type[CalibrateError], as_is: tuple[type[OSError], ...] = ()
+) -> Iterator[Path]:
+    """A name beside `path` to write to and to move from; removed in the end.
+
+    Args:
+      as_is: what is raised as it is; other failures of the disk become `error`.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        make_folder(path.parent)
+        yield temporary
         _sync(path.parent)
+    except as_is:
+        raise
     except OSError as failure:
-        if exclusive and isinstance(failure, FileExistsError):
-            raise
         raise unwritable(path, failure, error) from failure
     finally:
         with contextlib.suppress(OSError):
@@ -59,27 +72,19 @@ def write_atomically(
 
 
 @contextlib.contextmanager
-def replacing(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
+def new_file(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
     """A temporary name to write a large file to; it becomes `path` at the end, or is removed.
 
     Raises:
-      error: the folder cannot be made or written. Nothing is left behind.
+      error: the folder cannot be made or written, or the name is taken. Nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        make_folder(path.parent)
+    with _temporary(path, error) as temporary:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         if os.path.lexists(path):
             raise error(f"{path} appeared meanwhile; choose another name")
         os.replace(temporary, path)
-        _sync(path.parent)
-    except OSError as failure:
-        raise unwritable(path, failure, error) from failure
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
 
 
 @contextlib.contextmanager
