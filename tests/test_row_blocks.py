@@ -1,4 +1,4 @@
-"""Blocks: every row once and in order, one shape throughout."""
+"""Blocks: every row once and in order, in one shape; few shapes for many numbers of items."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,32 @@ from calibrate.maths import row_blocks
 def test_blocks_cover_the_rows_with_one_shape(monkeypatch, rows, n):
     monkeypatch.setattr(row_blocks, "ITEMS_PER_BLOCK", 64)
     logits = np.arange(rows * n, dtype=np.float32).reshape(rows, n)
-    target = np.arange(rows)
+    target, sets = np.arange(rows), logits % 2 == 0
     seen, shapes = [], set()
-    for part, (z, t) in row_blocks.in_blocks(logits, target):
+    for part, (z, t, s) in row_blocks.in_blocks(logits, target, sets):
         count = part.stop - part.start
-        np.testing.assert_array_equal(z[:count], logits[part])
+        np.testing.assert_array_equal(z[:count, :n], logits[part])
+        np.testing.assert_array_equal(s[:count, :n], sets[part])
+        assert (z[:count, n:] == -np.inf).all()
         assert not z[count:].any()
         assert not t[count:].any()
+        assert not s[:, n:].any()
+        assert z.shape == s.shape
         seen.extend(t[:count])
         shapes.add(z.shape)
     assert seen == list(range(rows))
     assert len(shapes) == min(rows, 1)
+
+
+def test_slices_cover_the_rows_in_order(monkeypatch):
+    monkeypatch.setattr(row_blocks, "ITEMS_PER_BLOCK", 64)
+    parts = list(row_blocks.slices(100, 20))
+    assert np.concatenate([np.arange(100)[part] for part in parts]).tolist() == list(range(100))
+    assert parts[0] == slice(0, 3)
+
+
+def test_few_shapes_for_any_number_of_items():
+    widths = {
+        z.shape for n in range(1, 300) for _, (z,) in row_blocks.in_blocks(np.zeros((40, n)))
+    }
+    assert len(widths) <= 6

@@ -28,7 +28,7 @@ from calibrate.fitting import solved_rows
 from calibrate.fitting.solved_rows import Rows, head_label, known_index
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
-from calibrate.maths.row_blocks import in_blocks
+from calibrate.maths.row_blocks import slices
 
 PERCENTILES = (10, 50, 90)
 
@@ -161,10 +161,10 @@ def _measure(eps: float, size: int, shard: Shard) -> Measured:
     rows = solved_rows.solve_shard(shard, size)
     n_star, share = np.empty((2, len(rows.size)))
     top, target = np.empty((2, len(rows.size)), np.int64)
-    for part, (logits,) in in_blocks(shard.logits):
-        n_rows = part.stop - part.start
-        n_star[part] = dispersal_size(logits[:n_rows], shard.target[part], eps)
-        top[part], share[part], target[part] = attended(logits[:n_rows], shard.target[part])
+    for part in slices(*shard.logits.shape):
+        logits, targets = shard.logits[part], shard.target[part]
+        n_star[part] = dispersal_size(logits, targets, eps)
+        top[part], share[part], target[part] = attended(logits, targets)
     return Measured(rows, n_star, top, share, target)
 
 

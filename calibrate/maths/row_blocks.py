@@ -1,27 +1,67 @@
-"""Row blocks: rows in blocks of one shape, so that a jitted function is traced once."""
+"""Row blocks: rows in blocks of few shapes, so that a jitted function is compiled a few times."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 # A block of rows fits in the second-level cache.
 ITEMS_PER_BLOCK = 1 << 16
+FEW = 64  # times fewer rows are in the blocks of so few rows
+MIN_WIDTH = 16
+# Up to so many items, to compute on four times as many takes less time than to compile once more.
+FEW_ITEMS = 1 << 22
+
+
+def slices(rows: int, n: int) -> Iterator[slice]:
+    """The rows of each block, of n items a row."""
+    step = max(1, ITEMS_PER_BLOCK // max(n, 1))
+    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
 def in_blocks(logits: np.ndarray, *others: np.ndarray) -> Iterator[tuple[slice, list[np.ndarray]]]:
-    """(slice of rows, their part of each array); the last block is padded with zeros.
+    """(slice of rows, their part of each array), every block of one shape.
+
+    Rows are filled up to a width, a power of two or of four, with masked items; the last block is
+    filled up with rows of zeros.
 
     Args:
       logits: (rows, n).
-      others: (rows, ...) each.
+      others: (rows, ...) each; those of shape (rows, n) are bool, and filled up with False.
     """
     rows, n = logits.shape
-    block = min(max(1, ITEMS_PER_BLOCK // max(n, 1)), 1 << max(rows - 1, 0).bit_length())
+    width = _width(rows, n)
+    block = max(1, ITEMS_PER_BLOCK // width)
+    few = max(1, block // FEW)
+    block = few if rows <= few else block
     for start in range(0, rows, block):
         part = slice(start, min(start + block, rows))
-        missing = block - (part.stop - part.start)
-        yield part, [_fill(array[part], missing) for array in (logits, *others)]
+        shape = (block, width)
+        yield (
+            part,
+            [
+                _filled(logits[part], shape, -np.inf),
+                *(
+                    _filled(x[part], shape if x.dtype == bool else (block, *x.shape[1:]), 0)
+                    for x in others
+                ),
+            ],
+        )
 
 
-def _fill(array: np.ndarray, missing: int) -> np.ndarray:
-    return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array
+def _width(rows: int, n: int) -> int:
+    bits = max(n, MIN_WIDTH) - 1
+    powers = bits.bit_length()
+    of_four = powers + powers % 2
+    return 1 << (of_four if rows << of_four <= FEW_ITEMS else powers)
+
+
+def _filled(array: np.ndarray, shape: tuple[int, ...], fill: Any) -> np.ndarray:
+    """The array in the corner of one of that shape; rows beyond its own are 0."""
+    if array.shape == shape:
+        return array
+    whole = np.zeros(shape, array.dtype)
+    if array.ndim > 1:
+        whole[: len(array), array.shape[1] :] = fill
+    whole[tuple(map(slice, array.shape))] = array
+    return whole

@@ -149,30 +149,24 @@ def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
     nearest = jnp.max(jnp.where(v < 0, v, -1), axis=1)
     exponent = v - jnp.where(up, highest[:, None], nearest[:, None])
 
-    def halley(beta: jax.Array, weights: jax.Array | float) -> tuple[jax.Array, ...]:
-        """P and N, each less its dominant exponential, g, and Halley's step for g."""
-        weighted = v * weights
+    def one_pass(state: Passes) -> Passes:
+        """A step of Halley's method for g, from P and N, each less its dominant exponential."""
+        weighted = v * jnp.exp(state.beta[:, None] * exponent)
         P, mean_up, variance_up = moments(jnp.maximum(weighted, 0), v)
         N, mean_down, variance_down = moments(-jnp.minimum(weighted, 0), v)
-        g = beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
+        g = state.beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
         slope, bend = mean_up - mean_down, variance_up - variance_down
         newton = g / slope
         # Between 2/3 and twice Newton's step: far out, the curvature is no guide.
-        return P, N, g, newton / (1 - jnp.clip(newton * bend / slope / 2, -0.5, 0.5))
-
-    def one_pass(state: Passes) -> Passes:
-        *_, g, step = halley(state.beta, jnp.exp(state.beta[:, None] * exponent))
+        step = newton / (1 - jnp.clip(newton * bend / slope / 2, -0.5, 0.5))
         return advance(state, g, step, order=3)
 
-    # At beta = 0 every exponential is 1: the first pass classifies the rows as well.
-    zero = jnp.zeros_like(spread)
-    excess, deficit, g, step = halley(zero, 1.0)
+    excess, deficit = jnp.sum(jnp.maximum(v, 0), axis=1), -jnp.sum(jnp.minimum(v, 0), axis=1)
     sharp = (excess == 0) & (deficit > 0)
     flat = (excess >= deficit) & ~sharp
+    zero = jnp.zeros_like(spread)
     state = Passes(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
-    state = jax.lax.while_loop(
-        lambda state: ~jnp.all(state.done), one_pass, advance(state, g, step, order=3)
-    )
+    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
     solved = state.n_passes <= MAX_PASSES
     beta = jnp.where(solved, state.beta, jnp.nan) / spread
     return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), state.n_passes
