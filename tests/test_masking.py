@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from calibrate.collecting.collect import collect
-from calibrate.evaluation.score_head import attention_weights
+from calibrate.evaluation.score_head import RulesAtSize
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import open_collection
 from calibrate.maths.masking import as_masks, finite_masks, is_masked
 from calibrate.maths.rule import Rule
@@ -45,9 +46,8 @@ def test_scores_of_a_head_leave_finite_masks_out():
     """By n: under beta = log n, twelve masked items of sixteen would double beta."""
     z = np.random.default_rng(0).standard_normal((5, 16)).astype("float32")
     masked = np.arange(16) >= 4
-    by_size = (np.array([[0.0, 0, 0, 1, 0]]), np.array([[0.1, 9.0]]), np.zeros(0))
+    rules = RulesAtSize([Coefficients(Rule.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))], [])
     ours, exact = (
-        attention_weights(np.where(masked, fill, z), *by_size, (Rule.log_size(),))
-        for fill in (-1e4, -np.inf)
+        np.asarray(rules.weights(np.where(masked, np.float32(fill), z))) for fill in (-1e4, -np.inf)
     )
     np.testing.assert_array_equal(ours, exact)

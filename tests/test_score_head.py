@@ -9,7 +9,7 @@ from calibrate.collecting import work_units
 from calibrate.evaluation.baselines import HARD, HINDSIGHT, PLAIN, LogSize
 from calibrate.evaluation.score_head import (
     HindsightSearch,
-    KernelRules,
+    RulesAtSize,
     Score,
     held_out_sets,
     score_head,
@@ -77,7 +77,7 @@ def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_siz
     z[3, 10:] = -np.inf
     z[4, :2] = z[4].max() + 1  # two equal maxima
     fits = [calibrate.load("max-retrieval"), by_size, by_both, calibrate.load("paper"), make_fit()]
-    rules = KernelRules.build(fits, [1.0, 2.5, HARD.beta(50)])
+    rules = RulesAtSize(fits, [1.0, 2.5, HARD.beta(50)])
     weights = np.asarray(rules.weights(z))
     for i, fit in enumerate(fits):
         expected = np.asarray(calibrate.adaptive_softmax(z, fit))

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from calibrate.collecting.resume import changed_units, claim_folder, complete_shards
@@ -20,8 +18,8 @@ from calibrate.files.shard import Shard, shard_path
 from calibrate.heads import Head
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths.hashing import hashes
+from calibrate.maths.row_entropy import row_entropy
 from calibrate.maths.rule import Rule
-from calibrate.maths.shannon_entropy import entropy
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 
@@ -193,20 +191,19 @@ def _collect_unit(
 
 def _kept_rows(unit_rows: UnitRows, unit: Unit, most: int, keep_all: bool) -> Shard:
     """The rows of a unit that are kept, at most so many."""
-    good, misranked, H, counts = map(np.asarray, examine(unit_rows.logits, unit_rows.target))
+    good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
     columns: dict[str, Any] = {
         k: None if x is None else x[rows] for k, x in unit_rows._asdict().items()
     }
     index = rows + unit.first
-    return Shard(entropy=H[rows], index=index, counts=counts.astype(np.int64), **columns)
+    return Shard(entropy=H[rows], index=index, counts=counts, **columns)
 
 
-@jax.jit
 def examine(
-    logits: jax.Array, target: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    logits: np.ndarray, target: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Classifies rows; bad ones have NaN, +inf, or a masked target.
 
     Args:
@@ -216,23 +213,22 @@ def examine(
       (count,) bool, good; (count,) bool, misranked; (count,) entropy, nats; the counts of COUNTS.
     """
     if target.ndim == 1:
-        at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
-        n_targets = jnp.ones(len(logits), jnp.int32)
+        at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+        n_targets = np.ones(len(logits), np.intp)
     else:
-        at_target = jnp.max(logits, axis=1, keepdims=True, where=target, initial=-jnp.inf)
-        n_targets = jnp.sum(target & (logits == at_target), axis=1)
-    highest = jnp.max(logits, axis=1, keepdims=True)
-    nan = jnp.any(jnp.isnan(logits), axis=1)  # the maximum may pass over a NaN on the CPU
-    inf = (highest == jnp.inf)[:, 0] & ~nan
+        at_target = np.max(logits, axis=1, where=target, initial=-np.inf)
+        n_targets = np.sum(target & (logits == at_target[:, None]), axis=1)
+    highest = np.max(logits, axis=1)  # NaN if any is
+    nan, inf = np.isnan(highest), highest == np.inf
     # Also a target so far below the highest logit that the largest beta overflows.
-    unreachable = ~jnp.isfinite((highest - at_target) * Rule().max_beta)
-    masked_target = unreachable[:, 0] & ~nan & ~inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        unreachable = ~np.isfinite((highest - at_target) * np.float32(Rule().max_beta))
+    masked_target = unreachable & ~nan & ~inf
     good = ~(nan | inf | masked_target)
-    misranked = good & (highest > at_target)[:, 0]
-    ties = good & ~misranked & (jnp.sum(logits == at_target, axis=1) > n_targets)
-    counts = [jnp.ones_like(good), misranked, ties, nan, inf, masked_target]
-    totals = jnp.stack([jnp.sum(c, dtype=jnp.int32) for c in counts])
-    return good, misranked, entropy(logits), totals
+    misranked = good & (highest > at_target)
+    ties = good & ~misranked & (np.sum(logits == at_target[:, None], axis=1) > n_targets)
+    counts = [np.ones_like(good), misranked, ties, nan, inf, masked_target]
+    return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)
 
 
 def _lowest_hashes(index: np.ndarray, quota: int) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ from calibrate.evaluation.baselines import HINDSIGHT_BETAS, Hindsight, LogSize, 
 from calibrate.files.coefficients import Coefficients
 from calibrate.heads import Head, head_loader
 from calibrate.heads.protocol import call
-from calibrate.maths.masking import is_masked
-from calibrate.maths.rule import N_COEFFICIENTS, N_DOMAIN, Rule, beta_of
-from calibrate.maths.shannon_entropy import centre, log_size
+from calibrate.maths.masking import as_masks
+from calibrate.maths.row_entropy import FARTHEST, row_entropy
+from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
 STREAM = "evaluate"
@@ -150,12 +150,13 @@ def _score_size(
     head = load_head()
     fits = {name: rule for name, rule in rules.items() if isinstance(rule, Coefficients)}
     by_size = {name: rule.beta(size) for name, rule in rules.items() if isinstance(rule, LogSize)}
-    kernel_rules = KernelRules.build(list(fits.values()), list(by_size.values()))
+    at_size = RulesAtSize(list(fits.values()), list(by_size.values()))
     names = [*fits, *by_size]
-    search = HindsightSearch(sets) if "hindsight" in rules else None
+    few = hasattr(head, "correct_each") and choosing_sets(sets) == sets // 2
+    search = HindsightSearch(sets, few) if "hindsight" in rules else None
     correct = np.empty((sets, len(names)), bool)
     for rows, attended in _held_out(head, size, sets, seed):
-        outcomes = _correct(head, attended, kernel_rules.plus(search.betas() if search else []))
+        outcomes = _correct(head, attended, at_size.plus(search.betas() if search else []))
         correct[rows] = outcomes[:, : len(names)]
         if search:
             search.record(rows, outcomes[:, len(names) :])
@@ -171,56 +172,70 @@ def choosing_sets(sets: int) -> int:
     return min(sets // 2, MAX_CHOOSING_SETS)
 
 
-@dataclass(frozen=True)
-class KernelRules:
-    """Rules at one set size, as `attention_weights` takes them: fits first, then constants."""
+class RulesAtSize(NamedTuple):
+    """Rules at one set size: fits, and constants."""
 
-    guards: tuple[Rule, ...]
-    coefficients: np.ndarray  # (fits, 8), zeros ahead of fewer
-    domains: np.ndarray  # (fits, 4), zeros after fewer
-    constants: np.ndarray  # (constants,) beta
+    fits: Sequence[Coefficients]
+    constants: Sequence[float] | np.ndarray  # beta
 
-    @classmethod
-    def build(cls, fits: Sequence[Coefficients], constants: Sequence[float]) -> "KernelRules":
-        coefficients = np.zeros((len(fits), max(N_COEFFICIENTS.values())), np.float32)
-        domains = np.zeros((len(fits), max(N_DOMAIN.values())), np.float32)
-        for powers, domain, fit in zip(coefficients, domains, fits, strict=True):
-            powers[-len(fit.only.coefficients) :] = fit.only.coefficients
-            domain[: len(fit.only.domain)] = fit.only.domain
-        guards = tuple(fit.rule for fit in fits)
-        return cls(guards, coefficients, domains, np.array(constants, np.float32))
+    def plus(self, constants: Sequence[float] | np.ndarray) -> "RulesAtSize":
+        return self._replace(constants=[*self.constants, *constants])
 
-    def plus(self, constants: ArrayLike) -> "KernelRules":
-        both = np.concatenate([self.constants, np.asarray(constants, np.float32)])
-        return replace(self, constants=both)
+    def weights(self, logits: ArrayLike) -> jax.Array:
+        """Attention weights under each rule: what `adaptive_softmax` gives for each.
 
-    def weights(self, logits: jax.Array) -> jax.Array:
-        """Attention weights under each rule, (count, rules, n)."""
-        weights: jax.Array = attention_weights(
-            logits, self.coefficients, self.domains, self.constants, guards=self.guards
-        )
+        Args:
+          logits: (count, n) float32; -9,000 and less means masked.
+        Returns:
+          (count, fits + constants, n).
+        """
+        z = as_masks(np.asarray(logits))
+        H, log_n = row_entropy(z), np.log(np.maximum((z > -np.inf).sum(axis=1), 1))
+        betas = np.empty((len(z), len(self.fits) + len(self.constants)), np.float32)
+        for column, fit in zip(betas.T, self.fits, strict=False):
+            of_fit = fit.only.coefficients, fit.only.domain, fit.rule
+            column[:] = beta_of(H.astype(float), log_n, *of_fit, np)
+        betas[:, len(self.fits) :] = self.constants
+        weights: jax.Array = _weights(z, betas)
         return weights
 
 
-class HindsightSearch:
-    """Chooses the best constant on the first sets, and scores it on the others."""
+@jax.jit
+def _weights(logits: jax.Array, betas: jax.Array) -> jax.Array:
+    """softmax(beta z) of (count, n) logits at (count, k) betas: (count, k, n)."""
+    shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), FARTHEST)
+    powers = jnp.exp(betas[..., None] * shifted[:, None])
+    return powers / jnp.sum(powers, axis=-1, keepdims=True)
 
-    def __init__(self, sets: int):
+
+class HindsightSearch:
+    """Chooses the best constant on the first sets, and scores it on the others.
+
+    Args:
+      sets: how many there are.
+      all_along: whether the others are scored under all constants too: for a few sets that takes
+        less time than to compile for one constant.
+    """
+
+    def __init__(self, sets: int, all_along: bool = False):
         self.chosen: int | None = None
+        self._all_along = all_along
         self._choosing = choosing_sets(sets)
         self._correct = np.empty((sets, len(HINDSIGHT_BETAS)), bool)
 
     def betas(self) -> np.ndarray:
         """The constants to score on the next sets: all, or the best once it is chosen."""
-        return HINDSIGHT_BETAS if self.chosen is None else HINDSIGHT_BETAS[[self.chosen]]
+        if self.chosen is None or self._all_along:
+            return HINDSIGHT_BETAS
+        return HINDSIGHT_BETAS[[self.chosen]]
 
     def record(self, rows: slice, correct: np.ndarray) -> None:
         """Takes the outcomes of `betas()` on some sets, bool (sets, betas)."""
-        if self.chosen is not None:
+        if correct.shape[1] == 1:
             self._correct[rows, self.chosen] = correct[:, 0]
             return
         self._correct[rows] = correct
-        if rows.stop >= self._choosing:
+        if self.chosen is None and rows.stop >= self._choosing:
             self.chosen = int(self._correct[: self._choosing].sum(axis=0).argmax())
 
     def result(self) -> tuple[np.ndarray, float]:
@@ -236,7 +251,7 @@ def _held_out(head: Head, size: int, sets: int, seed: int) -> Iterator[tuple[sli
             yield slice(unit.first + part.start, unit.first + part.stop), attended
 
 
-def _correct(head: Head, attended: Any, rules: KernelRules) -> np.ndarray:
+def _correct(head: Head, attended: Any, rules: RulesAtSize) -> np.ndarray:
     """bool (count, rules): whether the head is right under each rule."""
     weights = rules.weights(attended.logits)
     count, n_rules, _ = weights.shape
@@ -255,36 +270,3 @@ def _check_correct(head: Head, correct: ArrayLike, shape: tuple[int, ...]) -> np
             f"expected bool {shape}"
         )
     return correct
-
-
-@partial(jax.jit, static_argnames="guards")
-def attention_weights(
-    logits: jax.Array,
-    coefficients: jax.Array,
-    domains: jax.Array,
-    constants: jax.Array,
-    guards: tuple[Rule, ...],
-) -> jax.Array:
-    """Attention weights under several rules at once: what `adaptive_softmax` gives for each.
-
-    The numbers of the rules are arguments, so that another head's fits are not another trace.
-
-    Args:
-      logits: (count, n); -9,000 and less means masked.
-      coefficients: (fits, 8), as in `KernelRules`.
-      domains: (fits, 4) in nats and log n, likewise.
-      constants: (constants,) beta of rules that do not depend on the rows.
-      guards: one per fit.
-    Returns:
-      (count, fits + constants, n).
-    """
-    logits = jnp.where(is_masked(logits), -jnp.inf, logits)
-    row = centre(logits, -1)
-    H, log_n = row.entropy[:, 0], log_size(logits, -1)[:, 0]
-    betas = [
-        beta_of(H, log_n, powers, domain, rule, jnp)
-        for powers, domain, rule in zip(coefficients, domains, guards, strict=True)
-    ]
-    betas += [jnp.broadcast_to(constant, H.shape) for constant in constants]
-    powers = jnp.exp(jnp.stack(betas, axis=1)[..., None] * row.shifted[:, None])
-    return powers / jnp.sum(powers, axis=-1, keepdims=True)

@@ -226,7 +226,7 @@ def _score_size(
     count = np.zeros(len(COUNTS), np.int64)
     for unit in plan_units(size, arrays.count(size)):
         rows = arrays.rows(unit.size, unit.first, unit.sets)
-        good, _, H, counted = map(np.asarray, examine(rows.logits, rows.target))
+        good, _, H, counted = examine(rows.logits, rows.target)
         rows = LoggedRows(*(x[good] for x in rows))
         values, of_head = _measure(rows, H[good], arrays, by_head)
         piece = Moments.of(values, of_head, len(arrays.heads), rows.weight)

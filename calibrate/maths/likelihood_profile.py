@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calibrate.maths.row_blocks import in_blocks
+from calibrate.maths.row_entropy import FARTHEST
 
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
@@ -30,7 +31,6 @@ QUINTICS = np.array([
     [0, 0, 0, 4, -8, 4], [0, 0, 0, -1, 2, -1],
 ]) / 4  # fmt: skip
 NEAR = np.arange(len(QUINTICS))  # columns of a series, from those of the node before t = 0
-FARTHEST = -1e18  # from the highest logit: no weight is left, and products are finite
 
 
 class Profile(NamedTuple):
