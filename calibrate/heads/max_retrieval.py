@@ -91,7 +91,13 @@ class MaxRetrievalHead:
 
     def spread_bound(self, batch: Batch) -> np.ndarray:
         """Proposition 3.1: (count,) upper bounds of the largest logit less the smallest."""
-        return np.asarray(_spread_bound(self.params, batch))
+        features = np.asarray(self.attend(batch).features)  # which are compiled for this size
+        item_norm = np.sqrt(np.vecdot(features, features).max(axis=1))
+        count = len(batch.query)
+        queries = np.pad(batch.query, (0, -count % 256))  # one number for sets of all sizes
+        query_norm = np.asarray(_query_norm(self.params, queries))[:count]
+        key_norm = np.linalg.norm(np.asarray(self.params["attention_key"]["kernel"]), ord=2)
+        return np.asarray(spread_bound(query_norm, key_norm, item_norm))
 
 
 def sample(seed: int | list[int], size: int, count: int) -> Batch:
@@ -117,21 +123,27 @@ def initial_params(seed: int) -> Params:
 
 def attend(params: Params, batch: Batch) -> Attended:
     """Forward pass up to the logits of the attention (A.3, equations 5 to 7)."""
-    features, query = _embed(params, batch)
+    features, query = _embed_items(params, batch), _embed_query(params, batch.query)
     key = params["attention_key"]
     direction = query @ key["kernel"].T
     logits = jnp.einsum("bnf,bf->bn", features, direction) + (query @ key["bias"])[:, None]
     return Attended(logits, features, batch.label)
 
 
-def _embed(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Items (count, size, N_FEATURES), and queries (count, N_FEATURES) over sqrt(N_FEATURES)."""
+def _embed_items(params: Params, batch: Batch) -> jax.Array:
+    """Items, (count, size, N_FEATURES)."""
     # One-hot times kernel is a row of the kernel.
     first = params["item_1"]
     hidden = batch.priority[..., None] * first["kernel"][0] + first["kernel"][1:][batch.category]
-    features = jax.nn.gelu(_dense(params["item_2"], jax.nn.gelu(hidden + first["bias"])))
-    query = _dense(params["query_2"], jax.nn.gelu(_dense(params["query_1"], batch.query[:, None])))
-    return features, _dense(params["attention_query"], query) / math.sqrt(N_FEATURES)
+    features: jax.Array = jax.nn.gelu(_dense(params["item_2"], jax.nn.gelu(hidden + first["bias"])))
+    return features
+
+
+def _embed_query(params: Params, query: ArrayLike) -> jax.Array:
+    """Queries, (count, N_FEATURES), over sqrt(N_FEATURES)."""
+    hidden = jax.nn.gelu(_dense(params["query_1"], jnp.asarray(query)[:, None]))
+    query = _dense(params["attention_query"], _dense(params["query_2"], hidden))
+    return query / math.sqrt(N_FEATURES)
 
 
 def answer(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
@@ -162,14 +174,8 @@ def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax
 
 
 @jax.jit
-def _spread_bound(params: Params, batch: Batch) -> jax.Array:
-    features, query = _embed(params, batch)
-    bound: jax.Array = spread_bound(
-        jnp.linalg.norm(query, axis=-1),
-        jnp.linalg.norm(params["attention_key"]["kernel"], ord=2),
-        jnp.max(jnp.linalg.norm(features, axis=-1), axis=-1),
-    )
-    return bound
+def _query_norm(params: Params, query: jax.Array) -> jax.Array:
+    return jnp.linalg.norm(_embed_query(params, query), axis=-1)
 
 
 def _dense(layer: dict[str, jax.Array], inputs: ArrayLike) -> jax.Array:

@@ -8,8 +8,8 @@ import numpy as np
 # A block of rows fits in the second-level cache.
 ITEMS_PER_BLOCK = 1 << 16
 FEW = 64  # times fewer rows are in the blocks of so few rows
-MIN_WIDTH = 16
-# Up to so many items, to compute on four times as many takes less time than to compile once more.
+# Up to so many items in the end, to compute on several times as many takes less time than to compile
+# once more: then widths are powers of 8 from 64 on.
 FEW_ITEMS = 1 << 22
 
 
@@ -22,8 +22,8 @@ def slices(rows: int, n: int) -> Iterator[slice]:
 def in_blocks(logits: np.ndarray, *others: np.ndarray) -> Iterator[tuple[slice, list[np.ndarray]]]:
     """(slice of rows, their part of each array), every block of one shape.
 
-    Rows are filled up to a width, a power of two or of four, with masked items; the last block is
-    filled up with rows of zeros.
+    Rows are filled up to a width, a power of two, with masked items; the last block is filled up
+    with rows of zeros.
 
     Args:
       logits: (rows, n).
@@ -50,10 +50,9 @@ def in_blocks(logits: np.ndarray, *others: np.ndarray) -> Iterator[tuple[slice, 
 
 
 def _width(rows: int, n: int) -> int:
-    bits = max(n, MIN_WIDTH) - 1
-    powers = bits.bit_length()
-    of_four = powers + powers % 2
-    return 1 << (of_four if rows << of_four <= FEW_ITEMS else powers)
+    power = max(4, (n - 1).bit_length())
+    of_eight = max(6, -(-power // 3) * 3)
+    return 1 << (of_eight if rows << of_eight <= FEW_ITEMS else power)
 
 
 def _filled(array: np.ndarray, shape: tuple[int, ...], fill: Any) -> np.ndarray:
