@@ -8,8 +8,8 @@ import numpy as np
 # A block of rows fits in the second-level cache.
 ITEMS_PER_BLOCK = 1 << 16
 FEW = 64  # times fewer rows are in the blocks of so few rows
-# Up to so many items in the end, to compute on several times as many takes less time than to compile
-# once more: then widths are powers of 8 from 64 on.
+# Up to so many items in the end, it takes less time to compute on several times as many than to
+# compile once more: then widths are powers of 8 from 64 on.
 FEW_ITEMS = 1 << 22
 
 
