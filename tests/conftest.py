@@ -2,6 +2,7 @@
 
 import os
 from importlib.metadata import version
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,11 @@ for name in (
 # XLA's older emitters compile in half of the time. Other releases may not know the flag, and abort.
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and version("jaxlib").startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+# What one process has compiled, the others load.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _compiled = TemporaryDirectory(prefix="compiled-")  # removed when this process ends
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import calibrate  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
@@ -30,7 +36,9 @@ bootstrap.N_RESAMPLES = 40  # test_bootstrap has as many as users
 
 def as_users() -> dict[str, str]:
     """The environment of a process that compiles as users do."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    kept = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    return {**found, "JAX_COMPILATION_CACHE_DIR": kept}
 
 
 class ToyBatch(NamedTuple):

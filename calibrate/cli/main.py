@@ -11,6 +11,7 @@ import typer
 import calibrate
 from calibrate.cli import fits
 from calibrate.cli.collect import collect
+from calibrate.cli.compiled_programs import keep_compiled_programs
 from calibrate.cli.diagnose import diagnose
 from calibrate.cli.evaluate import evaluate
 from calibrate.cli.exit_codes import INTERRUPTED, Commands, end_interrupted
@@ -43,6 +44,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # for terminals that are not UTF-8
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
         signal.signal(signal.SIGINT, end_interrupted)
+    keep_compiled_programs()
     try:
         app()
     except SystemExit as end:

@@ -175,7 +175,8 @@ def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax
 
 @jax.jit
 def _query_norm(params: Params, query: jax.Array) -> jax.Array:
-    return jnp.linalg.norm(_embed_query(params, query), axis=-1)
+    norm: jax.Array = jnp.linalg.norm(_embed_query(params, query), axis=-1)
+    return norm
 
 
 def _dense(layer: dict[str, jax.Array], inputs: ArrayLike) -> jax.Array:
