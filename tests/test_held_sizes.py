@@ -86,6 +86,16 @@ def test_sizes_that_are_not_there_hold_nothing(rows):
         )
 
 
+@pytest.mark.parametrize("kind", ["constant", "log-size"])
+def test_sizes_that_are_put_together_are_held_together(rows, kind):
+    """Of more than 64 sizes neighbours share cells, some on either side of the size."""
+    some = rows.take(rows.size == 16)
+    items = np.random.default_rng(0).integers(4, 160, len(some.items)).astype(np.int32)
+    many = some._replace(items=items)
+    for n in range(41, 97, 7):
+        assert fit_rule(many, kind, HELD._replace(trained_up_to=n)).only.coefficients
+
+
 def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
     monkeypatch.setattr(candidates, "HARM", -1.0)  # a gain of 1 nat is asked for
     trial = try_kinds(rows, HELD)

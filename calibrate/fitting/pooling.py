@@ -62,19 +62,25 @@ def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Scores of rows, added up by block and cell."""
+    """Scores of rows, added up by cell and block; a pair of them that has rows is one entry."""
 
     cells: Cells
-    series: np.ndarray  # (blocks, cells, columns of a profile), of the score
-    weight: np.ndarray  # (blocks, cells)
-    profile: Profile  # of no rows
+    cell: np.ndarray  # (pairs,) rising
+    block: np.ndarray  # (pairs,) rising within a cell
+    scores: Profile  # of the pairs: sums of the score
+    weight: np.ndarray  # (pairs,)
     held: np.ndarray  # (held sizes, cells) bool: those at which log p must be kept
-    held_series: np.ndarray  # (blocks, held cells, columns of a profile), of log p
+    held_log_p: Profile  # of the pairs of held cells: sums of log p
 
     @property
     def blocks(self) -> np.ndarray:
         """Those that have rows."""
-        return np.flatnonzero(self.weight.sum(axis=1))
+        return np.unique(self.block)
+
+    @property
+    def cell_weight(self) -> np.ndarray:
+        """(cells,)"""
+        return np.bincount(self.cell, self.weight)
 
     def by_size(self) -> "Pool":
         """With one cell for each set size: for rules that do not look at entropy."""
@@ -85,25 +91,28 @@ class Pool:
         return self.by_size() if len(self.held) else self._merged(np.zeros_like(self.cells.size))
 
     def _merged(self, key: np.ndarray) -> "Pool":
-        """Cells with the same key together; those of a key are neighbours."""
-
-        def added(x: np.ndarray, key: np.ndarray = key) -> np.ndarray:
-            starts = np.flatnonzero(np.diff(key, prepend=-1))
-            sums: np.ndarray = np.add.reduceat(x, starts, axis=-1) if len(starts) else x
-            return sums
-
-        entropy, log_n = (added(x) / added(np.ones(len(x))) for x in self.cells[:2])
+        """Cells with the same key, from 0, together; those of a key are neighbours."""
+        count = np.bincount(key)
+        entropy, log_n = (np.bincount(key, x) / count for x in self.cells[:2])
         first = np.flatnonzero(np.diff(key, prepend=-1))
+        place = key[self.cell] * N_BLOCKS + self.block
+        at_held, ones = self._of_held(), np.ones(len(place))
+        places, scores = _add_up(self.scores, place, ones)
         return replace(
             self,
             cells=Cells(entropy, log_n, key[first]),
-            series=added(self.series.swapaxes(1, 2)).swapaxes(1, 2),
-            weight=added(self.weight),
+            cell=places // N_BLOCKS,
+            block=places % N_BLOCKS,
+            scores=scores,
+            weight=np.bincount(_ranks(place)[1], self.weight),
             held=self.held[:, first],
-            held_series=added(self.held_series.swapaxes(1, 2), key[self.held.any(axis=0)]).swapaxes(
-                1, 2
-            ),
+            held_log_p=_add_up(self.held_log_p, place[at_held], ones[at_held])[1],
         )
+
+    def _of_held(self) -> np.ndarray:
+        """(pairs,) bool: whether the cell is held."""
+        of_held: np.ndarray = np.asarray(self.held.any(axis=0))[self.cell]
+        return of_held
 
     def objective(self, block_weights: np.ndarray) -> Objective:
         """The objective of (cells,) beta, with a weight for each block.
@@ -111,22 +120,23 @@ class Pool:
         Raises:
           QualityError: no row is left.
         """
-        total = block_weights @ self.weight.sum(axis=1)
+        of_pair = block_weights[self.block]
+        total = of_pair @ self.weight
         if not total > 0:
             raise QualityError(TOO_FEW)
-        cells = self.profile._replace(series=np.tensordot(block_weights, self.series, 1) / total)
-        return likelihood(cells, np.ones(self.series.shape[1]))
+        cells = _by_cell(self.scores, self.cell, of_pair / total)
+        return likelihood(cells, np.ones(len(cells.series)))
 
     def held_scores(self, block_weights: np.ndarray) -> Held | None:
         """The mean log p of each held size, and the least that it may be; None without any."""
-        weight = self.held @ (block_weights @ self.weight)
+        of_pair, at_held = block_weights[self.block], self._of_held()
+        weight = self.held @ np.bincount(self.cell, of_pair * self.weight)
         held, weight = self.held[weight > 0], weight[weight > 0]
         if not len(held):
             return None
         where = np.flatnonzero(self.held.any(axis=0))
         share = held[:, where] / weight[:, None]
-        series = np.tensordot(block_weights, self.held_series, 1)
-        cells = self.profile._replace(series=series)
+        cells = _by_cell(self.held_log_p, self.cell[at_held], of_pair[at_held])
 
         def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             value, slope, _ = cells.derivatives(beta[where])
@@ -136,6 +146,27 @@ class Pool:
 
         plain, _ = of_rows(np.full(held.shape[1], cells.low))
         return Held(of_rows, plain - HARM)
+
+
+def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers >= 0 that occur, and the rank of each place among them."""
+    occurs = np.bincount(place) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[place]
+
+
+def _add_up(scores: Profile, place: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Profile]:
+    """The places that occur, in order, and the weighted sum of the rows at each."""
+    places, rank = _ranks(place)
+    return places, scores.pool(rank, weight, len(places))
+
+
+def _by_cell(scores: Profile, cell: np.ndarray, weight: np.ndarray) -> Profile:
+    """The weighted sum of the pairs of each cell that occurs; cells rise."""
+    from scipy.sparse import csr_array
+
+    starts = np.append(np.flatnonzero(np.diff(cell, prepend=-1)), len(cell))
+    sums = csr_array((weight, np.arange(len(cell)), starts), (len(starts) - 1, len(cell)))
+    return scores._replace(series=sums @ scores.series)
 
 
 def pool(
@@ -157,29 +188,34 @@ def pool(
       trained_up_to: set sizes up to this are held, those of one octave together; 0 holds none.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
-    weight, n_cells = row_weights(rows), len(cells.entropy)
+    weight, place = row_weights(rows), cell * N_BLOCKS + block
     share, _ = prior_share(group_weights(rows), prior_rows)
-    place = block * n_cells + cell
-    octave = np.floor(cells.log_n / np.log(2) + 1e-9)
-    is_held = cells.log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
-    held = np.array([is_held & (octave == o) for o in np.unique(octave[is_held])], bool)
+    held = _held_cells(cells, trained_up_to)
 
-    def added_up(score: Profile) -> np.ndarray:
-        pooled = score.pool(place, weight, N_BLOCKS * n_cells).series
-        return pooled.reshape(N_BLOCKS, n_cells, -1)
+    def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
+        plain, mean = rows.plain_profile.take(some), rows.mean[some]
+        score = rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), share)
+        return _add_up(score, place[some], weight[some])
 
-    def score(q: float) -> Profile:
-        expected = plain_power(rows.plain_profile, rows.mean, q)
-        return rows.profile.power(q).mix(expected, share)
-
-    fitted = score(q)
-    series = added_up(fitted)
-    log_p = series if q == 0 or not is_held.any() else added_up(score(0))
+    places, scores = added_up(q, slice(None))
     return Pool(
         cells,
-        series,
-        np.bincount(place, weight, N_BLOCKS * n_cells).reshape(N_BLOCKS, n_cells),
-        fitted.take(np.empty(0, int)),
-        held.reshape(-1, n_cells),
-        log_p[:, is_held],
+        places // N_BLOCKS,
+        places % N_BLOCKS,
+        scores,
+        np.bincount(_ranks(place)[1], weight),
+        held,
+        added_up(0, np.asarray(held.any(axis=0))[cell])[1],
     )
+
+
+def _held_cells(cells: Cells, trained_up_to: int) -> np.ndarray:
+    """(octaves, cells) bool: the cells of the set sizes that are held, those of an octave together.
+
+    Sizes that were put together are held together, by their mean.
+    """
+    log_n = (np.bincount(cells.size, cells.log_n) / np.bincount(cells.size))[cells.size]
+    octave = np.floor(log_n / np.log(2) + 1e-9)
+    is_held = log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
+    held = [is_held & (octave == o) for o in np.unique(octave[is_held])]
+    return np.array(held, bool).reshape(-1, len(log_n))

@@ -64,7 +64,7 @@ class Problem:
     @property
     def condition(self) -> float:
         """Condition number of the design: how unequally its coefficients are determined."""
-        weight = self.data.weight.sum(axis=0)
+        weight = self.data.cell_weight
         singular = np.linalg.svd(np.sqrt(weight)[:, None] * self.form.design, compute_uv=False)
         full = len(singular) == self.form.design.shape[1] and singular[-1] > 0
         return float(singular[0] / singular[-1]) if full else np.inf

@@ -1,5 +1,6 @@
 """Polynomials in Bernstein form: well conditioned, and bounded by their coefficients."""
 
+from functools import lru_cache
 from math import comb
 
 import numpy as np
@@ -27,12 +28,20 @@ def elevation(degree: int, to: int) -> np.ndarray:
 
 def plain_powers(coefficients: np.ndarray, domain: tuple[float, float]) -> tuple[float, ...]:
     """Bernstein coefficients over a domain -> coefficients of powers of H, highest power first."""
-    lo, hi = domain
     degree = len(coefficients) - 1
-    t = np.polynomial.Polynomial([-lo / (hi - lo), 1 / (hi - lo)])
-    total = np.polynomial.Polynomial([0.0])
-    for k, c in enumerate(coefficients):
-        total = total + float(c) * comb(degree, k) * t**k * (1 - t) ** (degree - k)
+    powers, rest = _powers(domain, degree)
     ascending = np.zeros(degree + 1)
-    ascending[: len(total.coef)] = total.coef
+    for k, c in enumerate(coefficients):
+        ascending += np.convolve(float(c) * comb(degree, k) * powers[k], rest[degree - k])
     return tuple(float(c) for c in ascending[::-1])
+
+
+@lru_cache(maxsize=8)
+def _powers(domain: tuple[float, float], degree: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Powers of t and of 1 - t, as coefficients of powers of H, lowest first."""
+    lo, hi = domain
+    t = np.polynomial.Polynomial([-lo / (hi - lo), 1 / (hi - lo)])
+    powers = range(degree + 1)
+    return [np.asarray((t**k).coef) for k in powers], [
+        np.asarray(((1 - t) ** k).coef) for k in powers
+    ]

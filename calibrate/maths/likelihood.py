@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.maths import newton
 from calibrate.maths.likelihood_profile import Profile
 from calibrate.maths.rule_forms import Form
 
@@ -20,6 +21,7 @@ ROUGH_TOLERANCE = 1e-3  # the same, of the objective, where a solution need not 
 N_CONSTANTS = 33  # betas that are tried to begin with
 ATTEMPTS = 3  # of the solver
 NEAR = 0.98  # of beta - 1: rules that are sharper than this share of the best are as sharp
+LAST_STEP, ROUGH_STEP = 1e-13, 1e-9  # what Newton's last step promises, as the tolerances
 SHARE = 1e-6  # of beta - 1, to which the least sharp rule is found
 
 
@@ -41,26 +43,31 @@ class Solution(NamedTuple):
 class Objective(NamedTuple):
     """What a rule is fitted for: a sum over rows, larger where better."""
 
-    of_rows: Callable[[np.ndarray], tuple[float, np.ndarray]]  # (rows,) beta -> value, slopes
+    values: Callable[[np.ndarray], np.ndarray]  # (..., rows) beta -> (...)
+    # (rows,) beta -> value, and its first and second derivative in each row's beta
+    of_rows: Callable[[np.ndarray], tuple[float, np.ndarray, np.ndarray]]
     of_constants: Callable[[np.ndarray], np.ndarray]  # betas -> (rows, betas), each row's part
     concave: bool  # in (rows,) beta; if not, it may have several peaks
 
     def __call__(self, beta: np.ndarray) -> tuple[float, np.ndarray]:
         """The value at one beta of each row, and its slope in each row's beta."""
-        return self.of_rows(beta)
+        return self.of_rows(beta)[:2]
 
 
 def likelihood(profile: Profile, weight: np.ndarray) -> Objective:
     """(rows,) beta -> sum of weight log p_t(beta), and its slope in each row's beta."""
 
-    def of_rows(beta: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope, _ = profile.derivatives(beta)
-        return float(weight @ value), weight * slope
+    def values(beta: np.ndarray) -> np.ndarray:
+        return np.asarray(profile.log_p(beta) @ weight)
+
+    def of_rows(beta: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        value, slope, bend = profile.derivatives(beta)
+        return float(weight @ value), weight * slope, weight * bend
 
     def of_constants(betas: np.ndarray) -> np.ndarray:
         return np.asarray(weight[:, None] * profile.log_p_at_each(betas))
 
-    return Objective(of_rows, of_constants, profile.concave)
+    return Objective(values, of_rows, of_constants, profile.concave)
 
 
 def maximise(
@@ -92,30 +99,44 @@ def maximise(
       ArithmeticError: the gap exceeds the tolerance, or cannot be bounded.
     """
 
-    def at(c: np.ndarray) -> tuple[float, np.ndarray]:
+    def betas(c: np.ndarray) -> np.ndarray:
         # The solver may step out of the constraints by a rounding.
-        value, slope = objective(np.clip(form.design @ c, low, high))
-        return value, form.design.T @ slope
+        return np.asarray(np.clip(form.design @ c, low, high))
+
+    def value(c: np.ndarray) -> float:
+        return float(objective.values(betas(c)))
+
+    def at(c: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        score, slope, bend = objective.of_rows(betas(c))
+        return score, slope @ form.design, (form.design.T * bend) @ form.design
 
     keep = None if held is None else _of_coefficients(held, form, low, high)
     plain = low * form.ones
 
     def climb(start: np.ndarray) -> _Peak:
-        return _climb(at, form, keep, _towards(plain, start, keep), tolerance)
+        if keep is None:
+            return _climb(at, form, start, tolerance, objective.concave)
+        return _climb_within(at, form, keep, _towards(plain, start, keep), tolerance)
 
     found = [] if start is None else [climb(start)]
     if not (found and objective.concave):
         least = found[0].value if found else -np.inf
-        others = [c for c in _starts(objective, form, low, high) if at(c)[0] > least]
+        others = [c for c in _starts(objective, form, low, high) if value(c) > least]
         found += [climb(c) for c in others]
     peaks = [peak for peak in found if not peak.short]
     if not peaks:
         raise ArithmeticError(found[0].short)
     peak = max(peaks, key=lambda peak: peak.value)
     most = peak.value + (np.nan_to_num(peak.gap) if objective.concave else 0.0)
-    c = _least_sharp(lambda c: at(c)[0] - most + TOLERANCE, form, low, peak.c, objective.concave)
-    value = at(c)[0]
-    return Solution(c, value, most - value if objective.concave else np.nan)
+    way = form.design @ peak.c - low
+
+    def spare(share: np.ndarray) -> np.ndarray:
+        at_shares = np.clip(low + np.multiply.outer(share, way), low, high)
+        return objective.values(at_shares) - most + TOLERANCE
+
+    c = plain + _least_share(spare, objective.concave) * (peak.c - plain)
+    reached = value(c)
+    return Solution(c, reached, most - reached if objective.concave else np.nan)
 
 
 # Coefficients -> by how much each held score is kept, (k,), and the slopes of that, (k, ...).
@@ -130,15 +151,14 @@ def _of_coefficients(held: Held, form: Form, low: float, high: float) -> _Keep:
     return keep
 
 
-def _towards(plain: np.ndarray, c: np.ndarray, keep: _Keep | None) -> np.ndarray:
+def _towards(plain: np.ndarray, c: np.ndarray, keep: _Keep) -> np.ndarray:
     """The farthest rule on the straight way from plain softmax to c that keeps what is held."""
     from scipy.optimize import brentq
 
     def spare(share: float) -> float:
-        assert keep
         return float(keep(plain + share * (c - plain))[0].min())
 
-    if keep is None or spare(1.0) >= 0:
+    if spare(1.0) >= 0:
         return c
     share = float(brentq(spare, 0.0, 1.0, xtol=SHARE)) - SHARE
     farthest: np.ndarray = plain + max(0.0, share) * (c - plain)
@@ -155,34 +175,43 @@ class _Peak(NamedTuple):
 
 
 def _climb(
-    at: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    form: Form,
-    keep: _Keep | None,
-    start: np.ndarray,
-    tolerance: float | None,
+    at: newton.Function, form: Form, start: np.ndarray, tolerance: float | None, concave: bool
 ) -> _Peak:
+    """By Newton's method."""
+    sides = np.concatenate([form.matrix, -form.matrix])
+    bounds = np.concatenate([form.low, -form.high])
+    least = ROUGH_STEP if tolerance is None else LAST_STEP
+    c, value, gain = newton.climb(at, sides, bounds, start, least)
+    gap, most = gain, ROUGH_TOLERANCE * max(1.0, abs(value)) if tolerance is None else tolerance
+    if concave and (tolerance is not None or gain > most):
+        gap = _largest_gain(form, at(c)[1], c, None)
+    short = "" if gap <= most else f"the rule found may be short of the best by {gap:.3g}"
+    return _Peak(c, value, gap, short)
+
+
+def _climb_within(
+    at: newton.Function, form: Form, keep: _Keep, start: np.ndarray, tolerance: float | None
+) -> _Peak:
+    """By sequential quadratic programming, where scores are held."""
     from scipy.optimize import minimize
 
     def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = at(c)
+        value, slope, _ = at(c)
         return -value, -slope
 
     sides = np.concatenate([form.matrix, -form.matrix])
     bounds = np.concatenate([form.low, -form.high])
     constraints: list[dict[str, Any]] = [
-        {"type": "ineq", "fun": lambda c: sides @ c - bounds, "jac": lambda c: sides}
+        {"type": "ineq", "fun": lambda c: sides @ c - bounds, "jac": lambda c: sides},
+        {"type": "ineq", "fun": lambda c: keep(c)[0], "jac": lambda c: keep(c)[1]},
     ]
-    if keep is not None:
-        constraints.append(
-            {"type": "ineq", "fun": lambda c: keep(c)[0], "jac": lambda c: keep(c)[1]}
-        )
     for _ in range(ATTEMPTS):  # the solver may stop early, and then goes on from where it stopped
         result = minimize(
             loss, start, jac=True, method="SLSQP", constraints=constraints,
             options={"ftol": 1e-9 if tolerance is None else 1e-14, "maxiter": 500},
         )  # fmt: skip
-        start = result.x if keep is None else _towards(start, result.x, keep)
-        value, slope = at(start)
+        start = _towards(start, result.x, keep)
+        value, slope, _ = at(start)
         # At the optimum it may find no step that rounding does not spoil, and call it failure.
         accepted = tolerance is None and result.success
         gap = np.nan if accepted else _largest_gain(form, slope, start, keep)
@@ -222,25 +251,19 @@ def _peaks(values: np.ndarray) -> list[int]:
     return peaks
 
 
-def _least_sharp(
-    spare: Callable[[np.ndarray], float], form: Form, low: float, c: np.ndarray, concave: bool
-) -> np.ndarray:
-    """The first rule on the straight way from beta = low to c that has something to spare."""
+def _least_share(spare: Callable[[np.ndarray], np.ndarray], concave: bool) -> float:
+    """The first share of the straight way from beta = low to a rule that has something to spare."""
     from scipy.optimize import brentq
 
-    plain = low * form.ones
-
-    def along(share: float) -> float:
-        return spare(plain + share * (c - plain))
-
-    shares = [0.0, NEAR] if concave else np.linspace(0, NEAR, N_CONSTANTS)
-    enough = next((i for i, share in enumerate(shares) if along(share) >= 0), None)
-    if enough is None:
-        return c
-    if enough == 0:
-        return plain
-    root = float(brentq(along, shares[enough - 1], shares[enough], xtol=SHARE))
-    return plain + min(root + SHARE, shares[enough]) * (c - plain)  # the root may fall short
+    shares = np.array([0.0, NEAR]) if concave else np.linspace(0, NEAR, N_CONSTANTS)
+    enough = np.flatnonzero(spare(shares) >= 0)
+    if not len(enough):
+        return 1.0
+    first = int(enough[0])
+    if first == 0:
+        return 0.0
+    root = float(brentq(spare, shares[first - 1], shares[first], xtol=SHARE))
+    return float(min(root + SHARE, shares[first]))  # the root may fall short
 
 
 def _largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: _Keep | None) -> float:

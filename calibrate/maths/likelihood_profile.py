@@ -30,6 +30,8 @@ QUINTICS = np.array([
     [0, 0, 4, 20, -32, 12], [0, 0, -1, -13, 25, -11],
     [0, 0, 0, 4, -8, 4], [0, 0, 0, -1, 2, -1],
 ]) / 4  # fmt: skip
+IN_T = QUINTICS[:, 1:] * np.arange(1, 6)
+DERIVATIVES = (QUINTICS, IN_T, IN_T[:, 1:] * np.arange(1, 5))
 NEAR = np.arange(len(QUINTICS))  # columns of a series, from those of the node before t = 0
 
 
@@ -41,7 +43,7 @@ class Profile(NamedTuple):
     high: float
     concave: bool = True  # in beta, as where every row has one target
 
-    def take(self, rows: np.ndarray) -> "Profile":
+    def take(self, rows: np.ndarray | slice) -> "Profile":
         """The profile of some of the rows."""
         return self._replace(series=self.series[rows])
 
@@ -72,7 +74,7 @@ class Profile(NamedTuple):
         return self._replace(series=np.stack(columns, axis=1))
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
-        """(rows,) log p_t at one beta of each row, within the bounds."""
+        """(..., rows) log p_t at betas of each row, (..., rows), within the bounds."""
         return self._at(beta, 0)[0]
 
     def log_p_at_each(self, betas: np.ndarray) -> np.ndarray:
@@ -92,16 +94,17 @@ class Profile(NamedTuple):
         return value, first / beta, (second - first) / beta**2
 
     def _at(self, beta: np.ndarray, order: int) -> list[np.ndarray]:
-        """(rows,) log p_t and its derivatives in the node number, up to an order."""
+        """(..., rows) log p_t and its derivatives in the node number, up to an order."""
         first, t = self._place(beta)
-        near = np.take_along_axis(self.series, 2 * first[:, None] + NEAR, axis=1)
-        return [_horner(c, t) for c in _derivatives(near @ QUINTICS, order)]
+        starts = 2 * first + self.series.shape[1] * np.arange(len(self.series))
+        near = self.series.take(starts[..., None] + NEAR)
+        return [_horner(near @ quintics, t) for quintics in DERIVATIVES[: order + 1]]
 
     def _at_each(self, betas: np.ndarray, order: int) -> list[np.ndarray]:
         """(rows, betas) log p_t and its derivatives in the node number, up to an order."""
         first, t = self._place(betas)
         columns, values = 2 * first[:, None] + NEAR, []
-        for quintics in _derivatives(QUINTICS, order):
+        for quintics in DERIVATIVES[: order + 1]:
             of_beta = np.zeros((self.series.shape[1], len(betas)), self.series.dtype)
             weights = np.vander(t, quintics.shape[1], increasing=True) @ quintics.T
             of_beta[columns.T, np.arange(len(betas))] = weights.T
@@ -115,19 +118,11 @@ class Profile(NamedTuple):
         return first, steps - first
 
 
-def _derivatives(c: np.ndarray, order: int) -> list[np.ndarray]:
-    """(..., k) coefficients of polynomials, lowest power first, and of their derivatives."""
-    found = [c]
-    for _ in range(order):
-        found.append(found[-1][..., 1:] * np.arange(1, found[-1].shape[-1]))
-    return found
-
-
 def _horner(c: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """(rows,) values at t of polynomials (rows, k), lowest power first."""
-    value = c[:, -1]
-    for power in reversed(range(c.shape[1] - 1)):
-        value = value * t + c[:, power]
+    """(...) values at t of polynomials (..., k), lowest power first."""
+    value = c[..., -1]
+    for power in reversed(range(c.shape[-1] - 1)):
+        value = value * t + c[..., power]
     return value
 
 
