@@ -21,13 +21,14 @@ from cases import CASES, FITS
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import Rule, beta_of, slope_of
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature  # noqa: E402
 from calibrate.torch import attention as attention_module  # noqa: E402
 from calibrate.torch import blocks as blocks_module  # noqa: E402
+from calibrate.torch import closed_form as closed_form_module  # noqa: E402
 from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
 from calibrate.torch.beta import Inputs, beta_of_rows  # noqa: E402
 from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
@@ -216,13 +217,50 @@ def test_the_entropys_gradient_can_be_stopped(fit):
     assert (gradient(adaptive_softmax(z, fit)) - constant).abs().max() > 0.1
 
 
-def test_gradients_keep_the_logits_alone(paper):
-    """As the original keeps its result alone."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_keep_what_the_caller_has(masked, fit, dtype):
+    """As the original keeps its result: that, the logits, and beside them three numbers a row."""
+    logits, where = normal(16, 64, dtype=dtype).requires_grad_(), torch.arange(64) < 50
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape), lambda x: x):
-        adaptive_softmax(normal(16, 64).requires_grad_(), paper)
-        adaptive_softmax(normal(16, 64).requires_grad_(), BY_BOTH)
-    assert kept == [(16, 64)] * 2
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        probs = adaptive_softmax(logits, fit, where=where if masked else None)
+    given = {x.data_ptr() for x in (logits, probs, where)}
+    assert len(given & {x.data_ptr() for x in kept}) == 2 + masked
+    assert sum(x.numel() for x in kept if x.data_ptr() not in given) <= 3 * 16
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_slope_of_beta_is_that_of_autograd(name):
+    """Of many rows and of few, which are NumPy's; within the domain and beyond it."""
+    fit = FITS[name]
+    if not fit.rule.by_entropy:
+        return
+    entry, H = fit.only, torch.linspace(0.003, 9, 500, dtype=torch.float64, requires_grad=True)
+    for log_n in (0.1, 3.0, 12.0, torch.linspace(0, 14, 500, dtype=torch.float64)):
+        beta = beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, torch)
+        (exact,) = torch.autograd.grad(beta.sum(), H) if beta.requires_grad else (0 * H,)
+        for xp in (torch, np):
+            h, n, b = (
+                x.detach().numpy() if xp is np and torch.is_tensor(x) else x
+                for x in (H, log_n, beta)
+            )
+            slope = slope_of(h, n, b, entry.coefficients, entry.domain, fit.rule, xp)
+            torch.testing.assert_close(torch.as_tensor(slope), exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", SMOOTH_FITS)
+def test_many_rows_are_as_few(kind, monkeypatch):
+    """Few are NumPy's; and of heads too."""
+    for fit in (SMOOTH_FITS[kind], per_head(kind)[0]):
+        results = []
+        for few in (closed_form_module.FEW_ROWS, 0):
+            monkeypatch.setattr(closed_form_module, "FEW_ROWS", few)
+            z = normal(2, 4, 5, 30).requires_grad_()
+            probs = adaptive_softmax(z, fit)
+            results.append((probs, *torch.autograd.grad((probs**2).sum(), z)))
+        torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
@@ -261,6 +299,43 @@ def test_forward_mode_derivatives(kind):
     z = normal(4, 2, 6, dtype=torch.float64)
     reverse, forward = torch.func.jacrev(softmax)(z), torch.func.jacfwd(softmax)(z)
     torch.testing.assert_close(forward, reverse, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit")
+@pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
+def test_what_looks_at_operations_sees_them(fit):
+    """Traces hold no number of the example's; tangents and batches of gradients pass."""
+    softmax = partial(adaptive_softmax, coefficients=fit)
+    z = normal(3, 7, scale=1.0, dtype=torch.float64)
+    make_fx = torch.fx.experimental.proxy_tensor.make_fx
+    traced = torch.jit.trace(lambda z: softmax(z), z), make_fx(softmax)(z)
+    for trace in traced:
+        torch.testing.assert_close(trace(2 * z), softmax(2 * z))
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert softmax(mode.from_tensor(z)).shape == z.shape
+    z.requires_grad_()
+    jacobian = torch.autograd.functional.jacobian(softmax, z)
+    one_by_one = torch.autograd.functional.jacobian(softmax, z, vectorize=True)
+    torch.testing.assert_close(one_by_one, jacobian)
+    square = lambda z: (softmax(z) ** 2).sum()  # noqa: E731
+    hessian = torch.autograd.functional.hessian(square, z)
+    vectorized = torch.autograd.functional.hessian(square, z, vectorize=True)
+    torch.testing.assert_close(vectorized, hessian)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(z, torch.ones_like(z).cumsum(1))
+        (gradient,) = torch.autograd.grad(square(dual), dual)
+        tangent = torch.autograd.forward_ad.unpack_dual(gradient).tangent
+    torch.testing.assert_close(tangent, (hessian * torch.arange(1.0, 8)).sum((2, 3)))
+
+
+@of_the_compiler
+def test_compiled_with_transforms(paper):
+    softmax, z = partial(adaptive_softmax, coefficients=paper), normal(3, 9)
+    square = lambda z: (softmax(z) ** 2).sum()  # noqa: E731
+    for function in (torch.func.vmap(softmax), torch.func.grad(square)):
+        torch.compiler.reset()
+        compiled = torch.compile(function, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(z), function(z))
 
 
 # Tracing the graph is quick; generating code for it is not.

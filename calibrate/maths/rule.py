@@ -113,13 +113,10 @@ def beta_of(
         return xp.clip(line, rule.min_beta, rule.max_beta)
     inside = xp.clip(H, lo, hi)
     if rule.kind == ENTROPY_AND_SIZE:
-        small, large = domain[2:4]
-        one_size = all(isinstance(x, float) for x in (log_n, small, large))
-        within = min(max(log_n, small), large) if one_size else xp.clip(log_n, small, large)
+        within, may_be_beyond = _size_within(log_n, domain, xp)
         value = surface(inside, within, coefficients)
-        if not one_size or log_n != within:
-            both, square, line = coefficients[N_POWERS:]
-            rise = xp.clip(both * inside + (line + 2 * square * within), 0, None)
+        if may_be_beyond:
+            rise = xp.clip(_rise(inside, within, coefficients), 0, None)
             value = value + rise * (log_n - within)
     else:
         value = horner(inside, coefficients)
@@ -127,4 +124,46 @@ def beta_of(
     off = rule.min_entropy >= H
     if rule.outside == "identity":
         off = off | (lo > H) | (hi < H)
-    return xp.where(off, xp.ones_like(beta), beta)
+    return xp.where(off, 1.0, beta)
+
+
+def slope_of(
+    H: Any,
+    log_n: Any,
+    beta: Any,
+    coefficients: Sequence[Any],
+    domain: Sequence[Any],
+    rule: Rule,
+    xp: Any,
+) -> Any:
+    """d beta / dH where beta is what `beta_of` gives, by a rule of entropy, or entropy and size.
+
+    0 where the rule is off, or beta or H are at a limit.
+    """
+    c4, c3, c2, c1, beyond = *coefficients[:4], None
+    if rule.kind == ENTROPY_AND_SIZE:
+        both = coefficients[N_POWERS]
+        within, may_be_beyond = _size_within(log_n, domain, xp)
+        c1 = c1 + both * within
+        beyond = both * (log_n - within) if may_be_beyond else None
+    slope = horner(H, (4 * c4, 3 * c3, 2 * c2, c1))
+    if beyond is not None:
+        slope = xp.where(_rise(H, within, coefficients) > 0, slope + beyond, slope)
+    lo, hi = domain[:2]
+    moves = (lo < H) & (hi > H) & (beta > rule.min_beta) & (beta < rule.max_beta)
+    return xp.where(moves & (rule.min_entropy < H), slope, 0.0)
+
+
+def _size_within(log_n: Any, domain: Sequence[Any], xp: Any) -> tuple[Any, bool]:
+    """log n clipped to the sizes that a rule was fitted on, and whether that may differ."""
+    small, large = domain[2:4]
+    if all(isinstance(x, float) for x in (log_n, small, large)):
+        within = min(max(log_n, small), large)
+        return within, log_n != within
+    return xp.clip(log_n, small, large), True
+
+
+def _rise(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
+    """The slope of `surface` in log n."""
+    both, square, line = coefficients[N_POWERS:]
+    return both * H + (line + 2 * square * log_n)

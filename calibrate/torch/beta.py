@@ -1,13 +1,13 @@
 """beta of a fit in PyTorch, from entropies and numbers of items."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit, check_given
-from calibrate.maths.rule import N_COEFFICIENTS, beta_of
+from calibrate.maths.rule import N_COEFFICIENTS, beta_of, slope_of
 
 
 def inverse_temperature(
@@ -56,7 +56,8 @@ def beta_of_rows(x: Inputs, fit: Coefficients, head_axis: int) -> Tensor:
     """beta of x, with the heads of a fit per head along that axis."""
     either = x.log_n if x.entropy is None else x.entropy
     assert isinstance(either, Tensor)
-    return beta_by_table(x, head_table(fit, either, head_axis), fit)
+    beta: Tensor = beta_by_table(x, head_table(fit, either, head_axis), fit)
+    return beta
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -78,12 +79,24 @@ def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
     return table.reshape(*table.shape, *[1] * (-head_axis - 1))
 
 
-def beta_by_table(x: Inputs, table: Tensor | None, fit: Coefficients) -> Tensor:
-    """beta of x, as the fit's kind has it."""
+def beta_by_table(x: Inputs, table: Any, fit: Coefficients, xp: Any = torch) -> Any:
+    """beta of x, as the fit's kind has it; all of them NumPy's where xp is."""
+    coefficients, domain, named = _numbers(table, fit)
+    beta = beta_of(*x, coefficients, domain, fit.rule, xp)
+    return beta if named is None else xp.where(named, beta, 1.0)
+
+
+def slope_by_table(x: Inputs, beta: Any, table: Any, fit: Coefficients, xp: Any) -> Any:
+    """d beta / dH at x, of a fit by entropy, and perhaps size."""
+    coefficients, domain, named = _numbers(table, fit)
+    slope = slope_of(*x, beta, coefficients, domain, fit.rule, xp)
+    return slope if named is None else xp.where(named, slope, 0.0)
+
+
+def _numbers(table: Any, fit: Coefficients) -> tuple[Any, Any, Any]:
+    """Coefficients, domain, and which heads have any; None if all heads are alike."""
     if table is None:
         entry = fit.only
-        beta: Tensor = beta_of(*x, entry.coefficients, entry.domain, fit.rule, torch)
-        return beta
-    n_coefficients, rows = N_COEFFICIENTS[fit.rule.kind], list(table)
-    beta = beta_of(*x, rows[:n_coefficients], rows[n_coefficients:-1], fit.rule, torch)
-    return torch.where(rows[-1] == 1, beta, 1.0)
+        return entry.coefficients, entry.domain, None
+    n, rows = N_COEFFICIENTS[fit.rule.kind], list(table)
+    return rows[:n], rows[n:-1], rows[-1] == 1

@@ -1,0 +1,211 @@
+"""softmax(beta z) and its gradient, in few passes over the logits.
+
+With s = z - max z, w = exp(s), Z = sum w, mean = sum w s / Z and H = log Z - mean;
+p = softmax(beta z), and g the gradient for p:
+
+    G = p (g - sum g p), which is the gradient for beta z
+    the gradient for z = beta G + (sum G s) (d beta / dH) (w / Z) (mean - s)
+
+Nothing is kept for it but logits and result, which callers have, and three numbers a row. What
+looks at single operations (second derivatives, torch.func, tracers) gets PyTorch's own instead.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from calibrate.files.coefficients import Coefficients
+from calibrate.torch.beta import Inputs, beta_by_table, head_table, slope_by_table, wide
+
+NO_WEIGHT = -1e18  # exp of any beta times it is 0, and its square does not overflow
+FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for a call
+
+
+class Options(NamedTuple):
+    """What makes probabilities of logits."""
+
+    fit: Coefficients
+    dim: int
+    entropy_gradient: bool
+
+
+class _Rows(NamedTuple):
+    """What gradients need of each row; axes are kept."""
+
+    beta: Tensor
+    mean: Tensor | None  # of z, under softmax(z)
+    slope: Tensor | None  # d beta / dH, times exp(mean - log sum exp z)
+
+
+def softmax_of(logits: Tensor, where: Tensor | None, options: Options) -> Tensor:
+    """softmax(beta z) along dim, of the logits' shape and dtype; 0 where `where` is False."""
+    if _is_transforming() or (not torch.compiler.is_compiling() and _looked_at(logits)):
+        return _by_operations(logits, where, options)
+    if torch.is_grad_enabled() and logits.requires_grad:
+        apply: Callable[..., Tensor] = _ClosedForm.apply
+        return apply(logits, where, options)
+    return _forward(logits, where, options, False)[0]
+
+
+def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
+    """Logits in float32 or wider, -inf where they are masked."""
+    dtype = wide(logits.dtype)
+    z = logits if logits.dtype == dtype else logits.to(dtype)
+    return z if where is None else torch.where(where, z, -torch.inf)
+
+
+def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
+    """sum w and sum w s; axes kept. Fresh memory costs more than arithmetic does."""
+    weights = shifted.exp()
+    normaliser = weights.sum(dim, keepdim=True)
+    product = weights.mul_(shifted) if in_place else weights * shifted
+    return normaliser, product.sum(dim, keepdim=True)
+
+
+def _looked_at(x: Tensor) -> bool:
+    """Whether a tangent, a tracer, a mode or a subclass sees the operations."""
+    return (
+        type(x) not in (Tensor, torch.nn.Parameter)
+        or _n_modes() > 0
+        or _is_tracing()
+        or forward_ad.unpack_dual(x).tangent is not None
+    )
+
+
+# PyTorch has no public words for these. Without them, all goes by its own operations: slower.
+_is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_is_tracing = getattr(torch._C, "_is_tracing", lambda: True)
+_n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+
+
+def _by_operations(logits: Tensor, where: Tensor | None, options: Options) -> Tensor:
+    """As `softmax_of`, of operations that PyTorch can differentiate and transform."""
+    fit, dim, entropy_gradient = options
+    z = real_logits(logits, where)
+    shifted, log_n = _shifted_and_log_size(z, z.amax(dim, keepdim=True), fit, dim, False)
+    H = None
+    if fit.rule.by_entropy:
+        normaliser, total = sums(shifted, dim, False)
+        H = normaliser.log() - total / normaliser
+        H = H if entropy_gradient else H.detach()
+    beta = beta_by_table(Inputs(H, log_n), head_table(fit, z, -3), fit)
+    return _as_asked(torch.softmax(beta * shifted, dim), logits, where)
+
+
+def _as_asked(x: Tensor, logits: Tensor, where: Tensor | None) -> Tensor:
+    """x in the logits' dtype, 0 where they are masked: rows without items are NaN so far."""
+    x = x if x.dtype == logits.dtype else x.to(logits.dtype)
+    return x if where is None else torch.where(where, x, 0)
+
+
+def _shifted_and_log_size(
+    z: Tensor, top: Tensor, fit: Coefficients, dim: int, look: bool
+) -> tuple[Tensor, Tensor | float | None]:
+    """z - top, NO_WEIGHT where that is -inf; and if the fit goes by size log n, of n above -inf.
+
+    log n is 0 for a row without any; axes are kept. With `look`, a CPU sees whether none is masked:
+    it may be one number then.
+    """
+    shifted = z - top
+    if not fit.rule.by_size:
+        return shifted.clamp_min_(NO_WEIGHT), None  # 0 times -inf is NaN
+    out = None
+    if look and z.device.type == "cpu":
+        if shifted.amin() > NO_WEIGHT:  # to see that took no longer than to clamp them
+            log_n = math.log(z.shape[dim] if z.ndim else 1)
+            one_number = fit.rule.by_entropy and not fit.has_heads
+            return shifted, log_n if one_number else z.new_tensor(log_n)
+        out = torch.empty_like(z)  # bools are slow to make and to add up there
+    n = torch.gt(z, -torch.inf, out=out).sum(dim, keepdim=True, dtype=z.dtype)
+    return shifted.clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
+
+
+def _forward(
+    logits: Tensor, where: Tensor | None, options: Options, for_gradient: bool
+) -> tuple[Tensor, _Rows]:
+    fit, dim, _ = options
+    z = real_logits(logits, where)
+    compiling = torch.compiler.is_compiling()
+    top = z.amax(dim, keepdim=True)
+    shifted, log_n = _shifted_and_log_size(z, top, fit, dim, not compiling)
+    table = head_table(fit, z, -3)
+    del z  # may be a copy, whose memory the weights take
+    of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
+    rows = _of_rows(top, of_entropy, log_n, table, options, for_gradient)
+    if not compiling:
+        return _as_asked(torch.softmax(shifted.mul_(rows.beta), dim), logits, where), rows
+    beta = rows.beta
+    if beta.device.type == "cpu":
+        # Else its compiler works the polynomial out again for every item of a row.
+        beta = beta.as_strided(beta.shape, beta.stride())
+    powers = (shifted * beta).exp()  # one pass less than softmax: the highest is 0
+    probs = powers * powers.sum(dim, keepdim=True).reciprocal()
+    return _as_asked(probs, logits, where), rows._replace(beta=beta)
+
+
+def _of_rows(
+    top: Any, of_entropy: Any, log_n: Any, table: Any, options: Options, for_gradient: bool
+) -> _Rows:  # fmt: skip
+    """beta of each row, and what gradients need, from max z and `sums`."""
+    on_cpu = top.device.type == "cpu" and not torch.compiler.is_compiling()
+    xp: Any = np if on_cpu and top.numel() <= FEW_ROWS else torch
+    given = _arrays if xp is np else tuple
+    log_n, table, *of_entropy = given((log_n, table, *of_entropy))
+    if not options.fit.rule.by_entropy:
+        beta = beta_by_table(Inputs(None, log_n), table, options.fit, xp)
+        return _Rows(torch.as_tensor(beta), None, None)
+    normaliser, total = of_entropy
+    mean = total / normaliser
+    x = Inputs(xp.log(normaliser) - mean, log_n)
+    beta = beta_by_table(x, table, options.fit, xp)
+    if not (for_gradient and options.entropy_gradient):
+        return _Rows(torch.as_tensor(beta), None, None)
+    (top,) = given((top,))
+    of_z = top + mean
+    # As it was rounded, so that weights of z - of_z have this sum.
+    slope = slope_by_table(x, beta, table, options.fit, xp) * xp.exp(of_z - top) / normaliser
+    return _Rows(*map(torch.as_tensor, (beta, of_z, slope)))
+
+
+def _arrays(given: tuple[Any, ...]) -> list[Any]:
+    """Tensors as NumPy's arrays, of the same memory."""
+    return [x.numpy() if isinstance(x, Tensor) else x for x in given]
+
+
+class _ClosedForm(torch.autograd.Function):
+    """softmax(beta z) along dim. Keeps logits, mask, result and a few numbers a row."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, where: Tensor | None, options: Options) -> Tensor:
+        probs, rows = _forward(logits, where, options, True)
+        ctx.options = options
+        ctx.save_for_backward(logits, where, probs, *rows)
+        return probs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (logits, where, probs, *rows), dim = ctx.saved_tensors, ctx.options.dim
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # for second derivatives
+            again = _by_operations(logits, where, ctx.options)
+            return *torch.autograd.grad(again, logits, gradient, create_graph=True), None, None
+        of_z = _backward(gradient, logits, where, probs, _Rows(*rows), dim)
+        return of_z, None, None
+
+
+def _backward(
+    gradient: Tensor, logits: Tensor, where: Tensor | None, probs: Tensor, rows: _Rows, dim: int
+) -> Tensor:
+    dtype = rows.beta.dtype
+    of_product = torch._softmax_backward_data(gradient.to(dtype), probs.to(dtype), dim, dtype)
+    if rows.mean is None or rows.slope is None:
+        return _as_asked(of_product.mul_(rows.beta), logits, where)
+    centred = (real_logits(logits, where) - rows.mean).clamp_min_(NO_WEIGHT)
+    of_beta = (of_product * centred).sum(dim, keepdim=True)
+    weights = centred.exp().mul_(centred)
+    of_z = of_product.mul_(rows.beta).addcmul_(weights, of_beta * -rows.slope)
+    return _as_asked(of_z, logits, where)
