@@ -150,31 +150,33 @@ def _forward(
 
 def _of_rows(
     top: Any, of_entropy: Any, log_n: Any, table: Any, options: Options, for_gradient: bool
-) -> _Rows:  # fmt: skip
+) -> _Rows:
     """beta of each row, and what gradients need, from max z and `sums`."""
+    fit = options.fit
+    xp: Any = torch
     on_cpu = top.device.type == "cpu" and not torch.compiler.is_compiling()
-    xp: Any = np if on_cpu and top.numel() <= FEW_ROWS else torch
-    given = _arrays if xp is np else tuple
-    log_n, table, *of_entropy = given((log_n, table, *of_entropy))
-    if not options.fit.rule.by_entropy:
-        beta = beta_by_table(Inputs(None, log_n), table, options.fit, xp)
+    if on_cpu and top.numel() <= FEW_ROWS:
+        xp = np
+        top, table, log_n = _as_array(top), _as_array(table), _as_array(log_n)
+        of_entropy = [x.numpy() for x in of_entropy]
+    if not of_entropy:
+        beta = beta_by_table(Inputs(None, log_n), table, fit, xp)
         return _Rows(torch.as_tensor(beta), None, None)
     normaliser, total = of_entropy
     mean = total / normaliser
     x = Inputs(xp.log(normaliser) - mean, log_n)
-    beta = beta_by_table(x, table, options.fit, xp)
+    beta = beta_by_table(x, table, fit, xp)
     if not (for_gradient and options.entropy_gradient):
         return _Rows(torch.as_tensor(beta), None, None)
-    (top,) = given((top,))
     of_z = top + mean
     # As it was rounded, so that weights of z - of_z have this sum.
-    slope = slope_by_table(x, beta, table, options.fit, xp) * xp.exp(of_z - top) / normaliser
-    return _Rows(*map(torch.as_tensor, (beta, of_z, slope)))
+    slope = slope_by_table(x, beta, table, fit, xp) * xp.exp(of_z - top) / normaliser
+    return _Rows(torch.as_tensor(beta), torch.as_tensor(of_z), torch.as_tensor(slope))
 
 
-def _arrays(given: tuple[Any, ...]) -> list[Any]:
-    """Tensors as NumPy's arrays, of the same memory."""
-    return [x.numpy() if isinstance(x, Tensor) else x for x in given]
+def _as_array(x: Any) -> Any:
+    """A tensor as NumPy's array, of the same memory; all else as it is."""
+    return x.numpy() if isinstance(x, Tensor) else x
 
 
 class _ClosedForm(torch.autograd.Function):
