@@ -4,11 +4,13 @@ Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, G = 
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from calibrate import attention_blocks
 from calibrate.attention_blocks import Band, KeyHead, apply_to_each, attend_key_head
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.shannon_entropy import wide
@@ -139,19 +141,38 @@ def _attend(
     query_length: ArrayLike | None, key_length: ArrayLike | None, fit: Coefficients, band: Band,
     scale: ArrayLike, soft_cap: jax.Array | None, entropy_gradient: bool,
 ) -> jax.Array:  # fmt: skip
-    """Splits batch and heads; (B, T, N, H) of value's width."""
+    """(B, T, N, H) of value's width."""
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+    each = partial(_each_head, fit=fit, band=band, entropy_gradient=entropy_gradient)
+    attend = jax.custom_jvp(each)
+
+    @attend.defjvp
+    def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+        """Apart, the result is a smaller program than what its derivative gives in passing."""
+        return attend(*primals), jax.jvp(each, primals, tangents)[1]
+
+    out: jax.Array = attend(q, k, v, bias, mask, query_length, key_length, scale, soft_cap)
+    return out
+
+
+def _each_head(
+    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    query_length: ArrayLike | None, key_length: ArrayLike | None, scale: ArrayLike,
+    soft_cap: jax.Array | None, fit: Coefficients, band: Band, entropy_gradient: bool,
+) -> jax.Array:  # fmt: skip
+    """Splits batch and heads."""
     B, T, N, H = q.shape
     K = k.shape[2]
-    if 0 in (*q.shape, *k.shape, *v.shape):
-        return jnp.zeros((B, T, N, v.shape[-1]), q.dtype)
     result, dtype, G = q.dtype, wide(q.dtype), N // K
     q = q.astype(dtype) * jnp.asarray(scale, dtype)
     table = head_table(fit, q, -2)
     if table is not None:
         table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
-    at_once = _all_at_once()
+    at_once = _all_at_once() or B * N * T * k.shape[1] <= attention_blocks.BLOCK_LOGITS
     together = B * K if at_once else 1
 
+    @partial(jax.checkpoint, prevent_cse=False)
     def one_head(
         q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
         query_length: jax.Array | None, key_length: jax.Array | None, table: jax.Array | None,

@@ -3,7 +3,8 @@
 One block of queries meets its keys at a time, few enough that their logits stay in cache: the
 matrix of all logits never exists, and memory grows with queries + keys, not with their product.
 Keys that causality or a window rules out for a whole block are skipped. Gradients compute each
-block again.
+block again. All blocks of a call have one shape, so that one loop runs them: XLA takes 25 ms and
+more to compile each kernel of a program, whatever its size.
 
 Letters for shapes: T queries, S keys, G query heads of the key head, H width.
 """
@@ -14,18 +15,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from calibrate.files.coefficients import Coefficients
-from calibrate.maths.shannon_entropy import log_size
+from calibrate.maths.shannon_entropy import log_size, of_two
 from calibrate.softmax import sharpen
 
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
 BLOCK_LOGITS = 1 << 20
 MIN_ROWS, MAX_ROWS = 16, 256
-# Causal attention works on this many runs of queries, each with the keys up to its last one. More
-# of them waste fewer logits (1/16 of the square at 8), and take longer to compile.
+# Causal attention splits queries into this many runs (even), each with the keys up to its last
+# one: 1/16 of the square is wasted at 8.
 CAUSAL_RUNS = 8
+
+
+# Gradients compute it again. XLA finds nothing in common between a loop and its gradient's.
+_again = partial(jax.checkpoint, prevent_cse=False)
 
 
 class Band(NamedTuple):
@@ -48,16 +53,14 @@ class KeyHead(NamedTuple):
     together: int  # heads whose blocks are computed at the same time
 
     def weigh(
-        self, z: jax.Array, bias: jax.Array | None, mask: jax.Array | None, query: jax.Array,
-        key: ArrayLike, all_keys: int,
-    ) -> jax.Array:  # fmt: skip
-        """Unnormalised weights (G, rows, keys) of logits whose first query and key these are."""
+        self, z: jax.Array, bias: jax.Array | None, mask: jax.Array | None, t: jax.Array,
+        s: jax.Array, all_keys: int, first: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+        """Weights (..., G, rows, keys) of logits of queries t and keys s, and what divides them."""
         if self.soft_cap is not None:
             z = self.soft_cap * jnp.tanh(z / self.soft_cap)
         if bias is not None:
             z = z + bias
-        t = query + jnp.arange(z.shape[1])[None, :, None]
-        s = key + jnp.arange(z.shape[2])[None, None, :]
         conditions = [
             mask,
             None if self.band.left is None else s >= t - self.band.left,
@@ -71,8 +74,11 @@ class KeyHead(NamedTuple):
         log_n = None
         if self.fit.rule.by_size:
             known = bias is None and mask is None
-            log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1)
-        return sharpen(z, log_n, self.table, self.fit, -1, self.entropy_gradient, True)
+            log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1, first=first)
+        powers, total = sharpen(
+            z, log_n, self.table, first, self.fit, -1, self.entropy_gradient, True
+        )
+        return powers, jnp.where(total == 0, 1, total)
 
     def _log_size(self, t: jax.Array, all_keys: int, dtype: DTypeLike) -> jax.Array:
         """log n of the n keys that queries at t see without masks; 0 for one that sees none."""
@@ -91,19 +97,18 @@ def attend_key_head(
     head: KeyHead,
 ) -> jax.Array:  # fmt: skip
     """One key head: q (G, T, H), k and v (S, H), bias and mask (G, T, S) -> (G, T, H)."""
-    T, S = q.shape[1], k.shape[0]
+    T, S = q.shape[1], len(k)
     left, right = head.band
-    outs = []
-    for first, last in _runs(T, head.band):
-        seen = S if right is None else min(S, last + right)
-        reach = seen if left is None else left + (right or 0)
-        rows = _rows(last - first, reach, len(q) * head.together)
-        n_keys = seen if left is None else min(S, rows + reach)
-        block = jax.checkpoint(partial(_attend_block, k=k, v=v, n_keys=n_keys, head=head))
-        parts = (_blocks(x, first, last, rows) for x in (q, bias, mask))
-        out = apply_to_each(block, jnp.arange(first, last, rows), *parts, at_once=False)
-        outs.append(jnp.moveaxis(out, 0, 1).reshape(len(q), -1, out.shape[-1])[:, : last - first])
-    return outs[0] if len(outs) == 1 else jnp.concatenate(outs, 1)
+    if head.band == Band(None, 0) and MAX_ROWS < T <= S:
+        return _attend_in_pairs(q, k, v, bias, mask, head)
+    seen = S if right is None else min(S, T + right)
+    reach = seen if left is None else left + (right or 0)
+    rows = _rows(T, reach, len(q) * head.together)
+    n_keys = seen if left is None else min(S, rows + reach)
+    block = _again(partial(_attend_block, k=k, v=v, n_keys=n_keys, head=head))
+    parts = (_blocks(x, rows) for x in (q, bias, mask))
+    out = apply_to_each(block, jnp.arange(0, T, rows), *parts, at_once=False)
+    return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, out.shape[-1])[:, :T]
 
 
 def _attend_block(
@@ -112,7 +117,7 @@ def _attend_block(
 ) -> jax.Array:  # fmt: skip
     """The queries (G, rows, H) from position `start` on."""
     G, rows, H = q.shape
-    left = head.band.left
+    left, start = head.band.left, _tied(start, q)
     at = 0 if left is None else jnp.clip(start - left, 0, len(k) - n_keys)
 
     def seen(x: jax.Array, axis: int = 0) -> jax.Array:
@@ -121,18 +126,93 @@ def _attend_block(
     keys, values = seen(k), seen(v)
     bias, mask = (x if x is None or x.shape[2] == 1 else seen(x, 2) for x in (bias, mask))
     z = (q.reshape(G * rows, H) @ keys.T).reshape(G, rows, n_keys)
-    powers = head.weigh(z, bias, mask, start, at, len(k))
-    total = jnp.sum(powers, -1, keepdims=True)
-    out = (powers.reshape(G * rows, n_keys) @ values).reshape(G, rows, -1)
-    return out / jnp.where(total == 0, 1, total)
+    t, s = start + jnp.arange(rows)[None, :, None], at + jnp.arange(n_keys)[None, None, :]
+    powers, total = head.weigh(z, bias, mask, t, s, len(k))
+    return (powers.reshape(G * rows, n_keys) @ values).reshape(G, rows, -1) / total
 
 
-def _runs(T: int, band: Band) -> list[tuple[int, int]]:
-    """(first, last) of runs of queries; the keys that a whole run cannot see are left out."""
-    if band.right is None or band.left is not None or T <= MAX_ROWS:
-        return [(0, T)]
+def _attend_in_pairs(
+    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    head: KeyHead,
+) -> jax.Array:  # fmt: skip
+    """Causal attention: a block of the late queries shares its logits with one of the early ones.
+
+    A late run of queries sees many tiles of keys and an early one few; together they always see
+    CAUSAL_RUNS + 1, so that one program serves all blocks.
+    """
+    G, T, _ = q.shape
     length = -(-T // (CAUSAL_RUNS * MIN_ROWS)) * MIN_ROWS
-    return [(first, min(T, first + length)) for first in range(0, T, length)]
+    n, most = 1, _rows(length, (CAUSAL_RUNS + 1) * length, G * head.together)
+    while length > n * most:
+        n *= 2
+    rows = -(-length // n)
+    length = n * rows
+    k, v = (_filled(x[:T], 0, CAUSAL_RUNS * length) for x in (k, v))
+    k, v = (x.reshape(CAUSAL_RUNS, length, -1) for x in (k, v))
+    k, v = (_mirrored(x, x, 0) for x in (k, v))
+    bias, mask = (
+        x if x is None or x.shape[2] == 1 else _filled(x[..., :T], 2, CAUSAL_RUNS * length)
+        for x in (bias, mask)
+    )
+    pairs = (_pairs(x, CAUSAL_RUNS * length, n) for x in (q, bias, mask))
+    block = partial(_attend_pair, k=k, v=v, per_run=n, all_keys=T, head=head)
+    blocks = jnp.arange(CAUSAL_RUNS // 2 * n)
+    out = apply_to_each(_again(block), blocks, *pairs, at_once=False)
+    out = jnp.moveaxis(out.reshape(CAUSAL_RUNS // 2, n, 2, G, rows, -1), (2, 3), (0, 1))
+    late, early = out.reshape(2, G, CAUSAL_RUNS // 2, length, -1)
+    return jnp.concatenate([early, late[:, ::-1]], 1).reshape(G, CAUSAL_RUNS * length, -1)[:, :T]
+
+
+def _attend_pair(
+    block: jax.Array, q: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
+    k: jax.Array, v: jax.Array, per_run: int, all_keys: int, head: KeyHead,
+) -> jax.Array:  # fmt: skip
+    """Late and early queries (2, G, rows, H), with mirrored tiles of keys."""
+    _, G, rows, H = q.shape
+    runs, length = len(k) // 2, k.shape[1]
+    pair, part = jnp.divmod(_tied(block, q), per_run)
+
+    def seen(x: jax.Array, axis: int = 0) -> jax.Array:
+        return jnp.asarray(jax.lax.dynamic_slice_in_dim(x, pair, runs + 1, axis))
+
+    def tiles(x: jax.Array | None) -> jax.Array | None:
+        if x is None or x.shape[-1] == 1:
+            return x if x is None or x.ndim == 3 else jnp.where(late, x[0], x[1])
+        x = jnp.broadcast_to(x, (2, x.shape[-3], rows, runs * length))
+        x = x.reshape(2, -1, rows, runs, length)
+        x = _mirrored(x[0], x[1], -2)
+        return jnp.moveaxis(seen(x, -2), -2, 0)
+
+    tile = pair + jnp.arange(runs + 1)[:, None, None, None]
+    late = tile < runs
+    run = jnp.where(late, runs - 1 - pair, pair)
+    t = run * length + part * rows + jnp.arange(rows)[:, None]
+    s = jnp.where(late, runs - 1 - tile, tile - runs) * length + jnp.arange(length)
+    z = jnp.where(late, q[0], q[1]).reshape(-1, G * rows, H) @ jnp.matrix_transpose(seen(k))
+    z = z.reshape(-1, G, rows, length)
+    powers, total = head.weigh(z, tiles(bias), tiles(mask), t, s, all_keys, late)
+    out = (powers.reshape(-1, G * rows, length) @ seen(v)).reshape(-1, G, rows, v.shape[-1])
+    return of_two(jnp.sum, out / total, late)
+
+
+def _tied(position: jax.Array, q: jax.Array) -> jax.Array:
+    """The position, as if it depended on q: else gradients would keep the masks of all blocks."""
+    return position + 0 * q.ravel()[0].astype(position.dtype)
+
+
+def _mirrored(late: jax.Array, early: jax.Array, axis: int) -> jax.Array:
+    """The tiles of one in reverse order, then those of the other."""
+    return jnp.concatenate([jnp.flip(late, axis), early], axis)
+
+
+def _pairs(x: jax.Array | None, length: int, n: int) -> jax.Array | None:
+    """(G, T, ...) -> (blocks, 2, G, rows, ...): the last run of queries with the first one, ..."""
+    if x is None or x.shape[1] == 1:
+        return x if x is None else x[None]
+    x = _filled(x, 1, length).reshape(len(x), CAUSAL_RUNS, n, -1, x.shape[2])
+    half = CAUSAL_RUNS // 2
+    x = jnp.stack([x[:, : half - 1 : -1], x[:, :half]])
+    return jnp.moveaxis(x, (2, 3), (0, 1)).reshape(half * n, *x.shape[:2], *x.shape[4:])
 
 
 def _rows(n_queries: int, n_keys: int, n_heads: int) -> int:
@@ -141,16 +221,17 @@ def _rows(n_queries: int, n_keys: int, n_heads: int) -> int:
     return min(n_queries, MAX_ROWS, max(MIN_ROWS, rows))
 
 
-def _blocks(x: jax.Array | None, first: int, last: int, rows: int) -> jax.Array | None:
-    """(G, T, ...) -> (blocks, G, rows, ...) of queries first to last, filled up with zeros."""
-    if x is None:
-        return None
-    if x.shape[1] == 1:
-        return x[None]
-    x = x[:, first:last]
-    missing = -x.shape[1] % rows
-    if missing:
-        x = jnp.pad(x, ((0, 0), (0, missing), (0, 0)))
+def _filled(x: jax.Array, axis: int, length: int) -> jax.Array:
+    """Filled up with zeros."""
+    missing = length - x.shape[axis]
+    return jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)]) if missing else x
+
+
+def _blocks(x: jax.Array | None, rows: int) -> jax.Array | None:
+    """(G, T, ...) -> (blocks, G, rows, ...), filled up with zeros."""
+    if x is None or x.shape[1] == 1:
+        return x if x is None else x[None]
+    x = _filled(x, 1, -(-x.shape[1] // rows) * rows)
     return jnp.moveaxis(x.reshape(len(x), -1, rows, x.shape[2]), 1, 0)
 
 

@@ -15,6 +15,7 @@ from calibrate.maths.shannon_entropy import (
     centre,
     hashable,
     log_size,
+    of_rows,
     real_logits,
     wide,
 )
@@ -165,8 +166,7 @@ def _adaptive_softmax(
         z = real_logits(logits, where)
         log_n = log_size(z, axis, where is not None) if coefficients.rule.by_size else None
         table = head_table(coefficients, z, -3)
-        powers = sharpen(z, log_n, table, coefficients, axis, entropy_gradient)
-        total = jnp.sum(powers, axis, keepdims=True)
+        powers, total = sharpen(z, log_n, table, None, coefficients, axis, entropy_gradient)
         if where is None:
             return (powers / total).astype(dtype)
         empty = ~jnp.any(jnp.broadcast_to(where, z.shape), axis, keepdims=True)
@@ -176,31 +176,34 @@ def _adaptive_softmax(
     return probs
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5, 6))
+@partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6, 7))
 def sharpen(
     z: jax.Array,
     log_n: jax.Array | None,
     table: jax.Array | None,
+    first: jax.Array | None,
     coefficients: Coefficients,
     axis: Axis,
     entropy_gradient: bool,
     in_loop: bool = False,
-) -> jax.Array:
-    """exp(beta (z - max z)): softmax(beta z) before it is normalised; 0 where z is -inf.
+) -> tuple[jax.Array, jax.Array]:
+    """exp(beta (z - max z)), 0 where z is -inf, and its sum: softmax(beta z) as a fraction.
 
-    Its derivative leaves out that of the maximum, which cancels when the row is normalised.
+    The derivative is that of the fraction: it leaves the sum as it is.
 
     Args:
       z: float32 or wider, -inf where masked; (..., heads, queries, items) with a table.
       log_n: of the n items that are not masked, a constant to gradients; for a fit by size.
       table: of `head_table`, for a fit per head.
+      first: where two rows share tiles, as in `of_rows`.
       entropy_gradient: whether the derivative includes that of beta by H.
       in_loop: whether it runs inside a loop, of which JAX takes second derivatives by this code
         and not by its rule: then nothing in it may be infinite.
     """
-    centred = centre(z, axis, finite=in_loop)
+    centred = centre(z, axis, in_loop, first)
     x = _Inputs(centred.entropy if coefficients.rule.by_entropy else None, log_n)
-    return jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
+    powers = jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
+    return powers, of_rows(jnp.sum, powers, axis, first)
 
 
 @sharpen.defjvp
@@ -209,19 +212,23 @@ def _sharpen_jvp(
     axis: Axis,
     entropy_gradient: bool,
     in_loop: bool,
-    primals: tuple[jax.Array, jax.Array | None, jax.Array | None],
-    tangents: tuple[jax.Array, Any, Any],
-) -> tuple[jax.Array, jax.Array]:
-    (z, log_n, table), (dz, *_) = primals, tangents
-    powers = sharpen(z, log_n, table, coefficients, axis, entropy_gradient, in_loop)
-    centred = centre(z, axis, finite=True)
+    primals: tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None],
+    tangents: tuple[jax.Array, Any, Any, Any],
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    (z, log_n, table, first), (dz, *_) = primals, tangents
+    centred = centre(z, axis, True, first)
     H = centred.entropy if coefficients.rule.by_entropy else None
 
     def beta_at(H: jax.Array | None) -> jax.Array:
         return _beta(_Inputs(H, log_n), table, coefficients, -3)
 
     if not entropy_gradient or H is None:
-        return powers, powers * (jax.lax.stop_gradient(beta_at(H)) * dz)
-    dH = centred.entropy_tangent(dz, axis)
-    beta, dbeta = jax.jvp(beta_at, (H,), (dH,))
-    return powers, powers * (beta * dz + dbeta * centred.shifted)
+        beta = jax.lax.stop_gradient(beta_at(H))
+        change = beta * dz
+    else:
+        beta, dbeta = jax.jvp(beta_at, (H,), (centred.entropy_tangent(dz, axis, first),))
+        change = beta * dz + dbeta * centred.shifted
+    powers = jnp.exp(beta * centred.shifted)
+    total = of_rows(jnp.sum, powers, axis, first)
+    mean = of_rows(jnp.sum, powers * change, axis, first) / jnp.where(total == 0, 1, total)
+    return (powers, total), (powers * (change - mean), jnp.zeros_like(total))

@@ -1,6 +1,6 @@
 """Entropy of softmax(z) in JAX, from centred logits in one pass and at least float32."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -25,10 +25,12 @@ class Centred(NamedTuple):
         """H = log Z - mean; 0 for a row without items."""
         return jnp.log(self.normaliser) - self.mean
 
-    def entropy_tangent(self, tangent: jax.Array, axis: Axis) -> jax.Array:
+    def entropy_tangent(
+        self, tangent: jax.Array, axis: Axis, first: jax.Array | None = None
+    ) -> jax.Array:
         """dH = -sum q (log q + H) dz, and log q + H = shifted - mean; of finite `shifted`."""
         excess = self.weights * (self.shifted - self.mean)
-        return -jnp.sum(excess * tangent, axis, keepdims=True) / self.normaliser
+        return -of_rows(jnp.sum, excess * tangent, axis, first) / self.normaliser
 
 
 def wide(dtype: DTypeLike) -> DTypeLike:
@@ -52,32 +54,60 @@ def real_logits(logits: ArrayLike, where: ArrayLike | None) -> jax.Array:
     return z if where is None else jnp.where(where, z, -jnp.inf)
 
 
-def centre(z: jax.Array, axis: Axis, finite: bool = False) -> Centred:
+def of_rows(
+    reduce: Callable[..., jax.Array], x: jax.Array, axis: Axis, first: jax.Array | None = None
+) -> jax.Array:
+    """A sum or a maximum of each row, axes kept.
+
+    Args:
+      first: bool, (tiles, 1, ..., 1), where two rows share the tiles along the first axis: which
+        are the first row's. Each tile then has the number of its row.
+    """
+    x = reduce(x, axis=axis, keepdims=True)
+    if first is None:
+        return x
+    own, others = of_two(reduce, x, first)
+    return jnp.asarray(jnp.where(first, own, others))
+
+
+def of_two(reduce: Callable[..., jax.Array], x: jax.Array, first: jax.Array) -> jax.Array:
+    """A sum or a maximum of the first row's tiles, and of the others, (2, ...)."""
+    row = jnp.arange(2).reshape(2, *[1] * x.ndim)
+    return reduce(x[None], axis=1, where=(row == 0) == first)
+
+
+def centre(
+    z: jax.Array, axis: Axis, finite: bool = False, first: jax.Array | None = None
+) -> Centred:
     """Centres float logits, whose masked items are -inf.
 
     Args:
       finite: whether `shifted` of masked items is a finite number that has no weight either:
         derivatives multiply it by 0.
+      first: as in `of_rows`.
     """
-    peak = jnp.max(z, axis, keepdims=True, initial=-jnp.inf)
+    peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
     shifted = z - jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
     if finite:
         shifted = jnp.maximum(shifted, _NO_WEIGHT)
     weights = jnp.exp(shifted)
-    normaliser = jnp.sum(weights, axis, keepdims=True)
+    normaliser = of_rows(jnp.sum, weights, axis, first)
     normaliser = jnp.where(normaliser == 0, 1, normaliser)
     # 0 * -inf is NaN: what has no weight has no part in the mean.
-    first_moment = jnp.sum(jnp.where(weights == 0, 0, weights * shifted), axis, keepdims=True)
-    return Centred(shifted, weights, normaliser, first_moment / normaliser)
+    moment = of_rows(jnp.sum, jnp.where(weights == 0, 0, weights * shifted), axis, first)
+    return Centred(shifted, weights, normaliser, moment / normaliser)
 
 
-def log_size(z: jax.Array, axis: Axis, masked: bool = True) -> jax.Array:
+def log_size(
+    z: jax.Array, axis: Axis, masked: bool = True, first: jax.Array | None = None
+) -> jax.Array:
     """log n of n unmasked items, whose logit is above -inf; axes kept, 0 for a row without any.
 
     A constant to gradients.
 
     Args:
       masked: whether some item is likely to be; if not, a CPU looks first whether one is.
+      first: as in `of_rows`.
     """
 
     def count(z: jax.Array) -> jax.Array:
@@ -100,6 +130,7 @@ def log_size(z: jax.Array, axis: Axis, masked: bool = True) -> jax.Array:
     z = jax.lax.stop_gradient(z)
     on_cpu = count_in_eights if masked else look_first
     n: jax.Array = jax.lax.platform_dependent(z, cpu=on_cpu, default=count)
+    n = n if first is None else of_rows(jnp.sum, n, -1, first)
     return jnp.log(jnp.maximum(n, 1))
 
 
