@@ -1,14 +1,17 @@
 """Benchmark of verifying coefficient files against json.loads of the same bytes.
 
 The loader parses strictly, checks every field, the check pairs and the id, and builds the fit;
-both start from bytes in memory.
+both start from bytes in memory. And of imports against what they need: processor seconds.
 
     python scripts/bench_load.py
 """
 
 import json
 import random
+import resource
 import statistics
+import subprocess
+import sys
 import time
 
 import calibrate
@@ -17,6 +20,13 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
 
 ROUNDS = 15
+# An import of ours, and the one that it cannot do without.
+IMPORTS = {
+    "import calibrate": "import numpy",
+    "import calibrate.torch": "import torch",
+    "import calibrate.transformers": "from transformers import PreTrainedModel",
+}
+IMPORTS_EACH = 3
 SECONDS_PER_ROUND = 0.05
 
 
@@ -50,6 +60,22 @@ def microseconds(function, data: bytes) -> float:
     return spent / calls * 1e6
 
 
+def import_seconds(statement: str) -> float:
+    """Processor seconds of a new process that imports something."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", statement], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def imports_table() -> None:
+    print(f"\n{'':>29} {'CPU s':>6} {'peer':>6} {'more':>6}  least of {IMPORTS_EACH}")
+    for ours, peer in IMPORTS.items():
+        pairs = [[import_seconds(x) for x in (ours, peer)] for _ in range(IMPORTS_EACH)]
+        seconds, of_peer = map(min, zip(*pairs, strict=True))
+        print(f"{ours:>29} {seconds:>6.2f} {of_peer:>6.2f} {seconds - of_peer:>6.2f}", flush=True)
+
+
 def main() -> None:
     files = {
         "paper": shipped("paper"),
@@ -64,6 +90,7 @@ def main() -> None:
         ]
         peer, loader = (statistics.median(column) for column in zip(*rounds, strict=True))
         print(f"{name:>14} {len(data):>9,} {peer:>8.1f} us {loader:>6.1f} us  {loader / peer:.2f}")
+    imports_table()
 
 
 if __name__ == "__main__":

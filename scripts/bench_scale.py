@@ -6,14 +6,16 @@ one process, so without compilation. The peer is the same command with 10^5 sets
 seconds a set, and memory of the largest process, beside that one's.
 
 Rows: collects, fits, diagnoses and scores the logits of 25 heads and of 500, 2,000 rows of 64 items
-each, all of which are kept. The peer is the same command with 25 heads. Linux only.
+each, all of which are kept; with the processor seconds of all processes for each head, start
+included. The peer is the same command with 25 heads. Linux only.
 
-    python scripts/bench_scale.py [--sets N,N,...] [--heads N,N,...]
+    python scripts/bench_scale.py [--sets N,N,...] [--heads N,N,...]     ("" leaves a table out)
 """
 
 import argparse
 import contextlib
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -51,9 +53,15 @@ print(min(runs))
 """
 
 
-def measured(*words: object, folder: Path) -> tuple[str, float]:
-    """The last line that a command prints, and MiB of the largest of its processes."""
-    command = [sys.executable, *map(str, words)]
+def cpu_seconds() -> float:
+    """Of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(*words: object, folder: Path) -> tuple[str, float, float]:
+    """The last line that a command prints, MiB of the largest of its processes, CPU seconds."""
+    command, began = [sys.executable, *map(str, words)], cpu_seconds()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, cwd=folder)
         peak = 0.0
@@ -63,7 +71,7 @@ def measured(*words: object, folder: Path) -> tuple[str, float]:
         if process.returncode:
             raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
         output.seek(0)
-        return (output.read().splitlines() or [""])[-1], peak
+        return (output.read().splitlines() or [""])[-1], peak, cpu_seconds() - began
 
 
 def largest() -> float:
@@ -83,7 +91,7 @@ def collected(sets: int, jobs: Jobs, parent: Path) -> tuple[float, float]:
         words += ["--dask", running.dask] if running.dask else ["--jobs", running.processes]
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             words = json.dumps(list(map(str, words)))
-            seconds, peak = measured("-c", TIMED, words, folder=Path(folder))
+            seconds, peak, _ = measured("-c", TIMED, words, folder=Path(folder))
     return float(seconds), peak
 
 
@@ -127,28 +135,29 @@ def rows_table(counts: list[int], parent: Path) -> None:
     }
     for n in counts:
         write_logits(parent / str(n), n)
-    print(f"\n{'':>16} {'heads':>6} {'rows kept':>10} {'seconds':>8} {'MiB':>6} {'':>6}")
+    print(f"\n{'':>16} {'heads':>6} {'rows kept':>10} {'CPU s':>8} {'a head':>7} {'MiB':>6}")
     for name, options in commands.items():
         peer = 0.0
         for n in counts:
-            began = time.perf_counter()
-            _, peak = measured("-m", "calibrate", name, *options(n), folder=parent)
+            _, peak, seconds = measured("-m", "calibrate", name, *options(n), folder=parent)
             peer = peer or peak
-            print(f"{name:>16} {n:>6} {n * ROWS_PER_HEAD:>10,} {time.perf_counter() - began:>8.1f} "
-                  f"{peak:>6.0f} {peak / peer:>6.2f}", flush=True)  # fmt: skip
+            print(f"{name:>16} {n:>6} {n * ROWS_PER_HEAD:>10,} {seconds:>8.1f} "
+                  f"{seconds / n:>7.3f} {peak:>6.0f} {peak / peer:>6.2f}", flush=True)  # fmt: skip
 
 
 def main() -> None:
     def numbers(text: str) -> list[int]:
-        return list(map(int, text.split(",")))
+        return list(map(int, filter(None, text.split(","))))
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=numbers, default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--heads", type=numbers, default=[HEADS_PER_LAYER, 20 * HEADS_PER_LAYER])
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sets_table(asked.sets, Path(folder))
-        rows_table(asked.heads, Path(folder))
+        if asked.sets:
+            sets_table(asked.sets, Path(folder))
+        if asked.heads:
+            rows_table(asked.heads, Path(folder))
 
 
 if __name__ == "__main__":

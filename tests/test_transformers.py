@@ -1,5 +1,6 @@
 """Fits inside Hugging Face's models: tiny ones, with random weights large enough to matter."""
 
+import ast
 import subprocess
 import sys
 from dataclasses import replace
@@ -438,12 +439,19 @@ def test_what_else_is_refused(paper, monkeypatch):
 
 
 @pytest.mark.slow
-def test_loads_no_jax(tmp_path):
-    code = "import sys, calibrate.transformers; print('jax' in sys.modules)"
+def test_loads_no_more_than_transformers_itself(tmp_path):
+    """Nor JAX: whoever has a model has loaded everything but our modules."""
+    code = (
+        "import sys; from transformers import PreTrainedModel; before = set(sys.modules);"
+        "import calibrate.transformers;"
+        "print('jax' in sys.modules, {m.split('.')[0] for m in set(sys.modules) - before})"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.stdout.strip() == "False", done.stderr
+    loads_jax, others = done.stdout.split(maxsplit=1)
+    assert loads_jax == "False", done.stderr
+    assert ast.literal_eval(others) == {"calibrate", "transformers"}
 
 
 # --- capture -----------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def held_out_beta(
         others = (np.arange(N_BLOCKS) % n_folds != fold).astype(float)
         fit = to_coefficients(problem, solve_problem(problem, others, start=start))
         in_fold = block % n_folds == fold
-        beta[in_fold] = applied_beta(fit, rows.take(in_fold))
+        beta[in_fold] = applied_beta(fit, rows)[in_fold]  # profiles are not copied
     return beta
 
 

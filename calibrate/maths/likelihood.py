@@ -101,7 +101,9 @@ def maximise(
 
     def betas(c: np.ndarray) -> np.ndarray:
         # The solver may step out of the constraints by a rounding.
-        return np.asarray(np.clip(form.design @ c, low, high))
+        # Quicker than np.clip.
+        within: np.ndarray = np.minimum(np.maximum(form.design @ c, low), high)
+        return within
 
     def value(c: np.ndarray) -> float:
         return float(objective.values(betas(c)))
@@ -244,7 +246,9 @@ def _starts(objective: Objective, form: Form, low: float, high: float) -> list[n
 def _peaks(values: np.ndarray) -> list[int]:
     """Where values are highest, and at other peaks beyond a dip; the highest first."""
     peaks: list[int] = []
-    for i in np.argsort(-values, kind="stable"):
+    beside = np.pad(values, 1, constant_values=-np.inf)
+    tops = np.flatnonzero((values >= beside[:-2]) & (values >= beside[2:]))
+    for i in tops[np.argsort(-values[tops], kind="stable")]:
         dips = (values[min(i, j) : max(i, j) + 1].min() for j in peaks)
         if all(dip < values[i] - ROUGH_TOLERANCE for dip in dips):
             peaks.append(int(i))

@@ -114,7 +114,7 @@ class Profile(NamedTuple):
     def _place(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The last node before each beta, and the way from there to the next, from 0 to 1."""
         steps = np.log(beta / self.low) / _step(self.low, self.high)
-        first = np.clip(steps.astype(int), 0, N_STEPS - 1)
+        first = np.minimum(np.maximum(steps.astype(int), 0), N_STEPS - 1)  # quicker than np.clip
         return first, steps - first
 
 
