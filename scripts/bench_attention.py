@@ -1,4 +1,4 @@
-"""Benchmark of adaptive attention against stock attention: time and memory.
+"""Benchmark of adaptive attention against stock attention: time, memory and compilation.
 
 And with a fit of entropy and size against one of entropy alone.
 
@@ -7,6 +7,7 @@ python scripts/bench_attention.py --here   # in this process, on its devices (su
 python scripts/bench_attention.py --here of_torch
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -22,6 +23,7 @@ CALLS = (
     ("decode", 1, 16_384, False),
 )
 GRADIENTS = ("causal, with gradients", 2_048, 2_048, True)
+SHORT = ((64, 16, 4, 16), (64, 16, 8, 64))  # sequences, tokens, heads, width
 LONG = 16_384
 ROUNDS = 9
 
@@ -32,16 +34,19 @@ def show(name: str, queries: int, keys: int, calls: dict[str, Callable[[], objec
     Two at a time, as stock attention slows down the call that follows it.
     """
     first, by_entropy, by_both = calls
-    took = medians({n: calls[n] for n in (first, by_entropy)}, ROUNDS)
-    alone, both = medians({n: calls[n] for n in (by_entropy, by_both)}, ROUNDS).values()
+    rounds = ROUNDS if queries * keys > 10_000 else 40 * ROUNDS
+    took = medians({n: calls[n] for n in (first, by_entropy)}, rounds)
+    alone, both = medians({n: calls[n] for n in (by_entropy, by_both)}, rounds).values()
     ratio = took[by_entropy] / took[first]
     print(f"{name:>22}, {queries:>5} queries, {keys:>6} keys: {took[by_entropy] * 1e3:7.1f} ms, "
           f"{ratio:.2f} times {first}'s; {both / alone:.2f} times that {by_both}")  # fmt: skip
 
 
-def arrays(queries: int, keys: int, *, length_first: bool) -> list[np.ndarray]:
+def arrays(
+    queries: int, keys: int, *, length_first: bool, batch=1, heads=HEADS, width=WIDTH
+) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = [(1, n, HEADS, WIDTH) for n in (queries, keys, keys)]
+    shapes = [(batch, n, heads, width) for n in (queries, keys, keys)]
     qkv = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     return qkv if length_first else [np.ascontiguousarray(x.swapaxes(1, 2)) for x in qkv]
 
@@ -61,17 +66,36 @@ def of_jax() -> None:
 
         return jax.grad(loss, argnums=(0, 1, 2))
 
-    def compare(name: str, queries: int, keys: int, is_causal: bool, wrap) -> None:
-        qkv = [jnp.asarray(x) for x in arrays(queries, keys, length_first=True)]
+    def compare(name: str, queries: int, keys: int, is_causal: bool, wrap, **sizes: int) -> None:
+        qkv = [jnp.asarray(x) for x in arrays(queries, keys, length_first=True, **sizes)]
         functions = {n: jax.jit(wrap(f, is_causal=is_causal))
                      for n, f in zip(("jax.nn", *FITS), (stock, *own), strict=True)}  # fmt: skip
         calls = {n: lambda f=f: jax.block_until_ready(f(*qkv)) for n, f in functions.items()}
         show(name, queries, keys, calls)
 
+    def compile_times(queries: int, wrap) -> None:
+        """CPU seconds from function to program; the first one of a process takes longer."""
+        shapes = [jax.ShapeDtypeStruct((1, queries, HEADS, WIDTH), jnp.float32)] * 3
+        took = []
+        for function in (stock, own[0]):
+            start = time.process_time()
+            jax.jit(wrap(function, is_causal=True)).lower(*shapes).compile()
+            took.append(time.process_time() - start)
+        name = "gradients" if wrap is gradients else "forward"
+        print(f"compiling, causal, {queries:>5} tokens, {name:>9}: {took[1]:.1f} s of CPU, "
+              f"{took[1] / took[0]:.1f} times jax.nn's {took[0]:.1f} s")  # fmt: skip
+
     print(f"{jax.devices()[0].device_kind}; medians of {ROUNDS}, {HEADS} heads of {WIDTH}, float32")
     for call in CALLS:
         compare(*call, wrap=partial)
     compare(*GRADIENTS, wrap=gradients)
+    for batch, tokens, heads, width in SHORT:
+        for name, wrap in (("", partial), (", gradients", gradients)):
+            name = f"{batch} of {heads} x {width}{name}"
+            compare(name, tokens, tokens, False, wrap, batch=batch, heads=heads, width=width)
+    for tokens in (512, 2_047):  # not one of the above: compiled anew
+        for wrap in (partial, gradients):
+            compile_times(tokens, wrap)
     shapes = [jax.ShapeDtypeStruct((1, LONG, HEADS, WIDTH), jnp.float32)] * 3
     stock_size, own_size = (
         jax.jit(partial(f, is_causal=True)).lower(*shapes).compile()

@@ -69,11 +69,22 @@ def of_jax() -> None:
         "the paper's": jax.jit(paper),
         "ours": jax.jit(partial(calibrate.adaptive_softmax, coefficients=fit)),
     }
+    stopped = partial(calibrate.adaptive_softmax, coefficients=fit, entropy_gradient=False)
+    gradients = {
+        f"gradients of {name}": jax.jit(lambda z, d, f=f: jax.vjp(f, z)[1](d)[0])
+        for name, f in (functions | {"ours, entropy_gradient=False": stopped}).items()
+    }
     print(f"{jax.devices()[0].device_kind}; medians of {ROUNDS} rounds, float32")
     for shape in SHAPES:
         logits = jnp.asarray(logits_of(shape))
         calls = {
             name: lambda f=f, z=logits: f(z).block_until_ready() for name, f in functions.items()
+        }
+        show(shape, medians(calls, ROUNDS, CALLS))
+        direction = jnp.asarray(np.random.default_rng(2).standard_normal(shape), jnp.float32)
+        calls = {
+            name: lambda f=f, z=logits, d=direction: f(z, d).block_until_ready()
+            for name, f in gradients.items()
         }
         show(shape, medians(calls, ROUNDS, CALLS))
 
