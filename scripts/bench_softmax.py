@@ -96,16 +96,11 @@ def of_jax() -> None:
         compare_kinds(shape, call_of)
 
 
-def of_torch() -> None:
+def paper_of_torch(fit):
+    """The paper's procedure, written anew."""
     import torch
 
-    from calibrate.torch import adaptive_softmax
-
-    fit = calibrate.load("paper")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-
     def paper(logits):
-        """The paper's procedure, written anew."""
         probs = torch.softmax(logits, -1)
         H = -(probs * torch.log(probs + 1e-9)).sum(-1, keepdim=True)
         p = torch.zeros_like(H)
@@ -113,24 +108,66 @@ def of_torch() -> None:
             p = p * H + coefficient
         return torch.softmax(logits * torch.where(H > 0.5, p.clamp(min=1.0), 1.0), -1)
 
-    def done(result):
-        if device == "cuda":
-            torch.cuda.synchronize()
+    return paper
 
-    adaptive = partial(adaptive_softmax, coefficients=fit)
-    functions = {
+
+def functions_of_torch() -> tuple[str, dict[str, Callable[..., Any]]]:
+    """The device, and what is compared on it."""
+    import torch
+
+    from calibrate.torch import adaptive_softmax
+
+    fit = calibrate.load("paper")
+    paper, adaptive = paper_of_torch(fit), partial(adaptive_softmax, coefficients=fit)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"PyTorch on {device}, {torch.get_num_threads()} threads; medians of {ROUNDS} rounds")
+    return device, {
         "torch.softmax": partial(torch.softmax, dim=-1),
         "the paper's": paper,
         "the paper's compiled": torch.compile(paper),
         "ours": adaptive,
         "ours compiled": torch.compile(adaptive),
     }
-    threads = torch.get_num_threads()
-    print(f"PyTorch on {device}, {threads} threads; medians of {ROUNDS} rounds, float32")
+
+
+def done(result: Any) -> Any:
+    """The result, computed."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result
+
+
+def of_torch() -> None:
+    """Forward, of both dtypes; and with the gradient."""
+    import torch
+
+    device, functions = functions_of_torch()
+    for shape in ((64, 64), *SHAPES):
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.compiler.reset()  # of a function, it compiles eight variants at most
+            logits = torch.tensor(logits_of(shape), device=device, dtype=dtype)
+            weights, leaf = torch.randn_like(logits), logits.clone().requires_grad_()
+            forward = {name: lambda f=f, z=logits: done(f(z)) for name, f in functions.items()}
+            both = {
+                name: lambda f=f, z=leaf, g=weights: done(torch.autograd.grad(f(z), z, g))
+                for name, f in functions.items()
+            }
+            print(f"{dtype}, forward; and with the gradient")
+            for calls in (forward, both):
+                show(shape, medians(calls, ROUNDS, CALLS))
+
+
+def kinds_of_torch() -> None:
+    """A fit of entropy and size against one of entropy."""
+    import torch
+
+    from calibrate.torch import adaptive_softmax
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for shape in SHAPES:
         logits = torch.tensor(logits_of(shape), device=device)
-        calls = {name: lambda f=f, z=logits: done(f(z)) for name, f in functions.items()}
-        show(shape, medians(calls, ROUNDS, CALLS))
 
         def call_of(fit, where, logits=logits, compiled=False):
             def softmax(logits, where):
@@ -141,9 +178,9 @@ def of_torch() -> None:
             return lambda: done(softmax(logits, where))
 
         compare_kinds(shape, call_of)
-        torch.compiler.reset()  # of a function, it compiles eight variants at most
+        torch.compiler.reset()
         compare_kinds(shape, partial(call_of, compiled=True), " compiled")
 
 
 if __name__ == "__main__":
-    on_cores(of_jax, of_torch)
+    on_cores(of_jax, of_torch, kinds_of_torch)

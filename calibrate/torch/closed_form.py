@@ -87,7 +87,7 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: Options) -> Te
     """As `softmax_of`, of operations that PyTorch can differentiate and transform."""
     fit, dim, entropy_gradient = options
     z = real_logits(logits, where)
-    shifted, log_n = _shifted_and_log_size(z, z.amax(dim, keepdim=True), fit, dim, False)
+    shifted, log_n = _with_log_size(z - z.amax(dim, keepdim=True), fit, dim, False)
     H = None
     if fit.rule.by_entropy:
         normaliser, total = sums(shifted, dim, False)
@@ -103,26 +103,30 @@ def _as_asked(x: Tensor, logits: Tensor, where: Tensor | None) -> Tensor:
     return x if where is None else torch.where(where, x, 0)
 
 
-def _shifted_and_log_size(
-    z: Tensor, top: Tensor, fit: Coefficients, dim: int, look: bool
+def _with_log_size(
+    shifted: Tensor, fit: Coefficients, dim: int, look: bool
 ) -> tuple[Tensor, Tensor | float | None]:
-    """z - top, NO_WEIGHT where that is -inf; and if the fit goes by size log n, of n above -inf.
+    """z - max z, NO_WEIGHT where that is -inf; and if the fit goes by size log n, of n above -inf.
 
     log n is 0 for a row without any; axes are kept. With `look`, a CPU sees whether none is masked:
     it may be one number then.
     """
-    shifted = z - top
     if not fit.rule.by_size:
         return shifted.clamp_min_(NO_WEIGHT), None  # 0 times -inf is NaN
     out = None
-    if look and z.device.type == "cpu":
+    if look and shifted.device.type == "cpu":
         if shifted.amin() > NO_WEIGHT:  # to see that took no longer than to clamp them
-            log_n = math.log(z.shape[dim] if z.ndim else 1)
+            log_n = math.log(shifted.shape[dim] if shifted.ndim else 1)
             one_number = fit.rule.by_entropy and not fit.has_heads
-            return shifted, log_n if one_number else z.new_tensor(log_n)
-        out = torch.empty_like(z)  # bools are slow to make and to add up there
-    n = torch.gt(z, -torch.inf, out=out).sum(dim, keepdim=True, dtype=z.dtype)
+            return shifted, log_n if one_number else shifted.new_tensor(log_n)
+        out = torch.empty_like(shifted)  # bools are slow to make and to add up there
+    n = torch.gt(shifted, -torch.inf, out=out).sum(dim, keepdim=True, dtype=shifted.dtype)
     return shifted.clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
+
+
+def _less(z: Tensor, of_row: Tensor, logits: Tensor) -> Tensor:
+    """z - of_row, in the memory of z where it is a copy of the logits: fresh memory takes time."""
+    return z - of_row if z is logits else z.sub_(of_row)
 
 
 def _forward(
@@ -132,9 +136,8 @@ def _forward(
     z = real_logits(logits, where)
     compiling = torch.compiler.is_compiling()
     top = z.amax(dim, keepdim=True)
-    shifted, log_n = _shifted_and_log_size(z, top, fit, dim, not compiling)
-    table = head_table(fit, z, -3)
-    del z  # may be a copy, whose memory the weights take
+    shifted, log_n = _with_log_size(_less(z, top, logits), fit, dim, not compiling)
+    table = head_table(fit, shifted, -3)
     of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
     rows = _of_rows(top, of_entropy, log_n, table, options, for_gradient)
     if not compiling:
@@ -206,7 +209,7 @@ def _backward(
     of_product = torch._softmax_backward_data(gradient.to(dtype), probs.to(dtype), dim, dtype)
     if rows.mean is None or rows.slope is None:
         return _as_asked(of_product.mul_(rows.beta), logits, where)
-    centred = (real_logits(logits, where) - rows.mean).clamp_min_(NO_WEIGHT)
+    centred = _less(real_logits(logits, where), rows.mean, logits).clamp_min_(NO_WEIGHT)
     of_beta = (of_product * centred).sum(dim, keepdim=True)
     weights = centred.exp().mul_(centred)
     of_z = of_product.mul_(rows.beta).addcmul_(weights, of_beta * -rows.slope)
