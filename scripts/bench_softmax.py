@@ -7,6 +7,7 @@ python scripts/bench_softmax.py --here   # in this process, on its devices (such
 python scripts/bench_softmax.py --here of_torch
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -144,6 +145,9 @@ def of_torch() -> None:
     import torch
 
     device, functions = functions_of_torch()
+    # One thread's own time is free of what else the machine does.
+    alone = device == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
     for shape in ((64, 64), *SHAPES):
         for dtype in (torch.float32, torch.bfloat16):
             torch.compiler.reset()  # of a function, it compiles eight variants at most
@@ -156,7 +160,7 @@ def of_torch() -> None:
             }
             print(f"{dtype}, forward; and with the gradient")
             for calls in (forward, both):
-                show(shape, medians(calls, ROUNDS, CALLS))
+                show(shape, medians(calls, ROUNDS, CALLS, clock))
 
 
 def kinds_of_torch() -> None:

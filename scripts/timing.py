@@ -10,17 +10,20 @@ from typing import Any
 
 
 def medians(
-    functions: dict[str, Callable[[], Any]], rounds: int, calls: int = 1
+    functions: dict[str, Callable[[], Any]],
+    rounds: int,
+    calls: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Seconds a call of each function, all called in every round; the first round is not timed."""
     took: dict[str, list[float]] = {name: [] for name in functions}
     for round_ in range(-1, rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls):
                 function()
             if round_ >= 0:
-                took[name].append((time.perf_counter() - start) / calls)
+                took[name].append((clock() - start) / calls)
     return {name: median(seconds) for name, seconds in took.items()}
 
 
