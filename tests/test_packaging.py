@@ -1,5 +1,6 @@
 """What is installed: a light import, package data, the README's commands."""
 
+import ast
 import os
 import re
 import subprocess
@@ -139,3 +140,26 @@ def test_a_folder_imports_only_from_its_floor_and_below():
             below = FLOORS[imported] < FLOORS[room]
             beside = imported == room or {imported, room} <= set(RUNTIME)
             assert below or beside, f"{path} imports {imported}"
+
+
+def scripts_names():
+    """(script, module of the package, name) of every import."""
+    for script in sorted((ROOT / "scripts").iterdir()):
+        is_python = script.is_file() and script.read_bytes()[:64].partition(b"\n")[0].endswith(
+            b"python"
+        )
+        if is_python or script.suffix == ".py":
+            for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("calibrate"):
+                    yield from ((script.name, node.module, alias.name) for alias in node.names)
+
+
+def test_scripts_import_what_the_package_has():
+    found = list(scripts_names())
+    assert len({script for script, *_ in found}) > 10
+    for script, module, name in found:
+        path = ROOT / module.replace(".", "/")
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        is_module = (path / f"{name}.py").exists() or (path / name).is_dir()
+        defined = re.search(rf"\b{name}\b", file.read_text(encoding="utf-8"))
+        assert is_module or defined, f"{script}: {module} has no {name}"
