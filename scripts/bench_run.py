@@ -18,7 +18,7 @@ STEPS = {
     "score": "calibrate.cli.evaluate_steps.score_with_progress",
     "report": "calibrate.cli.report_steps.write_head_report",
 }
-FORWARD_SETS, SIZES = 2_048, [2**i for i in range(4, 13)]  # those of `calibrate run`, twice
+FORWARD_SETS, SIZES = 1_024, [2**i for i in range(4, 13)]  # those of `calibrate run`, twice
 
 
 def main() -> None:

@@ -40,11 +40,13 @@ def _folder(environment: MutableMapping[str, str]) -> Path:
 
 def _processor() -> str:
     """What programs are compiled for: the name of the machine, and the instructions it knows."""
-    known = [platform.machine(), platform.processor()]
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        first = file.read(1 << 14).splitlines()  # long enough for the first processor
-        known += [x for x in first if x.startswith(("flags", "Features", "model name"))][:2]
-    return "\n".join(known)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            first = file.read(1 << 14).splitlines()  # long enough for the first processor
+    except OSError:  # not Linux, where platform.processor starts a process
+        return f"{platform.machine()} {platform.processor()}"
+    known = [x for x in first if x.startswith(("flags", "Features", "model name"))][:2]
+    return "\n".join([platform.machine(), *known])
 
 
 def _is_ours_alone(folder: Path) -> bool:

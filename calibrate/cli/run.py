@@ -49,7 +49,7 @@ _OF_HEAD = ("head", "sizes", "sets")
 def run(
     head: HeadOption = "max-retrieval",
     sizes: SizesOption = "16..4096",
-    sets: SetsOption = 2048,
+    sets: SetsOption = 1024,
     seed: SeedOption = 0,
     name: NameOption = None,
     max_bytes: BytesOption = "1GB",

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -181,13 +179,13 @@ class RulesAtSize(NamedTuple):
     def plus(self, constants: Sequence[float] | np.ndarray) -> "RulesAtSize":
         return self._replace(constants=[*self.constants, *constants])
 
-    def weights(self, logits: ArrayLike) -> jax.Array:
+    def weights(self, logits: ArrayLike) -> np.ndarray:
         """Attention weights under each rule: what `adaptive_softmax` gives for each.
 
         Args:
           logits: (count, n) float32; -9,000 and less means masked.
         Returns:
-          (count, fits + constants, n).
+          (count, fits + constants, n) float32.
         """
         z = as_masks(np.asarray(logits))
         H, log_n = row_entropy(z), np.log(np.maximum((z > -np.inf).sum(axis=1), 1))
@@ -196,16 +194,13 @@ class RulesAtSize(NamedTuple):
             of_fit = fit.only.coefficients, fit.only.domain, fit.rule
             column[:] = beta_of(H.astype(float), log_n, *of_fit, np)
         betas[:, len(self.fits) :] = self.constants
-        weights: jax.Array = _weights(z, betas)
-        return weights
-
-
-@jax.jit
-def _weights(logits: jax.Array, betas: jax.Array) -> jax.Array:
-    """softmax(beta z) of (count, n) logits at (count, k) betas: (count, k, n)."""
-    shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), FARTHEST)
-    powers = jnp.exp(betas[..., None] * shifted[:, None])
-    return powers / jnp.sum(powers, axis=-1, keepdims=True)
+        # NumPy, which compiles nothing for each set size, works while JAX runs the next piece.
+        with np.errstate(invalid="ignore", over="ignore"):  # rows of +inf; the largest beta
+            shifted = np.maximum(z - z.max(axis=1, keepdims=True), FARTHEST)
+            powers = betas[..., None] * shifted[:, None]
+        powers = np.exp(powers, out=powers)
+        powers /= powers.sum(axis=-1, keepdims=True)
+        return powers
 
 
 class HindsightSearch:
