@@ -197,8 +197,8 @@ class RulesAtSize(NamedTuple):
         # NumPy, which compiles nothing for each set size, works while JAX runs the next piece.
         with np.errstate(invalid="ignore", over="ignore"):  # rows of +inf; the largest beta
             shifted = np.maximum(z - z.max(axis=1, keepdims=True), FARTHEST)
-            powers = betas[..., None] * shifted[:, None]
-        powers = np.exp(powers, out=powers)
+            powers: np.ndarray = betas[..., None] * shifted[:, None]
+        np.exp(powers, out=powers)
         powers /= powers.sum(axis=-1, keepdims=True)
         return powers
 
