@@ -8,6 +8,7 @@ from calibrate.files.example_set import Example
 
 FITTING, CHOOSING, JUDGING = range(3)
 _PARTS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four examples of a cell, in turn
+N_TURNS = len(_PARTS)
 
 
 def parts_of(examples: Sequence[Example]) -> np.ndarray:
@@ -17,5 +18,5 @@ def parts_of(examples: Sequence[Example]) -> np.ndarray:
     for cell in np.unique(cells):
         members = cells == cell
         place[members] = np.arange(members.sum())
-    parts: np.ndarray = _PARTS[place % len(_PARTS)]
+    parts: np.ndarray = _PARTS[place % N_TURNS]
     return parts

@@ -7,6 +7,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.examples.encoding import Encoded, Encoder
+from calibrate.examples.parts import N_TURNS
 from calibrate.files.example_set import Cell
 from calibrate.files.npz import digest_of, read_bytes
 
@@ -24,31 +25,42 @@ class TextFile(NamedTuple):
     def windows(
         self, encoder: Encoder, lengths: list[int], most: int
     ) -> list[tuple[Cell, Encoded]]:
-        """Windows of each length that do not overlap, evenly spread over the text.
+        """Windows of each length, cut from stretches that are spread evenly over the text.
 
-        Each begins with what the tokenizer begins texts with; where that is nothing, its first
-        token is not an answer.
+        A stretch is as long as the longest window, and every window of it belongs to the same part
+        (`parts_of`): no token judges a fit that was fitted to it at another length. Each window
+        begins with what the tokenizer begins texts with; where that is nothing, its first token is
+        not an answer.
 
         Raises:
           CalibrateError: the text is shorter than a window.
         """
         begin, ids = encoder.text(self.text)
-        made = []
-        for length in lengths:
-            size = length - len(begin)
-            n_windows = len(ids) // size if size > 0 else 0
-            if not n_windows or length < 2:
+        sizes = [length - len(begin) for length in lengths]
+        for length, size in zip(lengths, sizes, strict=True):
+            if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
                     f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
                     "give a longer text, or shorter --lengths"
                 )
-            chosen = np.unique(np.linspace(0, n_windows - 1, min(n_windows, most)).astype(int))
-            for window in chosen:
-                tokens = [*begin, *ids[window * size : (window + 1) * size]]
-                start = max(1, len(begin))
+        n_stretches = len(ids) // max(sizes)
+        spread = np.unique(np.linspace(0, n_stretches - 1, min(n_stretches, most)).astype(int))
+        start, made = max(1, len(begin)), []
+        for length, size in zip(lengths, sizes, strict=True):
+            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size)[:most]:
+                tokens = [*begin, *ids[first : first + size]]
                 encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
                 made.append((Cell(TEMPLATE, length, True), encoded))
         return made
+
+
+def _first_tokens(stretches: np.ndarray, rounds: int, size: int) -> np.ndarray:
+    """Where windows begin: one in each stretch, then one more in each, in turn as the parts are."""
+    in_turn = stretches[: len(stretches) // N_TURNS * N_TURNS]
+    if not len(in_turn):
+        return stretches
+    further = (in_turn + size * i for i in range(1, rounds))
+    return np.concatenate([in_turn, *further, stretches[len(in_turn) :]])
 
 
 def read_text(path: Path) -> TextFile:

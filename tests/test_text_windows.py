@@ -1,0 +1,66 @@
+"""Plain text in windows of several lengths, by the part of a fit that they belong to."""
+
+from pathlib import Path
+
+import pytest
+
+from calibrate.errors import CalibrateError
+from calibrate.examples.encoding import Encoder
+from calibrate.examples.parts import FITTING, JUDGING, parts_of
+from calibrate.examples.text_windows import TextFile
+from calibrate.files.example_set import Example
+
+
+class Words:
+    """A tokenizer that numbers the words of a text, and begins it with `begin`."""
+
+    eos_token_id = None
+
+    def __init__(self, begin):
+        self.begin = begin
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        ids = [int(word) for word in text.split()]
+        return {"input_ids": [*self.begin, *ids] if add_special_tokens else ids}
+
+
+def windows(words, lengths, most, begin=()):
+    """(length, part, tokens) of each window of a text of so many words, numbered from 1."""
+    text = TextFile(Path("text.txt"), " ".join(map(str, range(1, words + 1))), "")
+    found = text.windows(Encoder(Words(begin), None, words + 1), lengths, most)
+    cells = list(dict.fromkeys(cell for cell, _ in found))
+    examples = [Example(x.tokens, x.start, cells.index(cell)) for cell, x in found]
+    return [
+        (cell.length, part, set(x.tokens.tolist()) - set(begin))
+        for (cell, x), part in zip(found, parts_of(examples), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("words", [70, 999, 2_000])
+@pytest.mark.parametrize("begin", [(), (0,)])
+@pytest.mark.parametrize("most", [3, 8, 30])
+def test_no_token_judges_a_fit_that_has_seen_it_at_another_length(words, begin, most):
+    found = windows(words, [8, 20, 64], most, begin)
+    fitted, judged = (
+        set().union(*(x for _, part, x in found if part == its)) for its in (FITTING, JUDGING)
+    )
+    assert fitted
+    assert not fitted & judged
+
+
+def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
+    found = windows(1_000, [8, 64], 30)
+    for length, count in ((8, 30), (64, 1_000 // 64)):
+        tokens = [x for its, _, x in found if its == length]
+        assert len(tokens) == count
+        assert {len(x) for x in tokens} == {length}
+        assert len(set().union(*tokens)) == count * length
+        assert max(map(max, tokens)) > 650
+    assert min(found[0][2]) == 1
+
+
+def test_a_text_that_is_too_short_is_refused():
+    with pytest.raises(CalibrateError, match="text.txt has 50 tokens, too few for a window of 64"):
+        windows(50, [8, 64], 3)
+    with pytest.raises(CalibrateError, match="too few for a window of 1"):
+        windows(50, [1], 3, begin=(0,))
