@@ -13,7 +13,8 @@ from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
 from calibrate.fitting.model_selection import choose
 from calibrate.fitting.rule_fitting import Options
 from calibrate.fitting.solved_rows import Rows, concatenate_rows, solve_rows
-from calibrate.maths.likelihood import likelihood, maximise
+from calibrate.maths.climbing import Objective
+from calibrate.maths.likelihood import maximise
 from calibrate.maths.likelihood_profile import from_nodes, nodes
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import Rule
@@ -98,7 +99,7 @@ def _score(
     ones = np.eye(design.shape[1])[0]
     form = Form(design, matrix, np.full(len(matrix), LOW), np.full(len(matrix), HIGH), ones)
     weight = _equal_sizes(train[0])
-    objective = likelihood(train[0].profile, weight)
+    objective = Objective(train[0].profile, weight)
     c = maximise(objective, form, LOW, HIGH, tolerance=TOLERANCE).coefficients
     beta = np.clip(design_test @ c, LOW, HIGH)
     return mean_by_size(test[0], log_p_at(test[0], beta))

@@ -5,13 +5,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from calibrate.maths.bernstein import basis
-from calibrate.maths.likelihood import (
-    NEAR,
-    TOLERANCE,
-    _largest_gain,
-    likelihood,
-    maximise,
-)
+from calibrate.maths.climbing import Objective, largest_gain
+from calibrate.maths.likelihood import NEAR, TOLERANCE, maximise
 from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.reference import entropy, softmax
 from calibrate.maths.rule_forms import ELEVATED_TO, constant_form, log_size_form, polynomial_form
@@ -37,7 +32,7 @@ def planted(beta_of, sizes=(16, 64, 256), count=1_500, seed=0):
 
 
 def best(rows, form, weight):
-    return maximise(likelihood(rows, weight / weight.sum()), form, LOW, HIGH)
+    return maximise(Objective(rows, weight / weight.sum()), form, LOW, HIGH)
 
 
 def test_a_planted_constant():
@@ -126,7 +121,7 @@ def test_of_constants_within_tolerance_it_is_the_least():
     assert solution.coefficients[0] == pytest.approx(least, abs=0.01)
     assert solution.value >= values.max() - 1.01 * TOLERANCE
     again = maximise(  # as a resample does, which starts from a solution
-        likelihood(rows, equal(100)), constant_form(100, LOW, HIGH), LOW, HIGH, np.array([20.0]),
+        Objective(rows, equal(100)), constant_form(100, LOW, HIGH), LOW, HIGH, np.array([20.0]),
         tolerance=None,
     )  # fmt: skip
     assert again.coefficients[0] == pytest.approx(least, abs=0.01)
@@ -147,7 +142,7 @@ def test_rules_are_not_sharper_than_what_some_sizes_tell():
         none = best(flat, form._replace(design=form.design[len(H) :]), np.ones(3_000))
         assert (form.design @ none.coefficients).max() < 1.6
         lower = LOW * form.ones + NEAR * (none.coefficients - LOW * form.ones)
-        value, _ = likelihood(flat, equal(3_000))(form.design[len(H) :] @ lower)
+        value = Objective(flat, equal(3_000)).values(form.design[len(H) :] @ lower)
         assert value < none.value  # nothing to spare
 
 
@@ -183,7 +178,7 @@ def test_a_resample_may_prefer_another_peak():
     for share, expected in ((0.99, HIGH), (0.1, LOW)):
         weight = np.repeat([share, 1 - share], 50) / 50
         for start in (None, np.array([LOW]), np.array([HIGH])):
-            found = maximise(likelihood(rows, weight), form, LOW, HIGH, start, tolerance=None)
+            found = maximise(Objective(rows, weight), form, LOW, HIGH, start, tolerance=None)
             assert found.coefficients[0] == pytest.approx(expected, rel=0.01)
 
 
@@ -192,7 +187,7 @@ def test_rows_of_sets_that_want_far_apart_betas_get_a_rule_that_follows_them():
     sharp, soft = sets(NEARLY_ALIKE, [2, 3, 4], 50), sets(3 * NEARLY_ALIKE, [0, 2, 3], 50)
     rows = sharp._replace(series=np.concatenate([sharp.series, soft.series]))
     x = np.repeat([1.0, 3.0], 50)
-    objective = likelihood(rows, equal(100))
+    objective = Objective(rows, equal(100))
     best_of_each = objective.of_constants(np.geomspace(LOW, HIGH, 500)).max(axis=1).sum()
     for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (1, 3), LOW, HIGH)):
         assert maximise(objective, form, LOW, HIGH).value == pytest.approx(best_of_each, abs=1e-4)
@@ -203,11 +198,11 @@ def test_the_bound_on_what_is_missed_is_the_tangents():
     form = form_of(np.linspace(1, 4, 50))
     c = 3.0 * form.ones
     up = np.array([1.0, 0, 0, 0, 0])
-    most = _largest_gain(form, up, c, None)
+    most = largest_gain(form, up, c, None)
     assert 61 * 0.9 < most < 400  # one coefficient may rise above the bound of the polynomial
     for size in (1e-13, 1e-7, 1e3):
-        assert _largest_gain(form, size * up, c, None) == pytest.approx(size * most, rel=1e-6)
-    assert _largest_gain(form, 0 * up, c, None) == 0
+        assert largest_gain(form, size * up, c, None) == pytest.approx(size * most, rel=1e-6)
+    assert largest_gain(form, 0 * up, c, None) == 0
 
 
 def test_rows_beyond_the_domain_count_as_at_its_ends():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from calibrate.maths.newton import best_step, climb
+from calibrate.maths.newton import best_steps, climb
 
 BOX = np.concatenate([np.eye(3), -np.eye(3)])
 
@@ -16,16 +16,25 @@ def bounds(half):
 def curved(x, centre):
     """-sum of (x - centre)^2 + (x - centre)^4, and its derivatives."""
     u = x - centre
-    return -(u**2 + u**4).sum(), -2 * u - 4 * u**3, np.diag(-2 - 12 * u**2)
+    return -(u**2 + u**4).sum(-1), -2 * u - 4 * u**3, diagonal(-2 - 12 * u**2)
+
+
+def diagonal(x):
+    return x[..., None] * np.eye(3)
 
 
 @pytest.mark.parametrize("half", [0.5, 2.0, 50.0])
-def test_the_top_within_bounds(half):
-    centre = np.array([3.0, -1.0, 0.2])
-    c, value, promise = climb(lambda x: curved(x, centre), BOX, bounds(half), np.zeros(3), 1e-13)
+def test_the_tops_within_bounds(half):
+    """Of several functions at once, as of each by itself."""
+    centre = np.array([[3.0, -1.0, 0.2], [0.0, 0.0, 0.0], [-5.0, 1.0, 0.3]])
+    starts = np.zeros((3, 3))
+    c, value, promise = climb(lambda x: curved(x, centre), BOX, bounds(half), starts, 1e-13)
     np.testing.assert_allclose(c, np.clip(centre, -half, half), atol=1e-7)
-    assert value == pytest.approx(curved(c, centre)[0], abs=1e-12)
-    assert promise <= 1e-13
+    np.testing.assert_allclose(value, curved(c, centre)[0], rtol=1e-12, atol=1e-12)
+    assert (promise <= 1e-13).all()
+    for i in range(3):
+        own = climb(lambda x, i=i: curved(x, centre[i]), BOX, bounds(half), starts[:1], 1e-13)
+        np.testing.assert_allclose(own[0][0], c[i], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -35,7 +44,7 @@ def test_a_step_is_the_best_of_the_parabola(seed):
     bend, slope = -half.T @ half, 5 * rng.standard_normal(3)
     matrix = np.concatenate([rng.standard_normal((6, 3)), BOX])
     least = -np.concatenate([rng.uniform(0, 1, 6), np.ones(6)])
-    step = best_step(slope, bend, matrix, least)
+    (step,) = best_steps(slope[None], bend[None], matrix, least[None])
     assert (matrix @ step >= least - 1e-9).all()
 
     def gain(d):
@@ -51,17 +60,18 @@ def test_a_step_is_the_best_of_the_parabola(seed):
 def test_it_climbs_out_of_a_hollow_and_stops_where_bounds_end_it():
     def hollow(x):
         """Convex along the first axis."""
-        return x[0] ** 2 - x[1] ** 2 - x[2] ** 2, np.array([2, -2, -2]) * x, np.diag([2, -2, -2])
+        slope = np.array([2, -2, -2]) * x
+        return (slope * x).sum(-1) / 2, slope, diagonal(np.array([[2, -2, -2]]))
 
-    c, value, _ = climb(hollow, BOX, bounds(2.0), np.array([0.1, 1.0, -1.0]), 1e-12)
+    (c,), (value,), _ = climb(hollow, BOX, bounds(2.0), np.array([[0.1, 1.0, -1.0]]), 1e-12)
     np.testing.assert_allclose(c, [2, 0, 0], atol=1e-6)
     assert value == pytest.approx(4)
 
 
 def test_a_level_function_is_left_where_it_is():
     def level(x):
-        return 1.0, np.zeros(3), np.zeros((3, 3))
+        return np.ones(1), np.zeros((1, 3)), np.zeros((1, 3, 3))
 
-    c, value, promise = climb(level, BOX, bounds(1.0), np.full(3, 0.5), 0.0)
-    np.testing.assert_array_equal(c, np.full(3, 0.5))
+    c, value, promise = climb(level, BOX, bounds(1.0), np.full((1, 3), 0.5), 0.0)
+    np.testing.assert_array_equal(c, np.full((1, 3), 0.5))
     assert (value, promise) == (1.0, 0.0)

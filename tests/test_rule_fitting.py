@@ -19,7 +19,8 @@ from calibrate.fitting.rule_fitting import (
 from calibrate.fitting.solved_rows import concatenate_rows, solve_collection, solve_rows
 from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
 from calibrate.heads import load_head
-from calibrate.maths.likelihood import likelihood, maximise
+from calibrate.maths.climbing import Objective
+from calibrate.maths.likelihood import maximise
 from calibrate.maths.rule import beta_of
 from calibrate.maths.rule_forms import polynomial_form
 
@@ -86,7 +87,7 @@ def test_no_other_rule_of_the_kind_is_more_likely(rows, which, kind):
     objective_of = problem.data.objective(np.ones(N_BLOCKS))
 
     def value(c):
-        return objective_of(np.clip(problem.form.design @ c, 1, 64))[0]
+        return objective_of.values(np.clip(problem.form.design @ c, 1, 64))
 
     rng = np.random.default_rng(0)
     tried = 0
@@ -105,7 +106,7 @@ def test_pooling_by_cells_is_as_good_as_every_row(rows):
     used = rows.take(rule_fitting.usable_rows(rows, "polynomial", Options()))
     weight = row_weights(used)
     form = polynomial_form(used.entropy, problem.domain, 1.0, 64.0)
-    exact = maximise(likelihood(used.profile, weight), form, 1.0, 64.0)
+    exact = maximise(Objective(used.profile, weight), form, 1.0, 64.0)
     beta = np.clip(form.design @ solve_problem(problem), 1, 64)
     assert weight @ used.profile.log_p(beta) == pytest.approx(exact.value, abs=2e-5)
 

@@ -80,13 +80,13 @@ def test_the_sharper_the_more_often_p_and_the_less_log_p(head_rows, kind):
 def test_no_start_leads_to_a_better_rule(head_rows, q):
     problem = build_problem(head_rows, assign_blocks(head_rows), "log-size", Options(q=q))
     objective = problem.data.objective(np.ones(100))
-    found = objective(np.clip(problem.form.design @ solve_problem(problem), 1, 64))[0]
+    found = objective.values(np.clip(problem.form.design @ solve_problem(problem), 1, 64))
     rng = np.random.default_rng(0)
     for _ in range(20):
         at_ends = np.exp(rng.uniform(0, np.log(64), 2))
         start = np.linalg.solve(problem.form.matrix, at_ends)
         other = solve_problem(problem, start=start)
-        assert objective(np.clip(problem.form.design @ other, 1, 64))[0] <= found + 2e-5
+        assert objective.values(np.clip(problem.form.design @ other, 1, 64)) <= found + 2e-5
 
 
 def test_a_head_with_one_right_answer_is_made_sharper(head_rows):

@@ -122,6 +122,10 @@ def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | Non
     return receipt_of(size, unit, shard, data)
 
 
+# Of shards that this process has read, by digest: their heads, and the same shard without rows.
+_read_before: dict[str, tuple[frozenset[tuple[int, int]], Shard]] = {}
+
+
 class Collection(NamedTuple):
     """A collection; complete, unless opened by `open_unfinished`."""
 
@@ -177,11 +181,14 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
     """The shard of an entry of the manifest, checked against its digest.
 
     Args:
-      heads: keep only their rows; None keeps all.
+      heads: keep only their rows; None keeps all. A shard that is known to have none is not read.
     Raises:
       DamagedError: it is absent, or has another digest.
       CalibrateError: it cannot be read.
     """
+    known = _read_before.get(entry["sha256"])
+    if heads is not None and known is not None and known[0].isdisjoint(heads):
+        return known[1]
     path = shard_path(folder, entry["size"], entry["unit"])
     data = listed_bytes(folder, entry)
     if not path.exists():
@@ -197,6 +204,7 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
     if heads is None:
         return shard
     require(shard.layer is not None, path, f"its rows are of other heads than those in {MANIFEST}")
+    _read_before[entry["sha256"]] = shard.heads, shard.of_heads([])
     return shard.of_heads(heads)
 
 

@@ -41,6 +41,13 @@ class Shard:
     weight: np.ndarray | None = None  # (rows,) float32; None if all are 1
     group: np.ndarray | None = None  # (rows,) int64; None if each row is one of its own
 
+    @property
+    def heads(self) -> frozenset[tuple[int, int]]:
+        """The heads that its rows are of; none where they are unknown."""
+        if self.layer is None or self.head is None:
+            return frozenset()
+        return frozenset(zip(self.layer.tolist(), self.head.tolist(), strict=True))
+
     def of_heads(self, heads: Heads) -> "Shard":
         """Its rows of some heads, if the source names heads; the counts stay those of the unit."""
         wanted = np.zeros(len(self.index), bool)

@@ -19,6 +19,7 @@ from calibrate.fitting.rule_fitting import (
     Options,
     Problem,
     plain_coefficients,
+    solve_each,
     solve_problem,
     to_coefficients,
     usable_rows,
@@ -83,7 +84,7 @@ def _band(problem: Problem, powers: np.ndarray) -> np.ndarray | None:
 
 def _refit(problem: Problem, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        return np.array([solve_problem(problem, block_weights, start) for block_weights in drawn])
+        return solve_each(problem, drawn, start)
 
 
 def learning_curve(choice: Choice, options: Options) -> list[LearningPoint]:

@@ -14,6 +14,7 @@ from calibrate.fitting.rule_fitting import (
     Problem,
     build_problem,
     checked_coefficients,
+    solve_each,
     solve_problem,
     to_coefficients,
 )
@@ -92,20 +93,22 @@ def held_out_beta(
     rows: Rows, block: np.ndarray, problem: Problem, start: np.ndarray, n_folds: int = N_FOLDS
 ) -> np.ndarray:
     """(rows,) beta that a fit to the other folds gives to each row."""
-    beta = np.empty(len(block))
-    for fold in range(n_folds):
-        others = (np.arange(N_BLOCKS) % n_folds != fold).astype(float)
-        fit = to_coefficients(problem, solve_problem(problem, others, start=start))
-        in_fold = block % n_folds == fold
-        beta[in_fold] = applied_beta(fit, rows)[in_fold]  # profiles are not copied
+    beta, fold = np.empty(len(block)), block % n_folds
+    others = np.arange(N_BLOCKS) % n_folds != np.arange(n_folds)[:, None]
+    for left_out, c in enumerate(solve_each(problem, others.astype(float), start)):
+        fit, in_fold = to_coefficients(problem, c), fold == left_out
+        beta[in_fold] = _applied(fit, rows.entropy[in_fold], rows.items[in_fold])
     return beta
 
 
 def applied_beta(fit: Coefficients, rows: Rows) -> np.ndarray:
     """(rows,) beta under a fit."""
-    entry = fit.only
-    log_n = np.log(rows.items)
-    beta = beta_of(rows.entropy, log_n, entry.coefficients, entry.domain, fit.rule, np)
+    return _applied(fit, rows.entropy, rows.items)
+
+
+def _applied(fit: Coefficients, entropy: np.ndarray, items: np.ndarray) -> np.ndarray:
+    entry, log_n = fit.only, np.log(items)
+    beta = beta_of(entropy, log_n, entry.coefficients, entry.domain, fit.rule, np)
     return np.asarray(beta)
 
 

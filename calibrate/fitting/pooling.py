@@ -14,7 +14,7 @@ from calibrate.errors import QualityError
 from calibrate.fitting.gain import prior_share
 from calibrate.fitting.solved_rows import Rows
 from calibrate.fitting.weighting import N_BLOCKS, group_weights, row_weights
-from calibrate.maths.likelihood import Held, Objective, likelihood
+from calibrate.maths.climbing import Held, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
 
 N_CELLS = 512
@@ -124,8 +124,8 @@ class Pool:
         total = of_pair @ self.weight
         if not total > 0:
             raise QualityError(TOO_FEW)
-        cells = _by_cell(self.scores, self.cell, of_pair / total)
-        return likelihood(cells, np.ones(len(cells.series)))
+        cells = self.scores.pool(self.cell, of_pair / total, len(self.cells.size))
+        return Objective(cells, np.ones(len(cells.series)))
 
     def held_scores(self, block_weights: np.ndarray) -> Held | None:
         """The mean log p of each held size, and the least that it may be; None without any."""
@@ -136,7 +136,7 @@ class Pool:
             return None
         where = np.flatnonzero(self.held.any(axis=0))
         share = held[:, where] / weight[:, None]
-        cells = _by_cell(self.held_log_p, self.cell[at_held], of_pair[at_held])
+        _, cells = _add_up(self.held_log_p, self.cell[at_held], of_pair[at_held])
 
         def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             value, slope, _ = cells.derivatives(beta[where])
@@ -158,15 +158,6 @@ def _add_up(scores: Profile, place: np.ndarray, weight: np.ndarray) -> tuple[np.
     """The places that occur, in order, and the weighted sum of the rows at each."""
     places, rank = _ranks(place)
     return places, scores.pool(rank, weight, len(places))
-
-
-def _by_cell(scores: Profile, cell: np.ndarray, weight: np.ndarray) -> Profile:
-    """The weighted sum of the pairs of each cell that occurs; cells rise."""
-    from scipy.sparse import csr_array
-
-    starts = np.append(np.flatnonzero(np.diff(cell, prepend=-1)), len(cell))
-    sums = csr_array((weight, np.arange(len(cell)), starts), (len(starts) - 1, len(cell)))
-    return scores._replace(series=sums @ scores.series)
 
 
 def pool(

@@ -18,7 +18,7 @@ from calibrate.fitting.solved_rows import Rows
 from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, require_groups
 from calibrate.maths import solver
 from calibrate.maths.bernstein import plain_powers
-from calibrate.maths.likelihood import TOLERANCE, maximise
+from calibrate.maths.likelihood import TOLERANCE, maximise_each
 from calibrate.maths.rule import ENTROPY_AND_SIZE, N_POWERS, Rule, horner, surface
 from calibrate.maths.rule_forms import (
     Form,
@@ -202,19 +202,28 @@ def solve_problem(
       QualityError: the solver failed.
     """
     weights = np.ones(N_BLOCKS) if block_weights is None else block_weights
+    (c,) = solve_each(problem, weights[None], start)
+    return np.asarray(c)
+
+
+def solve_each(
+    problem: Problem, block_weights: np.ndarray, start: np.ndarray | None = None
+) -> np.ndarray:
+    """(m, k): `solve_problem` for each of some weights of blocks, (m, N_BLOCKS), at once."""
     try:
-        objective = problem.data.objective(weights)
+        objectives = [problem.data.objective(weights) for weights in block_weights]
     except QualityError as failure:
         raise QualityError(f"{failure}; {ADVICE}") from None
     tolerance = TOLERANCE if start is None else None
     low, high = Rule().min_beta, Rule().max_beta
-    held = problem.data.held_scores(weights)
+    held = [problem.data.held_scores(weights) for weights in block_weights]
     try:
-        return maximise(objective, problem.form, low, high, start, tolerance, held).coefficients
+        found = maximise_each(objectives, problem.form, low, high, start, tolerance, held)
     except ArithmeticError as failure:
         raise QualityError(
             f"no rule of kind {problem.kind} was found: {failure}; {ADVICE}"
         ) from None
+    return np.array([solution.coefficients for solution in found])
 
 
 def checked_coefficients(problem: Problem, c: np.ndarray) -> Coefficients:

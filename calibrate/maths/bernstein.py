@@ -28,20 +28,14 @@ def elevation(degree: int, to: int) -> np.ndarray:
 
 def plain_powers(coefficients: np.ndarray, domain: tuple[float, float]) -> tuple[float, ...]:
     """Bernstein coefficients over a domain -> coefficients of powers of H, highest power first."""
-    degree = len(coefficients) - 1
-    powers, rest = _powers(domain, degree)
-    ascending = np.zeros(degree + 1)
-    for k, c in enumerate(coefficients):
-        ascending += np.convolve(float(c) * comb(degree, k) * powers[k], rest[degree - k])
-    return tuple(float(c) for c in ascending[::-1])
+    powers = coefficients @ _basis_powers(domain, len(coefficients) - 1)
+    return tuple(powers.tolist())
 
 
 @lru_cache(maxsize=8)
-def _powers(domain: tuple[float, float], degree: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Powers of t and of 1 - t, as coefficients of powers of H, lowest first."""
+def _basis_powers(domain: tuple[float, float], degree: int) -> np.ndarray:
+    """(degree + 1, degree + 1): each polynomial of `basis` in powers of H, highest first."""
     lo, hi = domain
     t = np.polynomial.Polynomial([-lo / (hi - lo), 1 / (hi - lo)])
-    powers = range(degree + 1)
-    return [np.asarray((t**k).coef) for k in powers], [
-        np.asarray(((1 - t) ** k).coef) for k in powers
-    ]
+    terms = [comb(degree, k) * t**k * (1 - t) ** (degree - k) for k in range(degree + 1)]
+    return np.array([term.coef[::-1] for term in terms])

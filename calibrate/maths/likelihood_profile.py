@@ -38,7 +38,9 @@ NEAR = np.arange(len(QUINTICS))  # columns of a series, from those of the node b
 class Profile(NamedTuple):
     """log p_t of rows over beta in [low, high], and its derivatives."""
 
-    series: np.ndarray  # (rows, 2 N_NODES), by node the value and the slope in the node number
+    # (rows, 2 N_NODES), by node the value and the slope in the node number; or of several
+    # objectives, (objectives, rows, 2 N_NODES), which `log_p` and `derivatives` read
+    series: np.ndarray
     low: float
     high: float
     concave: bool = True  # in beta, as where every row has one target
@@ -69,9 +71,11 @@ class Profile(NamedTuple):
 
         Where the rows of a cell have one beta, sums of log p_t lose nothing by it.
         """
-        by_column = np.ascontiguousarray(self.series.T)
-        columns = [np.bincount(cell, weight * column, n_cells) for column in by_column]
-        return self._replace(series=np.stack(columns, axis=1))
+        from scipy.sparse import csc_array
+
+        one_each = np.arange(len(cell) + 1)
+        sums = csc_array((weight, cell, one_each), (n_cells, len(cell)))
+        return self._replace(series=sums @ self.series)
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
         """(..., rows) log p_t at betas of each row, (..., rows), within the bounds."""
@@ -87,7 +91,7 @@ class Profile(NamedTuple):
         return value, slope / (betas * _step(self.low, self.high))
 
     def derivatives(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(rows,) log p_t and its first and second derivative in beta; the second is <= 0."""
+        """(..., rows) log p_t and its first and second derivative in beta, which is <= 0."""
         step = _step(self.low, self.high)
         value, first, second = self._at(beta, 2)
         first, second = first / step, second / step**2  # in log beta
@@ -96,9 +100,11 @@ class Profile(NamedTuple):
     def _at(self, beta: np.ndarray, order: int) -> list[np.ndarray]:
         """(..., rows) log p_t and its derivatives in the node number, up to an order."""
         first, t = self._place(beta)
-        starts = 2 * first + self.series.shape[1] * np.arange(len(self.series))
-        near = self.series.take(starts[..., None] + NEAR)
-        return [_horner(near @ quintics, t) for quintics in DERIVATIVES[: order + 1]]
+        *shape, width = self.series.shape
+        starts = 2 * first + width * np.arange(math.prod(shape)).reshape(shape)
+        near = self.series.take(NEAR[:, None] + starts.ravel())
+        of_order = (quintics.T @ near for quintics in DERIVATIVES[: order + 1])
+        return [_horner(powers.reshape(len(powers), *beta.shape), t) for powers in of_order]
 
     def _at_each(self, betas: np.ndarray, order: int) -> list[np.ndarray]:
         """(rows, betas) log p_t and its derivatives in the node number, up to an order."""
@@ -114,15 +120,16 @@ class Profile(NamedTuple):
     def _place(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The last node before each beta, and the way from there to the next, from 0 to 1."""
         steps = np.log(beta / self.low) / _step(self.low, self.high)
-        first = np.minimum(np.maximum(steps.astype(int), 0), N_STEPS - 1)  # quicker than np.clip
+        first = np.minimum(steps.astype(int), N_STEPS - 1)
         return first, steps - first
 
 
 def _horner(c: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """(...) values at t of polynomials (..., k), lowest power first."""
-    value = c[..., -1]
-    for power in reversed(range(c.shape[-1] - 1)):
-        value = value * t + c[..., power]
+    """(...) values at t of polynomials (k, ...), lowest power first."""
+    value: np.ndarray = c[-1]
+    for coefficient in c[-2::-1]:
+        value *= t
+        value += coefficient
     return value
 
 

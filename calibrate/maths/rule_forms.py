@@ -28,6 +28,11 @@ class Form(NamedTuple):
     high: np.ndarray
     ones: np.ndarray  # (k,)
 
+    def sides(self) -> tuple[np.ndarray, np.ndarray]:
+        """The constraints as sides @ coefficients >= bounds."""
+        sides = np.concatenate([self.matrix, -self.matrix])
+        return sides, np.concatenate([self.low, -self.high])
+
 
 def constant_form(rows: int, low: float, high: float) -> Form:
     """beta = c."""
