@@ -15,8 +15,8 @@ from calibrate.evaluation.baselines import HINDSIGHT_BETAS, Hindsight, LogSize, 
 from calibrate.files.coefficients import Coefficients
 from calibrate.heads import Head, head_loader
 from calibrate.heads.protocol import call
-from calibrate.maths.masking import as_masks
-from calibrate.maths.row_entropy import FARTHEST, row_entropy
+from calibrate.maths.masking import NO_WEIGHT, as_masks
+from calibrate.maths.row_entropy import row_entropy
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
@@ -196,7 +196,7 @@ class RulesAtSize(NamedTuple):
         betas[:, len(self.fits) :] = self.constants
         # NumPy, which compiles nothing for each set size, works while JAX runs the next piece.
         with np.errstate(invalid="ignore", over="ignore"):  # rows of +inf; the largest beta
-            shifted = np.maximum(z - z.max(axis=1, keepdims=True), FARTHEST)
+            shifted = np.maximum(z - z.max(axis=1, keepdims=True), NO_WEIGHT)
             powers: np.ndarray = betas[..., None] * shifted[:, None]
         np.exp(powers, out=powers)
         powers /= powers.sum(axis=-1, keepdims=True)

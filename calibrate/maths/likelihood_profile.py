@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calibrate.maths.masking import NO_WEIGHT
 from calibrate.maths.row_blocks import in_blocks
-from calibrate.maths.row_entropy import FARTHEST
 
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
@@ -261,11 +261,11 @@ def _evaluate(
 def _evaluate_block(
     logits: jax.Array, target: jax.Array, betas: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), FARTHEST)
+    shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), NO_WEIGHT)
     several = target.ndim > 1
     if several:
         best = jnp.max(jnp.where(target, shifted, -jnp.inf), axis=1)
-        among = jnp.maximum(jnp.where(target, shifted - best[:, None], -jnp.inf), FARTHEST)
+        among = jnp.maximum(jnp.where(target, shifted - best[:, None], -jnp.inf), NO_WEIGHT)
     else:
         best = jnp.take_along_axis(shifted, target[:, None], axis=1)[:, 0]
     p = jax.nn.softmax(shifted, axis=1)

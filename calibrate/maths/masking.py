@@ -1,10 +1,12 @@
-"""Masking: which numbers among logits, or added to logits, mean that an item is masked."""
+"""Masking: which numbers among logits mean that an item is masked, and which one has no weight."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 MASKED = -9_000.0
+# From the highest logit: exp of any beta times it is 0, and its square does not overflow.
+NO_WEIGHT = -1e18
 
 
 def is_masked(x: Any) -> Any:

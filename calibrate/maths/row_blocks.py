@@ -15,7 +15,10 @@ FEW_ITEMS = 1 << 22
 
 def slices(rows: int, n: int) -> Iterator[slice]:
     """The rows of each block, of n items a row."""
-    step = max(1, ITEMS_PER_BLOCK // max(n, 1))
+    return _ranges(rows, max(1, ITEMS_PER_BLOCK // max(n, 1)))
+
+
+def _ranges(rows: int, step: int) -> Iterator[slice]:
     return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
@@ -34,19 +37,11 @@ def in_blocks(logits: np.ndarray, *others: np.ndarray) -> Iterator[tuple[slice, 
     block = max(1, ITEMS_PER_BLOCK // width)
     few = max(1, block // FEW)
     block = few if rows <= few else block
-    for start in range(0, rows, block):
-        part = slice(start, min(start + block, rows))
-        shape = (block, width)
-        yield (
-            part,
-            [
-                _filled(logits[part], shape, -np.inf),
-                *(
-                    _filled(x[part], shape if x.dtype == bool else (block, *x.shape[1:]), 0)
-                    for x in others
-                ),
-            ],
-        )
+    shapes = [(block, width) if x.dtype == bool else (block, *x.shape[1:]) for x in others]
+    for part in _ranges(rows, block):
+        parts = [_filled(logits[part], (block, width), -np.inf)]
+        parts += [_filled(x[part], shape, 0) for x, shape in zip(others, shapes, strict=True)]
+        yield part, parts
 
 
 def _width(rows: int, n: int) -> int:

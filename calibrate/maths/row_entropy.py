@@ -2,9 +2,8 @@
 
 import numpy as np
 
+from calibrate.maths.masking import NO_WEIGHT
 from calibrate.maths.row_blocks import slices
-
-FARTHEST = -1e18  # from the highest logit: no weight is left, and products are finite
 
 
 def row_entropy(logits: np.ndarray) -> np.ndarray:
@@ -19,7 +18,7 @@ def row_entropy(logits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):  # in such rows
         for part in slices(*logits.shape):
             shifted = logits[part] - logits[part].max(axis=1, keepdims=True)
-            np.maximum(shifted, FARTHEST, out=shifted)
+            np.maximum(shifted, NO_WEIGHT, out=shifted)
             weights = np.exp(shifted)
             total = weights.sum(axis=1)
             H[part] = np.log(total) - np.vecdot(weights, shifted) / total

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from calibrate.maths.masking import NO_WEIGHT
+
 Axis = int | Sequence[int] | None
-_NO_WEIGHT = -1e18  # exp of any beta times it is 0, and its square does not overflow
 
 
 class Centred(NamedTuple):
@@ -89,7 +90,7 @@ def centre(
     peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
     shifted = z - jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
     if finite:
-        shifted = jnp.maximum(shifted, _NO_WEIGHT)
+        shifted = jnp.maximum(shifted, NO_WEIGHT)
     weights = jnp.exp(shifted)
     normaliser = of_rows(jnp.sum, weights, axis, first)
     normaliser = jnp.where(normaliser == 0, 1, normaliser)

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from calibrate.files.coefficients import Coefficients
+from calibrate.maths.masking import NO_WEIGHT
 from calibrate.torch.beta import Inputs, beta_by_table, head_table, slope_by_table, wide
 
-NO_WEIGHT = -1e18  # exp of any beta times it is 0, and its square does not overflow
 FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for a call
 
 

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit
+from calibrate.maths.masking import NO_WEIGHT
 from calibrate.torch.beta import head_table
-from calibrate.torch.closed_form import NO_WEIGHT, Options, real_logits, softmax_of, sums
+from calibrate.torch.closed_form import Options, real_logits, softmax_of, sums
 
 
 def adaptive_softmax(
