@@ -1,6 +1,9 @@
 """calibrate run on logits and on a model of one's own: one command, from arrays to the report."""
 
+import itertools
 import json
+import os
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -8,9 +11,11 @@ import numpy as np
 import pytest
 from test_array_fit import SIZES, by_size
 from test_cli import call, refusal
+from typer.testing import CliRunner
 
 import calibrate
 from calibrate.cli import model_steps
+from calibrate.cli.main import app
 from calibrate.evaluation.score_logits import score_logits
 from calibrate.heads.logits_files import Arrays
 from calibrate.report.blocks import as_json
@@ -72,7 +77,9 @@ def test_what_does_not_go_together_is_refused(own_rows, arguments, code, message
     assert not Path("runs").exists()
 
 
-def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(here, monkeypatch):
+@pytest.fixture
+def own_model(here, monkeypatch):
+    """What `calibrate run` is told of a tiny model, which is fitted in few steps."""
     pytest.importorskip("transformers", reason="needs the extra transformers")
     from test_first_look import planted_examples, planted_model
     from tiny_causal import save
@@ -85,9 +92,11 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(here, monkey
     Path("p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     quick = partial(model_steps.ModelFitRequest, kind="constant", steps=5)
     monkeypatch.setattr(model_steps, "ModelFitRequest", quick)
-    record = json.loads(
-        call("run", "--model", "Planted", "--prompts", "p.jsonl", "--json").stdout
-    )  # fmt: skip
+    return "--model", "Planted", "--prompts", "p.jsonl"
+
+
+def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
+    record = json.loads(call("run", *own_model, "--json").stdout)
     fit = calibrate.load("planted@1")
     assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 0)}
     assert record["scores"]["scored"].endswith("planted@1 was made of the others")
@@ -96,3 +105,54 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(here, monkey
     assert record["verdict"].startswith("answers right")
     assert Path("fits/planted/1.html").stat().st_size > 10_000
     assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"
+
+
+def test_logits_interrupted_again_and_again(own_rows):
+    interrupted_again_and_again(("--logits", "Own Rows"), files=3)
+
+
+def test_a_model_interrupted_again_and_again(own_model):
+    interrupted_again_and_again(own_model, files=12)
+
+
+def interrupted_again_and_again(arguments, files):
+    """The same command until it is done: the same fit, and no file that is not whole."""
+    command = ["run", *arguments, "--name", "mine"]
+    call(*command)
+    Path("runs").rename("whole-runs")
+    Path("fits").rename("whole-fits")
+    wanted = calibrate.load("mine", Path("whole-fits"))
+    done = []
+    while 0 not in done and len(done) < 20:
+        with interrupt_at(files):
+            result = CliRunner().invoke(app, command)
+        if Path("fits/mine/1.json").exists():
+            assert calibrate.load("mine") == wanted
+        done.append(result.exit_code)
+        if done[-1]:
+            assert "interrupted; run the same command again to continue" in result.stderr
+    assert done == [130] * (len(done) - 1) + [0]
+    assert len(done) > 2
+    assert names("runs") == names("whole-runs")
+    assert names("fits") == names("whole-fits")
+
+
+def names(folder):
+    paths = (path.relative_to(folder) for path in Path(folder).rglob("*"))
+    return {str(path) for path in paths if not any(part[0] == "." for part in path.parts)}
+
+
+@contextmanager
+def interrupt_at(files):
+    """Ctrl-C when so many files are about to get their names."""
+    with pytest.MonkeyPatch.context() as patch:
+        count = itertools.count(1)
+
+        def interrupted(original, *arguments):
+            if next(count) == files:
+                raise KeyboardInterrupt
+            original(*arguments)
+
+        for name in ("link", "replace"):
+            patch.setattr(os, name, partial(interrupted, getattr(os, name)))
+        yield
