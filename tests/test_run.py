@@ -107,10 +107,12 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"
 
 
+@pytest.mark.slow
 def test_logits_interrupted_again_and_again(own_rows):
     interrupted_again_and_again(("--logits", "Own Rows"), files=3)
 
 
+@pytest.mark.slow
 def test_a_model_interrupted_again_and_again(own_model):
     interrupted_again_and_again(own_model, files=12)
 
