@@ -1,8 +1,12 @@
 """Verdicts on heads: they agree with the fit, and sinks are named."""
 
+import re
+
 import numpy as np
 import pytest
 from planted import grouped_nulls
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
 
 from calibrate.errors import QualityError
 from calibrate.evaluation.head_verdict import (
@@ -25,7 +29,7 @@ from calibrate.fitting.candidates import applied_beta
 from calibrate.fitting.gain import Gain
 from calibrate.fitting.model_selection import choose
 from calibrate.fitting.rule_fitting import Options, fit_rule
-from calibrate.fitting.solved_rows import solve_rows
+from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
 from calibrate.fitting.verdict import OVER_SHARP
 from calibrate.maths import reference
 
@@ -72,6 +76,42 @@ def test_verdicts_agree_with_the_fit(name):
         assert chosen.kind == kind
         assert (chosen.kind, chosen.gain) == room.gains[0]
     assert (OVER_SHARP in refused) == (name == "overconfident")
+
+
+@pytest.mark.parametrize("wanted", [0.05, 0.2, 0.3, 0.45, 0.7, 0.97])
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_rows_that_are_over_sharp_say_what_they_want(wanted, spread):
+    """The best constant below 1, as a search over the logits themselves finds it."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for n in (16, 128):
+        value = spread * rng.random((400, n))
+        z = value + 0.3 * spread * rng.standard_normal((400, n))
+        target = value.argmax(axis=1)
+        rows.append((z, target))
+
+    def loss(beta):
+        log_p = (log_softmax(beta * z, axis=1)[np.arange(400), target] for z, target in rows)
+        return -sum(x.mean() for x in log_p)
+
+    best = minimize_scalar(loss, (0.1, 1, 60)).x
+    scale = best / wanted
+    solved = concatenate_rows([
+        solve_rows((scale * z).astype(np.float32), target.astype(np.int32),
+                   reference.entropy(scale * z), z.shape[1])
+        for z, target in rows
+    ])  # fmt: skip
+    with pytest.raises(QualityError) as refused:
+        choose(solved, Options(rows="all"))
+    said = re.search(
+        "over-sharp: it wants beta (.*), out of the range of 1 to 64", str(refused.value)
+    )
+    if wanted < 1 / 8:
+        assert said[1] == "0.125 or less"
+    elif wanted > 0.95:  # for a gain that nobody would notice
+        assert said is None
+    else:
+        assert float(said[1]) == pytest.approx(wanted, abs=0.015)
 
 
 def test_a_rule_of_entropy_may_gain_what_no_constant_does():

@@ -10,7 +10,7 @@ from calibrate.fitting.gain import LEAST_GAIN, Gain
 from calibrate.fitting.model_selection import try_kinds
 from calibrate.fitting.rule_fitting import KINDS, MIN_ROWS, Options
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.verdict import OVER_SHARP, wants_less
+from calibrate.fitting.verdict import over_sharp, wanted_below_1
 from calibrate.fitting.weighting import require_groups, row_weights
 
 # Entropy is constant if commitment grows as log n. At a slope of 0.9 it grows by 0.7 nats from 16
@@ -48,7 +48,7 @@ class Headroom(NamedTuple):
     no_rule: str | None  # why there are none
     beta: float  # the best constant of all rows in [1, 64]
     ceiling: float  # gain if each row had its own best beta in [1, 64]: cannot be deployed
-    over_sharp: bool = False  # whether rows evidently want beta below 1
+    below: float | None = None  # the best constant below 1, if rows evidently want one
 
     @property
     def gain(self) -> float:
@@ -91,7 +91,7 @@ def measure_headroom(rows: Rows) -> Headroom:
         no_rule=None if ranked else trial.left_out[KINDS[0]],
         beta=float(betas[int(np.argmax(mean))]),
         ceiling=float(weight @ log_p.max(axis=1) - mean[0]),
-        over_sharp=wants_less(trial.evidence),
+        below=wanted_below_1(trial.evidence),
     )
 
 
@@ -158,9 +158,9 @@ def judge(
         word = ROBUST
     else:
         word = NOT_WORTH
-    over_sharp = room.over_sharp and word != WORTH
-    on_top_text = f"its target has the top logit in {on_top:.0%} of rows"
-    facts = [_gain_phrase(room), OVER_SHARP if over_sharp else on_top_text]
+    facts = [_gain_phrase(room), f"its target has the top logit in {on_top:.0%} of rows"]
+    if room.below is not None and word != WORTH:
+        facts[-1] = over_sharp(room.below)
     if sink:
         facts.insert(0, _sink_phrase(sink))
     if slope:

@@ -15,7 +15,7 @@ from calibrate.fitting.verdict import (
     gain_sentences,
     refusal,
     sharpness_sentence,
-    wants_less,
+    wanted_below_1,
     warnings,
 )
 from calibrate.fitting.weighting import assign_blocks, row_weights
@@ -92,8 +92,8 @@ def choose_from(trial: Trial, force: str | None = None) -> Choice:
     unforced = trial.simplest_unbeaten()
     best = next((c for c in candidates if c.kind == force), unforced)
     if unforced is None or best is None or not best.gain.evident:
-        less = wants_less(evidence)
-        raise QualityError(refusal(candidates, evidence.rows.n_groups(), force, less))
+        below = wanted_below_1(evidence)
+        raise QualityError(refusal(candidates, evidence.rows.n_groups(), force, below))
     if best.kind not in trial.sharper:
         trial.sharper[best.kind] = _sharper(trial, best)
     trade = [best, *trial.sharper[best.kind]]

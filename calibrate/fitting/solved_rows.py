@@ -33,6 +33,7 @@ class Rows(NamedTuple):
     group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
     mean: np.ndarray  # of z - max z under plain softmax
     variance: np.ndarray  # of z under plain softmax
+    below: np.ndarray  # (rows, 2, 3) log p_t and its slope at BELOW, where beta is out of bounds
     profile: Profile  # of log p_t, over the bounds of a rule
     plain_profile: Profile  # the same, expected of a target that is drawn from plain softmax
 
@@ -156,6 +157,7 @@ def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size
         group=np.full(len(logits), -1),
         mean=profiles.mean,
         variance=profiles.variance,
+        below=profiles.below,
         profile=profiles.target,
         plain_profile=profiles.plain,
     )

@@ -7,10 +7,12 @@ import numpy as np
 from calibrate.fitting.candidates import Candidate, kind_label
 from calibrate.fitting.gain import LEAST_GAIN, Evidence
 from calibrate.fitting.weighting import N_BLOCKS
+from calibrate.maths.likelihood_profile import BELOW
 
 NEAR_MAX_BETA = 0.99
-STEP, FAR = 1e-3, 0.1  # of beta above 1: for the slope of log p there, and for its curvature
-OVER_SHARP = "over-sharp: it wants beta below 1, which is out of range"
+STEP = 1e-3  # of beta above 1, for the slope of log p there
+N_BELOW = 400  # betas below 1 among which the best is looked for
+OVER_SHARP = "over-sharp"
 
 
 def gain_sentences(best: Candidate, unforced: Candidate, left_out: Mapping[str, str]) -> list[str]:
@@ -49,24 +51,38 @@ def warnings(best: Candidate) -> list[str]:
     return []
 
 
-def wants_less(evidence: Evidence) -> bool:
-    """Whether rows evidently want beta below 1, for a gain that can be noticed.
+def wanted_below_1(evidence: Evidence) -> float | None:
+    """The constant beta below 1 that rows evidently want, for a gain that can be noticed, or None.
 
-    By the slope of the mean log p at beta = 1, and the gain of its parabola.
+    Evident by the slope of the mean log p at beta = 1. The constant is that of the largest mean
+    log p, at least 1/8; between the betas at which it is known, it is a cubic in log beta.
     """
-    plain, step, far = (
-        evidence.score(np.full(len(evidence.weight), beta)) for beta in (1.0, 1 + STEP, 1 + FAR)
-    )
-    first, further = evidence.gain(step, plain), evidence.gain(far, plain)
-    slope = first.mean / STEP
-    curvature = 2 * (FAR * slope - further.mean) / FAR**2
-    return first.high < 0 and slope**2 >= 2 * curvature * LEAST_GAIN
+    from scipy.interpolate import CubicHermiteSpline
+
+    plain, step = (evidence.score(np.full(len(evidence.weight), b)) for b in (1.0, 1 + STEP))
+    if evidence.gain(step, plain).high >= 0:
+        return None
+    at_1 = np.stack(evidence.rows.profile.derivatives(np.ones(len(evidence.weight)))[:2], axis=1)
+    known = np.concatenate([evidence.rows.below, at_1[..., None]], axis=2)
+    value, slope = np.tensordot(evidence.weight, known, 1)
+    betas = np.append(BELOW, 1.0)
+    fine = np.geomspace(betas[0], 1, N_BELOW)
+    log_p = CubicHermiteSpline(np.log(betas), value, slope * betas)(np.log(fine))
+    best = int(log_p.argmax())
+    return float(fine[best]) if log_p[best] - log_p[-1] >= LEAST_GAIN else None
+
+
+def over_sharp(beta: float) -> str:
+    """What is said of rows that want this beta, below 1."""
+    least = BELOW[0]
+    wanted = f"{beta:.2f}" if beta > least else f"{least:g} or less"
+    return f"{OVER_SHARP}: it wants beta {wanted}, out of the range of 1 to 64"
 
 
 def refusal(
-    candidates: Sequence[Candidate], n_groups: int, force: str | None, less: bool = False
+    candidates: Sequence[Candidate], n_groups: int, force: str | None, below: float | None = None
 ) -> str:
-    """Why no rule is published; `less`: rows want beta below 1."""
+    """Why no rule is published; `below`: the beta below 1 that rows want."""
     gains = ", ".join(
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
@@ -78,8 +94,8 @@ def refusal(
             f"{n_groups} prompts (groups) are too few to rule out failures that they do not show: "
             "collect more"
         )
-    if less:
-        advice = f"{OVER_SHARP}; check that the targets are the items that should win"
+    if below is not None:
+        advice = f"{over_sharp(below)}; check that the targets are the items that should win"
     return (
         f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats on average and beyond "
         f"chance on held-out rows (nats of log p, sizes equal: {gains}); {advice}"

@@ -22,6 +22,7 @@ from calibrate.maths.row_blocks import in_blocks
 
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
+BELOW = np.array([1 / 8, 1 / 4, 1 / 2])  # of the lower bound: how much more diffuse a head would be
 # A quarter of the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
 # slope of 1 at t = -1, 0, 1 or 2. Curvature at 0: 2 (f(1) - 2 f(0) + f(-1)) - (f'(1) - f'(-1)) / 2.
 QUINTICS = np.array([
@@ -145,6 +146,7 @@ class RowProfiles(NamedTuple):
     plain: Profile  # expected log p of a target that is drawn from plain softmax
     mean: np.ndarray  # (rows,) of z - max z under plain softmax
     variance: np.ndarray  # (rows,) of z under plain softmax
+    below: np.ndarray  # (rows, 2, 3) log p_t, and its slope in beta, at BELOW times `low`
 
 
 def plain_power(plain: Profile, mean: np.ndarray, q: float) -> Profile:
@@ -189,13 +191,18 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
       of normal or uniform logits are within 3e-6 at any of these.
     """
     target = _positions(target)
-    betas = np.broadcast_to(nodes(low, high), (len(logits), N_NODES))
-    of_target, expected, mean, variance = _evaluate(logits, target, betas)
+    betas = np.concatenate([nodes(low, high), BELOW * low])
+    of_target, expected, mean, variance = _evaluate(
+        logits, target, np.broadcast_to(betas, (len(logits), len(betas)))
+    )
+    inside, below = of_target[..., :N_NODES], of_target[..., N_NODES:]
+    at_plain = expected[..., :N_NODES]
     return RowProfiles(
-        from_nodes(of_target[0], of_target[1], low, high)._replace(concave=target.ndim == 1),
-        from_nodes(expected[0], expected[1], low, high),
+        from_nodes(inside[0], inside[1], low, high)._replace(concave=target.ndim == 1),
+        from_nodes(at_plain[0], at_plain[1], low, high),
         mean,
         variance,
+        below.swapaxes(0, 1),
     )
 
 
