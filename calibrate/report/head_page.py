@@ -38,7 +38,7 @@ from calibrate.report.page import (
     write_page,
 )
 from calibrate.report.rule_curves import of_both
-from calibrate.report.selection import chosen_kind, selection_section
+from calibrate.report.selection import is_one_constant, selection_section
 from calibrate.report.wording import NOTHING, left_out, outside, percent, variable, with_error
 
 SHORT = ("plain", "paper", "own", "hard")
@@ -68,14 +68,14 @@ def write_head_page(
         Text(compare_rivals(comparison)),
         Text(describe_fit(fit, comparison)),
         Highlights(
-            [_largest_gain(comparison), _half_attention(examples), _in_domain(examples, fit)]
+            [_largest_gain(comparison), _half_attention(examples), *_in_domain(examples, fit)]
         ),
         *usage_section(fit),
         Heading("Accuracy"),
         _short_table(comparison, fit),
         *selection_section(fit),
         Heading("Figures"),
-        Figures([*_pictures(examples, fit, comparison), *_evidence_pictures(fit)]),
+        Figures(_pictures(examples, fit, comparison)),
         *rule_section(fit),
         *_every_rule_section(comparison, fit),
         *_left_out_section(fit),
@@ -109,8 +109,10 @@ def _half_attention(examples: Sequence[ExampleSets]) -> tuple[str, str]:
     return f"{estimate:,.0f} items", f"from there on {less} {source}"
 
 
-def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str, str]:
-    """The share of the sets in the domain of the fit."""
+def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> Iterable[tuple[str, str]]:
+    """The share of the sets in the domain of the fit, where that matters."""
+    if is_one_constant(fit):
+        return
     by_size = shares(examples, fit)
     gated, beyond, other_size = (
         round(100 * float(np.mean(part)), 1)
@@ -118,7 +120,8 @@ def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str,
     )
     inside = f"{100 - gated - beyond - other_size:.4g} %"
     if not fit.rule.by_entropy:
-        return inside, f"of the sets are of sizes that the fit was made of, {domain_text(fit)}"
+        yield inside, f"of the sets are of sizes that the fit was made of, {domain_text(fit)}"
+        return
     parts = ["of the sets lie in the domain of the fit"]
     if of_both(fit.rule):
         parts.append(f"{other_size:g} % are of other sizes, and {beyond:g} % of other entropies")
@@ -127,7 +130,7 @@ def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> tuple[str,
         parts.append(f"{beyond:g} % lie outside, where beta is {beta}")
     if fit.rule.min_entropy:
         parts.append(f"for {gated:g} % beta is 1, as their entropy is low")
-    return inside, "; ".join(parts) + " (mean over the sizes)"
+    yield inside, "; ".join(parts) + " (mean over the sizes)"
 
 
 def _every_rule_section(comparison: Comparison, fit: Coefficients) -> Iterable[Block]:
@@ -180,10 +183,11 @@ def _pictures(
         draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
              caption="Accuracy less that of plain softmax on the same sets."),
         *_rule_picture(examples, fit),
-        *([] if chosen_kind(fit) == "constant" else _beta_pictures(examples, fit)),
+        *([] if is_one_constant(fit) else _beta_pictures(examples, fit)),
         draw(example_plots.plot_entropy_by_size, examples, fits, title="Entropy against set size",
              caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
              "plain curve; the adapted curves should stay below it."),
+        *_evidence_pictures(fit),
         heatmap,
     ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.report import plot_style
 from calibrate.report.blocks import Block, Code, Facts, Heading, Text
 from calibrate.report.rule_curves import joint_domain
+from calibrate.report.selection import is_one_constant
 from calibrate.report.usage import usage
 from calibrate.report.wording import (
     argument,
@@ -116,13 +117,16 @@ def usage_section(fit: Coefficients) -> Iterable[Block]:
 def rule_section(fit: Coefficients) -> Iterable[Block]:
     """The rule of the only entry, or what the rules of several have in common."""
     rule = fit.rule
+    yield Heading("The rule")
+    if is_one_constant(fit):
+        yield Code("One constant for every row:", f"beta = {polynomial(fit.only.coefficients)}")
+        return
     if len(fit.entries) == 1:
         formula = polynomial(fit.entries[0].coefficients)
     else:
         formula = f"{_FORMS[rule.kind]}, with coefficients of its own for each head"
     symbols = [_ENTROPY] * rule.by_entropy + [_SIZE] * rule.by_size
     bounds = guards(rule)
-    yield Heading("The rule")
     yield Code(f"With {', and '.join(symbols)}:", f"beta({argument(rule)}) = {formula}")
     yield Text(
         f"Fitted on {'entropies from' if rule.by_entropy else 'sets of'} {domain_text(fit)}; "

@@ -22,7 +22,8 @@ def selection_section(fit: Coefficients) -> Iterable[Block]:
     tables = selection_tables(fit)
     if tables:
         yield Heading("Which kind of rule" + ", and how sharp" * (len(tables) > 1))
-        yield Text(f"{fit.quality.get('verdict', '')}.")
+        verdict = fit.quality.get("verdict", "")
+        yield Text(f"{verdict[:1].upper()}{verdict[1:]}.")
     yield from tables
 
 
@@ -48,6 +49,11 @@ def chosen_kind(fit: Coefficients) -> str:
     if fit.rule.kind != ENTROPY_POLYNOMIAL:
         return fit.rule.kind
     return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
+
+
+def is_one_constant(fit: Coefficients) -> bool:
+    """Whether beta is the same for every row: domain and entropy do not matter."""
+    return chosen_kind(fit) == "constant" and not fit.has_heads and not fit.rule.min_entropy
 
 
 def _kinds_table(records: _Records, chosen: str) -> Table:
