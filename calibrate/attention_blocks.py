@@ -24,6 +24,9 @@ from calibrate.softmax import sharpen
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
 BLOCK_LOGITS = 1 << 20
 MIN_ROWS, MAX_ROWS = 16, 256
+# Causal attention of more queries than these is computed in pairs of blocks. Of so few, that takes
+# as long as with all keys, and 1.3 to 1.5 times as long to compile.
+FEW_QUERIES = 512
 # Causal attention splits queries into this many runs (even), each with the keys up to its last
 # one: 1/16 of the square is wasted at 8.
 CAUSAL_RUNS = 8
@@ -99,7 +102,7 @@ def attend_key_head(
     """One key head: q (G, T, H), k and v (S, H), bias and mask (G, T, S) -> (G, T, H)."""
     T, S = q.shape[1], len(k)
     left, right = head.band
-    if head.band == Band(None, 0) and MAX_ROWS < T <= S:
+    if head.band == Band(None, 0) and FEW_QUERIES < T <= S:
         return _attend_in_pairs(q, k, v, bias, mask, head)
     seen = S if right is None else min(S, T + right)
     reach = seen if left is None else left + (right or 0)
@@ -192,7 +195,7 @@ def _attend_pair(
     z = z.reshape(-1, G, rows, length)
     powers, total = head.weigh(z, tiles(bias), tiles(mask), t, s, all_keys, late)
     out = (powers.reshape(-1, G * rows, length) @ seen(v)).reshape(-1, G, rows, v.shape[-1])
-    return of_two(jnp.sum, out / total, late)
+    return of_two(jnp.sum, out, late) / jnp.stack([total[0], total[-1]])  # the first tile is late
 
 
 def _tied(position: jax.Array, q: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ def in_blocks(monkeypatch, many):
         monkeypatch.setattr(attention_blocks, "BLOCK_LOGITS", 1)
         monkeypatch.setattr(attention_blocks, "MIN_ROWS", 3)
         monkeypatch.setattr(attention_blocks, "MAX_ROWS", 3)
+        monkeypatch.setattr(attention_blocks, "FEW_QUERIES", 3)
         monkeypatch.setattr(attention_blocks, "CAUSAL_RUNS", 2)
     attention._attend.clear_cache()
 

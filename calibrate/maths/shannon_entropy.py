@@ -88,12 +88,13 @@ def centre(
       first: as in `of_rows`.
     """
     peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
-    shifted = z - jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
+    shifted = z - jax.lax.stop_gradient(jnp.maximum(peak, jnp.finfo(z.dtype).min))
     if finite:
         shifted = jnp.maximum(shifted, NO_WEIGHT)
     weights = jnp.exp(shifted)
     normaliser = of_rows(jnp.sum, weights, axis, first)
-    normaliser = jnp.where(normaliser == 0, 1, normaliser)
+    # It is 0 or at least 1. XLA's maximum is quicker, but halves derivatives at 1.
+    normaliser = jnp.where(normaliser == 0, 1, normaliser) if finite else jnp.maximum(normaliser, 1)
     # 0 * -inf is NaN: what has no weight has no part in the mean.
     moment = of_rows(jnp.sum, jnp.where(weights == 0, 0, weights * shifted), axis, first)
     return Centred(shifted, weights, normaliser, moment / normaliser)
