@@ -1,18 +1,22 @@
-"""Benchmark of adaptive attention against stock attention: time, memory and compilation.
+"""Benchmark of adaptive attention against stock attention: time, compilation and memory.
 
 And with a fit of entropy and size against one of entropy alone.
 
 python scripts/bench_attention.py          # JAX, PyTorch and Transformers, on one core and on two
 python scripts/bench_attention.py --here   # in this process, on its devices (such as a GPU)
 python scripts/bench_attention.py --here of_torch
+python scripts/bench_attention.py --memory # peaks of memory at 16,384 tokens
 """
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from kinds import FITS
+from peaks import ASKED, show_peaks
 from timing import medians, on_cores
 
 HEADS, WIDTH = 8, 64
@@ -25,6 +29,12 @@ CALLS = (
 GRADIENTS = ("causal, with gradients", 2_048, 2_048, True)
 SHORT = ((64, 16, 4, 16), (64, 16, 8, 64))  # sequences, tokens, heads, width
 LONG = 16_384
+# Whose peaks of memory are measured in PyTorch, of one head.
+OF_TORCH = (
+    "causal", "causal, compiled", "causal, gradients", "causal, compiled, gradients",
+    "a mask", "a mask, gradients", "a bias", "a bias, gradients", "a bias, compiled",
+    "a bias, compiled, gradients",
+)  # fmt: skip
 ROUNDS = 9
 
 
@@ -51,6 +61,13 @@ def arrays(
     return qkv if length_first else [np.ascontiguousarray(x.swapaxes(1, 2)) for x in qkv]
 
 
+def gradients(function, **options):
+    """In JAX, of the sum of squares by queries, keys and values."""
+    import jax
+
+    return jax.grad(lambda *qkv: (function(*qkv, **options) ** 2).sum(), argnums=(0, 1, 2))
+
+
 def of_jax() -> None:
     import jax
     import jax.numpy as jnp
@@ -59,12 +76,6 @@ def of_jax() -> None:
 
     stock = jax.nn.dot_product_attention
     own = [partial(dot_product_attention, coefficients=fit) for fit in FITS.values()]
-
-    def gradients(function, **options):
-        def loss(q, k, v):
-            return jnp.sum(function(q, k, v, **options) ** 2)
-
-        return jax.grad(loss, argnums=(0, 1, 2))
 
     def compare(name: str, queries: int, keys: int, is_causal: bool, wrap, **sizes: int) -> None:
         qkv = [jnp.asarray(x) for x in arrays(queries, keys, length_first=True, **sizes)]
@@ -96,13 +107,17 @@ def of_jax() -> None:
     for tokens in (512, 2_047):  # not one of the above: compiled anew
         for wrap in (partial, gradients):
             compile_times(tokens, wrap)
-    shapes = [jax.ShapeDtypeStruct((1, LONG, HEADS, WIDTH), jnp.float32)] * 3
-    stock_size, own_size = (
-        jax.jit(partial(f, is_causal=True)).lower(*shapes).compile()
-        .memory_analysis().temp_size_in_bytes for f in (stock, own[0])
-    )  # fmt: skip
-    print(f"memory, causal, {LONG} keys: {own_size / 1e6:,.0f} MB beside arguments and result, "
-          f"{own_size / stock_size:.3f} times jax.nn's {stock_size / 1e6:,.0f} MB")  # fmt: skip
+
+
+def call_in_torch(function, qkv, backward: bool, **given) -> None:
+    """Calls it, perhaps with the gradients of the sum of squares; and waits for a GPU."""
+    import torch
+
+    out = function(*qkv, **given)
+    if backward:
+        torch.autograd.grad((out**2).sum(), qkv)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def of_torch() -> None:
@@ -115,17 +130,10 @@ def of_torch() -> None:
     stock = torch.nn.functional.scaled_dot_product_attention
     own = [partial(scaled_dot_product_attention, coefficients=fit) for fit in FITS.values()]
 
-    def call(function, qkv, is_causal, backward):
-        out = function(*qkv, is_causal=is_causal)
-        if backward:
-            torch.autograd.grad((out**2).sum(), qkv)
-        if gpu:
-            torch.cuda.synchronize()
-
     def compare(name: str, queries: int, keys: int, is_causal: bool, backward=False) -> None:
         qkv = [torch.tensor(x, **where) for x in arrays(queries, keys, length_first=False)]
         qkv = [x.requires_grad_(backward) for x in qkv]
-        calls = {n: partial(call, f, qkv, is_causal, backward)
+        calls = {n: partial(call_in_torch, f, qkv, backward, is_causal=is_causal)
                  for n, f in zip(("PyTorch", *FITS), (stock, *own), strict=True)}  # fmt: skip
         show(name, queries, keys, calls)
 
@@ -167,5 +175,61 @@ def of_transformers() -> None:
     show("forward pass", 2_048, 2_048, calls)
 
 
+def prepared_in_jax(wrap, heads: int, is_own: bool) -> Callable[[], object] | int:
+    """A compiled call; of several heads, by which stock attention takes 17 GB, XLA's own figure."""
+    import jax
+
+    from calibrate.attention import dot_product_attention
+
+    own = partial(dot_product_attention, coefficients=FITS["by entropy"])
+    function = wrap(own if is_own else jax.nn.dot_product_attention, is_causal=True)
+    qkv = arrays(LONG, LONG, length_first=True, heads=heads)
+    compiled = jax.jit(function).lower(*qkv).compile()
+    if heads == 1:
+        given = jax.device_put(qkv)
+        return lambda: jax.block_until_ready(compiled(*given))
+    sizes = compiled.memory_analysis()
+    return int(sizes.temp_size_in_bytes + sizes.output_size_in_bytes)
+
+
+def prepared_in_torch(options: str, is_own: bool) -> Callable[[], object]:
+    """A call, after one to compile it, or a short one to warm up."""
+    import torch
+
+    from calibrate.torch import scaled_dot_product_attention
+
+    own = partial(scaled_dot_product_attention, coefficients=FITS["by entropy"])
+    function = own if is_own else torch.nn.functional.scaled_dot_product_attention
+    function = torch.compile(function) if "compiled" in options else function
+    backward = "gradients" in options
+
+    def prepared(length: int) -> Callable[[], object]:
+        qkv = [torch.tensor(x) for x in arrays(length, length, length_first=False, heads=1)]
+        given = {"is_causal": True}
+        if "mask" in options or "bias" in options:
+            mask = torch.ones(length, length, dtype=torch.bool).tril_()
+            given = {"attn_mask": mask}
+        if "bias" in options:
+            given = {"attn_mask": torch.zeros(length, length).masked_fill_(~mask, -torch.inf)}
+        qkv = [x.requires_grad_(backward) for x in qkv]
+        return partial(call_in_torch, function, qkv, backward, **given)
+
+    prepared(LONG if "compiled" in options else 512)()
+    return prepared(LONG)
+
+
+def memory() -> None:
+    prepare: dict[str, Callable[[bool], Any]] = {
+        f"JAX, {name}, heads: {heads}": partial(prepared_in_jax, wrap, heads)
+        for heads in (1, HEADS)
+        for name, wrap in (("causal", partial), ("causal, gradients", gradients))
+    }
+    prepare |= {f"PyTorch, {name}": partial(prepared_in_torch, name) for name in OF_TORCH}
+    show_peaks(
+        f"{LONG:,} tokens, one head of {WIDTH} unless said",
+        {row: {"stock": partial(p, False), "ours": partial(p, True)} for row, p in prepare.items()},
+    )
+
+
 if __name__ == "__main__":
-    on_cores(of_jax, of_torch, of_transformers)
+    memory() if ASKED in sys.argv else on_cores(of_jax, of_torch, of_transformers)

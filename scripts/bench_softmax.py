@@ -5,8 +5,10 @@ And of a fit of entropy and size against one of entropy alone, without masks and
 python scripts/bench_softmax.py          # JAX and PyTorch, on one core and on two
 python scripts/bench_softmax.py --here   # in this process, on its devices (such as a GPU)
 python scripts/bench_softmax.py --here of_torch
+python scripts/bench_softmax.py --memory # peaks of memory, at the last of the shapes
 """
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +16,14 @@ from typing import Any
 
 import numpy as np
 from kinds import FITS
+from peaks import ASKED, Prepared, show_peaks
 from timing import medians, on_cores
 
 import calibrate
 
 SHAPES = ((4096, 64), (512, 1024), (64, 16384))
+OF_JAX = ("jax.nn.softmax", "the paper's", "ours")
+OF_TORCH = ("torch.softmax", "the paper's", "the paper's compiled", "ours", "ours compiled")
 ROUNDS, CALLS = 60, 5
 
 
@@ -52,7 +57,8 @@ def compare_kinds(shape: tuple[int, int], call_of: Callable[..., Any], name: str
     print(f"{shape!s:>12}: by entropy and size{name}, as one by entropy: {', '.join(ratios)}")
 
 
-def of_jax() -> None:
+def functions_of_jax() -> dict[str, Callable[..., Any]]:
+    """What is compared, not compiled."""
     import jax
     import jax.numpy as jnp
 
@@ -65,15 +71,28 @@ def of_jax() -> None:
         p = jnp.polyval(jnp.array(fit.only.coefficients), H)
         return jax.nn.softmax(logits * jnp.where(H > 0.5, jnp.maximum(p, 1.0), 1.0))
 
-    functions = {
-        "jax.nn.softmax": jax.jit(jax.nn.softmax),
-        "the paper's": jax.jit(paper),
-        "ours": jax.jit(partial(calibrate.adaptive_softmax, coefficients=fit)),
-    }
+    ours = partial(calibrate.adaptive_softmax, coefficients=fit)
+    return dict(zip(OF_JAX, (jax.nn.softmax, paper, ours), strict=True))
+
+
+def gradients_of_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient for logits, given one for probabilities."""
+    import jax
+
+    return lambda logits, direction: jax.vjp(function, logits)[1](direction)[0]
+
+
+def of_jax() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    fit = calibrate.load("paper")
+    bare = functions_of_jax()
+    functions = {name: jax.jit(function) for name, function in bare.items()}
     stopped = partial(calibrate.adaptive_softmax, coefficients=fit, entropy_gradient=False)
     gradients = {
-        f"gradients of {name}": jax.jit(lambda z, d, f=f: jax.vjp(f, z)[1](d)[0])
-        for name, f in (functions | {"ours, entropy_gradient=False": stopped}).items()
+        f"gradients of {name}": jax.jit(gradients_of_jax(function))
+        for name, function in (bare | {"ours, entropy_gradient=False": stopped}).items()
     }
     print(f"{jax.devices()[0].device_kind}; medians of {ROUNDS} rounds, float32")
     for shape in SHAPES:
@@ -112,23 +131,16 @@ def paper_of_torch(fit):
     return paper
 
 
-def functions_of_torch() -> tuple[str, dict[str, Callable[..., Any]]]:
-    """The device, and what is compared on it."""
+def functions_of_torch() -> dict[str, Callable[..., Any]]:
+    """What is compared."""
     import torch
 
     from calibrate.torch import adaptive_softmax
 
     fit = calibrate.load("paper")
     paper, adaptive = paper_of_torch(fit), partial(adaptive_softmax, coefficients=fit)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"PyTorch on {device}, {torch.get_num_threads()} threads; medians of {ROUNDS} rounds")
-    return device, {
-        "torch.softmax": partial(torch.softmax, dim=-1),
-        "the paper's": paper,
-        "the paper's compiled": torch.compile(paper),
-        "ours": adaptive,
-        "ours compiled": torch.compile(adaptive),
-    }
+    of_each = (partial(torch.softmax, dim=-1), paper, torch.compile(paper), adaptive)
+    return dict(zip(OF_TORCH, (*of_each, torch.compile(adaptive)), strict=True))
 
 
 def done(result: Any) -> Any:
@@ -144,7 +156,8 @@ def of_torch() -> None:
     """Forward, of both dtypes; and with the gradient."""
     import torch
 
-    device, functions = functions_of_torch()
+    device, functions = "cuda" if torch.cuda.is_available() else "cpu", functions_of_torch()
+    print(f"PyTorch on {device}, {torch.get_num_threads()} threads; medians of {ROUNDS} rounds")
     # One thread's own time is free of what else the machine does.
     alone = device == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
@@ -186,5 +199,43 @@ def kinds_of_torch() -> None:
         compare_kinds(shape, partial(call_of, compiled=True), " compiled")
 
 
+def prepared_in_jax(name: str, backward: bool) -> Callable[[], Any]:
+    """A compiled call at the last of the shapes."""
+    import jax
+    import jax.numpy as jnp
+
+    function = functions_of_jax()[name]
+    function = gradients_of_jax(function) if backward else function
+    given = [jnp.asarray(logits_of(SHAPES[-1])) + i for i in range(1 + backward)]
+    compiled = jax.jit(function).lower(*given).compile()
+    return lambda: compiled(*given).block_until_ready()
+
+
+def prepared_in_torch(name: str, dtype: str, backward: bool) -> Callable[[], Any]:
+    """A call at the last of the shapes, after one to warm up."""
+    import torch
+
+    function = functions_of_torch()[name]
+    logits = torch.tensor(logits_of(SHAPES[-1]), dtype=getattr(torch, dtype))
+    weights, leaf = torch.randn_like(logits), logits.clone().requires_grad_()
+
+    def call() -> Any:
+        return torch.autograd.grad(function(leaf), leaf, weights) if backward else function(logits)
+
+    call()
+    return call
+
+
+def memory() -> None:
+    rows: dict[str, dict[str, Prepared]] = {}
+    for part, backward in (("forward", False), ("with the gradient", True)):
+        rows[f"JAX, {part}"] = {name: partial(prepared_in_jax, name, backward) for name in OF_JAX}
+        for dtype in ("float32", "bfloat16"):
+            rows[f"PyTorch, {dtype}, {part}"] = {
+                name: partial(prepared_in_torch, name, dtype, backward) for name in OF_TORCH
+            }
+    show_peaks(f"logits {SHAPES[-1]}", rows)
+
+
 if __name__ == "__main__":
-    on_cores(of_jax, of_torch, kinds_of_torch)
+    memory() if ASKED in sys.argv else on_cores(of_jax, of_torch, kinds_of_torch)
