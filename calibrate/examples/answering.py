@@ -62,7 +62,10 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
     logits, target = output.logits[:, -n_kept:].float(), tokens[:, -n_kept:]
     at = torch.arange(tokens.shape[1] - n_kept, tokens.shape[1], device=model.device)
     of_answer = at >= start[:, None]
-    lost = torch.nn.functional.cross_entropy(logits.mT, target, reduction="none")
+    # Of rows of logits: of columns, PyTorch would make a copy of them all.
+    lost = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), target.flatten(), reduction="none"
+    ).view_as(target)
     log_p = -torch.where(of_answer, lost, 0).sum(1, dtype=torch.float64)
     return Answers(log_p, ((logits.argmax(-1) == target) & of_answer).sum(1))
 
