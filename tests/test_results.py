@@ -173,3 +173,45 @@ def test_what_the_readme_says_of_verdicts():
     for cell, c in cells.items():
         if cell[0].startswith(("calibrated", "too sharp")) and "not told apart" not in cell[0]:
             assert c["published"] == 0, cell
+
+
+SMOLLM2 = json.loads((ROOT / "scripts/results/smollm2.json").read_text())
+
+
+def test_readme_smollm2_is_the_file(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from smollm2_results import markdown
+
+    for line in markdown(SMOLLM2)[2:]:  # behind the verdict
+        assert line in STUDIES, line
+
+
+def test_what_the_readme_says_of_smollm2():
+    found = {(r["kind"], r["template"], r["length"]): r["rules"] for r in SMOLLM2["found"]}
+    for length, own, plain in ((250, 58.5, 27.0), (900, 50.0, 10.0)):
+        rules = found["seen", "all", length]
+        assert 100 * rules["own"]["right"]["mean"][0] == pytest.approx(own)
+        assert 100 * rules["plain"]["right"]["mean"][0] == pytest.approx(plain)
+        for rival in ("constant", "layers"):
+            lead, error = rules[rival]["right"]["own_beyond"]
+            assert lead > 0.29
+            assert lead > 8 * error
+            gain, error = rules[rival]["right"]["gain"]
+            assert (gain > 2 * error) == ((rival, length) == ("layers", 900))
+    rules = found["seen", "all", 2000]
+    assert [20 * rules[r]["right"]["mean"][0] for r in ("own", "plain")] == [11, 3]
+    for (kind, template, length), rules in found.items():
+        if kind == "not seen":
+            assert rules["own"]["log_p"]["gain"][0] > 0
+        if (kind, template) == ("not seen", "all") and length in (250, 900):
+            gain, error = rules["own"]["right"]["gain"]
+            assert abs(gain) < 2 * error
+        if kind == "text":
+            losses = [-rules[r]["log_p"]["gain"][0] for r in ("own", "layers", "constant")]
+            assert losses == sorted(losses)
+            assert 0.024 < losses[1] < losses[2] < 0.033
+    beta = np.array([entry["coefficients"][-1] for entry in SMOLLM2["entries"]])
+    assert (len(beta), (beta > 1).sum(), (beta < 1).sum()) == (268, 139, 129)
+    assert [round(x, 2) for x in (beta.min(), beta.max())] == [0.6, 1.49]
+    assert [round(x, 2) for x in np.quantile(beta, [0.25, 0.75])] == [0.87, 1.11]
+    assert SMOLLM2["betas"] == {"constant": 1.15, "layers": 1.3}
