@@ -36,7 +36,5 @@ def test_slices_cover_the_rows_in_order(monkeypatch):
 
 
 def test_few_shapes_for_any_number_of_items():
-    widths = {
-        z.shape for n in range(1, 600, 7) for _, (z,) in row_blocks.in_blocks(np.zeros((40, n)))
-    }
-    assert {width for _, width in widths} == {512, 4096}
+    widths = {z.shape for n in range(1, 300) for _, (z,) in row_blocks.in_blocks(np.zeros((40, n)))}
+    assert {width for _, width in widths} == {64, 512}

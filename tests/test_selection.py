@@ -67,7 +67,7 @@ def test_files_without_q_and_p_have_the_kinds_alone(by_both, by_size, make_fit):
     for place, fit in enumerate((constant, by_size, make_fit())):
         heading, text, kinds = selection_section(with_records(fit, records))
         assert heading == Heading("Which kind of rule")
-        assert text.text == "it gains."
+        assert text.text == "It gains."
         assert isinstance(kinds, Table)
         assert kinds.columns[1:-1] == ["log p", "gain over plain", "95 % interval"]
         scores = ["-1.0000", "+0.1000", "+0.0900 to +0.2000"]

@@ -1,7 +1,7 @@
 """Export into a .gguf file, and what an exported one carries.
 
 The file is the model's own, with the queries of heads scaled and keys `calibrate.*` beside its own:
-the fit itself, its reference and id, the fingerprint of the model, and a digest of what was scaled.
+the fit itself, its reference and id, the fingerprint of the model, and a digest of all tensors.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.carried import Carried
 from calibrate.export.gguf_model import BY_SIZE, LENGTH, SCALE, GgufModel, Value, size_keys
-from calibrate.export.gguf_rows import ScaledRows, scale_rows
+from calibrate.export.gguf_rows import scale_rows
 from calibrate.export.plan import Plan, make_plan
 from calibrate.files.atomic_io import check_free, new_file
 from calibrate.files.coefficient_file import digest, dumps, loads
@@ -25,7 +25,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.model_fingerprint import fingerprint_of
 
 _SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
-_PREFIX, _TENSORS, _COEFFICIENTS = "calibrate.", "calibrate.tensors", "calibrate.coefficients"
+_PREFIX, _COEFFICIENTS = "calibrate.", "calibrate.coefficients"
 _ARCHITECTURE = "general.architecture"
 _HEADER = "GGUF."  # the reader's names for numbers of the header
 
@@ -63,7 +63,6 @@ def export_gguf(
         "calibrate": calibrate.__version__, "digest": scaled.digest,
     }  # fmt: skip
     keys |= {f"{_PREFIX}{name}": (value, Kind.STRING) for name, value in said.items()}
-    keys |= {_TENSORS: (list(scaled.factors), Kind.ARRAY)} if scaled.factors else {}
     keys |= {_COEFFICIENTS: (dumps(fit), Kind.STRING)}
     architecture = BY_SIZE if plan.ratio else model.architecture
     with new_file(out) as path:
@@ -76,7 +75,7 @@ def export_gguf(
 
 
 def read_gguf_export(path: Path) -> Carried:
-    """Reads an exported file, and compares the tensors of queries with what was written.
+    """Reads an exported file, and compares its tensors with what was written.
 
     Raises:
       CalibrateError: it cannot be read, or is no export.
@@ -87,11 +86,8 @@ def read_gguf_export(path: Path) -> Carried:
         raise CalibrateError(
             f"{path} says nothing of an export; give a file that calibrate export wrote"
         )
-    names = model.key(_TENSORS) or []
-    missing = [name for name in names if name not in model.tensors]
-    faults = [f"{name} is missing" for name in missing]
-    if not missing and _digest(model.tensors[name].data for name in names) != said["digest"]:
-        faults.append("the weights of queries were changed")
+    written = ((name, tensor.data) for name, tensor in model.tensors.items())
+    faults = [] if _digest(written) == said["digest"] else ["its weights were changed"]
     plan = None
     try:
         fit = loads(str(model.key(_COEFFICIENTS)).encode())
@@ -101,7 +97,7 @@ def read_gguf_export(path: Path) -> Carried:
         faults += _wrong_ratio(model, plan)
     except CoefficientsError as failure:
         faults.append(str(failure))
-    unseen = "its other tensors and keys were not looked at"
+    unseen = "its other keys were not looked at"
     return Carried(path, said, model.architecture, plan, tuple(faults), unseen=unseen)
 
 
@@ -126,11 +122,11 @@ def _fingerprint(fit: Coefficients, model: GgufModel, any_model: bool) -> str:
 
 
 class _Scaled:
-    """The tensors of queries times their factors, computed anew at each use.
+    """A model's tensors, those of queries times their factors, computed anew at each use.
 
     Attributes:
       factors: of the rows of each of them, in the file's order.
-      digest: of their bytes.
+      digest: of all tensors, as they will be written.
     """
 
     def __init__(self, model: GgufModel, factors: dict[str, Any]):
@@ -139,14 +135,14 @@ class _Scaled:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.types: dict[str, gguf.GGMLQuantizationType] = {}
         self._rounding = 0.0
-        self.digest = _digest(self._noted(name) for name in self.factors)
+        self.digest = _digest((name, self.data(name)) for name in model.tensors)
 
-    def rows(self, name: str) -> ScaledRows:
+    def data(self, name: str) -> Any:
+        """What is written of a tensor."""
         tensor = self._model.tensors[name]
-        return scale_rows(tensor.data, tensor.tensor_type, self.factors[name])
-
-    def _noted(self, name: str) -> Any:
-        rows = self.rows(name)
+        if name not in self.factors:
+            return tensor.data
+        rows = scale_rows(tensor.data, tensor.tensor_type, self.factors[name])
         self.shapes[name], self.types[name] = rows.data.shape, rows.kind
         self._rounding = max(self._rounding, rows.rounding)
         return rows.data
@@ -165,10 +161,11 @@ class _Scaled:
         )
 
 
-def _digest(parts: Iterable[Any]) -> str:
+def _digest(tensors: Iterable[tuple[str, Any]]) -> str:
     found = hashlib.sha256()
-    for data in parts:
-        found.update(data.tobytes())
+    for name, data in tensors:
+        found.update(f"{name} {data.nbytes}\n".encode())
+        found.update(np.ascontiguousarray(data).data)
     return "sha256:" + found.hexdigest()
 
 
@@ -195,8 +192,8 @@ def _write(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, tensor in model.tensors.items():
-        data = scaled.rows(name).data if name in scaled.factors else tensor.data
+    for name in model.tensors:
+        data = scaled.data(name)
         writer.write_tensor_data(data)
         report(data.nbytes)
 

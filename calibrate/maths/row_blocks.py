@@ -9,7 +9,7 @@ import numpy as np
 ITEMS_PER_BLOCK = 1 << 16
 FEW = 64  # times fewer rows are in the blocks of so few rows
 # Up to so many items in the end, it takes less time to compute on several times as many than to
-# compile once more: then widths are powers of 8 from 512 on.
+# compile once more: then widths are powers of 8 from 64 on.
 FEW_ITEMS = 1 << 22
 
 
@@ -46,7 +46,7 @@ def in_blocks(logits: np.ndarray, *others: np.ndarray) -> Iterator[tuple[slice, 
 
 def _width(rows: int, n: int) -> int:
     power = max(4, (n - 1).bit_length())
-    of_eight = max(9, -(-power // 3) * 3)
+    of_eight = max(6, -(-power // 3) * 3)
     return 1 << (of_eight if rows << of_eight <= FEW_ITEMS else power)
 
 

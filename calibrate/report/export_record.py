@@ -51,7 +51,7 @@ class ExportRecord:
             seen = "Its weights and its configuration are as they were written"
             if carried.unseen:
                 seen = (
-                    f"Its queries and its scale of log n are as they were written; {carried.unseen}"
+                    f"Its weights and its scale of log n are as they were written; {carried.unseen}"
                 )
             yield Text(f"{seen}.")
 
