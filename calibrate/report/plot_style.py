@@ -49,8 +49,12 @@ def save_figure(path: Path, figure: "Figure") -> None:
 
 def png(figure: "Figure") -> bytes:
     """A figure as PNG; the same figure gives the same bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    figure.set_dpi(DPI)
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(buffer, metadata={"Software": None})  # savefig draws twice
     return buffer.getvalue()
 
 
