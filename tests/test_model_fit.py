@@ -322,6 +322,11 @@ def test_what_a_fit_through_a_model_refuses(here, monkeypatch):
     assert "text has plain text alone; collect answers too" in refusal(
         "fit", "text", "--name", "x", code=3
     )
+    text = {"text": Path("text.txt"), "lengths": (120,), "count": 8}  # 420 tokens
+    collected("random", "short", templates=("numbers",), **text)
+    line = refusal("fit", "short", "--name", "x", code=3)
+    assert "the 3 windows of plain text leave none to choose or to judge by" in line
+    assert "of four times 120 tokens at least, or shorter --lengths" in line
     assert "--rows cannot be used with a collection of examples" in refusal(
         "fit", "few", "--name", "x", "--rows", "all", code=2
     )

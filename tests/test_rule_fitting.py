@@ -14,6 +14,7 @@ from calibrate.fitting.rule_fitting import (
     build_problem,
     checked_coefficients,
     fit_rule,
+    solve_each,
     solve_problem,
 )
 from calibrate.fitting.solved_rows import concatenate_rows, solve_collection, solve_rows
@@ -41,6 +42,20 @@ def test_a_planted_constant_comes_back_as_every_kind():
         acts = beta != 1
         assert acts.mean() > 0.9
         assert np.median(beta[acts]) == pytest.approx(2.5, abs=0.15)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5])
+@pytest.mark.parametrize("trained_up_to", [0, 64])
+def test_folds_at_once_have_the_rules_that_each_has_alone(rows, q, trained_up_to):
+    folds = (np.arange(N_BLOCKS) % 5 != np.arange(3)[:, None]) * np.array([[1.0], [0.5], [2.0]])
+    options = Options(rows="all", q=q, trained_up_to=trained_up_to)
+    for kind in KINDS:
+        problem = build_problem(rows, assign_blocks(rows), kind, options)
+        start, design = solve_problem(problem), problem.form.design
+        alone = np.array([solve_problem(problem, weights, start) for weights in folds])
+        at_once = solve_each(problem, folds, start)
+        np.testing.assert_allclose(at_once @ design.T, alone @ design.T, atol=1e-6)
+        assert len(np.unique(alone[:, -1])) == 3
 
 
 def test_a_planted_multiple_of_log_n_comes_back():

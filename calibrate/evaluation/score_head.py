@@ -187,7 +187,7 @@ class RulesAtSize(NamedTuple):
         Returns:
           (count, fits + constants, n) float32.
         """
-        z = as_masks(np.asarray(logits))
+        z = as_masks(np.asarray(logits, np.float32))
         H, log_n = row_entropy(z), np.log(np.maximum((z > -np.inf).sum(axis=1), 1))
         betas = np.empty((len(z), len(self.fits) + len(self.constants)), np.float32)
         for column, fit in zip(betas.T, self.fits, strict=False):

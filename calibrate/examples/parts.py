@@ -6,7 +6,8 @@ import numpy as np
 
 from calibrate.files.example_set import Example
 
-FITTING, CHOOSING, JUDGING = range(3)
+N_PARTS = 3
+FITTING, CHOOSING, JUDGING = range(N_PARTS)
 _PARTS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four examples of a cell, in turn
 N_TURNS = len(_PARTS)
 

@@ -47,20 +47,30 @@ class TextFile(NamedTuple):
         spread = np.unique(np.linspace(0, n_stretches - 1, min(n_stretches, most)).astype(int))
         start, made = max(1, len(begin)), []
         for length, size in zip(lengths, sizes, strict=True):
-            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size)[:most]:
+            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
                 tokens = [*begin, *ids[first : first + size]]
                 encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
                 made.append((Cell(TEMPLATE, length, True), encoded))
         return made
 
 
-def _first_tokens(stretches: np.ndarray, rounds: int, size: int) -> np.ndarray:
-    """Where windows begin: one in each stretch, then one more in each, in turn as the parts are."""
-    in_turn = stretches[: len(stretches) // N_TURNS * N_TURNS]
-    if not len(in_turn):
-        return stretches
-    further = (in_turn + size * i for i in range(1, rounds))
-    return np.concatenate([in_turn, *further, stretches[len(in_turn) :]])
+def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
+    """Where at most so many windows begin, which have their turns of the parts as stretches do.
+
+    Args:
+      stretches: where they begin.
+      in_each: windows that a stretch has room for.
+    """
+    needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
+    places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
+    of_turn = [np.add.outer(places, stretches[i::N_TURNS]).ravel() for i in range(N_TURNS)]
+    found = list[int]()
+    for i in range(most):
+        mine, number = of_turn[i % N_TURNS], i // N_TURNS
+        if number == len(mine):
+            break
+        found.append(int(mine[number]))
+    return found
 
 
 def read_text(path: Path) -> TextFile:

@@ -204,7 +204,8 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
     if heads is None:
         return shard
     require(shard.layer is not None, path, f"its rows are of other heads than those in {MANIFEST}")
-    _read_before[entry["sha256"]] = shard.heads, shard.of_heads([])
+    if known is None:
+        _read_before[entry["sha256"]] = shard.heads, shard.of_heads([])
     return shard.of_heads(heads)
 
 

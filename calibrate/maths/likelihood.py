@@ -80,7 +80,7 @@ def maximise_each(
     """`maximise` of several objectives of the same rows, such as folds, which are climbed at once.
 
     Args:
-      objectives: of the same weights, and concave all or none.
+      objectives: with one `weight`, so that what differs is in their profiles; concave all or none.
       held: what each must keep.
       Others and errors as of `maximise`.
     """

@@ -22,6 +22,7 @@ from calibrate.maths.row_blocks import in_blocks
 
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
+POOLED_IN = 8  # parts, of columns
 BELOW = np.array([1 / 8, 1 / 4, 1 / 2])  # of the lower bound: how much more diffuse a head would be
 # A quarter of the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
 # slope of 1 at t = -1, 0, 1 or 2. Curvature at 0: 2 (f(1) - 2 f(0) + f(-1)) - (f'(1) - f'(-1)) / 2.
@@ -76,7 +77,9 @@ class Profile(NamedTuple):
 
         one_each = np.arange(len(cell) + 1)
         sums = csc_array((weight, cell, one_each), (n_cells, len(cell)))
-        return self._replace(series=sums @ self.series)
+        # In parts: SciPy makes a copy of a series in float64.
+        parts = np.array_split(self.series, POOLED_IN, axis=1)
+        return self._replace(series=np.hstack([sums @ part for part in parts]))
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
         """(..., rows) log p_t at betas of each row, (..., rows), within the bounds."""
@@ -202,7 +205,7 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
         from_nodes(at_plain[0], at_plain[1], low, high),
         mean,
         variance,
-        below.swapaxes(0, 1),
+        below.swapaxes(0, 1).copy(),
     )
 
 

@@ -23,7 +23,7 @@ def climb(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tops that steps from starts lead to, their values, and what the last steps promised.
 
-    All are climbed at once, each by itself: the results do not depend on the others.
+    All are climbed at once, each by itself: but for rounding, results do not depend on the others.
 
     Args:
       at: the functions, one for each start.

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import QualityError
 from calibrate.examples.answering import batch_tokens, check_vocabulary
 from calibrate.examples.comparison import PLAIN, compare
-from calibrate.examples.parts import JUDGING
+from calibrate.examples.parts import JUDGING, N_PARTS, parts_of
 from calibrate.examples.score_fits import Kept, score_fits
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
@@ -126,6 +126,13 @@ def _require_answers(collection: ExampleCollection) -> None:
         raise QualityError(
             f"{collection.folder} has plain text alone; collect answers too, with --prompts or "
             "--task"
+        )
+    text = np.array([cell.text for cell in examples.cells])[cells]
+    if text.any() and len(np.unique(parts_of(examples.examples)[text])) < N_PARTS:
+        longest = max(cell.length for cell in examples.cells if cell.text)
+        raise QualityError(
+            f"the {text.sum()} windows of plain text leave none to choose or to judge by; collect "
+            f"a longer text, of four times {longest:,} tokens at least, or shorter --lengths"
         )
 
 

@@ -48,7 +48,7 @@ def save_figure(path: Path, figure: "Figure") -> None:
 
 
 def png(figure: "Figure") -> bytes:
-    """A figure as PNG; the same figure gives the same bytes."""
+    """A figure as PNG; the same figure, drawn anew, gives the same bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()

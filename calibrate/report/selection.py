@@ -53,7 +53,10 @@ def chosen_kind(fit: Coefficients) -> str:
 
 def is_one_constant(fit: Coefficients) -> bool:
     """Whether beta is the same for every row: domain and entropy do not matter."""
-    return chosen_kind(fit) == "constant" and not fit.has_heads and not fit.rule.min_entropy
+    rule, constant = fit.rule, fit.entries[0].coefficients[-1]
+    everywhere = rule.outside == "clamp" and not rule.min_entropy and not fit.has_heads
+    within = rule.min_beta <= constant <= rule.max_beta
+    return chosen_kind(fit) == "constant" and everywhere and within
 
 
 def _kinds_table(records: _Records, chosen: str) -> Table:
