@@ -383,8 +383,10 @@ def test_the_report_of_a_fit_of_a_model(reported):
     assert record["verdict"] == "; ".join(scores["verdicts"]["own@1"]) + "."
     assert record["verdict"] in page
     n = sum(cell["examples"] for cell in scores["cells"])
+    n_all = len(open_examples(Path("runs/a")).set.examples)
+    assert 0 < n < n_all
     for words in (
-        f"{n} of the 42 examples of runs/a: own@1 was made of the others", "log n / log 64",
+        f"{n} of the {n_all} examples of runs/a: own@1 was made of the others", "log n / log 64",
         "constant 1.3", "transformers.verify(model)", "Answers wholly right, %", "Plain text by",
         "Right answers by length in tokens", "Right answers by template", "Beta of the heads",
         "log-size, each head", "+0.250", reported.source["fingerprint"],
