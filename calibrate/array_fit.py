@@ -137,7 +137,7 @@ def fit(
         print(fit.verdict)
         print(fit.table)
         probs = calibrate.adaptive_softmax(logits, fit)
-        fit.save("mine.json")  # calibrate.load("mine.json") reads it
+        fit.save("mine.json")  # calibrate.load("./mine.json") reads it
 
     As `calibrate run --logits` on a file of the same arrays, and in memory. The kind of rule and
     its sharpness are chosen by scores on five folds; see `calibrate fit --help`.

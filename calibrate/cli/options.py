@@ -9,7 +9,10 @@ import typer
 
 LogitsOption = Annotated[
     Path | None,
-    typer.Option(help="Logits and targets on disk in place of a head: an .npz file or a folder."),
+    typer.Option(
+        help="Rows on disk in place of a head: an .npz file with logits (rows, n), target (rows,), "
+        "and if you like mask, layer, head and group, or a folder of them, one for each size."
+    ),
 ]
 HeadOption = Annotated[
     str,
