@@ -341,6 +341,7 @@ def test_a_random_model_gets_no_fit(here):
     collected("random", "run", templates=("numbers",), lengths=(40, 64), count=16)
     out = refusal("fit", "run", "--name", "x", "--steps", "10", "--kind", "constant", code=3)
     assert "not for this model" in out
+    assert "the model gets no answer right: give prompts that it can answer in part" in out
     assert not Path("fits").exists()
 
 

@@ -67,6 +67,8 @@ class Judged:
         if self.beside == OWN or self.export_cost is None:
             return "export costs nothing: no other kind is better"
         mean, error = self.export_cost
+        if self.export_cost.sign < 1:
+            return f"export costs nothing beyond chance ({mean:+.3f} ± {error:.3f} nats an answer)"
         return f"export costs {mean:+.3f} ± {error:.3f} nats an answer, beside {free}"
 
     def by_length(self) -> list[dict[str, Any]]:
@@ -84,9 +86,12 @@ class Judged:
         """Raises QualityError if the fit is not worth it, or what is held loses evidently more."""
         gain, seen = self.gain(OWN), self._seen()
         if gain.mean < LEAST_GAIN or gain.sign < 1:
+            advice = "collect more examples, or see `calibrate diagnose`"
+            if not self.right(PLAIN):
+                advice = "the model gets no answer right: give prompts that it can answer in part"
             raise QualityError(
                 f"not for this model: log p of the answers changes by {gain.mean:+.3f} ± "
-                f"{gain.error:.3f} nats {seen}; collect more examples, or see `calibrate diagnose`"
+                f"{gain.error:.3f} nats {seen}; {advice}"
             )
         if lost := self._lost_too_much(OWN):
             raise QualityError(
@@ -97,7 +102,7 @@ class Judged:
     def summary(self) -> str:
         """What the fit is worth, and whether a rule for all heads does as well."""
         gain, lost = self.gain(OWN), self.lost(OWN)
-        held = f"; held tokens lose {lost.mean:.4f} ± {lost.error:.4f} nats at most" if lost else ""
+        held = f"; held tokens change by {-lost.mean:+.4f} ± {lost.error:.4f} nats" if lost else ""
         as_good = [
             rule
             for rule in (ONE_CONSTANT, ONE_LINE)
