@@ -59,6 +59,8 @@ Keep = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def of_coefficients(held: Held, form: Form, low: float, high: float) -> Keep:
+    """What must be kept, by the coefficients of a form in place of each row's beta."""
+
     def keep(c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, slope = held.of_rows(np.clip(form.design @ c, low, high))
         return value - held.least, slope @ form.design
@@ -152,8 +154,7 @@ class Search(NamedTuple):
         return Peak(start, float(value), gap, f"{_short_by(gap)}: {result.message}")
 
     def _betas(self, c: np.ndarray) -> np.ndarray:
-        # The solver may step out of the constraints by a rounding.
-        # Quicker than np.clip.
+        # The solver may step out of the constraints by a rounding; np.clip takes longer.
         within: np.ndarray = np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high)
         return within
 
