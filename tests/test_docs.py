@@ -40,7 +40,7 @@ def test_ci_runs_the_readmes_test_command():
 
 @pytest.mark.slow
 def test_the_two_commands_on_a_fresh_clone(tmp_path):
-    """Needs the package index."""
+    """Needs the package index. Tests of the store pass beside what the first one published."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     main_job, _ = commands_of("Two commands")
@@ -50,6 +50,9 @@ def test_the_two_commands_on_a_fresh_clone(tmp_path):
     assert "fit = calibrate.load(" in done.stdout
     status = ["git", "-C", str(clone), "status", "--porcelain"]
     assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
+    tests = "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/pytest -q"
+    done = subprocess.run(f"{tests} tests/test_fits.py tests/test_store.py", shell=True, **options)
+    assert done.returncode == 0, done.stdout
 
 
 def blocks(page, language="python"):

@@ -36,20 +36,30 @@ def store(here, make_fit):
     return here / "fits"
 
 
+@pytest.fixture
+def shipped(tmp_path_factory, monkeypatch):
+    """The package's store with only what ships: `calibrate run` in a clone publishes there too."""
+    copy = tmp_path_factory.mktemp("package")
+    for name in ("max-retrieval", "paper"):
+        shutil.copytree(published_store() / name, copy / name)
+    monkeypatch.setattr("calibrate.files.store.published_store", lambda: copy)
+    return copy
+
+
 def cells(table):
     """The rows of a printed table, by their first cell."""
     rows = (re.split(r" {2,}", line.strip()) for line in table.splitlines())
     return {first: rest for first, *rest in rows}
 
 
-def test_list_says_where_each_came_from(store, make_fit, monkeypatch):
+def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
     publish(make_fit(), Path("named"))
     monkeypatch.setenv("CALIBRATE_FITS", "named")
     call("fits", "alias", "made@1", "stable", "--store", "fits")
     call("fits", "yank", "made@2", "--store", "fits")
     records = json.loads(call("fits", "list", "--json").stdout)
     found = [(r["name"], r["store"], r["origin"], r["shadowed"]) for r in records]
-    package = str(published_store())
+    package = str(shipped)
     assert found == [
         ("made", "named", "$CALIBRATE_FITS", False),
         ("made", "fits", "./fits", True),
@@ -65,6 +75,7 @@ def test_list_says_where_each_came_from(store, make_fit, monkeypatch):
     assert f"./fits  {store}\n" in table
 
 
+@pytest.mark.usefixtures("shipped")
 def test_list_goes_on_after_a_damaged_log(store):
     (store / "made" / "log.jsonl").write_text("{")
     first, *others = json.loads(call("fits", "list", "--json").stdout)
@@ -73,6 +84,7 @@ def test_list_goes_on_after_a_damaged_log(store):
     assert "damaged" in call("fits", "list").stdout
 
 
+@pytest.mark.usefixtures("shipped")
 def test_a_store_by_two_paths_is_listed_once(store, monkeypatch):
     monkeypatch.setenv("CALIBRATE_FITS", str(store))
     records = json.loads(call("fits", "list", "--json").stdout)
@@ -372,6 +384,7 @@ def test_difference_is_found_to_four_digits_against_a_finer_grid(paper):
     assert change.largest == pytest.approx(exact[H > 0.95].max(), rel=1e-6)
 
 
+@pytest.mark.usefixtures("shipped")
 def test_verify_is_green_on_what_is_shipped():
     out = call("fits", "verify").stdout
     assert out.count("ok ") == 3
