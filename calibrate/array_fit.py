@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import escape
@@ -13,7 +13,7 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.evaluation.baselines import rivals_on_logits
 from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.atomic_io import write_atomically
-from calibrate.files.coefficient_file import dumps
+from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
@@ -27,16 +27,6 @@ from calibrate.report.logits_record import FIRST_FIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-class Verdict(NamedTuple):
-    """What a fit does to rows that it was not made of; prints as its sentence."""
-
-    sentence: str
-    outcome: str  # "gain", "loss" or "no difference", in log p beyond two standard errors
-
-    def __str__(self) -> str:
-        return self.sentence
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -57,11 +47,14 @@ class Fit(Coefficients):
     __hash__ = Coefficients.__hash__
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether the target becomes more probable on the rows held out, and by how much."""
-        return Verdict(
-            verdict_on_logits(self.scores, FIRST_FIT), outcome_on_logits(self.scores, FIRST_FIT)
-        )
+    def verdict(self) -> str:
+        """A sentence: whether the target becomes more probable on the rows held out, and how."""
+        return verdict_on_logits(self.scores, FIRST_FIT)
+
+    @property
+    def outcome(self) -> str:
+        """The verdict in a word: "gain", "loss" or "no difference", in log p beyond chance."""
+        return outcome_on_logits(self.scores, FIRST_FIT)
 
     @property
     def table(self) -> GainsTable:
@@ -90,23 +83,41 @@ class Fit(Coefficients):
     def save(self, path: str | Path) -> Path:
         """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
 
+        A file that has this fit already stays as it is.
+
         Raises:
-          CoefficientsError: not a .json file in a folder that exists, or a full disk.
+          CoefficientsError: not a .json file in a folder that exists, a file of something else, or
+            a full disk.
         """
         path = Path(path)
         if path.suffix != ".json" or not path.parent.is_dir():
             raise CoefficientsError(f"{str(path)!r} is not a .json file in an existing folder")
-        write_atomically(path, dumps(self).encode(), CoefficientsError)
+        try:
+            write_atomically(path, dumps(self).encode(), CoefficientsError, exclusive=True)
+        except FileExistsError:
+            if not _holds(path, self):
+                raise CoefficientsError(
+                    f"{path} exists, and is not this fit; give another path, or delete it"
+                ) from None
         return path.absolute()
 
     def __repr__(self) -> str:
         return f"<Fit {self.reference}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self.verdict.sentence)}</p>{self.table._repr_html_()}"
+        return f"<p>{escape(self.verdict)}</p>{self.table._repr_html_()}"
 
 
 make_static(Fit)
+
+
+def _holds(path: Path, fit: Fit) -> bool:
+    """Whether a file is of the same rules, made of the same rows."""
+    try:
+        return digest(read(path)) == digest(fit)
+    except CoefficientsError:
+        return False
+
 
 Array = Any  # what numpy.asarray takes
 
@@ -156,7 +167,7 @@ def fit(
       seed: which groups those are.
       name: of the fit.
     Returns:
-      Fit: Coefficients with .verdict, .table, .plot(), .save(path) and .held_out.
+      Fit: Coefficients with .verdict, .outcome, .table, .plot(), .save(path) and .held_out.
     Raises:
       CalibrateError: arrays of another shape, dtype or range.
       QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), or no

@@ -75,7 +75,7 @@ class SoftmaxCalibrator(BaseEstimator):
                 X, y, group=groups, q=self.q, trained_up_to=self.trained_up_to,
                 held_out=self.held_out, seed=self.seed,
             )  # fmt: skip
-            self.verdict_ = self.coefficients_.verdict.sentence
+            self.verdict_ = self.coefficients_.verdict
         except QualityError as refusal:
             self.coefficients_, self.verdict_ = identity(), str(refusal)
             warnings.warn(f"softmax is left as it is: {refusal}", stacklevel=2)

@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -128,13 +129,18 @@ def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
     with pytest.raises(CoefficientsError, match=r"'nowhere/x.json' is not a .json file in an exi"):
         fitted.save("nowhere/x.json")
     assert not (here / "nowhere").exists()
+    before = path.read_bytes()
+    assert fitted.save(path) == path  # the same fit
+    other = replace(fitted, source={**fitted.source, "seed": 9})
+    with pytest.raises(CoefficientsError, match="mine.json exists, and is not this fit; give anot"):
+        other.save(path)
+    assert path.read_bytes() == before
 
 
 def test_verdict_table_and_plot_tell_what_it_gains(fitted):
     verdict, table = fitted.verdict, fitted.table
-    assert verdict.outcome == "gain"
-    assert str(verdict) == verdict.sentence
-    assert "120 rows of arrays, which it was not made of" in verdict.sentence
+    assert fitted.outcome == "gain"
+    assert "120 rows of arrays, which it was not made of" in verdict
     assert {row.size for row in table} == {*SIZES, None}
     plain, own = (next(row for row in table if row.rule == rule) for rule in
                   ("plain softmax", "this fit"))  # fmt: skip
@@ -164,7 +170,7 @@ def test_heads_get_rules_of_their_own():
     z = np.broadcast_to(logits[1], (2, 1, 16))  # (heads, queries, items)
     probs = calibrate.adaptive_softmax(z, fit.layer(0))
     assert probs[1].max() > probs[0].max()
-    assert "head" in fit.verdict.sentence
+    assert "head" in fit.verdict
 
 
 def test_masked_items_are_no_items_and_any_array_will_do():

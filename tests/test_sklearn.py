@@ -32,7 +32,7 @@ def test_it_is_calibrate_fit_under_scikit_learns_names():
     estimator = clone(Calibrator(q=0.0, seed=4)).fit(logits, target)
     fit = calibrate.fit(logits, target, q=0.0, seed=4)
     assert estimator.coefficients_ == fit
-    assert estimator.verdict_ == fit.verdict.sentence
+    assert estimator.verdict_ == fit.verdict
     probs = estimator.predict_proba(logits)
     np.testing.assert_allclose(probs, calibrate.adaptive_softmax(logits, fit), atol=1e-6)
     np.testing.assert_array_equal(estimator.predict(logits), logits.argmax(axis=1))
