@@ -280,6 +280,7 @@ def test_what_is_beyond_float32_is_infinite_without_a_word(logits, here):
 def test_what_is_no_array_file(here):
     (here / "text.npz").write_text("logits")
     np.savez(here / "objects.npz", logits=np.array([{}]))
+    (here / "mine.pt").write_bytes((here / "objects.npz").read_bytes())  # PyTorch writes zip files
     (here / "empty").mkdir()
     mixed = here / "mixed"
     mixed.mkdir()
@@ -287,7 +288,8 @@ def test_what_is_no_array_file(here):
     save(mixed / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
     for name, message in (
         ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
-        ("objects.npz", "Python objects"), ("empty", "has no .npz file"),
+        ("objects.npz", "Python objects"), ("mine.pt", "mine.pt is not an .npz file"),
+        ("empty", "has no .npz file"),
         ("mixed", "only some files have layer; give it in all or none"),
     ):  # fmt: skip
         with pytest.raises(CalibrateError, match=message):

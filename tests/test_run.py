@@ -64,7 +64,7 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     ("arguments", "code", "message"),
     [
         (["--logits", "Own Rows", "--sizes", "16"], 2, "--sizes cannot be used with --logits"),
-        (["--logits", "Own Rows", "--held-out", "1"], 1, "held_out is 1.0; give a share"),
+        (["--logits", "Own Rows", "--held-out", "1.5"], 2, "1.5 is not between 0 and 1; give"),
         (["--logits", "Own Rows", "--held-out", "0.875"], 3, "give at least 800 rows"),
         (["--held-out", "0.1"], 2, "--held-out cannot be used with a head"),
         (["--task", "retrieval"], 2, "--task cannot be used with a head or logits; they need --m"),

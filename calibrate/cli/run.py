@@ -39,8 +39,20 @@ NameOption = Annotated[
         "file or model]"
     ),
 ]
+
+
+def _check_share(share: float) -> float:
+    if not 0 < share < 1:
+        raise typer.BadParameter(f"{share:g} is not between 0 and 1; give a share such as 0.2")
+    return share
+
+
 HeldOutOption = Annotated[
-    float, typer.Option(help="Of --logits: share of the rows, by group, that judge the fit.")
+    float,
+    typer.Option(
+        callback=_check_share,
+        help="Of --logits: share of the rows, by group, that judge the fit; between 0 and 1.",
+    ),
 ]
 
 _OF_HEAD = ("head", "sizes", "sets")

@@ -31,7 +31,8 @@ def _words(value: Any) -> str:
 _IDS = List(Integer(0, (1 << 31) - 1))
 _LINE = Object(
     {"prompt": _words, "answer": _words, "prompt_ids": _IDS, "answer_ids": _IDS,
-     "template": Text(100)}
+     "template": Text(100)},
+    remedy="a line has prompt and answer, or prompt_ids and answer_ids, and if you like template",
 )  # fmt: skip
 _PAIRS = (("prompt", "answer"), ("prompt_ids", "answer_ids"))
 

@@ -187,6 +187,7 @@ class Object:
     fields: Mapping[str, Shape]
     required: bool = False
     others: str | None = None  # beginning of other names, whose values are free; None: refused
+    remedy: str = "remove it, or upgrade calibrate if the file is newer"  # for these
 
     def __call__(self, value: Any) -> dict[str, Any]:
         name, shapes = "", self.fields
@@ -200,8 +201,7 @@ class Object:
                 elif self.others is not None and name.startswith(self.others):
                     check_free(item)
                 else:
-                    remedy = "remove it, or upgrade calibrate if the file is newer"
-                    raise Refusal((), "not a known field", remedy)
+                    raise Refusal((), "not a known field", self.remedy)
         except Refusal as refusal:
             raise refusal.within(name) from None
         return members

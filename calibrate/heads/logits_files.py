@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 from calibrate.heads.logits_rows import (
     KNOWN,
@@ -212,7 +212,15 @@ def _parsed(file: Path, state: tuple[int, int]) -> InMemory:
     `state` is its size and time of change, so that a changed file is parsed again.
     """
     data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
-    arrays = parse_arrays(data, file)
+    try:
+        arrays = parse_arrays(data, file)
+    except DamagedError:
+        if file.suffix == ".npz":
+            raise
+        raise CalibrateError(
+            f"{file} is not an .npz file; write one from NumPy arrays: "
+            'numpy.savez("mine.npz", logits=logits, target=target)'
+        ) from None
     for name in ("logits", "target"):
         if name not in arrays:
             raise CalibrateError(

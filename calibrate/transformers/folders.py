@@ -32,6 +32,7 @@ _MOST_INDEX_BYTES = 1 << 26
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model")  # of any kind
 _OF_GGUF = ("gguf", "accelerate")  # packages that Transformers reads such a file with
 
 
@@ -103,9 +104,11 @@ class ModelFolder:
         try:
             return AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
         except Exception as failure:
+            some = self.is_gguf or any(any(self.path.glob(name)) for name in _TOKENIZERS)
+            reason = f" that loads ({_first_line(failure)})" if some else ""
             raise CalibrateError(
-                f"{self.path} has no tokenizer that loads ({_first_line(failure)}); put the "
-                "model's tokenizer files there, or give --prompts with token ids alone"
+                f"{self.path} has no tokenizer{reason}; put the model's tokenizer files there "
+                "(tokenizer.json), or give --prompts with token ids alone"
             ) from failure
 
     def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
