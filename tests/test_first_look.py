@@ -321,8 +321,8 @@ def test_the_model_of_a_collection(model, here):
     call("diagnose", "runs/a", "--model", "elsewhere")
     other = save(Path("other"), causal_model(rms_norm_eps=1e-4))
     line = refusal("diagnose", "runs/a", "--model", other)
-    assert "runs/a was made with sha256:" in line
-    assert "give its own model: --model FOLDER" in line
+    assert "is not the model that runs/a was made with, or has changed since" in line
+    assert "give that one with --model, or collect again" in line
     line = refusal("diagnose", "runs/a", "--model", model, "--out", "runs/a/look")
     assert "runs/a/look is a collection's folder" in line
 

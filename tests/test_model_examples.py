@@ -185,7 +185,16 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     assert "Examples r: tiny, plain softmax" in out
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
     line = refusal("collect", "--model", model, *arguments, "--examples", "4")
-    assert "r is another collection: its sources, examples differ from this call's" in line
+    assert "r is another collection: examples is 3 in the folder and 4 in this call; give" in line
+    write_lines(prompts, PROMPTS[::-1])
+    line = refusal("collect", "--model", model, *arguments, "--examples", "3")
+    assert "the --prompts file has changed since r was made (or is another one); give" in line
+    assert "another folder with --out (`run`: another --name), or delete r" in line
+    shutil.copytree(model, "other/tiny")
+    edit_config(rope_theta=5.0)(Path("other/tiny"))
+    write_lines(prompts, PROMPTS)
+    line = refusal("collect", "--model", "other/tiny", *arguments, "--examples", "3")
+    assert "the model tiny has changed since r was made" in line
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
     assert "is calibrate.examples 0.1, expected calibrate.collection" in line
 

@@ -58,6 +58,10 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     with pytest.warns(UserWarning, match="own-rows was made of these very rows"):
         score_logits(Arrays(own_rows), {"own-rows": published})
     assert "seed is 3 in the folder and 0 in this call" in refusal("run", "--logits", "Own Rows")
+    next(own_rows.iterdir()).unlink()
+    line = refusal("run", "--logits", "Own Rows", "--seed", "3")
+    assert "Own Rows has changed since runs/own-rows was made" in line
+    assert "sha256" not in line
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,10 @@ def job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, files.Exam
 
     collection = files.open_examples(run)
     folder = ModelFolder(model or files.recorded_model(run))
-    if (actual := folder.fingerprint()) != collection.fingerprint:
+    if folder.fingerprint() != collection.fingerprint:
         raise CalibrateError(
-            f"{run} was made with {collection.fingerprint}, and {folder.path} is {actual}; give "
-            "its own model: --model FOLDER"
+            f"{folder.path} is not the model that {run} was made with, or has changed since; give "
+            "that one with --model, or collect again"
         )
     job = Job(folder, collection.set, collection.manifest["configuration"], device)
     return job, collection

@@ -125,7 +125,7 @@ def collect_from(
 ) -> files.Collection:
     """Collects from any source; see `collect`."""
     folder, plan = Path(folder), _plan(source, max_bytes, keep)
-    listed = complete_shards(folder, plan.configuration, source.units)
+    listed = complete_shards(folder, plan.configuration, source)
     if listed is None or changed_units(folder, listed):
         with files.collection_lock(folder):
             _collect_units(plan, folder, report, keep, jobs)
@@ -137,7 +137,7 @@ def collect_from(
 def _collect_units(plan: _Plan, folder: Path, report: Report, keep: str, jobs: Jobs) -> None:
     """Collects the units without a shard; of a complete collection, those whose shard changed."""
     configuration, units = plan.configuration, plan.source.units
-    complete = claim_folder(folder, configuration, units)
+    complete = claim_folder(folder, configuration, plan.source)
     if complete:
         units = changed_units(folder, complete)
         for unit in units:

@@ -1,16 +1,14 @@
 """Resume: whether a folder is this configuration's collection, and which shards it lacks."""
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from calibrate.collecting.sources import Source
 from calibrate.collecting.work_units import Unit
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
-from calibrate.files.manifest import MANIFEST
-
-MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
+from calibrate.files.manifest import MANIFEST, another_collection
 
 # Each unit's entry in the manifest of a complete collection.
 Listed = dict[Unit, dict[str, Any]]
@@ -21,20 +19,16 @@ def changed_units(folder: Path, listed: Listed) -> list[Unit]:
     return [unit for unit, entry in listed.items() if files.listed_bytes(folder, entry) is None]
 
 
-def claim_folder(
-    folder: Path, configuration: dict[str, Any], units: Sequence[Unit]
-) -> Listed | None:
+def claim_folder(folder: Path, configuration: dict[str, Any], source: Source) -> Listed | None:
     """Claims the folder for this configuration; see `complete_shards`."""
     if files.read_manifest(folder) is None:
         # Without locks another process may come first: then its configuration stays.
         with contextlib.suppress(FileExistsError):
             files.write_manifest(folder, configuration, None)
-    return complete_shards(folder, configuration, units)
+    return complete_shards(folder, configuration, source)
 
 
-def complete_shards(
-    folder: Path, configuration: dict[str, Any], units: Sequence[Unit]
-) -> Listed | None:
+def complete_shards(folder: Path, configuration: dict[str, Any], source: Source) -> Listed | None:
     """The shards that a complete collection's manifest lists; None if it is unfinished or absent.
 
     Raises:
@@ -45,30 +39,20 @@ def complete_shards(
         if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
         return None
-    recorded = manifest["configuration"]
-    absent = {**dict.fromkeys([*configuration, *recorded]), "keep": "misranked"}
-    given, existing = absent | configuration, absent | recorded
-    differences = [
-        f"{key} is {_shorten(existing[key])} in the folder and {_shorten(given[key])} in this call"
-        for key in absent
-        if existing[key] != given[key]
-    ]
-    if differences:
-        raise CalibrateError(
-            f"{folder} is another collection: {'; '.join(differences)}; "
-            "give the same options, or another folder (`run`: another --name)"
-        )
+    recorded, given = (
+        {"keep": "misranked"} | c for c in (manifest["configuration"], configuration)
+    )
+    if recorded != given:
+        same_name = recorded["head"] == given["head"]
+        digests = recorded.pop("fingerprint"), given.pop("fingerprint")
+        changed = [source.shown] if same_name and len({*digests}) > 1 else []
+        raise another_collection(folder, changed, recorded, given)
     if manifest["status"] != "complete":
         return None
     entries = {(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
-    if set(entries) != {(unit.size, unit.number) for unit in units}:
+    if set(entries) != {(unit.size, unit.number) for unit in source.units}:
         raise CalibrateError(
             f"{folder / MANIFEST} does not list the shards of its configuration; restore it "
             "or collect into a new folder"
         )
-    return {unit: entries[unit.size, unit.number] for unit in units}
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
+    return {unit: entries[unit.size, unit.number] for unit in source.units}

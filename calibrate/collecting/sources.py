@@ -31,6 +31,7 @@ class UnitRows(NamedTuple):
 class Source(NamedTuple):
     """Where rows come from, unit by unit, and what determines them."""
 
+    shown: str  # what it is called in messages
     configuration: dict[str, Any]
     units: list[Unit]
     rows: Callable[[Unit], Callable[[], UnitRows]]  # a reader, which another process can run too
@@ -57,7 +58,8 @@ def source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> So
     def rows(unit: Unit) -> Callable[[], UnitRows]:
         return partial(_rows_of_head, load_head, seed, unit)
 
-    return Source(configuration, units, rows, {size: row_bytes(size, masks) for size in n})
+    shown = f"head {head.name}"
+    return Source(shown, configuration, units, rows, {size: row_bytes(size, masks) for size in n})
 
 
 def source_of_arrays(arrays: Arrays) -> Source:
@@ -81,7 +83,7 @@ def source_of_arrays(arrays: Arrays) -> Source:
         part = arrays.part(unit.size, unit.first, unit.sets)
         return partial(_rows_of_files, part, arrays.columns)
 
-    return Source(configuration, units, rows, bytes_of, len(arrays.heads))
+    return Source(arrays.shown, configuration, units, rows, bytes_of, len(arrays.heads))
 
 
 def _has_sets_of_targets(head: Head, seed: int, unit: Unit) -> bool:

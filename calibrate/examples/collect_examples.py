@@ -15,7 +15,7 @@ from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.collection import collection_lock
 from calibrate.files.example_set import ExampleSet
-from calibrate.files.manifest import MANIFEST
+from calibrate.files.manifest import MANIFEST, another_collection
 from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
 
@@ -121,6 +121,25 @@ def _write(path: Path, data: bytes, listed: dict[str, Any] | None) -> None:
     write_atomically(path, data)
 
 
+def _another(folder: Path, recorded: dict[str, Any], given: dict[str, Any]) -> CalibrateError:
+    """What differs: files that changed, or options; else the tokenizer, which makes the tokens."""
+    options = [
+        {key: c[key] for key in ("model", "dtype")} | c["sources"] for c in (recorded, given)
+    ]
+    changed = []
+    for key in ("prompts", "text"):
+        digests = {c.get(key) for c in options}
+        if len(digests) > 1 and None not in digests:
+            changed.append(f"the --{key} file")
+        for c in options:
+            c[key] = "given" if key in c else None
+    if recorded["model"] == given["model"] and recorded["fingerprint"] != given["fingerprint"]:
+        changed.append(f"the model {given['model']}")
+    if options[0] == options[1] and not changed:
+        changed = [f"the tokenizer of {given['model']}"]
+    return another_collection(folder, changed, *options)
+
+
 def _claim(folder: Path, job: Job) -> list[dict[str, Any]] | None:
     """Claims the folder for a job; the entries of its files of scores, if it is complete.
 
@@ -135,16 +154,12 @@ def _claim(folder: Path, job: Job) -> list[dict[str, Any]] | None:
         return None
     manifest, _ = found
     recorded = manifest["configuration"]
-    different = [key for key in configuration if configuration[key] != recorded[key]]
     empty = manifest["status"] == "partial" and not any(folder.glob("scores-*.npz"))
-    if different and empty:  # its model did not load, say: nothing is lost
+    if recorded != configuration and empty:  # its model did not load, say: nothing is lost
         files.write_manifest(folder, configuration)
         return None
-    if different:
-        raise CalibrateError(
-            f"{folder} is another collection: its {', '.join(different)} differ from this call's; "
-            "give the same options, or another folder with --out"
-        )
+    if recorded != configuration:
+        raise _another(folder, recorded, configuration)
     scores: list[dict[str, Any]] | None = manifest.get("scores")
     if scores is not None and len(scores) != len(job.examples.units(files.UNIT_TOKENS)):
         raise CalibrateError(

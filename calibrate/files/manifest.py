@@ -1,6 +1,7 @@
 """The manifest of a collection: strict reading."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,42 @@ _COMPLETE = Object(
     required=True,
     others="",
 )
+
+_MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
+
+
+def another_collection(
+    folder: Path, changed: Sequence[str], recorded: Mapping[str, Any], given: Mapping[str, Any]
+) -> CalibrateError:
+    """The error for a folder with a collection that a call does not ask for.
+
+    Args:
+      changed: the files that are no longer what the collection was made of.
+      recorded: the collection's configuration, without digests of files.
+      given: the call's.
+    """
+    remedy = f"another folder with --out (`run`: another --name), or delete {folder}"
+    if changed:
+        verb = "has" if len(changed) == 1 else "have"
+        return CalibrateError(
+            f"{' and '.join(changed)} {verb} changed since {folder} was made (or is another one); "
+            f"give {remedy}"
+        )
+    differences = [
+        f"{key} is {_shown(recorded.get(key))} in the folder and {_shown(given.get(key))} in this "
+        "call"
+        for key in dict.fromkeys([*given, *recorded])
+        if given.get(key) != recorded.get(key)
+    ]
+    return CalibrateError(
+        f"{folder} is another collection: {'; '.join(differences)}; give the same options, or "
+        f"{remedy}"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 1] + "…"
 
 
 def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:

@@ -111,6 +111,7 @@ class Arrays:
           CalibrateError: no file, a file with invalid arrays, or no rows.
         """
         self.name, self._files = str(path), list[File](parts)
+        self.shown = self.name  # in messages
         if not parts:
             path = Path(path)
             self.name = (path if path.name not in ("", "..") else path.resolve()).stem
