@@ -1,20 +1,19 @@
 """Your own coefficients for adaptive-temperature softmax: measured, fitted, versioned, loaded.
 
-Importing this loads NumPy at most; other names load what they need (JAX, mostly) on first use.
+Importing this loads nothing else: names load what they need (NumPy, JAX) on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.store import load
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from calibrate.array_fit import fit
     from calibrate.capturing import capture
+    from calibrate.errors import CalibrateError, CoefficientsError
+    from calibrate.files.coefficients import Coefficients, identity
+    from calibrate.files.store import load
     from calibrate.maths.shannon_entropy import entropy
     from calibrate.maths.solver import OptimalBeta, optimal_beta
     from calibrate.sklearn import SoftmaxCalibrator
@@ -37,13 +36,18 @@ __all__ = [
 ]
 
 _LOADED_ON_USE = {
+    "CalibrateError": "calibrate.errors",
+    "Coefficients": "calibrate.files.coefficients",
+    "CoefficientsError": "calibrate.errors",
     "OptimalBeta": "calibrate.maths.solver",
     "adaptive_softmax": "calibrate.softmax",
     "SoftmaxCalibrator": "calibrate.sklearn",
     "capture": "calibrate.capturing",
     "entropy": "calibrate.maths.shannon_entropy",
     "fit": "calibrate.array_fit",
+    "identity": "calibrate.files.coefficients",
     "inverse_temperature": "calibrate.softmax",
+    "load": "calibrate.files.store",
     "optimal_beta": "calibrate.maths.solver",
 }
 

@@ -18,12 +18,13 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
-from calibrate.fitting.hold_out import HELD_OUT, hold_out
+from calibrate.fitting.hold_out import HELD_OUT, Split, hold_out
 from calibrate.fitting.rule_fitting import Options
 from calibrate.heads.logits_files import Arrays, InMemory
 from calibrate.report.fit_verdict import outcome_on_logits, verdict_on_logits
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.logits_record import FIRST_FIT
+from calibrate.report.streams import spinner
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,6 +137,7 @@ def fit(
     held_out: float = HELD_OUT,
     seed: int = 0,
     name: str = "arrays",
+    progress: bool = True,
 ) -> Fit:
     """The rule beta that logits need, fitted to most of the rows and judged by the others.
 
@@ -166,6 +168,8 @@ def fit(
       held_out: share of the groups that judge the fit.
       seed: which groups those are.
       name: of the fit.
+      progress: show a spinner on stderr, if that is a terminal; the first fit of a process compiles
+        for some seconds. Otherwise nothing is printed.
     Returns:
       Fit: Coefficients with .verdict, .outcome, .table, .plot(), .save(path) and .held_out.
     Raises:
@@ -180,7 +184,12 @@ def fit(
         "weight": weight, "group": group,
     }  # fmt: skip
     split = hold_out(Arrays(name, _parts(columns)), held_out, seed)
-    collection, options = collect_in_memory(split.fitted), Options(q=q, trained_up_to=trained_up_to)
+    with spinner(f"calibrate.fit: {len(split.is_held_out):,} rows", progress):
+        return _fit(split, Options(q=q, trained_up_to=trained_up_to), name)
+
+
+def _fit(split: Split, options: Options, name: str) -> Fit:
+    collection = collect_in_memory(split.fitted)
     choice = None
     if collection.heads:
         coefficients = fit_heads_of_collection(collection, name, options).coefficients

@@ -286,6 +286,30 @@ def test_an_interrupt_while_modules_are_loaded_is_not_lost(here):
     ]
 
 
+INTERRUPTED = """
+import importlib.abc, os, runpy, signal, sys
+
+awaited = sys.argv.pop(1)
+
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *where):
+        if name == awaited:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("calibrate", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["calibrate.errors", "typer", "calibrate.cli.main"])
+def test_an_interrupt_while_the_command_itself_is_loaded_is_quiet(module):
+    command = [sys.executable, "-c", INTERRUPTED, module, "fits", "verify"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "calibrate: interrupted; run the same command again to continue\n"
+
+
 @pytest.fixture
 def interruptible():
     """A process that was started in the background may ignore interrupts."""

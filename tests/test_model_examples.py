@@ -262,7 +262,7 @@ def test_killed_and_run_again(model, kept):
     """kill -9 at several moments; then the same bytes as in one go."""
     code = (
         "from calibrate.files import example_collection as f; f.UNIT_TOKENS = 300; "
-        "from calibrate.cli.main import main; main()"
+        "from calibrate.__main__ import main; main()"
     )
     command = [
         sys.executable, "-c", code, "collect", "--model", str(model), "--task",

@@ -1,8 +1,12 @@
 """Progress: a line now and then where stderr is no terminal, by a clock of the test's own."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from calibrate.cli.progress import SECONDS_BETWEEN_LINES, Steps, in_words
+from calibrate.cli import progress
+from calibrate.cli.progress import SECONDS_BETWEEN_LINES, Heartbeat, Steps, in_words
+from calibrate.report import streams
 
 
 class Clock:
@@ -79,3 +83,45 @@ def test_the_most_steps_that_there_may_be(capsys, clock):
         steps.advance()
     (said,) = lines(capsys)
     assert said == "fitting: 21 of at most 100 steps, at most 13:10 min left"
+
+
+@pytest.fixture
+def heartbeat(monkeypatch, clock):
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=clock))
+    streams.stderr.print("loading")
+    return Heartbeat(clock)
+
+
+def test_a_silent_piece_of_work_tells_every_ten_seconds_that_it_goes_on(capsys, clock, heartbeat):
+    for _ in range(25):
+        clock.now += 1
+        heartbeat.beat()
+    streams.stderr.print("solving")
+    assert heartbeat.beat() == SECONDS_BETWEEN_LINES
+    clock.now += 10
+    heartbeat.beat()
+    assert lines(capsys) == [
+        "loading", "  still at work after 10 s", "  still at work after 20 s",
+        "solving", "  still at work after 10 s",
+    ]  # fmt: skip
+
+
+def test_a_silent_step_tells_how_far_the_steps_are(capsys, clock, heartbeat):
+    with Steps("collecting", 4, clock=clock) as steps:
+        for seconds in (10, 10, 5, 10):
+            clock.now += seconds
+            heartbeat.beat()
+            if seconds == 5:
+                steps.advance()
+    assert lines(capsys)[1:] == [
+        "collecting: 0 of 4 steps, 10 s so far", "collecting: 0 of 4 steps, 20 s so far",
+        "collecting: 1 of 4 steps, about 1:45 min left",
+    ]  # fmt: skip
+
+
+def test_the_heart_beats_by_itself(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+    told = ""
+    with Heartbeat():
+        while told.count("still at work") < 2:  # or it never ends
+            told += capsys.readouterr().err

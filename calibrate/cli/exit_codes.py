@@ -1,18 +1,14 @@
 """Exit codes and failure messages: one line on stderr per failed command."""
 
-import os
 import sys
 import warnings
-from types import FrameType
 from typing import Any, NoReturn
 
 from typer import Abort
 from typer.core import TyperGroup
 
+from calibrate.cli import interrupts
 from calibrate.errors import CalibrateError
-
-INTERRUPTED = 130  # exit code
-_INTERRUPTED = "interrupted; run the same command again to continue"
 
 
 class Commands(TyperGroup):
@@ -39,17 +35,7 @@ class Commands(TyperGroup):
                 raise  # what has an exit code is Typer's own, a usage error for instance
             _stop(f"{type(error).__name__}: {error}; this is a bug; --debug shows the traceback", 1)
         except KeyboardInterrupt:
-            _stop(_INTERRUPTED, INTERRUPTED)
-
-
-def end_interrupted(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends the process at once: the handler of interrupts while no step is under way.
-
-    An exception might be raised in a callback that JAX sets while it is loaded, where Python prints
-    and ignores it, or C++ aborts. Files are written atomically, so none is cut short.
-    """
-    os.write(2, f"calibrate: {_INTERRUPTED}\n".encode())
-    os._exit(INTERRUPTED)
+            _stop(interrupts.MESSAGE, interrupts.EXIT_CODE)
 
 
 def _show_warning(message: Any, *where: Any, **also: Any) -> None:

@@ -1,22 +1,22 @@
-"""The `calibrate` app: its commands, global options and console script."""
+"""The `calibrate` app: its commands, global options, and how it runs as a process."""
 
 import io
 import os
-import signal
 import sys
 from typing import Annotated
 
 import typer
 
 import calibrate
-from calibrate.cli import fits
+from calibrate.cli import fits, interrupts
 from calibrate.cli.collect import collect
 from calibrate.cli.compiled_programs import keep_compiled_programs
 from calibrate.cli.diagnose import diagnose
 from calibrate.cli.evaluate import evaluate
-from calibrate.cli.exit_codes import INTERRUPTED, Commands, end_interrupted
+from calibrate.cli.exit_codes import Commands
 from calibrate.cli.export import export
 from calibrate.cli.fit import fit
+from calibrate.cli.progress import Heartbeat
 from calibrate.cli.report import report
 from calibrate.cli.run import run
 from calibrate.cli.train import train
@@ -38,21 +38,20 @@ app.add_typer(fits.app, name="fits")
 
 
 def main() -> None:
-    """The console script."""
+    """Runs the app, and never is silent for long."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # for terminals that are not UTF-8
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
-        signal.signal(signal.SIGINT, end_interrupted)
     keep_compiled_programs()
     try:
-        app()
+        with Heartbeat():
+            app()
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        if end.code == interrupts.EXIT_CODE:
             # JAX may be at work in other threads still, and crashes in an orderly exit.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(INTERRUPTED)
+            os._exit(interrupts.EXIT_CODE)
         raise
 
 

@@ -1,5 +1,6 @@
-"""Progress on stderr: a bar on a terminal, otherwise a line now and then."""
+"""Progress on stderr: a bar on a terminal, otherwise a line now and then; silence is never long."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -7,7 +8,13 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from calibrate.report.streams import stderr
 
@@ -41,8 +48,10 @@ class Steps:
         self._began = self._printed_at = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn(f"{{task.completed}} {self._of} {{task.total}}, {self._about}"),
+            BarColumn(bar_width=20),
+            TextColumn(f"{{task.completed}} {self._of} {{task.total}},"),
+            TimeElapsedColumn(),
+            TextColumn(f"so far, {self._about}"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=stderr,
@@ -57,12 +66,14 @@ class Steps:
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
         if stderr.is_terminal:
             self._bar.start()
+        _under_way.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
+        _under_way.remove(self)
         if stderr.is_terminal:
             self._bar.stop()
         self._restore_handler()
@@ -89,20 +100,66 @@ class Steps:
         self._bar.advance(self._task)
         now = self._clock()
         overdue = now - self._printed_at >= SECONDS_BETWEEN_LINES
-        if line is None and overdue and not stderr.is_terminal:
-            line = f"{self.title}: {self.done} {self._of} {self.total} steps{self._left(now)}"
         if line is not None:
-            stderr.print(line)
             self._printed_at = now
+            stderr.print(line)
+        elif overdue and not stderr.is_terminal:
+            self.tell()
         if self._interrupted:
             raise KeyboardInterrupt
 
-    def _left(self, now: float) -> str:
-        """The time left, in words; "" before any step was worked on."""
-        if not self._worked:
-            return ""
-        seconds = (now - self._began) * max(self._work_left, 0) / self._worked
-        return f", {self._about} {in_words(seconds)} left"
+    def tell(self) -> None:
+        """Prints how many steps are done and the time left, or, before any is, the time so far."""
+        now = self._printed_at = self._clock()
+        passed = now - self._began
+        times = f"{in_words(passed)} so far"
+        if self._worked:
+            seconds = passed * max(self._work_left, 0) / self._worked
+            times = f"{self._about} {in_words(seconds)} left"
+        stderr.print(f"{self.title}: {self.done} {self._of} {self.total} steps, {times}")
+
+
+_under_way: list[Steps] = []  # the innermost last
+
+
+class Heartbeat:
+    """Prints a line whenever stderr was silent for ten seconds; use as a context manager.
+
+    Compiled code and imports may take that long without a step. Inside `Steps` the line says how
+    far they are; a bar on a terminal moves by itself.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._stopped = clock, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._told_at = self._silent_since = stderr.printed_at
+
+    def __enter__(self) -> "Heartbeat":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # nobody reads stderr
+            while not self._stopped.wait(self.beat()):
+                pass
+
+    def beat(self) -> float:
+        """Prints the line if it is due; returns the seconds until it may be due again."""
+        if stderr.printed_at != self._told_at:
+            self._silent_since = stderr.printed_at
+        now = self._clock()
+        if (left := stderr.printed_at + SECONDS_BETWEEN_LINES - now) > 0:
+            return min(left, SECONDS_BETWEEN_LINES)
+        for steps in _under_way[-1:]:
+            steps.tell()
+        if not _under_way:
+            stderr.print(f"  still at work after {in_words(now - self._silent_since)}")
+        self._told_at = stderr.printed_at
+        return SECONDS_BETWEEN_LINES
 
 
 def in_words(seconds: float) -> str:

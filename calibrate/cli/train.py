@@ -1,6 +1,6 @@
 """`calibrate train`: train the built-in heads from scratch."""
 
-import sys
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +8,7 @@ import typer
 
 from calibrate.cli.options import parse_seeds
 from calibrate.cli.progress import in_words
+from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.heads.training import Progress
@@ -34,17 +35,17 @@ def train(
     from calibrate.heads.training import train_seeds
 
     numbers = parse_seeds(seeds)
-    print(f"training seeds {seeds}, {steps:,} steps each; compiling first", file=sys.stderr)
+    stderr.print(f"training seeds {seeds}, {steps:,} steps each; compiling first")
+    if jobs > 1:
+        stderr.printed_at = math.inf  # the processes that train print every few seconds
     for path in train_seeds(numbers, steps, out, jobs, report=print_progress):
         print(path)
 
 
 def print_progress(progress: "Progress") -> None:
     """Prints a line on the training of one head; called in the worker process."""
-    print(
+    stderr.print(
         f"seed {progress.seed}  step {progress.step:,}/{progress.steps:,}  "
         f"loss {progress.loss:.4f}  accuracy {progress.accuracy:.2%}  "
-        f"{progress.steps_per_second:.0f} steps/s  {in_words(progress.seconds_left)} left",
-        file=sys.stderr,
-        flush=True,
+        f"{progress.steps_per_second:.0f} steps/s  {in_words(progress.seconds_left)} left"
     )

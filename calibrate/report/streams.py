@@ -1,16 +1,41 @@
 """The two streams: results on stdout; progress and messages on stderr."""
 
+import contextlib
 import os
+import threading
+import time
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+
+class Messages(Console):
+    """A console that knows when it was last printed on."""
+
+    printed_at = time.monotonic()
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        self.printed_at = time.monotonic()
+        super().print(*objects, **options)
+
+
 # No markup: names and paths are printed as they are. On a terminal of no width rich prints nothing.
 _width = 80 if os.environ.get("COLUMNS") == "0" else None
 stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_width)
-stderr = Console(
+stderr = Messages(
     stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True, width=_width
 )
+
+
+def spinner(text: str, wanted: bool) -> contextlib.AbstractContextManager[object]:
+    """A spinner on stderr while library code is at work, if that is a terminal.
+
+    In the main thread alone: a terminal has room for one.
+    """
+    if wanted and stderr.is_terminal and threading.current_thread() is threading.main_thread():
+        return stderr.status(text)
+    return contextlib.nullcontext()
 
 
 def print_whole(table: Table) -> None:
