@@ -19,7 +19,7 @@ from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
 from calibrate.fitting.fit_collection import same_fit
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_plots import plot_beta
 from calibrate.report.text_plot import draw_curve
 from calibrate.report.usage import load_line, usage
@@ -374,6 +374,38 @@ def test_show_of_candidates_that_lack_any_field(here, make_fit):
 def test_a_constant_of_any_size_is_drawn(here, make_fit, beta):
     publish(make_fit(min_entropy=0.0, min_beta=beta, max_beta=beta), here / "fits")
     assert f"{beta:.4g} ┤" in call("fits", "show", "made").stdout
+
+
+CONSTANTS = {
+    "by entropy": (Rule(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
+    "by size": (Rule.log_size(0.5), (0, 1.73), (2, 6)),
+    "by both": (Rule(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 1.73, 0, 0, 0), (0, 3, 2, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_show_of_a_constant_is_one_line(here, kind):
+    rule, coefficients, domain = CONSTANTS[kind]
+    entry = Entry(tuple(map(float, coefficients)), tuple(map(float, domain)))
+    publish(Coefficients(rule, (entry,), name="one"), here / "fits")
+    publish(Coefficients(rule, (replace(entry, layer=1, head=2),), name="of-head"), here / "fits")
+    heads = tuple(replace(entry, layer=1, head=i) for i in range(2))
+    publish(Coefficients(rule, heads, name="many"), here / "fits")
+    out = {name: call("fits", "show", name).stdout for name in ("one", "of-head", "many")}
+    assert "  rule       beta = 1.73 for every row\n" in out["one"]
+    assert "  rule       beta = 1.73 for every row\n" in out["of-head"]
+    assert "  for        layer 1, head 2; other heads keep plain softmax\n" in out["of-head"]
+    assert re.search(r"^ +1 +0 +1.73 *$", out["many"], re.M)
+    for text in out.values():
+        assert not re.search("domain|guards|p[(][Hn]|┤", text.lower())
+
+
+def test_a_constant_with_a_gate_is_not_one(here, make_fit):
+    gated = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 2.0), min_entropy=0.5)
+    publish(gated, here / "fits")
+    out = call("fits", "show", "made").stdout
+    assert "for every row" not in out
+    assert "beta = 1 up to H = 0.5 nats" in out
 
 
 def test_difference_is_found_to_four_digits_against_a_finer_grid(paper):

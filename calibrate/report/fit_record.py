@@ -11,7 +11,8 @@ from calibrate.fitting.fit_collection import FitResult
 from calibrate.fitting.model_selection import Choice
 from calibrate.fitting.pooling import HARM
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
-from calibrate.report.selection import is_one_constant, selection_tables
+from calibrate.report.rule_curves import all_constant, constant_text
+from calibrate.report.selection import selection_tables
 from calibrate.report.usage import usage
 from calibrate.report.wording import argument, left_out, polynomial, span
 
@@ -63,8 +64,8 @@ class FitRecord:
         coefficients = self.fit.coefficients
         entry, rule = coefficients.only, coefficients.rule
         rows = coefficients.quality["rows"]
-        if is_one_constant(coefficients):
-            yield "beta", f"{polynomial(entry.coefficients)}, a constant"
+        if all_constant(coefficients):
+            yield "rule", constant_text(entry)
         else:
             yield f"beta({argument(rule)})", polynomial(entry.coefficients)
             yield "domain", span(entry.domain, rule.kind)

@@ -37,8 +37,8 @@ from calibrate.report.page import (
     usage_section,
     write_page,
 )
-from calibrate.report.rule_curves import of_both
-from calibrate.report.selection import is_one_constant, selection_section
+from calibrate.report.rule_curves import all_constant, of_both
+from calibrate.report.selection import selection_section
 from calibrate.report.wording import NOTHING, left_out, outside, percent, variable, with_error
 
 SHORT = ("plain", "paper", "own", "hard")
@@ -111,7 +111,7 @@ def _half_attention(examples: Sequence[ExampleSets]) -> tuple[str, str]:
 
 def _in_domain(examples: Sequence[ExampleSets], fit: Coefficients) -> Iterable[tuple[str, str]]:
     """The share of the sets in the domain of the fit, where that matters."""
-    if is_one_constant(fit):
+    if all_constant(fit):
         return
     by_size = shares(examples, fit)
     gated, beyond, other_size = (
@@ -183,7 +183,7 @@ def _pictures(
         draw(score_plots.plot_gain, comparison, fit.reference, title="Gain against set size",
              caption="Accuracy less that of plain softmax on the same sets."),
         *_rule_picture(examples, fit),
-        *([] if is_one_constant(fit) else _beta_pictures(examples, fit)),
+        *([] if all_constant(fit) else _beta_pictures(examples, fit)),
         draw(example_plots.plot_entropy_by_size, examples, fits, title="Entropy against set size",
              caption="Medians and the middle 80 % of the sets. Dispersion is the rise of the "
              "plain curve; the adapted curves should stay below it."),

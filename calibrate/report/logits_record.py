@@ -10,7 +10,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.fit_verdict import verdict_on_logits
-from calibrate.report.rule_curves import beta_text
+from calibrate.report.rule_curves import all_constant, beta_text
 from calibrate.report.wording import NOTHING, argument, polynomial, with_error
 
 FIRST_FIT = 2  # rules: plain softmax, the paper's numbers, and then fits
@@ -99,7 +99,8 @@ class LogitsRecord:
         rows = [self._head_row(head, fits) for head in ranked[:SHOWN_HEADS]]
         if len(fits) == 1:
             fit = scores.fits[FIRST_FIT]
-            columns.append(f"beta({argument(fit.rule)})" + ", range" * fit.rule.by_entropy)
+            beta = f"beta({argument(fit.rule)})" + ", range" * fit.rule.by_entropy
+            columns.append("beta" if all_constant(fit) else beta)
             for row, head in zip(rows, ranked, strict=False):
                 row.append(_entry_text(fit, fit.entry_of(*scores.heads[head])))
         rest = len(ranked) - len(rows)

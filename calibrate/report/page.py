@@ -15,8 +15,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.report import plot_style
 from calibrate.report.blocks import Block, Code, Facts, Heading, Text
-from calibrate.report.rule_curves import joint_domain
-from calibrate.report.selection import is_one_constant
+from calibrate.report.rule_curves import all_constant, constant_text, joint_domain
 from calibrate.report.usage import usage
 from calibrate.report.wording import (
     argument,
@@ -118,8 +117,9 @@ def rule_section(fit: Coefficients) -> Iterable[Block]:
     """The rule of the only entry, or what the rules of several have in common."""
     rule = fit.rule
     yield Heading("The rule")
-    if is_one_constant(fit):
-        yield Code("One constant for every row:", f"beta = {polynomial(fit.only.coefficients)}")
+    if all_constant(fit):
+        first, *others = fit.entries
+        yield Text("A constant for each head." if others else f"{constant_text(first)}.")
         return
     if len(fit.entries) == 1:
         formula = polynomial(fit.entries[0].coefficients)

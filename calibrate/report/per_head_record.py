@@ -8,7 +8,7 @@ from typing import Any
 from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.per_head import HeadFit, PerHeadResult
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
-from calibrate.report.rule_curves import beta_text, of_both
+from calibrate.report.rule_curves import all_constant, beta_text, of_both
 from calibrate.report.usage import usage
 from calibrate.report.wording import argument, polynomial
 
@@ -45,6 +45,7 @@ class PerHeadRecord:
             ("figure", str(self.figure or "not drawn")),
         ])  # fmt: skip
         beta = f"beta({argument(coefficients.rule)})" + ", range" * of_both(coefficients.rule)
+        beta = "beta" if all_constant(coefficients) else beta
         rest = len(calibrated) - SHOWN_HEADS
         yield Table(
             columns=("layer", "head", "rows", "misranked", "gain", "95 % interval", beta),

@@ -12,7 +12,15 @@ from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
 from calibrate.report.blocks import SHOWN_HEADS, Block, Curve, Facts, Heading, Table
-from calibrate.report.rule_curves import beta_at, beta_text, domain_curve, of_both, shown_sizes
+from calibrate.report.rule_curves import (
+    all_constant,
+    beta_at,
+    beta_text,
+    constant_text,
+    domain_curve,
+    of_both,
+    shown_sizes,
+)
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import load_line, usage
 from calibrate.report.wording import (
@@ -20,6 +28,7 @@ from calibrate.report.wording import (
     argument,
     facts,
     guards,
+    head_text,
     outside,
     polynomial,
     span,
@@ -52,8 +61,10 @@ class PublishedFitRecord:
         if len(coefficients.entries) > 1:
             yield _entry_table(coefficients)
         else:
-            yield from _entry_blocks(coefficients, coefficients.only)
-        rows = [("guards", guards(coefficients.rule)), *facts(coefficients)]
+            yield from _entry_blocks(coefficients, coefficients.entries[0])
+        constant = all_constant(coefficients)
+        rows = [] if constant else [("guards", guards(coefficients.rule))]
+        rows += facts(coefficients)
         rows += [("file", str(coefficients.path)), ("id", digest(coefficients))]
         if self.figure:
             rows.append(("figure", str(self.figure)))
@@ -78,30 +89,35 @@ def show_fit(reference: str, store: Path | None, figure: Path | None) -> Publish
 
 
 def _entry_table(fit: Coefficients) -> Table:
-    """A row for each entry: its layer and head, its domain, beta over it, and the rule."""
-    rule, rest = fit.rule, len(fit.entries) - SHOWN_HEADS
-    formula = f"p({argument(rule)})"
+    """A row for each entry: layer, head and beta; unless all are constants, domain and rule too."""
+    rule, shown, rest = fit.rule, fit.entries[:SHOWN_HEADS], len(fit.entries) - SHOWN_HEADS
+    columns = {
+        "layer": ["all" if entry.layer is None else str(entry.layer) for entry in shown],
+        "head": ["all" if entry.head is None else str(entry.head) for entry in shown],
+        "domain": [span(entry.domain, rule.kind) for entry in shown],
+        "beta": [beta_text(fit, entry) for entry in shown],
+        (formula := f"p({argument(rule)})"): [polynomial(entry.coefficients) for entry in shown],
+    }
+    note = f"Outside its domain: {outside(rule, fit.entries)}. "
+    if all_constant(fit):
+        columns, note = {name: columns[name] for name in ("layer", "head", "beta")}, ""
     return Table(
-        columns=("layer", "head", "domain", "beta", formula),
-        rows=[
-            (
-                "all" if entry.layer is None else str(entry.layer),
-                "all" if entry.head is None else str(entry.head),
-                span(entry.domain, rule.kind),
-                beta_text(fit, entry),
-                polynomial(entry.coefficients),
-            )
-            for entry in fit.entries[:SHOWN_HEADS]
-        ],
+        columns=list(columns),
+        rows=list(zip(*columns.values(), strict=True)),
         title=f"{len(fit.entries):,} entries; other heads keep plain softmax",
-        note=f"Outside its domain: {outside(rule, fit.entries)}."
-        + f" And {rest} more entries (--json lists them all)." * (rest > 0),
+        note=note + f"And {rest} more entries (--json lists them all)." * (rest > 0),
         left=(formula,),
     )
 
 
 def _entry_blocks(fit: Coefficients, entry: Entry) -> Iterable[Block]:
-    """The rule of one entry: its formula, its domain, and beta as a curve or a table."""
+    """The rule of one entry: a constant, or a formula, its domain, and beta as a curve or table."""
+    if (entry.layer, entry.head) != (None, None):
+        heads = head_text(entry.layer, entry.head)
+        yield Facts([("for", f"{heads}; other heads keep plain softmax")])
+    if all_constant(fit):
+        yield Facts([("rule", constant_text(entry))])
+        return
     rule = fit.rule
     domain = f"{span(entry.domain, rule.kind)}; {outside(rule, [entry])}"
     yield Facts([(f"p({argument(rule)})", polynomial(entry.coefficients)), ("domain", domain)])

@@ -7,6 +7,7 @@ import numpy as np
 
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule, beta_of
+from calibrate.report.wording import TERMS, polynomial
 
 N_SIZES = 5  # curves between the smallest and the largest set size of a domain
 BEYOND = 4  # times the largest: the size of one more
@@ -106,7 +107,25 @@ def beta_range(fit: Coefficients, entry: Entry) -> tuple[float, float]:
 def beta_text(fit: Coefficients, entry: Entry) -> str:
     """The range of beta over the domain of one entry, in a few letters."""
     least, most = beta_range(fit, entry)
-    return f"{least:.2f} to {most:.2f}"
+    return f"{most:.2f}" if is_constant(fit, entry) else f"{least:.2f} to {most:.2f}"
+
+
+def is_constant(fit: Coefficients, entry: Entry) -> bool:
+    """Whether beta is the same for every row: neither domain nor entropy nor size matters."""
+    rule, terms = fit.rule, list(entry.coefficients)
+    constant = terms.pop(TERMS[len(terms)].index(""))
+    everywhere = rule.outside == "clamp" and not rule.min_entropy
+    return not any(terms) and everywhere and rule.min_beta <= constant <= rule.max_beta
+
+
+def all_constant(fit: Coefficients) -> bool:
+    """Whether every entry is a constant."""
+    return all(is_constant(fit, entry) for entry in fit.entries)
+
+
+def constant_text(entry: Entry) -> str:
+    """The rule of an entry that is a constant, in words."""
+    return f"beta = {polynomial(entry.coefficients)} for every row"
 
 
 def largest_size(fit: Coefficients) -> int:

@@ -51,14 +51,6 @@ def chosen_kind(fit: Coefficients) -> str:
     return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
 
 
-def is_one_constant(fit: Coefficients) -> bool:
-    """Whether beta is the same for every row: domain and entropy do not matter."""
-    rule, constant = fit.rule, fit.entries[0].coefficients[-1]
-    everywhere = rule.outside == "clamp" and not rule.min_entropy and not fit.has_heads
-    within = rule.min_beta <= constant <= rule.max_beta
-    return chosen_kind(fit) == "constant" and everywhere and within
-
-
 def _kinds_table(records: _Records, chosen: str) -> Table:
     values = {record.get("q", 0) for record in records}
     at = f" at q = {values.pop():g}" if len(values) == 1 and values != {0} else ""
