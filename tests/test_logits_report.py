@@ -12,14 +12,15 @@ import pytest
 from matplotlib.figure import Figure
 from test_cli import call, refusal
 from test_report import Text, browser, check_in_a_browser
-from test_score_logits import FITS, LINES, planted
+from test_score_logits import FITS, HEADS, LINES, planted
 
 import calibrate
+from calibrate.evaluation.baselines import one_constant
 from calibrate.evaluation.moments import Moments
 from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
-from calibrate.heads.logits_files import Arrays
+from calibrate.heads.logits_files import Arrays, InMemory
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report import fit_plots, score_plots
@@ -339,6 +340,33 @@ def test_the_heads_of_a_fit(whose, said, logged):
     call("report", "some", "--logits", "held-out.npz", "--out", "r.html")
     words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
     assert f"softmax for {said}, scored on" in words
+
+
+def test_one_head_without_a_name_is_one_head(here):
+    columns = planted(heads=HEADS[:1])
+    del columns["layer"], columns["head"]
+    np.savez("one.npz", **columns)
+    publish_fits(here)
+    call("report", "alike", "--logits", "one.npz", "--out", "r.html")
+    words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)
+    assert "softmax for one head, scored on" in words
+
+
+@pytest.mark.parametrize(
+    ("beta", "q", "behind"), [(2.0, 0.25, True), (2.0, 0, False), (1.6, 0.25, False)]
+)
+def test_a_fit_behind_another_rule_says_that_it_was_made_sharper(beta, q, behind):
+    """The paper's numbers gain 0.044 nats on these rows, 2.0 gains 0.037, and 1.6 gains 0.085."""
+    tried = [{"kind": "log-size", "q": q, "gain": 0.3 - 0.08 * q, "low": 0.1} for q in (0, 0.25)]
+    fit = replace(one_constant(beta), quality={"candidates": tried, "q": q})
+    scores = score_logits(Arrays("rows", [InMemory.of(planted())]), {"own": fit})
+    sentence = (
+        " In log p it is behind the paper's numbers: it was made sharper on purpose (q = 0.25), "
+        "which keeps 93 % of the gain that q = 0 has (0.2800 of 0.3000 nats, held out from its own "
+        "rows); fit with --q 0 (q=0 in Python) for that gain."
+    )
+    assert verdict_on_logits(scores, 2).endswith(sentence) == behind
+    assert ("sharper" in verdict_on_logits(scores, 2)) == behind
 
 
 @browser

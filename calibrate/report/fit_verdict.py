@@ -6,12 +6,12 @@ import numpy as np
 
 from calibrate.evaluation.baselines import label
 from calibrate.evaluation.comparison import Comparison
-from calibrate.evaluation.score_logits import LogitScores
+from calibrate.evaluation.score_logits import MEASURES, LogitScores
 from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.candidates import kind_label
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.rule_curves import beta_range
-from calibrate.report.selection import chosen_kind
+from calibrate.report.selection import chosen_kind, sharpness_tried
 from calibrate.report.wording import with_error
 
 SIGNIFICANT = 0.01
@@ -112,7 +112,7 @@ def compare_rivals(comparison: Comparison) -> str:
 
 
 def verdict_on_logits(scores: LogitScores, rule: int) -> str:
-    """One sentence: how a fit changes the target's probability on logits on disk, and by head.
+    """How a fit changes the target's probability on logits, by head, and why not by more.
 
     "Measurably" is more than two standard errors.
     """
@@ -130,7 +130,23 @@ def verdict_on_logits(scores: LogitScores, rule: int) -> str:
     return (
         f"{name} {effect}: on the {estimate.rows:,} rows of {scores.name}, {origin}, the target's "
         f"log-probability {verb} by {change} nats (mean probability {before:.1f} % to "
-        f"{after:.1f} %){_heads_text(scores, rule)}."
+        f"{after:.1f} %){_heads_text(scores, rule)}.{_why_behind(scores, rule)}"
+    )
+
+
+def _why_behind(scores: LogitScores, rule: int) -> str:
+    """That a fit with less log p than another rule was made sharper, if it was; else ""."""
+    tried, chosen = sharpness_tried(scores.fits[rule])
+    gains = scores.estimate().mean[:, MEASURES.index("log_p_gain")]
+    best = int(np.nan_to_num(gains, nan=-np.inf).argmax())
+    if not chosen or chosen is tried[0] or not gains[best] > gains[rule]:
+        return ""
+    mildest, kept = tried[0], chosen["gain"] / tried[0]["gain"]
+    return (
+        f" In log p it is behind {label(scores.rules[best])}: it was made sharper on purpose (q = "
+        f"{chosen['q']:g}), which keeps {100 * kept:.0f} % of the gain that q = {mildest['q']:g} "
+        f"has ({chosen['gain']:.4f} of {mildest['gain']:.4f} nats, held out from its own rows); "
+        f"fit with --q {mildest['q']:g} (q={mildest['q']:g} in Python) for that gain."
     )
 
 

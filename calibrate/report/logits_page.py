@@ -52,17 +52,18 @@ def write_logits_page(path: Path, fit: Coefficients, scores: LogitScores) -> Non
         *provenance_section(fit, scored_on),
     ]
     subtitle = (
-        f"Calibration of adaptive-temperature softmax for {_heads_of(fit)}, scored on the logits "
-        f"of {scores.name}"
+        f"Calibration of adaptive-temperature softmax for {_heads_of(fit, scores)}, scored on the "
+        f"logits of {scores.name}"
     )
     write_page(path, Page(fit.reference, subtitle, verdict_on_logits(scores, FIRST_FIT), blocks))
 
 
-def _heads_of(fit: Coefficients) -> str:
-    """The heads that the entries are for."""
+def _heads_of(fit: Coefficients, scores: LogitScores) -> str:
+    """The heads that the entries are for; of an entry for all, those that were scored."""
     first, *others = fit.entries
     if not others:
-        return head_label(first.layer, first.head) or "all heads"
+        alike = "all heads" if len(scores.heads) > 1 else "one head"
+        return head_label(first.layer, first.head) or alike
     of_layers = [entry.head is None for entry in fit.entries]
     words = "heads" if not any(of_layers) else "layers" if all(of_layers) else "heads and layers"
     return f"{len(fit.entries):,} {words}"

@@ -37,11 +37,19 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     kind = chosen_kind(fit)
     first = {record["kind"]: record for record in reversed(records)}
     tables = [_kinds_table([r for r in records if r is first[r["kind"]]], kind)] if records else []
-    tried = [r for r in records if r["kind"] == kind and {"q", "gain", "low"} <= r.keys()]
-    chosen = [r for r in tried if r["q"] == fit.quality.get("q")]
-    if len(tried) > 1 and chosen:
-        tables.append(_sharpness_table(tried, chosen[0]))
+    tried, chosen = sharpness_tried(fit)
+    if chosen:
+        tables.append(_sharpness_table(tried, chosen))
     return tables
+
+
+def sharpness_tried(fit: Coefficients) -> tuple[_Records, Mapping[str, Any] | None]:
+    """The records of the chosen kind, the least q first; and the chosen one of several."""
+    records, kind = fit.quality.get("candidates", []), chosen_kind(fit)
+    needed = {"kind", "q", "gain", "low"}
+    tried = [r for r in records if needed <= r.keys() and r["kind"] == kind]
+    chosen = [r for r in tried if r["q"] == fit.quality.get("q")]
+    return tried, chosen[0] if len(tried) > 1 and chosen else None
 
 
 def chosen_kind(fit: Coefficients) -> str:
