@@ -183,6 +183,8 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     assert record["configuration"]["model"] == "tiny"
     out = call("verify", "r").stdout
     assert "Examples r: tiny, plain softmax" in out
+    told = "the model answers nearly nothing right: 0.0% at 8 tokens (log p -"
+    assert told in out.replace("\n", " ")
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
     line = refusal("collect", "--model", model, *arguments, "--examples", "4")
     assert "r is another collection: examples is 3 in the folder and 4 in this call; give" in line
@@ -577,10 +579,13 @@ def test_progress_is_told(model, monkeypatch):
     from calibrate.cli import progress
 
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    text = Path("text.txt")
+    text.write_text("The apple is on the table. " * 30)  # 210 tokens
     result = call("collect", "--model", model, "--task", "retrieval:towns", "--lengths", "64",
-                  "--examples", "9")  # fmt: skip
+                  "--examples", "9", "--text", text)  # fmt: skip
     assert "steps, about" in result.stderr
     assert "left" in result.stderr
+    assert "text.txt gives 3 windows of 64 tokens, not 9: a longer text gives more" in result.stderr
 
 
 def test_tokenizer_of_the_tests_knows_its_words(here):

@@ -26,16 +26,15 @@ from calibrate.examples.score_fits import score_fits  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
 from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
-from calibrate.model_fitting import steps  # noqa: E402
+from calibrate.model_fitting import candidates, steps  # noqa: E402
 from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
-from calibrate.model_fitting.descent import Course, Descent, Point  # noqa: E402
+from calibrate.model_fitting.descent import Point  # noqa: E402
 from calibrate.model_fitting.judging import Judged  # noqa: E402
 from calibrate.model_fitting.memo import Memo, processor  # noqa: E402
 from calibrate.model_fitting.model_fit import fit_through  # noqa: E402
 from calibrate.model_fitting.objective import Multipliers, Objective  # noqa: E402
 from calibrate.model_fitting.passes import Passes  # noqa: E402
 from calibrate.model_fitting.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
-from calibrate.model_fitting.steps import Plan  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
@@ -162,24 +161,52 @@ def test_values_are_means_over_cells_and_losses_are_a_token():
     assert better.lead(value) == pytest.approx((0.5, np.sqrt(2 * (2 / 7) / 8) / 2))
 
 
+def candidates_of(monkeypatch, log_p_of, **options):
+    """What is begun, and the candidates, where descents come by log p = log_p_of(form, start)."""
+    examples, begun = made_up([10, 20], []), []
+    n = len(examples.examples)
+    plain = Scores(np.full(n, -1.0), np.zeros(n, np.int32))
+    objective, which = Objective(examples, plain), list(range(n))
+
+    class Known:
+        def __init__(self, *_):
+            pass
+
+        def at(self, form, start):
+            return Point(start, None, None)
+
+        def run(self, form, start):
+            log_p = log_p_of(form, start) + 0.01 * (np.arange(n) % 2)
+            return Point(start.numbers, None, objective.value(which, log_p))
+
+    monkeypatch.setattr(candidates, "Descent", Known)
+    found = candidates.fit_candidates(
+        SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(heads=HEADS),
+        SimpleNamespace(set=examples, scores=plain, folder=None, digest=""),
+        ModelOptions(**options), None, lambda what, passes: begun.append(what), lambda found: None,
+    )  # fmt: skip
+    return begun, found
+
+
 def test_heads_start_again_from_a_better_rule_of_all_alike(monkeypatch):
-    examples = made_up([10, 20], [])
-    n, skipped = len(examples.examples), []
-    objective = Objective(examples, Scores(np.full(n, -1.0), np.zeros(n, np.int32)))
-    form, which = Form(LOG_SIZE, HEAD, 2.0, 3.0), list(range(n))
-    plan = Plan(examples, np.arange(n), 0)
-    descent = Descent(
-        SimpleNamespace(skip=skipped.append), objective, Course(plan, which, most_steps=20)
-    )
-    monkeypatch.setattr(Descent, "run", lambda self, form, start: ("reached from", start))
-    noise = np.arange(n) % 2
-    found, near, better = (
-        Point(form.zeros(HEADS), None, objective.value(which, np.full(n, log_p) + share * noise))
-        for log_p, share in ((-1.0, 0.0), (-1.01, 0.2), (-0.9, 0.0))
-    )
-    assert descent.again(form, found, near._replace(value=found.value)) is found
-    assert len(skipped) == len(descent._course.work(form)) - 1
-    assert descent.again(form, found, better) == ("reached from", better)
+    def log_p_of(form, start):
+        again = start.value is not None
+        return -0.5 if again else -0.8 if (form.kind, form.of) == (LOG_SIZE, ALIKE) else -0.9
+
+    begun, found = candidates_of(monkeypatch, log_p_of)
+    assert begun == [
+        "kind 1 of 5 (constant, all heads alike)", "kind 2 of 5 (log-size, all heads alike)",
+        "kind 3 of 5 (constant, each head)", "kind 4 of 5 (log-size, each head)",
+        "kind 4 of 5 (log-size, each head), again", "kind 5 of 5 (entropy-and-size, each head)",
+    ]  # fmt: skip
+    assert found[3].point.value.gain == pytest.approx(0.505)
+
+
+def test_a_search_without_hope_ends_early(monkeypatch):
+    with pytest.raises(QualityError, match=r"neither .* nor a constant for each gains .*0.005"):
+        candidates_of(monkeypatch, lambda form, start: -1.0)
+    others = {"trained_up_to": 10}, {"kind": LOG_SIZE}
+    assert [len(candidates_of(monkeypatch, lambda *_: -1.0, **o)[1]) for o in others] == [5, 4]
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,16 @@ def test_durations_in_words(seconds, words):
 def test_the_most_steps_that_there_may_be(capsys, clock):
     with Steps("fitting", 100, at_most=True, clock=clock) as steps:
         for _ in range(20):
-            steps.advance(resumed=True)  # not needed
+            steps.advance()  # not needed, and in no time
         clock.now += SECONDS_BETWEEN_LINES
         steps.advance()
-    (said,) = lines(capsys)
-    assert said == "fitting: 21 of at most 100 steps, at most 13:10 min left"
+        steps.begin("judging", 4)
+        clock.now += SECONDS_BETWEEN_LINES
+        steps.advance()
+    assert lines(capsys) == [
+        "fitting: 21 of at most 100 steps, at most 38 s left",
+        "judging: 1 of at most 4 steps, at most 30 s left",
+    ]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Collecting the examples of a model and the first look at it, with progress on stderr."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,10 +41,25 @@ def collect_from_model(
 
     stderr.print(f"making examples for {model}")
     job = plan(model, wanted, dtype, device)
+    _say_few_windows(job, wanted)
     folder = out or Path("runs") / job.folder.name
     with model_progress("scoring", job.examples, job.examples.units(files.UNIT_TOKENS)) as steps:
         return collect_examples(
             job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
+        )
+
+
+def _say_few_windows(job: "Job", wanted: "Wanted") -> None:
+    """Says at which lengths the text has fewer windows than are wanted."""
+    cells = Counter(job.examples.cells[example.cell] for example in job.examples.examples)
+    few = [
+        f"{n} windows of {cell.length:,} tokens"
+        for cell, n in cells.items()
+        if cell.text and n < wanted.count
+    ]
+    if few:
+        stderr.print(
+            f"{wanted.text} gives {', '.join(few)}, not {wanted.count}: a longer text gives more"
         )
 
 
@@ -115,8 +131,10 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     check_name(request.name)
     require_transformers()
     from calibrate.cli.fit_steps import draw_fit, publish_fit
+    from calibrate.examples.answering import batch_tokens
     from calibrate.model_fitting.candidates import ModelOptions
-    from calibrate.model_fitting.model_fit import fit_through, work_of
+    from calibrate.model_fitting.model_fit import fit_through
+    from calibrate.report.examples_record import nearly_none_right
     from calibrate.report.model_fit_record import ModelFitRecord
 
     job, collection = job_of(request.run, request.model, request.device)
@@ -124,12 +142,18 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
         _engines(job.folder) if request.for_export else None,
     )  # fmt: skip
-    work = work_of(collection, options)
+    if warning := nearly_none_right(collection):
+        stderr.print(warning)
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    with Steps("fitting", len(work), sum(work), at_most=True) as steps:
+    with Steps("loading the model", 1, at_most=True) as steps:
+
+        def begin(what: str, passes: list[list[int]]) -> None:
+            work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
+            steps.begin(what, len(work), sum(work))
+
         fit = fit_through(
             lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
-            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
+            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
             lambda found: stderr.print(
                 f"{found.form.label}: {found.point.value.gain:+.3f} nats on examples that choose"
             ),

@@ -29,7 +29,7 @@ class Steps:
     where other processes do the work (`at_once`), and if it is forgotten, once the step is done.
 
     Steps may differ in `work`; the time left is estimated from it. If `total` is the most that
-    there may be (`at_most`), so is the time.
+    there may be (`at_most`), those not needed are counted as done, and so many more are expected.
     """
 
     def __init__(
@@ -41,11 +41,9 @@ class Steps:
         at_most: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.title, self.total, self.done = title, total, 0
-        self._work_left, self._worked = float(total if work is None else work), 0.0
         self._at_once, self._clock = at_once, clock
         self._of, self._about = ("of at most", "at most") if at_most else ("of", "about")
-        self._began = self._printed_at = clock()
+        self._printed_at = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -57,9 +55,17 @@ class Steps:
             console=stderr,
             transient=True,
         )
-        self._task = self._bar.add_task(title, total=total)
+        self._task = self._bar.add_task(title)
+        self.begin(title, total, work)
         self._interrupted = False
         self._handler: Any = None
+
+    def begin(self, title: str, total: int, work: float | None = None) -> None:
+        """Begins anew with other steps; they have a time of their own."""
+        self.title, self.total, self.done = title, total, 0
+        self._work_left, self._worked = float(total if work is None else work), 0.0
+        self._began = self._clock()
+        self._bar.reset(self._task, description=title, total=total)
 
     def __enter__(self) -> "Steps":
         if threading.current_thread() is threading.main_thread():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.examples.parts import CHOOSING, FITTING, parts_of
 from calibrate.export.exportable import Exportable
 from calibrate.export.plan import ALIKE, HEAD
@@ -93,6 +93,7 @@ class Chosen(NamedTuple):
     exporting: list[Form]  # what engines run of the model; none if it need not export
 
 
+Began = Callable[[str, list[list[int]]], None]  # what, and the examples of each pass at most
 Ended = Callable[[Candidate], None]
 
 
@@ -143,16 +144,6 @@ def course(collection: ExampleCollection, options: ModelOptions) -> Course:
     return Course(plan, choosing, options.most_steps)
 
 
-def work(collection: ExampleCollection, options: ModelOptions) -> list[list[int]]:
-    """The examples of every pass that the candidates may take."""
-    of_each, passes = course(collection, options), list[list[int]]()
-    for form in forms(collection, options):
-        passes += of_each.work(form)
-        if _has_alike(form):  # and again from there
-            passes += of_each.work(form)[:-1]
-    return passes
-
-
 def objective(collection: ExampleCollection, options: ModelOptions) -> Objective:
     """What all candidates aim at."""
     return Objective(collection.set, collection.scores, options.trained_up_to, options.allowed)
@@ -160,22 +151,49 @@ def objective(collection: ExampleCollection, options: ModelOptions) -> Objective
 
 def fit_candidates(
     model: PreTrainedModel, heads: HeadBetas, collection: ExampleCollection,
-    options: ModelOptions, report: Report, ended: Ended,
+    options: ModelOptions, report: Report, began: Began, ended: Ended,
 ) -> list[Candidate]:  # fmt: skip
-    """The best point of each form, which begins at that of a simpler one."""
+    """The best point of each form, which begins at that of a simpler one.
+
+    Raises:
+      QualityError: no constant gains on the examples that choose, of all heads or of each, nor a
+        line of all: no other is tried, unless a kind is asked for or a trained length is held.
+    """
     tools = (processor(model.device), *map(version, TOOLS))
     memo = Memo(collection.folder, collection.digest, str(model.device), *tools)
     passes = Passes(model, heads, collection.set, memo, report)
-    descent = Descent(passes, objective(collection, options), course(collection, options))
+    of_each, everything = course(collection, options), forms(collection, options)
+    descent = Descent(passes, objective(collection, options), of_each)
     candidates = list[Candidate]()
-    for form in forms(collection, options):
+    # A constant cannot spare the trained lengths and gain at others: a rule of log n can.
+    free_to_go_on = options.kind is not None or bool(options.trained_up_to)
+    for number, form in enumerate(everything, 1):
+        title = f"kind {number} of {len(everything)} ({form.label})"
+        began(title, of_each.work(form))
         start = _start(form, candidates, heads.heads)
         point = descent.run(form, descent.at(form, start))
         if _has_alike(form):
-            point = descent.again(form, point, _alike(form, candidates, heads.heads))
+            alike = _alike(form, candidates, heads.heads)
+            if alike.value.leads_by(0, point.value):
+                began(f"{title}, again", of_each.work(form)[:-1])
+                point = descent.run(form, alike)
         candidates.append(Candidate(form, point))
         ended(candidates[-1])
+        if form.kind == CONSTANT and form.of != ALIKE and not free_to_go_on:
+            _require_gain(candidates)
     return candidates
+
+
+def _require_gain(candidates: Sequence[Candidate]) -> None:
+    """Raises QualityError if none leads plain softmax as a rule has to lead a simpler one."""
+    if any(candidate.point.value.leads_by(LEAST_LEAD) for candidate in candidates):
+        return
+    gain, error = max(candidate.point.value.lead() for candidate in candidates)
+    raise QualityError(
+        "not for this model: neither a rule for all heads nor a constant for each gains on the "
+        f"examples that choose (at best {gain:+.3f} ± {error:.3f} nats), and no other is tried; "
+        "give prompts that the model answers in part, or a --kind, which is tried all the same"
+    )
 
 
 def _has_alike(form: Form) -> bool:
@@ -219,7 +237,6 @@ def _choose(candidates: Sequence[Candidate], kind: str | None) -> Candidate:
         return [c for c in candidates if c.form.kind == kind][-1]
     chosen, *others = candidates
     for other in others:
-        lead, error = other.point.value.lead(chosen.point.value)
-        if lead > max(error, LEAST_LEAD):
+        if other.point.value.leads_by(LEAST_LEAD, chosen.point.value):
             chosen = other
     return chosen

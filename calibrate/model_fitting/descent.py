@@ -104,15 +104,6 @@ class Descent:
                 walk.back_to(best.numbers)
         return best if form.of == ALIKE else self._fewest(form, best, walk.gained)
 
-    def again(self, form: Form, found: Point, other: Point) -> Point:
-        """The point found, or what is reached from another one that is evidently better."""
-        lead, error = other.value.lead(found.value)
-        if lead > error:
-            return self.run(form, other)
-        for skipped in self._course.work(form)[:-1]:
-            self._passes.skip(skipped)
-        return found
-
     def _allowed_towards(self, form: Form, best: Point, here: Point) -> Point:
         """The point itself, or one on the way to it that breaks no constraint; else the best."""
         for n_tried, share in enumerate(_SHARES_OF_THE_WAY):

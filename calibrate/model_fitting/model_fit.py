@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
-from calibrate.examples.answering import batch_tokens, check_vocabulary
+from calibrate.examples.answering import check_vocabulary
 from calibrate.examples.comparison import PLAIN, compare
 from calibrate.examples.parts import JUDGING, N_PARTS, parts_of
 from calibrate.examples.score_fits import Kept, score_fits
@@ -21,6 +21,7 @@ from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model_fitting.candidates import (
     TOOLS,
+    Began,
     Candidate,
     Chosen,
     Ended,
@@ -29,7 +30,6 @@ from calibrate.model_fitting.candidates import (
     fit_candidates,
     objective,
     part,
-    work,
 )
 from calibrate.model_fitting.judging import FREE, ONE_CONSTANT, ONE_LINE, OWN, PAPER, Judged
 from calibrate.model_fitting.passes import Report
@@ -37,7 +37,6 @@ from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO, Head
 from calibrate.transformers.betas import head_betas
 
 LEAST_EXAMPLES = 8  # of a template and length
-N_JUDGED = 4  # the fit, and three rivals; for export also the best that does not export
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,25 +50,13 @@ class ModelFit:
     judged: Judged
 
 
-def work_of(collection: ExampleCollection, options: ModelOptions) -> list[int]:
-    """The tokens of each batch that a fit may pass through the model.
-
-    Raises:
-      QualityError: there are too few answers.
-    """
-    _require_answers(collection)
-    judging = [part(collection, JUDGING)] * (N_JUDGED + (options.engines is not None))
-    passes = work(collection, options) + judging
-    everything = collection.set.examples
-    return [tokens for which in passes for tokens in batch_tokens(everything, which)]
-
-
 def fit_through(
     load_model: Callable[[], PreTrainedModel],
     collection: ExampleCollection,
     name: str,
     options: ModelOptions,
     report: Report = lambda tokens, resumed: None,
+    began: Began = lambda what, passes: None,
     ended: Ended = lambda candidate: None,
 ) -> ModelFit:
     """Fits the rules of a model's heads by the mean log p of its answers, and chooses among kinds.
@@ -79,6 +66,8 @@ def fit_through(
     Args:
       load_model: loads the model of the collection; called once.
       report: called with the tokens of each batch, and whether it was passed before.
+      began: called before each kind of rule, and before the judgement, with the examples of every
+        pass that it may take.
       ended: called with each candidate when it is found.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
@@ -90,7 +79,7 @@ def fit_through(
     model = load_model()
     check_vocabulary(collection.set, model.config.get_text_config().vocab_size)
     with head_betas(model) as heads:
-        candidates = fit_candidates(model, heads, collection, options, report, ended)
+        candidates = fit_candidates(model, heads, collection, options, report, began, ended)
     chosen = choose(candidates, collection, options)
     fit = chosen.published.fit(heads.heads)
     if fit is None:
@@ -106,7 +95,9 @@ def fit_through(
     if options.engines:
         beside = PLAIN if free is None else OWN if free == fit else FREE
         rivals |= {FREE: replace(free, name="rival")} if free and beside == FREE else {}
-    judged = _judge(model, collection, options, {OWN: fit, **rivals}, report)
+    fits = {OWN: fit, **rivals}
+    began("judging", [part(collection, JUDGING)] * len(fits))
+    judged = _judge(model, collection, options, fits, report)
     judged = replace(judged, beside=beside)
     judged.require_worth()
     quality = _quality(judged, candidates, _verdict(judged, chosen, heads.heads))

@@ -88,13 +88,23 @@ class Value(NamedTuple):
         """Whether no held examples lose more than they may."""
         return all(loss.mean <= self.allowed for loss in self.losses)
 
-    def lead(self, other: "Value") -> tuple[float, float]:
-        """Mean lead over another rule on the same examples, and its standard error."""
-        pairs = [mine - its for mine, its in zip(self.gains, other.gains, strict=True)]
+    def lead(self, other: "Value | None" = None) -> tuple[float, float]:
+        """Mean lead over another rule on the same examples, and its standard error.
+
+        None is plain softmax.
+        """
+        pairs = self.gains
+        if other is not None:
+            pairs = [mine - its for mine, its in zip(self.gains, other.gains, strict=True)]
         variances = [pair.var(ddof=1) / len(pair) if len(pair) > 1 else np.inf for pair in pairs]
         return float(np.mean([x.mean() for x in pairs])), float(
             np.sqrt(sum(variances)) / len(pairs)
         )
+
+    def leads_by(self, least: float, other: "Value | None" = None) -> bool:
+        """Whether the lead is more than so many nats, and more than its standard error."""
+        lead, error = self.lead(other)
+        return lead > max(error, least)
 
 
 class Multipliers:

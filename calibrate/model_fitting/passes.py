@@ -22,7 +22,8 @@ from calibrate.model_fitting.memo import Arrays, Memo
 from calibrate.model_fitting.rule_parameters import Form
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
 
-Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
+# Tokens of a batch, and whether it was passed before; one that is not needed took no time.
+Report = Callable[[int, bool], None]
 
 
 class Passes:
@@ -78,13 +79,13 @@ class Passes:
             parts.append(weights.tobytes())
         made, resumed = self._memo.get(b"\0".join(parts), make)
         if resumed:
-            self.skip(which)
+            self.skip(which, resumed)
         return made
 
-    def skip(self, which: Sequence[int]) -> None:
-        """Reports a pass over some examples that is not needed."""
+    def skip(self, which: Sequence[int], resumed: bool = False) -> None:
+        """Reports a pass over some examples that is not needed, or was made before."""
         for tokens in batch_tokens(self.examples.examples, which):
-            self._report(tokens, True)
+            self._report(tokens, resumed)
 
     def _gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray

@@ -11,6 +11,8 @@ from calibrate.files.example_set import Cell
 from calibrate.report.blocks import Block, Table, Text
 from calibrate.report.wording import with_error
 
+LEAST_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task
+
 
 class CellScore(NamedTuple):
     """The scores of one template at one length."""
@@ -61,6 +63,27 @@ class ExamplesRecord:
             "log p in nats of the whole answer; right: greedy decoding gives the whole answer."
             + " Text: per token." * any(score.cell.text for score in scores)
         )
+        if warning := nearly_none_right(self.collection):
+            yield Text(f"\nNote: {warning}.")
+
+
+def nearly_none_right(collection: ExampleCollection) -> str | None:
+    """What it means that the model answers nearly nothing at any length; None if it does."""
+    of_length: dict[int, list[CellScore]] = {}
+    for score in cell_scores(collection):
+        if not score.cell.text:
+            of_length.setdefault(score.cell.length, []).append(score)
+    right = {n: np.mean([score.right for score in some]) for n, some in of_length.items()}
+    if not right or max(right.values()) >= LEAST_RIGHT:
+        return None
+    shown = ", ".join(
+        f"{right[n]:.1%} at {n:,} tokens (log p {np.mean([s.log_p for s in of_length[n]]):.1f})"
+        for n in sorted(right)
+    )
+    return (
+        f"the model answers nearly nothing right: {shown}; a temperature can make it surer of what "
+        "it finds, and hardly teaches it a task: give prompts that it answers when they are short"
+    )
 
 
 def cell_scores(collection: ExampleCollection) -> list[CellScore]:
