@@ -22,18 +22,23 @@ class _RegisterOnceJaxIsLoaded(importlib.abc.MetaPathFinder):
 
     def __init__(self, node: type) -> None:
         self.node = node
+        self.searching = False
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "jax":
+        if name != "jax" or self.searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.searching = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_register(module: Any) -> None:
                 load(module)
                 module.tree_util.register_static(self.node)
+                sys.meta_path.remove(self)  # not before: who only asks for JAX does not load it
 
             spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
