@@ -231,8 +231,8 @@ def test_verdicts_are_honest():
     constants = ("constant 1.3",)
     good, found = sentences((2.0, 2.0, 2.0, -0.5, -0.5), constants)
     plain, own = (100 * found.mean(rule, RIGHT, [0, 1, 2]).mean for rule in ("plain", "own"))
-    assert good.startswith(f"answers right {plain:.0f} -> {own:.0f} % (+")
-    assert " % at 32 tokens, " in good
+    assert good.startswith(f"answers right {plain:.1f} -> {own:.1f} % (+")
+    assert " points) at 32 tokens; " in good
     assert "ahead of the best constant on every head, constant 1.3: +" in good
     assert "plain text is 0.0" in good
     assert good.endswith(" nats a token worse")
@@ -461,4 +461,4 @@ def test_what_evaluate_refuses(model, here):
         assert message in refusal("evaluate", *arguments)
     other = save(Path("other"), causal_model(rms_norm_eps=1e-4))
     line = refusal("evaluate", "runs/a", "--model", other)
-    assert "give its own model: --model FOLDER" in line
+    assert "give that one with --model, or collect again" in line

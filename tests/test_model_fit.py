@@ -229,6 +229,18 @@ def test_what_is_held_may_not_lose_evidently_more(losses, message):
         judged.require_worth()
 
 
+def test_a_verdict_tells_log_p_and_right_answers_apart():
+    examples, right = made_up([10, 20], [], count=50), np.arange(100) % 2
+    other = right.copy()
+    other[:4] = 0, 0, 1, 0
+    plain, own = (Scores(np.full(100, x), 2 * y) for x, y in ((-1.0, right), (-0.5, other)))
+    judged = Judged(compare(examples, range(100), {PLAIN: plain, "own": own}), {"own": []}, 0.005)
+    assert judged.summary() == (
+        "log p +0.500 ± 0.000 nats, answers right 50.0 -> 49.0 % (-1.0 ± 1.7 points, no difference "
+        "beyond chance), on 100 answers that no fit has seen"
+    )
+
+
 @pytest.mark.parametrize(
     ("right", "advice"), [(1, "collect more examples"), (0, "the model gets no answer right: give")]
 )

@@ -22,11 +22,11 @@ def verdict(comparison: ExampleComparison, rule: str, constants: Sequence[str] =
     if cells:
         sentences.append(_gain(comparison, rule, cells))
         if len(lengths := comparison.lengths()) > 1:
-            shares = [
-                f"{_shares(comparison, rule, comparison.members(length=n))} at {n:,} tokens"
+            of_each = [
+                f"{shares(comparison, rule, comparison.members(length=n))} at {n:,} tokens"
                 for n in lengths
             ]
-            sentences.append(f"answers right {', '.join(shares)}")
+            sentences.append(f"answers right {'; '.join(of_each)}")
         if constants:
             sentences.append(_beside_constants(comparison, rule, constants))
         sentences += _losses(comparison, rule, cells)
@@ -47,13 +47,12 @@ def best_sentence(comparison: ExampleComparison, measure: str) -> str:
 
 
 def _gain(comparison: ExampleComparison, rule: str, cells: Sequence[int]) -> str:
-    gain, points = (comparison.gain(rule, measure, cells) for measure in (LOG_P, RIGHT))
+    gain = comparison.gain(rule, LOG_P, cells)
     before, after = (comparison.mean(name, LOG_P, cells).mean for name in (PLAIN, rule))
     head = "" if gain.sign > 0 else "not for this model: "
     tail = {1: "", 0: "; no gain in log p beyond chance", -1: "; log p is worse beyond chance"}
     return (
-        f"{head}answers right {_shares(comparison, rule, cells)} "
-        f"({_signed(points, 1, 100)} points), log p {before:.3f} -> {after:.3f} "
+        f"{head}answers right {shares(comparison, rule, cells)}, log p {before:.3f} -> {after:.3f} "
         f"({_signed(gain, 3)} nats){tail[gain.sign]}"
     )
 
@@ -89,9 +88,12 @@ def _of_text(gain: Estimate) -> str:
     return f"plain text is {abs(gain.mean):.4f} ± {gain.error:.4f} nats a token {word}"
 
 
-def _shares(comparison: ExampleComparison, rule: str, cells: Sequence[int]) -> str:
+def shares(comparison: ExampleComparison, rule: str, cells: Sequence[int]) -> str:
+    """Answers right before and after, and the difference with its error: "27.0 -> 58.5 % (...)"."""
     before, after = (100 * comparison.mean(name, RIGHT, cells).mean for name in (PLAIN, rule))
-    return f"{before:.0f} -> {after:.0f} %"
+    points = comparison.gain(rule, RIGHT, cells)
+    word = {1: "", 0: ", no difference beyond chance", -1: ", fewer beyond chance"}[points.sign]
+    return f"{before:.1f} -> {after:.1f} % ({_signed(points, 1, 100)} points{word})"
 
 
 def _name(cell: Cell) -> str:

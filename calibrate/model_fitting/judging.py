@@ -13,6 +13,7 @@ from calibrate.examples.comparison import (
     Estimate,
     ExampleComparison,
 )  # fmt: skip
+from calibrate.examples.verdict import shares
 from calibrate.fitting.gain import LEAST_GAIN
 
 OWN, PAPER = "own", "the paper's numbers"
@@ -110,8 +111,9 @@ class Judged:
         ]
         rivals = f"; {as_good[0]} on every head does as well" if as_good else ""
         return (
-            f"answers right {self.right(PLAIN):.1%} to {self.right(OWN):.1%}, log p "
-            f"{gain.mean:+.3f} ± {gain.error:.3f} nats, {self._seen()}{held}{rivals}"
+            f"log p {gain.mean:+.3f} ± {gain.error:.3f} nats, answers right "
+            f"{shares(self.comparison, OWN, self.comparison.members())}, {self._seen()}{held}"
+            f"{rivals}"
         )
 
     def _seen(self) -> str:

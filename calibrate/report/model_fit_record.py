@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.examples.comparison import PLAIN, Estimate
+from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
 from calibrate.export.plan import ALIKE, LAYER
 from calibrate.files.coefficients import Coefficients
-from calibrate.model_fitting.judging import Judged
+from calibrate.model_fitting.judging import OWN, Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.model_plots import Head, plot_head_betas, typical_betas
 from calibrate.report.plot_style import new_figure, save_figure
@@ -53,6 +53,7 @@ class ModelFitRecord:
             "path": str(fit.coefficients.path),
             "figure": self.figure,
             "rules": rules,
+            "by_length": right_by_length(judged.comparison),
             "candidates": candidates,
             "heads": [
                 {"layer": layer, "head": head, "beta": 1.0 if beta is None else beta}
@@ -70,6 +71,7 @@ class ModelFitRecord:
             ("file", str(fit.coefficients.path)), ("figure", str(self.figure or "not drawn")),
         ])  # fmt: skip
         yield rules_table(fit.judged)
+        yield lengths_table(fit.judged.comparison)
         yield self._candidates()
         yield from self._heads()
         yield Facts([("verdict", fit.coefficients.quality["verdict"])])
@@ -133,6 +135,38 @@ class ModelFitRecord:
 
 def _as_dicts(estimates: Iterable[Estimate]) -> list[dict[str, float]]:
     return [estimate._asdict() for estimate in estimates]
+
+
+def right_by_length(comparison: ExampleComparison) -> list[dict[str, Any]]:
+    """Of each length: answers, the shares of them that are wholly right, and gains."""
+    groups = [(n, comparison.members(length=n)) for n in comparison.lengths()]
+    return [
+        {"length": n, "answers": comparison.count(cells)}
+        | {rule: comparison.mean(rule, RIGHT, cells).mean for rule in (PLAIN, OWN)}
+        | {
+            "gain": comparison.gain(OWN, RIGHT, cells),
+            "log_p_gain": comparison.gain(OWN, LOG_P, cells),
+        }
+        for n, cells in groups
+    ]
+
+
+def lengths_table(comparison: ExampleComparison) -> Table:
+    """Answers wholly right at each length, plain and with the fit, on the same examples."""
+    rows = [
+        (
+            f"{row['length']:,}", f"{row['answers']:,}", percent(row[PLAIN]), percent(row[OWN]),
+            with_error(100 * row["gain"].mean, 100 * row["gain"].error, "+.1f"),
+            with_error(row["log_p_gain"].mean, row["log_p_gain"].error, "+.3f"),
+        )
+        for row in right_by_length(comparison)
+    ]  # fmt: skip
+    return Table(
+        ("tokens", "answers", "plain softmax", "own fit", "difference", "log p gained"),
+        rows,
+        title="Answers right by length, %",
+        note="on the same examples; ± standard error: up to two are within chance",
+    )
 
 
 def rules_table(judged: Judged) -> Table:

@@ -33,7 +33,7 @@ def _purpose(fit: Coefficients) -> str:
     if any(entry.layer is not None for entry in fit.entries):
         shape += ", of one layer in JAX and PyTorch"
     ship = "" if _published(fit) else "; ship this one file, and load it by its new path"
-    return f"Use it{shape}{ship}:"
+    return f"How to use it{shape}{ship}:"
 
 
 def load_line(fit: Coefficients) -> str:
