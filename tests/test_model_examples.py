@@ -323,6 +323,16 @@ def test_sharded_weights_and_bfloat16(model, prompts):
         ModelFolder(Path("sharded"))
 
 
+def test_an_old_index_beside_the_weights_is_not_read(here):
+    causal_model().save_pretrained("again", max_shard_size="40KB")
+    causal_model().save_pretrained("again")
+    assert Path("again/model.safetensors.index.json").is_file()
+    assert [file.name for file in ModelFolder(Path("again")).files] == [
+        "model.safetensors",
+        "config.json",
+    ]
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 

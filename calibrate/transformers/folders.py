@@ -144,10 +144,10 @@ class ModelFolder:
 
 def _weights_in(folder: Path) -> list[Path]:
     """The files that make a model: its weights, and the configuration."""
-    if (folder / INDEX).is_file():
-        names = _sharded(folder / INDEX)
-    elif (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).is_file():  # first, as in Transformers, which leaves old indices there
         names = [WEIGHTS]
+    elif (folder / INDEX).is_file():
+        names = _sharded(folder / INDEX)
     else:
         found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
         if len(found) == 1:
