@@ -24,12 +24,12 @@ from calibrate.heads.logits_files import Arrays, InMemory
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report import fit_plots, score_plots
-from calibrate.report.blocks import as_json
+from calibrate.report.blocks import WIDEST, Table, as_json
 from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import LogitsRecord
 from calibrate.report.rule_curves import beta_range
-from calibrate.report.terminal import show
+from calibrate.report.terminal import print_block, show
 
 
 def publish_fits(folder, **source):
@@ -60,17 +60,16 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
     assert "scored     360 rows of 3 heads; left out: none" in out
     headings, *rows = table_of(out, "Mean log-probability of the target, nats")
     assert [cell.strip() for cell in headings] == [
-        "n", "rows", "plain softmax", "the paper's numbers", "gain", "lines@1", "gain", "alike@1",
-        "gain",
+        "n", "rows", "plain softmax", "the paper's", "gain", "lines@1", "gain",
     ]  # fmt: skip
     mean, error = scores.estimate(size=0).of(2, "log_p_gain")
     assert rows[0][0].strip() == "16"
     assert rows[0][6].strip() == f"{mean:+.4f} ± {error:.4f}"
     mean, error = scores.estimate().of(3, "p")
-    (last,) = (
-        row for row in table_of(out, "Mean probability of the target, %") if "all sizes" in row[0]
+    _, last = (  # of both parts
+        row for row in table_of(out, "Mean probability of the target, %") if row[0] == "all"
     )
-    assert last[7].strip() == f"{100 * mean:.1f} ± {100 * error:.1f}"
+    assert last[3].strip() == f"{100 * mean:.1f} ± {100 * error:.1f}"
     heads = table_of(out, "By head, the largest gain of lines@1 first")[1:4]
     gains = {i: scores.estimate(head=i).of(2, "log_p_gain")[0] for i in (0, 2)}
     best = scores.head_label(max(gains, key=gains.__getitem__))
@@ -78,6 +77,29 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
     assert [heads[2][0].strip(), heads[2][4].strip()] == ["layer 0, head 3", "unchanged"]
     assert "of the 2 heads that it has a rule for," in out
     assert "; 1 head is unchanged." in out
+
+
+def test_a_wide_table_is_printed_in_parts_with_its_keys(capsys):
+    """Of 8 + 4 * 24 letters three pairs fit."""
+    pairs = [name for i in range(4) for name in (f"rule {i}", "gain")]
+    row = ["16", "1,024", *(f"{i} ± 0.1".rjust(10) for i in range(8))]
+    table = Table(
+        ["n", "rows", *pairs], [row], "Title", "note", bold={(0, 0), (0, 3), (0, 9)}, keys=2,
+        together=2,
+    )  # fmt: skip
+    one, two = table.split()
+    assert [*one.columns, *two.columns[2:]] == list(table.columns)
+    assert [*one.rows[0], *two.rows[0][2:]] == row
+    assert list(two.columns) == ["n", "rows", "rule 3", "gain"]
+    assert (one.bold, two.bold) == ({(0, 0), (0, 3)}, {(0, 0), (0, 3)})
+    assert (one.title, one.note, two.title, two.note) == ("Title", "", "", "note")
+    print_block(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDEST
+    first, second = (line.split() for line in lines if line.split()[:2] == ["n", "rows"])
+    assert ("0" in first, "3" in first, "3" in second) == (True, False, True)
+    alone = Table(["a", "b"], [["x" * 150, "y"]])
+    assert [part.columns for part in alone.split()] == [["a", "b"]]
 
 
 def test_progress_counts_bad_rows_and_the_tables_do_not(logged):

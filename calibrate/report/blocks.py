@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 SHOWN_HEADS = 20  # in a table; --json lists all
+WIDEST = 100  # letters of a printed table
+GAP = 2  # letters between its columns
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,38 @@ class Table:
     marked: Sequence[int] = ()  # indices of rows that are shown highlighted
     bold: Collection[tuple[int, int]] = ()  # (row, column) of cells shown bold
     sections: Sequence[int] = ()  # indices of rows that end a section
+    keys: int = 1  # the first columns, which say what a row is of
+    together: int = 1  # the others come in groups of so many
+
+    def widths(self) -> list[int]:
+        """Letters of the widest line in each column."""
+        columns = zip(self.columns, *self.rows, strict=True)
+        return [max(len(line) for cell in c for line in cell.split("\n")) for c in columns]
+
+    def split(self, widest: int = WIDEST) -> "list[Table]":
+        """Tables of at most that many letters, as far as columns allow; keys are in each."""
+        widths, parts = [width + GAP for width in self.widths()], [list[int]()]
+        room = widest - sum(widths[: self.keys])
+        for first in range(self.keys, len(widths), self.together):
+            group = range(len(widths))[first : first + self.together]
+            if parts[-1] and sum(widths[i] for i in [*parts[-1], *group]) > room:
+                parts.append([])
+            parts[-1] += group
+        tables = [self._of([*range(self.keys), *part]) for part in parts]
+        tables[0] = dataclasses.replace(tables[0], title=self.title)
+        tables[-1] = dataclasses.replace(tables[-1], note=self.note)
+        return tables
+
+    def _of(self, columns: Sequence[int]) -> "Table":
+        """Some columns, without title and note."""
+        return dataclasses.replace(
+            self,
+            columns=[self.columns[i] for i in columns],
+            rows=[[row[i] for i in columns] for row in self.rows],
+            bold={(row, columns.index(i)) for row, i in self.bold if i in columns},
+            title="",
+            note="",
+        )
 
 
 Block = Heading | Text | Code | Curve | Facts | Table

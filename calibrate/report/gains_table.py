@@ -7,7 +7,7 @@ from markupsafe import escape
 
 from calibrate.evaluation.baselines import label
 from calibrate.evaluation.score_logits import LogitScores
-from calibrate.report.blocks import Table
+from calibrate.report.blocks import GAP, Table
 from calibrate.report.wording import with_error
 
 
@@ -36,16 +36,11 @@ class GainsTable(tuple[GainRow, ...]):
             gains = [with_error(row.gain, row.error, "+.3f") for row in others]
             lines.append([size, f"{plain.rows:,}", f"{plain.log_p:.3f}", *gains])
         title = "Mean log p of the target in nats, and what rules add ± standard error"
-        return Table(["n", "rows", *rules], lines, title)
+        columns = ["n", "rows", *(rule.removesuffix(", fitted") for rule in rules)]
+        return Table(columns, lines, title, keys=3)
 
     def __str__(self) -> str:
-        block = self.block()
-        widths = [max(map(len, column)) for column in zip(block.columns, *block.rows, strict=True)]
-
-        def line(cells: Sequence[str]) -> str:
-            return "  ".join(cell.rjust(n) for cell, n in zip(cells, widths, strict=True))
-
-        return "\n".join([block.title, *map(line, [block.columns, *block.rows])])
+        return "\n\n".join(map(_text, self.block().split()))
 
     __repr__ = __str__
 
@@ -57,6 +52,15 @@ class GainsTable(tuple[GainRow, ...]):
 
         lines = [line(block.columns, "th"), *(line(row, "td") for row in block.rows)]
         return f"<table><caption>{escape(block.title)}</caption>{''.join(lines)}</table>"
+
+
+def _text(block: Table) -> str:
+    widths = block.widths()
+
+    def line(cells: Sequence[str]) -> str:
+        return (" " * GAP).join(cell.rjust(n) for cell, n in zip(cells, widths, strict=True))
+
+    return "\n".join([block.title] * bool(block.title) + [*map(line, [block.columns, *block.rows])])
 
 
 def gains_table(scores: LogitScores) -> GainsTable:

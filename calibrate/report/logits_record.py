@@ -70,10 +70,10 @@ class LogitsRecord:
         scores = self.scores
         columns = ["n", "rows", label("plain")]
         for name in scores.rules[1:]:
-            columns += [label(name), "gain"]
+            columns += [label(name).removesuffix(" numbers"), "gain"]
         sizes = [(f"{n:,}", scores.estimate(size=i)) for i, n in enumerate(scores.sizes)]
         if len(sizes) > 1:
-            sizes.append(("all sizes", scores.estimate()))
+            sizes.append(("all", scores.estimate()))
         rows = []
         for size, estimate in sizes:
             row = [size, f"{estimate.rows:,}", _mean(estimate, 0, key)]
@@ -81,7 +81,8 @@ class LogitsRecord:
                 row += [_mean(estimate, rule, key), _gain(estimate, rule, key)]
             rows.append(row)
         title = f"Mean {measure.name} ± standard error; gain over plain softmax, row by row"
-        return Table(columns, rows, title, marked=[len(scores.sizes)])
+        marked = [len(scores.sizes)]
+        return Table(columns, rows, title, marked=marked, keys=3, together=2)
 
     def head_table(self) -> Table:
         """A row per head, the largest gain first; of a single fit also its rule for the head.
@@ -91,10 +92,10 @@ class LogitsRecord:
         scores = self.scores
         fits = range(FIRST_FIT, len(scores.rules))
         lead = min(FIRST_FIT, len(scores.rules) - 1)
-        columns = ["head", "rows", "log p, plain", "probability, plain"]
+        columns = ["head", "rows", "log p, plain", "p, plain"]
         for rule in fits:
-            columns += [f"gain of {scores.rules[rule]}", "probability"]
-        columns.append("gain of the paper's")
+            columns += [f"gain of {scores.rules[rule]}", "p"]
+        columns.append("the paper's gain")
         ranked = scores.ranked(lead)
         rows = [self._head_row(head, fits) for head in ranked[:SHOWN_HEADS]]
         if len(fits) == 1:
@@ -107,7 +108,7 @@ class LogitsRecord:
         return Table(
             columns, rows,
             f"By head, the largest gain of {label(scores.rules[lead])} first "
-            "(log p in nats, probability of the target in %, equal weight per set size)",
+            "(log p in nats, p of the target in %, equal weight per set size)",
             note=f"and {rest:,} more (`calibrate evaluate --json` lists them all)" * bool(rest),
             left=["head"],
         )  # fmt: skip

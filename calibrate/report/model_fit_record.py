@@ -170,18 +170,17 @@ def lengths_table(comparison: ExampleComparison) -> Table:
 
 
 def rules_table(judged: Judged) -> Table:
-    """Rules on the examples that no fit has seen."""
-    rows = [(PLAIN, percent(judged.right(PLAIN)), "", "")]
-    for label in judged.losses:
-        lost = judged.lost(label)
-        rows.append((
-            label, percent(judged.right(label)), with_error(*judged.gain(label), "+.3f"),
-            "" if lost is None else with_error(*lost, "+.4f"),
-        ))  # fmt: skip
-    return Table(
-        ("rule", "answers right", "log p gained", "lost by held tokens"),
-        rows,
-        title="On examples that no fit has seen, templates and lengths alike",
-        note="nats an answer ± standard error; nats a token, at most of what is held",
-        left=["rule"],
-    )
+    """Rules on the examples that no fit has seen; without held tokens, none are lost."""
+    lost = [judged.lost(label) for label in judged.losses]
+    note = "nats an answer ± standard error"
+    columns = {
+        "rule": [PLAIN, *judged.losses],
+        "answers right": [percent(judged.right(label)) for label in (PLAIN, *judged.losses)],
+        "log p gained": ["", *(with_error(*judged.gain(x), "+.3f") for x in judged.losses)],
+    }
+    if any(lost):
+        columns["lost by held tokens"] = ["", *(with_error(*x, "+.4f") if x else "" for x in lost)]
+        note += "; nats a token, at most of what is held"
+    title = "On examples that no fit has seen, templates and lengths alike"
+    rows = list(zip(*columns.values(), strict=True))
+    return Table(list(columns), rows, title, note, left=["rule"])

@@ -89,6 +89,7 @@ class ModelScoresRecord:
             left=["template"],
             marked=[i for i, (_, _, cells) in enumerate(rows) if len(cells) > 1],
             bold=bold,
+            keys=FIRST_RULE,
         )
 
     def _cell(self, rule: str, measure: str, cells: Sequence[int]) -> str:

@@ -53,6 +53,7 @@ class PerHeadRecord:
             title="Gain in nats of log p, held out (five folds)",
             note=f"and {rest} more (--json lists them all)" if rest > 0 else "",
             left=(beta,),
+            keys=2,
         )
         yield Facts([("verdict", coefficients.quality["verdict"])])
         yield usage(coefficients)

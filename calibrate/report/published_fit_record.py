@@ -107,6 +107,7 @@ def _entry_table(fit: Coefficients) -> Table:
         title=f"{len(fit.entries):,} entries; other heads keep plain softmax",
         note=note + f"And {rest} more entries (--json lists them all)." * (rest > 0),
         left=(formula,),
+        keys=2,
     )
 
 

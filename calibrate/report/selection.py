@@ -64,7 +64,7 @@ def _kinds_table(records: _Records, chosen: str) -> Table:
     at = f" at q = {values.pop():g}" if len(values) == 1 and values != {0} else ""
     labels = [kind_label(record["kind"]) for record in records]
     states = [CHOSEN * (record["kind"] == chosen) for record in records]
-    title = f"Kinds of rule{at}: log p of the target in nats, held out, equal weight per set size"
+    title = f"Kinds of rule{at}: log p of the target in nats and its p, held out, sizes alike"
     return _table("rule", records, labels, states, title, NOTE)
 
 
@@ -98,7 +98,7 @@ def _table(
             _cell(record, "{:+.4f} to {:+.4f}", "low", "high"),
         ]
     if all("p" in record for record in records):
-        columns.append("probability (%)")
+        columns.append("p (%)")
         for row, record in zip(rows, records, strict=True):
             row.append(f"{100 * record['p']:.1f}")
     rows = [[*row, state] for row, state in zip(rows, states, strict=True)]

@@ -6,7 +6,18 @@ from rich import box
 from rich import table as rich_table
 from rich import text as rich_text
 
-from calibrate.report.blocks import Block, Code, Curve, Facts, Heading, Record, Table, as_json
+from calibrate.report.blocks import (
+    GAP,
+    WIDEST,
+    Block,
+    Code,
+    Curve,
+    Facts,
+    Heading,
+    Record,
+    Table,
+    as_json,
+)
 from calibrate.report.streams import print_whole, stdout
 from calibrate.report.text_plot import draw_curve
 
@@ -45,10 +56,18 @@ def print_block(block: Block, label_width: int = LABEL_WIDTH) -> None:
 
 
 def _print_table(block: Table) -> None:
+    """Prints a table, in several parts if it is wider than 100 letters and than the terminal."""
+    widest = max(WIDEST, stdout.width if stdout.is_terminal else 0)
+    for part in block.split(widest - 1):  # rich ends lines with a space
+        _print_part(part)
+
+
+def _print_part(block: Table) -> None:
     title = f"\n{block.title}" if block.title else None
     table = rich_table.Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold"
-    )
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold",
+        padding=(0, 0, 0, GAP - 1),
+    )  # fmt: skip
     for heading in block.columns:
         justify = "left" if heading in block.left else "right"
         table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
