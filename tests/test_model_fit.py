@@ -35,6 +35,7 @@ from calibrate.model_fitting.model_fit import fit_through  # noqa: E402
 from calibrate.model_fitting.objective import Multipliers, Objective  # noqa: E402
 from calibrate.model_fitting.passes import Passes  # noqa: E402
 from calibrate.model_fitting.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
+from calibrate.report.model_fit_record import rules_table  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
@@ -251,6 +252,21 @@ def test_a_fit_without_gain_says_what_may_help(right, advice):
     judged = Judged(compare(examples, range(n), {PLAIN: scores, "own": scores}), {"own": []}, 0.005)
     with pytest.raises(QualityError, match=f"changes by .0.000 .*; {advice}"):
         judged.require_worth()
+
+
+@pytest.mark.parametrize("held", [[], [Estimate(0.01, 0.002)]])
+def test_what_held_tokens_lose_is_a_column_only_if_some_are_held(held):
+    examples = made_up([10, 20], [])
+    n = len(examples.examples)
+    plain, own = (Scores(np.full(n, x), np.zeros(n, np.int32)) for x in (-1.0, -0.5))
+    found = compare(examples, range(n), {PLAIN: plain, "own": own})
+    table = rules_table(Judged(found, {"own": held}, 0.005))
+    assert [row[:1] for row in table.rows] == [(PLAIN,), ("own",)]
+    last = {"log p gained": "+0.500 ± 0.000"}
+    if held:
+        last["lost by held tokens"] = "+0.0100 ± 0.0020"
+    assert dict(zip(table.columns[2:], table.rows[1][2:], strict=True)) == last
+    assert ("nats a token" in table.note) == bool(held)
 
 
 # --- a model of which it is known what its heads want --------------------------------------------
