@@ -531,6 +531,19 @@ def test_targets_out_of_sight_are_left_out(here):
     assert all(row.nonzero()[0].tolist() == [18] for row in targets)
 
 
+def test_keys_that_a_windows_cache_has_lost_are_refused(here):
+    model = make_model("Mistral")
+
+    def run():
+        with torch.no_grad(), capture(model, here / "captured") as recorder:
+            cache = model(IDS[:, :-1], use_cache=True).past_key_values
+            recorder.next(query=-1, target=3)  # far out of the window of 6
+            model(IDS[:, -1:], past_key_values=cache)
+
+    with pytest.raises(calibrate.CalibrateError, match="layer 0 has 6 keys at position 39"):
+        run()
+
+
 def test_hooks_are_gone_after_an_error(llama, here):
     before = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
 

@@ -67,7 +67,8 @@ def capture(
       A Recorder: `next(query, target)` names the positions, and `left_out` counts rows whose target
       the query does not see (a sliding window, say), which are not recorded.
     Raises:
-      CalibrateError: the folder is not empty, a position is out of range, or nothing was recorded.
+      CalibrateError: the folder is not empty, a position is out of range, nothing was recorded, or
+        the cache of a sliding window has lost keys.
       CoefficientsError: the model does not look up registered attention, or a layer number is of
         several modules.
     """
@@ -83,6 +84,7 @@ def capture(
         if in_part(part, paths[module]):
             layer = _layer(module, module_of, paths)
             if recorder.wants(layer):
+                _refuse_cut_keys(layer, key.shape[2], options.get("position_ids"))
                 at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
                 with torch.no_grad():
                     z = _logits(module, query, key, attention_mask, at, **options)
@@ -105,6 +107,16 @@ def _layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> 
     if (other := module_of.setdefault(layer, module)) is not module:
         refuse_twins(layer, [paths[other], paths[module]])
     return layer
+
+
+def _refuse_cut_keys(layer: int, n_keys: int, positions: Tensor | None) -> None:
+    """Raises CalibrateError if the cache of a window has lost keys: a target would be another."""
+    if positions is not None and int(positions.max()) >= n_keys:
+        raise CalibrateError(
+            f"layer {layer} has {n_keys} keys at position {int(positions.max())}: its window's "
+            "cache has lost the first ones, and targets would be other keys; run each prompt in "
+            "one forward pass, or leave the layer out by layers="
+        )
 
 
 def _logits(
