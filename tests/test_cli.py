@@ -380,6 +380,18 @@ def test_seeds_and_bytes():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["collect"], ["diagnose"], ["evaluate"], ["report", "paper"], ["fit", "runs/a"],
+     ["export", "paper", "--out", "out"]],
+)  # fmt: skip
+def test_a_mistyped_folder_of_a_model_is_named_before_anything_is_loaded(
+    here, monkeypatch, arguments
+):
+    monkeypatch.setitem(sys.modules, "calibrate.transformers", None)  # an import fails
+    assert "no/such is not a folder; give" in refusal(*arguments, "--model", "no/such")
+
+
 EVALUATE = ["evaluate", "--head", "max-retrieval-1", "--sizes", "16,512", "--sets", "256",
             "--fits", "max-retrieval@1"]  # fmt: skip
 

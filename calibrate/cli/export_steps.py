@@ -10,6 +10,7 @@ from calibrate.cli.model_steps import require_transformers
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, install
 from calibrate.files.atomic_io import check_free
+from calibrate.files.model_fingerprint import require_folder
 from calibrate.report.export_record import ExportRecord
 from calibrate.report.streams import stderr
 
@@ -24,6 +25,7 @@ def export_folder(
     Raises:
       CalibrateError: engines cannot run the fit exactly in this model, or a folder is taken.
     """
+    require_folder(model)
     require_transformers()
     from calibrate.export.carried import Carried
     from calibrate.export.checkpoint import prepare, write

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calibrate.cli.options import parse_sizes
+from calibrate.files.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
     from calibrate.examples.sources import Wanted
@@ -23,7 +24,8 @@ class Dtype(StrEnum):
 ModelOption = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of a causal language model: config.json and safetensors, or a .gguf file."
+        callback=require_folder,  # at once: what reads models takes seconds to load
+        help="Folder of a causal language model: config.json and safetensors, or a .gguf file.",
     ),
 ]
 PromptsOption = Annotated[

@@ -1,4 +1,4 @@
-"""The fingerprint of a model: of the files of its weights and configuration."""
+"""The folder of a model, and its fingerprint: of the files of weights and configuration."""
 
 import hashlib
 import json
@@ -8,6 +8,17 @@ from pathlib import Path
 from calibrate.errors import CalibrateError
 
 _CHUNK = 1 << 24
+
+
+def require_folder(path: Path | None) -> Path | None:
+    """The folder of a model, if one is named.
+
+    Raises:
+      CalibrateError: it is not a folder.
+    """
+    if path is not None and not path.is_dir():
+        raise CalibrateError(f"{path} is not a folder; give a model that Transformers can load")
+    return path
 
 
 def fingerprint_of(files: Iterable[Path]) -> str:

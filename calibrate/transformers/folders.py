@@ -21,7 +21,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 
 from calibrate.errors import CalibrateError, CoefficientsError, install
 from calibrate.files.json_shapes import Map, Pattern, read_field
-from calibrate.files.model_fingerprint import fingerprint_of
+from calibrate.files.model_fingerprint import fingerprint_of, require_folder
 from calibrate.files.npz import read_bytes
 from calibrate.files.strict_json import parse
 from calibrate.transformers.probing import N_TOKENS
@@ -50,8 +50,7 @@ class ModelFolder:
 
     def __init__(self, path: Path):
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise CalibrateError(f"{path} is not a folder; give a model that Transformers can load")
+        require_folder(self.path)
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
         self.files = _weights_in(self.path)
