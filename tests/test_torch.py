@@ -579,6 +579,16 @@ def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
 
+def test_a_bias_reaches_beyond_the_keys_that_causality_leaves(paper):
+    arrays, bias = qkv(T=3, S=11), np.linspace(-3, 3, 11, dtype=np.float32)[None, None, None]
+    tensors, _ = in_words_of_torch(*arrays)
+    actual = attend(
+        *tensors, tensor(bias), is_causal=True, enable_gqa=True, coefficients=paper
+    ).transpose(1, 2)
+    exact = expected_attention(*arrays, paper, bias=bias, is_causal=True)
+    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_long_sequences(paper):
     """As it runs outside of tests."""

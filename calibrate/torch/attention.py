@@ -161,6 +161,7 @@ def _attend(
 ) -> Tensor:  # fmt: skip
     if options.is_causal:
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
+        bias = None if bias is None else bias[..., : q.shape[2]]
     plain = bias is None and sinks is None and options.soft_cap is None and options.dropout_p == 0
     if q.device.type == "cpu" or not plain:
         q, k, v = (x.to(wide(x.dtype)) for x in (q, k, v))
