@@ -1,8 +1,10 @@
 """Progress: a line now and then where stderr is no terminal, by a clock of the test's own."""
 
+import io
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from calibrate.cli import progress
 from calibrate.cli.progress import SECONDS_BETWEEN_LINES, Heartbeat, Steps, in_words
@@ -130,3 +132,15 @@ def test_the_heart_beats_by_itself(capsys, monkeypatch):
     with Heartbeat():
         while told.count("still at work") < 2:  # or it never ends
             told += capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("terminal", "wanted", "shown"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_a_spinner_of_library_code_is_on_a_terminal_alone(monkeypatch, terminal, wanted, shown):
+    written = io.StringIO()
+    monkeypatch.setattr(streams, "stderr", Console(file=written, force_terminal=terminal))
+    with streams.spinner("calibrate.fit", wanted):
+        pass
+    assert ("calibrate.fit" in written.getvalue()) == shown
