@@ -224,6 +224,20 @@ def test_a_short_write_is_carried_on(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_bytes() == data
 
 
+def test_files_are_opened_as_bytes_where_systems_know_texts(tmp_path, monkeypatch):
+    """os.write on Windows makes b"\\r\\n" of each b"\\n" without O_BINARY."""
+    binary, opened, os_open = 1 << 30, [], os.open
+
+    def open_file(path, flags, *mode):
+        opened.append(flags)
+        return os_open(path, flags & ~binary, *mode)
+
+    monkeypatch.setattr(os, "O_BINARY", binary, raising=False)
+    monkeypatch.setattr(os, "open", open_file)
+    write_atomically(tmp_path / "a", b"\n")
+    assert [flags & binary for flags in opened if flags & os.O_CREAT] == [binary]
+
+
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     for name in (".a.json.1234abcd.tmp", ".b.json.1234abcd.tmp", "a.json"):
         (tmp_path / name).write_text("")

@@ -231,7 +231,8 @@ def unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> Cal
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    binary = getattr(os, "O_BINARY", 0)  # or Windows writes two bytes for each b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | binary, 0o666)
     try:
         rest = memoryview(data)
         while rest:
