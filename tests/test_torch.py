@@ -589,6 +589,17 @@ def test_a_bias_reaches_beyond_the_keys_that_causality_leaves(paper):
     np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
 
+def test_half_precision_as_the_default_dtype(paper):
+    (q, k, v), _ = in_words_of_torch(*qkv(T=40, S=1024, N=1, K=1, B=1))
+    exact, beta = attend(q, k, v, coefficients=paper), inverse_temperature(2.3456, paper)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        np.testing.assert_allclose(attend(q, k, v, coefficients=paper), exact, atol=3e-6)
+        assert inverse_temperature(2.3456, paper) == beta
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.slow
 def test_long_sequences(paper):
     """As it runs outside of tests."""

@@ -199,7 +199,7 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
     may not see, take their precision.
     """
     k, S = k.detach(), k.shape[2]
-    share = torch.linspace(0, 1, min(S, TYPICAL_KEYS), device=k.device)
+    share = torch.linspace(0, 1, min(S, TYPICAL_KEYS), dtype=torch.float32, device=k.device)
     if mask is None:
         return _lower_quartile(k[:, :, (share * (S - 1)).long()])
     seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
