@@ -600,6 +600,15 @@ def test_half_precision_as_the_default_dtype(paper):
         torch.set_default_dtype(torch.float32)
 
 
+def test_logits_on_another_device_than_the_default(paper):
+    """Multiplied by a beta of another device, they stayed as they were."""
+    z = torch.linspace(0, 3, 64).expand(5, 64)
+    exact, H = adaptive_softmax(z, paper), entropy(z)
+    with torch.device("meta"):
+        assert torch.equal(adaptive_softmax(z, paper), exact)
+        assert inverse_temperature(H, paper).device == z.device
+
+
 @pytest.mark.slow
 def test_long_sequences(paper):
     """As it runs outside of tests."""

@@ -36,7 +36,7 @@ def inverse_temperature(
     fit = check_fit(coefficients)
     check_given(fit, H, n)
     dtype = wide(torch.get_default_dtype()) if type(H) is float else None
-    like = None if H is None else torch.as_tensor(H, dtype=dtype)
+    like = H if H is None or isinstance(H, Tensor) else torch.as_tensor(H, dtype=dtype)
     entropy = like.to(wide(like.dtype)) if fit.rule.by_entropy and like is not None else None
     log_n = None
     if fit.rule.by_size:

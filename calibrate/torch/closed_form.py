@@ -12,6 +12,7 @@ looks at single operations (second derivatives, torch.func, tracers) gets PyTorc
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,6 +157,7 @@ def _of_rows(
 ) -> _Rows:
     """beta of each row, and what gradients need, from max z and `sums`."""
     fit = options.fit
+    as_tensor = partial(torch.as_tensor, device=top.device)  # else PyTorch's default device
     xp: Any = torch
     on_cpu = top.device.type == "cpu" and not torch.compiler.is_compiling()
     if on_cpu and top.numel() <= FEW_ROWS:
@@ -164,17 +166,17 @@ def _of_rows(
         of_entropy = [x.numpy() for x in of_entropy]
     if not of_entropy:
         beta = beta_by_table(Inputs(None, log_n), table, fit, xp)
-        return _Rows(torch.as_tensor(beta), None, None)
+        return _Rows(as_tensor(beta), None, None)
     normaliser, total = of_entropy
     mean = total / normaliser
     x = Inputs(xp.log(normaliser) - mean, log_n)
     beta = beta_by_table(x, table, fit, xp)
     if not (for_gradient and options.entropy_gradient):
-        return _Rows(torch.as_tensor(beta), None, None)
+        return _Rows(as_tensor(beta), None, None)
     of_z = top + mean
     # As it was rounded, so that weights of z - of_z have this sum.
     slope = slope_by_table(x, beta, table, fit, xp) * xp.exp(of_z - top) / normaliser
-    return _Rows(torch.as_tensor(beta), torch.as_tensor(of_z), torch.as_tensor(slope))
+    return _Rows(as_tensor(beta), as_tensor(of_z), as_tensor(slope))
 
 
 def _as_array(x: Any) -> Any:
