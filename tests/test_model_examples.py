@@ -457,6 +457,8 @@ def test_no_folder_and_prompts_of_ids_without_a_tokenizer(model):
     assert "nowhere is not a folder" in refusal(
         "collect", "--model", "nowhere", "--task", "retrieval"
     )
+    line = refusal("collect", "--model", model / "config.json", "--task", "retrieval")
+    assert f"config.json is a file; give its folder, {model}" in line
     folder = spoilt(model, lambda f: [p.unlink() for p in f.glob("tokenizer*")])
     collected(folder, templates=(), prompts=write_lines("ids.jsonl", PROMPTS[1:2]))
     with pytest.raises(CalibrateError, match="has no tokenizer; .*token ids alone"):

@@ -72,8 +72,8 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
         (["--logits", "Own Rows", "--held-out", "0.875"], 3, "give at least 800 rows"),
         (["--held-out", "0.1"], 2, "--held-out cannot be used with a head"),
         (["--task", "retrieval"], 2, "--task cannot be used with a head or logits; they need --m"),
-        (["--model", "m"], 2, "--model needs examples: --prompts FILE.jsonl"),
-        (["--model", "m", "--task", "retrieval", "--sets", "2"], 2, "--sets cannot be used with"),
+        (["--model", "."], 2, "--model needs examples: --prompts FILE.jsonl"),
+        (["--model", ".", "--task", "retrieval", "--sets", "2"], 2, "--sets cannot be used with"),
     ],
 )
 def test_what_does_not_go_together_is_refused(own_rows, arguments, code, message):
