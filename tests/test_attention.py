@@ -52,7 +52,9 @@ def check_against_reference(arrays, fit, case):
     np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5, err_msg=case)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all"]
+)
 @pytest.mark.usefixtures("many_blocks")
 def test_agrees_with_the_reference(case, paper):
     check_against_reference(qkv(N=4, K=2), paper, case)
@@ -64,7 +66,7 @@ def test_agrees_with_the_reference_in_one_block(case, paper):
     check_against_reference(qkv(N=4, K=2), paper, case)
 
 
-@pytest.mark.parametrize("case", ["plain", "causal", "mask", "all"])
+@pytest.mark.parametrize("case", ["mask", "all"])
 @pytest.mark.parametrize("n_key_heads", [4, 1])
 @pytest.mark.usefixtures("many_blocks")
 def test_any_number_of_key_heads(case, n_key_heads, paper):
@@ -72,10 +74,12 @@ def test_any_number_of_key_heads(case, n_key_heads, paper):
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["causal", "causal window", "mask", "additive -inf", "lengths", "query lengths", "all"],
-)
-@pytest.mark.parametrize("fit", [BY_SIZE, BY_BOTH], ids=["size", "both"])
+    ("case", "fit"),
+    [
+        ("causal", BY_SIZE), ("causal window", BY_BOTH), ("mask", BY_BOTH),
+        ("additive -inf", BY_SIZE), ("query lengths", BY_SIZE), ("all", BY_BOTH),
+    ],
+)  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
 def test_the_keys_that_a_query_sees_are_counted(case, fit):
     """From positions alone, or from masks."""

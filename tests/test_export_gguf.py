@@ -102,7 +102,13 @@ def assert_same_answers(file, model, fit, error=1e-4):
     assert np.abs(plain - ours[-1]).max() > 100 * error
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        k if k in ("llama", "gemma3") else pytest.param(k, marks=pytest.mark.slow)
+        for k in ARCHITECTURES
+    ],
+)
 def test_llama_cpp_answers_as_we_do(kind):
     model, file = make(kind)
     of_layer = (2.2,) * 4 if kind in ONE_NORM else FACTORS

@@ -93,6 +93,7 @@ def test_one_prompt_with_nearly_all_rows_is_no_evidence():
     assert (gain.low, gain.high, gain.p) == (-np.inf, np.inf, 0.5)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_where_what_is_misranked_is_chance():
     """Gains depend on who wins: 60 fresh samples, and the mean of all of them."""
     gains = [

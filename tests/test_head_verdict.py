@@ -78,7 +78,10 @@ def test_verdicts_agree_with_the_fit(name):
     assert (OVER_SHARP in refused) == (name == "overconfident")
 
 
-@pytest.mark.parametrize("wanted", [0.05, 0.2, 0.3, 0.45, 0.7, 0.97])
+@pytest.mark.parametrize(
+    "wanted",
+    [0.3, *(pytest.param(beta, marks=pytest.mark.slow) for beta in (0.05, 0.2, 0.45, 0.7, 0.97))],
+)
 @pytest.mark.parametrize("spread", [0.5, 4.0])
 def test_rows_that_are_over_sharp_say_what_they_want(wanted, spread):
     """The best constant below 1, as a search over the logits themselves finds it."""

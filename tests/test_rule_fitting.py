@@ -44,7 +44,7 @@ def test_a_planted_constant_comes_back_as_every_kind():
         assert np.median(beta[acts]) == pytest.approx(2.5, abs=0.15)
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5])
+@pytest.mark.parametrize("q", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("trained_up_to", [0, 64])
 def test_folds_at_once_have_the_rules_that_each_has_alone(rows, q, trained_up_to):
     folds = (np.arange(N_BLOCKS) % 5 != np.arange(3)[:, None]) * np.array([[1.0], [0.5], [2.0]])

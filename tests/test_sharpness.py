@@ -51,7 +51,9 @@ def test_at_q_0_the_score_is_log_p(head_rows):
     assert fit_rule(head_rows, "constant", Options(q=0.0)) == fit_rule(head_rows, "constant")
 
 
-@pytest.mark.parametrize("q", QS)
+@pytest.mark.parametrize(
+    "q", [0.5, *(pytest.param(q, marks=pytest.mark.slow) for q in (0.25, 1.0))]
+)
 def test_on_a_calibrated_head_the_best_constant_is_1_over_1_minus_q(q):
     rows = planted_rows(lambda H, n: np.ones_like(H), (16, 256), count=4_000)
     options = Options(q=q, prior_rows=0)

@@ -105,7 +105,9 @@ def test_class_of_a_row(row, target, beta, dtype):
     assert reference.optimal_beta(z, target) == pytest.approx(beta, rel=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "rel"), [(np.float32, 2e-3), (np.float64, 1e-9)])
+@pytest.mark.parametrize(
+    ("dtype", "rel"), [pytest.param(np.float32, 2e-3, marks=pytest.mark.slow), (np.float64, 1e-9)]
+)
 def test_a_set_of_one_is_a_target(dtype, rel):
     rng = np.random.default_rng(4)
     for _ in range(150):

@@ -111,6 +111,7 @@ def test_a_head_that_no_rule_helps_is_named(here):
     assert rules["own"] == rules["plain"]
 
 
+@pytest.mark.slow
 def test_own_fits_keep_the_sizes_that_a_head_was_trained_on(here, monkeypatch):
     head, options = ShuffledHead(0.2), []
     head.trained_up_to = 64

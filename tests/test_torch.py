@@ -346,7 +346,9 @@ backends = pytest.mark.parametrize(
 
 @of_the_compiler
 @backends
-@pytest.mark.parametrize("kind", ["paper", "by_size", "by_both"])
+@pytest.mark.parametrize(
+    "kind", ["paper", pytest.param("by_size", marks=pytest.mark.slow), "by_both"]
+)
 def test_compiled_in_one_graph(kind, backend, request):
     """Forward and backward, as without the compiler."""
     fit = request.getfixturevalue(kind)

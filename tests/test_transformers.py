@@ -410,7 +410,8 @@ def test_half_precision(llama):
     assert error.mean() < 0.2 * (exact - plain).abs().mean()  # plain softmax must fail this
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(backend, llama):
     expected = logits(llama, "calibrate-paper")
     torch.compiler.reset()
