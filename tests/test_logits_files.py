@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.cli.main import app
 from calibrate.collecting.collect import collect_arrays
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.evaluation.diagnosis import diagnose
 from calibrate.files.collection import open_collection
 from calibrate.fitting.rule_fitting import fit_rule
 from calibrate.fitting.solved_rows import solve_collection
 from calibrate.heads.logits_files import Arrays
+from calibrate.heads.logits_rows import checked
 from calibrate.maths import reference
 
 
@@ -381,6 +382,23 @@ def test_finite_masks_mask_as_infinity_does(here, dtype, mask, recwarn):
         assert len(messages) == 1
         assert f"finite.npz has {masked.sum():,} logits of -" in messages[0]
         assert "count as masked, as all of -9,000 and less do; write -inf for masked" in messages[0]
+
+
+def test_nothing_is_said_of_numbers_that_a_mask_masks_too(recwarn):
+    z = np.random.default_rng(0).standard_normal((300, 8)).astype("float32")
+    real = np.arange(8) < 6
+    columns = {"logits": np.where(real, z, -1e9), "target": np.zeros(300, int), "mask": real}
+    _, low = checked(columns, "")
+    assert low.n == 0
+    assert checked({**columns, "mask": np.ones(8, bool)}, "")[1].n == 600
+
+
+def test_an_inverted_mask_is_told(here):
+    z = np.random.default_rng(0).standard_normal((300, 8)).astype("float32")
+    real = np.arange(8) < 6
+    np.savez("inverted.npz", logits=z, target=np.zeros(300, int), mask=~real)
+    with pytest.raises(QualityError, match="300 masked_target.*True for real items, inverted"):
+        collect_arrays(Arrays(here / "inverted.npz"), here / "run")
 
 
 def test_numbers_above_those_that_mask_are_real(here):

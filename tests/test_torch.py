@@ -148,6 +148,12 @@ def test_what_the_original_takes(paper):
         adaptive_softmax(logits, paper, where=torch.ones(64))
 
 
+def test_other_arrays_are_refused(paper):
+    for call in (lambda z: adaptive_softmax(z, paper), entropy):
+        with pytest.raises(TypeError, match=r"numpy.ndarray given; give a torch.Tensor"):
+            call(np.ones((3, 4), np.float32))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors_are_refused(layout, paper):

@@ -255,9 +255,12 @@ def refuse_bad_rows(manifest: dict[str, Any]) -> None:
     bad = {name: totals[name] for name in BAD if totals[name]}
     if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
         reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
+        remedy = "look at the head's logits before calibrating it"
+        if set(bad) == {"masked_target"}:
+            remedy = "a target must be a real item; is the mask, True for real items, inverted?"
         raise QualityError(
             f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
-            f"{MAX_BAD_SHARE:.0%}; look at the head's logits before calibrating it"
+            f"{MAX_BAD_SHARE:.0%}; {remedy}"
         )
 
 

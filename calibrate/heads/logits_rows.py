@@ -42,7 +42,9 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, FiniteMasks]:
     _check(arrays, subject)
     with np.errstate(over="ignore"):  # beyond float32 becomes -inf, masked, or inf, a bad row
         logits = arrays["logits"].astype(np.float32, copy=False)
-    low, logits = finite_masks(logits), as_masks(logits)
+    mask = arrays.get("mask")
+    low = finite_masks(logits if mask is None else np.where(mask, logits, np.float32(-np.inf)))
+    logits = as_masks(logits)
     arrays = {**arrays, "logits": logits}
     refuse_probabilities(np.where(real_items(arrays), logits, 0), f"{subject}logits have")
     return arrays, low

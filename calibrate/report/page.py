@@ -107,7 +107,7 @@ def picture(figure: "Figure", title: str, caption: str, wide: bool = False) -> P
 
 def usage_section(fit: Coefficients) -> Iterable[Block]:
     """The Python that uses the fit."""
-    yield Heading("Use it")
+    yield Heading("How to use it")
     yield usage(fit)
     if fit.has_heads:
         yield Text("A head that the fit does not name keeps beta = 1.")

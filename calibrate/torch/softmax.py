@@ -92,7 +92,10 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
 
 
 def refuse_nested(mask: str, *tensors: Tensor) -> None:
-    """Raises TypeError that says which argument masks the padding instead."""
+    """Raises TypeError for what is no tensor, or nested: `mask` is what masks padding instead."""
+    for x in tensors:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{type(x).__module__}.{type(x).__name__} given; give a torch.Tensor")
     if any(x.is_nested for x in tensors):
         raise TypeError(f"nested tensors are not supported; pad them, and give {mask} for the rest")
 
