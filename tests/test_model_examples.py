@@ -354,7 +354,7 @@ def test_an_old_index_beside_the_weights_is_not_read(here):
         ({"prompt": "a", "answer": "b", "more": 1}, "more is not a known field; a line has p"),
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
-        ("{", "line 2: the line is not JSON"),
+        ("{", "(char 1)); write one JSON object a line"),
         ("[1]", "line 2: the line is [1]; give an object"),
     ],
 )  # fmt: skip

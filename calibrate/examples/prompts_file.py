@@ -87,7 +87,7 @@ def read_prompts(path: Path) -> PromptsFile:
 
 def _line(text: bytes, where: str) -> Line:
     try:
-        fields = _LINE(parse(text))
+        fields = _LINE(parse(text, "write one JSON object a line"))
         given = [pair for pair in _PAIRS if not fields.keys().isdisjoint(pair)]
         if len(given) != 1:
             raise Refusal((), "without a prompt" if not given else "given twice", (

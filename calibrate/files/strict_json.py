@@ -75,8 +75,8 @@ def describe(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
-def parse(data: bytes) -> Any:
-    """The value of a JSON text in UTF-8.
+def parse(data: bytes, remedy: str = "restore the file from where it was published") -> Any:
+    """The value of a JSON text in UTF-8; `remedy` is for what is no JSON.
 
     Objects with a duplicate key, NaN, infinities and integers of thousands of digits come out as
     `Refused`, numbers beyond float64 as inf: the checks refuse them, and know their path.
@@ -97,9 +97,9 @@ def parse(data: bytes) -> Any:
     except UnicodeDecodeError as failure:
         state, remedy = f"not UTF-8 at byte {failure.start}", "save it as UTF-8"
     except RecursionError:
-        state, remedy = "nested too deeply", "restore the file from where it was published"
+        state = "nested too deeply"
     except ValueError as failure:
-        state, remedy = f"not JSON ({failure})", "restore the file from where it was published"
+        state = f"not JSON ({failure})"
     raise Refusal((), state, remedy)
 
 
