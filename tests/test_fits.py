@@ -144,6 +144,13 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
     assert space["probs"].shape == logits.shape
 
 
+def test_one_rule_for_all_heads_of_a_model_is_registered_there(here, make_fit):
+    of_model = replace(make_fit(), source={"options": {"through": "model"}})
+    code = usage(publish(of_model, here / "fits")[0]).text
+    assert 'transformers.register("made", fit)' in code
+    assert "set_attn_implementation" not in usage(publish(make_fit(), here / "other")[0]).text
+
+
 def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
     quality = {
         "rows": {"rows": 900, "used": 700, "interior": 650}, "condition": 12.5,

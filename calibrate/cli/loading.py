@@ -95,8 +95,7 @@ def made_through_model(reference: str, store: Path | None) -> bool:
     folder = Path(reference)
     if folder.is_dir() and (fit_store.is_path(reference) or (folder / MANIFEST).exists()):
         return is_example_collection(folder)
-    options = fit_store.load(reference, store).source.get("options")
-    return isinstance(options, dict) and options.get("through") == "model"
+    return fit_store.load(reference, store).of_whole_model
 
 
 def find_model_fit(reference: str, store: Path | None) -> tuple[Coefficients, Path | None]:

@@ -169,6 +169,11 @@ class Coefficients:
         return self.source.get("fingerprint")
 
     @property
+    def of_whole_model(self) -> bool:
+        """Whether it was fitted through a model, by the model's own answers."""
+        return bool(self.source.get("options", {}).get("through") == "model")
+
+    @property
     def has_heads(self) -> bool:
         """Whether heads of one layer differ."""
         return self.entries[0].head is not None or len(self.entries) > 1

@@ -11,12 +11,13 @@ SHIPPED = ("max-retrieval", "paper")  # as pyproject.toml lists them; others may
 
 
 def usage(fit: Coefficients) -> Code:
-    """The Python that uses a fit; what has entries per layer starts with Transformers."""
+    """The Python that uses a fit; what is of a whole model starts with Transformers."""
     layers = [entry.layer for entry in fit.entries if entry.layer is not None]
     of_layer = f".layer({layers[0]})" if layers else ""
     lines = ["import calibrate", "", f"fit = {load_line(fit)}"]
-    if layers:
-        lines += ["", "from calibrate import transformers  # each layer takes its own"]
+    if layers or fit.of_whole_model:
+        own = "  # each layer takes its own" if layers else ""
+        lines += ["", f"from calibrate import transformers{own}"]
         lines += [f"transformers.register({json.dumps(fit.name)}, fit)"]
         lines += [f"model.set_attn_implementation({json.dumps(fit.name)})"]
         lines += ["transformers.verify(model)  # raises if some attention stays plain"]
