@@ -43,15 +43,15 @@ def test_the_two_commands_on_a_fresh_clone(tmp_path):
     """Needs the package index. Tests of the store pass beside what the first one published."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    main_job, _ = commands_of("Two commands")
+    main_job, tests = commands_of("Two commands")
     options = {"cwd": clone, "env": as_users(), "capture_output": True, "text": True}
     done = subprocess.run(main_job, shell=True, **options)
     assert done.returncode == 0, done.stderr
     assert "fit = calibrate.load(" in done.stdout
     status = ["git", "-C", str(clone), "status", "--porcelain"]
     assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
-    tests = "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/pytest -q"
-    done = subprocess.run(f"{tests} tests/test_fits.py tests/test_store.py", shell=True, **options)
+    of_the_store = f"{tests} tests/test_fits.py tests/test_store.py"
+    done = subprocess.run(of_the_store, shell=True, **options)
     assert done.returncode == 0, done.stdout
 
 
