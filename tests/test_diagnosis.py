@@ -276,7 +276,8 @@ def test_table_record_and_figures_say_the_same(collection, here):
     lines = done.stdout.splitlines()
     for head in record["heads"]:
         assert f"  {head['name']}: {head['verdict']['reason']}" in lines
-        cells = lines[[line.startswith(f"  {head['name']}   ") for line in lines].index(True)]
+        # A table wider than the page goes on below itself.
+        cells = " ".join(line for line in lines if line.startswith(f"  {head['name']}   "))
         room, slope, last = head["headroom"], head["slope"], head["sizes"][-1]
         gains = room["gains"]
         for cell in (
