@@ -142,6 +142,41 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_collection_is_discarded_and_nothing_else(tmp_path):
+    folder = tmp_path / "run"
+    files.discard_collection(folder)
+    assert not folder.exists()
+    run(folder)
+    (folder / "scores-of-fits").mkdir()
+    files.discard_collection(folder)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert run(folder, seed=4).manifest["configuration"]["seed"] == 4
+    for others in ("{", "[1]", '{"format": "web"}', '{"format": 1}'):
+        (folder / "manifest.json").write_text(others)
+        before = files_of(folder)
+        with pytest.raises(CalibrateError, match="is not the manifest of a collection; choose"):
+            files.discard_collection(folder)
+        assert files_of(folder) == before
+
+
+def test_a_collection_half_discarded_is_discarded_by_the_next(tmp_path, monkeypatch):
+    run(tmp_path)
+    unlink = Path.unlink
+
+    def killed(path):
+        if path.name == "manifest.json":
+            raise KeyboardInterrupt
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        files.discard_collection(tmp_path)
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
+    files.discard_collection(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize("budget", [28_000, 35_000, 60_000])
 def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path, budget):
     run(tmp_path / "all")

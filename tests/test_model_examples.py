@@ -191,7 +191,7 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     write_lines(prompts, PROMPTS[::-1])
     line = refusal("collect", "--model", model, *arguments, "--examples", "3")
     assert "the --prompts file has changed since r was made (or is another one); give" in line
-    assert "another folder with --out (`run`: another --name), or delete r" in line
+    assert "another folder with --out (`run`: another --name), or --fresh to replace it" in line
     shutil.copytree(model, "other/tiny")
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     write_lines(prompts, PROMPTS)
@@ -199,6 +199,9 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     assert "the model tiny has changed since r was made" in line
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
     assert "is calibrate.examples 0.1, expected calibrate.collection" in line
+    call("collect", "--model", "other/tiny", *arguments, "--examples", "3", "--fresh")
+    fingerprint = ModelFolder(Path("other/tiny")).fingerprint()
+    assert files.open_examples(Path("r")).fingerprint == fingerprint
 
 
 class Stopped(Exception):

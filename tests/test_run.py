@@ -17,6 +17,7 @@ import calibrate
 from calibrate.cli import model_steps
 from calibrate.cli.main import app
 from calibrate.evaluation.score_logits import score_logits
+from calibrate.files.collection import open_collection
 from calibrate.heads.logits_files import Arrays
 from calibrate.report.blocks import as_json
 from calibrate.report.logits_record import LogitsRecord
@@ -62,6 +63,9 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     line = refusal("run", "--logits", "Own Rows", "--seed", "3")
     assert "Own Rows has changed since runs/own-rows was made" in line
     assert "sha256" not in line
+    done = call("run", "--logits", "Own Rows", "--seed", "3", "--fresh")
+    assert "own-rows@2 makes the target" in done.stdout.replace("\n", " ")
+    assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from calibrate.cli.model_options import (
 from calibrate.cli.options import (
     BytesOption,
     DaskOption,
+    FreshOption,
     HeadOption,
     JobsOption,
     JsonOption,
@@ -59,6 +60,7 @@ OF_HEAD = ("head", "logits", "sizes", "sets", "keep", "max_bytes", "jobs", "dask
 
 def collect(
     out: OutOption = None,
+    fresh: FreshOption = False,
     head: HeadOption = "max-retrieval",
     logits: LogitsOption = None,
     sizes: SizesOption = "16..16384",
@@ -100,7 +102,8 @@ def collect(
 
         refuse_with(context, "--model", OF_HEAD)
         wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
-        show(ExamplesRecord(collect_from_model(model, wanted, dtype.value, device, out)), as_json)
+        collection = collect_from_model(model, wanted, dtype.value, device, out, fresh=fresh)
+        show(ExamplesRecord(collection), as_json)
         return
     refuse_with(context, "a head or logits; they need --model", OF_MODEL)
     from calibrate.cli.collect_steps import collect_from_files, collect_from_head
@@ -109,9 +112,10 @@ def collect(
     n, n_bytes, workers = parse_sizes(sizes), parse_bytes(max_bytes), Jobs(jobs, dask, stall)
     if logits is not None:
         refuse_with(context, "--logits", ("head", "sizes", "sets", "seed"))
-        collection = collect_from_files(logits, out, n_bytes, keep.value, workers)
+        rows = collect_from_files(logits, out, n_bytes, keep.value, workers, fresh=fresh)
     else:
-        collection = collect_from_head(
-            head, n, sets, seed, folder=out, max_bytes=n_bytes, keep=keep.value, jobs=workers
-        )
-    show(CollectionRecord(collection), as_json)
+        rows = collect_from_head(
+            head, n, sets, seed, folder=out, max_bytes=n_bytes, keep=keep.value, jobs=workers,
+            fresh=fresh,
+        )  # fmt: skip
+    show(CollectionRecord(rows), as_json)

@@ -9,7 +9,7 @@ from calibrate.cli.loading import load_head
 from calibrate.cli.progress import Steps
 from calibrate.collecting.collect import Progress, collect, collect_arrays
 from calibrate.collecting.work_units import Unit, plan_units
-from calibrate.files.collection import Collection
+from calibrate.files.collection import Collection, discard_collection
 from calibrate.heads import Head
 from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
@@ -26,29 +26,41 @@ def collect_from_head(
     max_bytes: int,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
+    fresh: bool = False,
 ) -> Collection:
     """Collects from a head, with a line per set size; the folder's default is runs/NAME."""
     loaded = load_head(head) if isinstance(head, str) else head
     folder = folder or Path("runs") / Path(loaded.name).stem
     units = [unit for size in sizes for unit in plan_units(size, sets)]
+    if fresh:
+        discard_collection(folder)
     with _progress(units, folder, jobs) as report:
         return collect(loaded, sizes, sets, seed, folder, max_bytes, report, keep, jobs)
 
 
 def collect_from_files(
-    path: Path, folder: Path | None, max_bytes: int, keep: str, jobs: Jobs
+    path: Path, folder: Path | None, max_bytes: int, keep: str, jobs: Jobs, *, fresh: bool
 ) -> Collection:
     """Collects from logits on disk, with a line per set size; the default folder is runs/NAME."""
     stderr.print(f"reading {path}")
     arrays = Arrays(path)
-    return collect_from_arrays(arrays, folder or Path("runs") / arrays.name, max_bytes, keep, jobs)
+    folder = folder or Path("runs") / arrays.name
+    return collect_from_arrays(arrays, folder, max_bytes, keep, jobs, fresh=fresh)
 
 
 def collect_from_arrays(
-    arrays: Arrays, folder: Path, max_bytes: int, keep: str = "all", jobs: Jobs = ONE_PROCESS
+    arrays: Arrays,
+    folder: Path,
+    max_bytes: int,
+    keep: str = "all",
+    jobs: Jobs = ONE_PROCESS,
+    *,
+    fresh: bool,
 ) -> Collection:
     """Collects from logits that were read, with a line per set size."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
+    if fresh:
+        discard_collection(folder)
     with _progress(units, folder, jobs) as report:
         return collect_arrays(arrays, folder, max_bytes, report, keep, jobs)
 

@@ -10,6 +10,7 @@ from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import check_writable
+from calibrate.files.collection import discard_collection
 from calibrate.files.example_set import ExampleSet
 from calibrate.files.manifest import MANIFEST
 from calibrate.files.publishing import check_name
@@ -33,7 +34,7 @@ def require_transformers() -> None:
 
 
 def collect_from_model(
-    model: Path, wanted: "Wanted", dtype: str, device: str, out: Path | None
+    model: Path, wanted: "Wanted", dtype: str, device: str, out: Path | None, *, fresh: bool
 ) -> files.ExampleCollection:
     """Makes the examples and scores them; the default folder is runs/NAME."""
     require_transformers()
@@ -43,6 +44,8 @@ def collect_from_model(
     job = plan(model, wanted, dtype, device)
     _say_few_windows(job, wanted)
     folder = out or Path("runs") / job.folder.name
+    if fresh:
+        discard_collection(folder)
     with model_progress("scoring", job.examples, job.examples.units(files.UNIT_TOKENS)) as steps:
         return collect_examples(
             job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)

@@ -33,6 +33,12 @@ ReadStoreOption = Annotated[
     Path | None,
     typer.Option(help="Store to look in first; then $CALIBRATE_FITS, ./fits, the package's fits."),
 ]
+FreshOption = Annotated[
+    bool,
+    typer.Option(
+        "--fresh", help="Delete the collection in the folder, if there is one, and collect anew."
+    ),
+]
 JobsOption = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
 DaskOption = Annotated[
     str | None,

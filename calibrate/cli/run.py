@@ -19,6 +19,7 @@ from calibrate.cli.model_options import (
 )
 from calibrate.cli.options import (
     BytesOption,
+    FreshOption,
     HeadOption,
     JsonOption,
     LogitsOption,
@@ -64,6 +65,7 @@ def run(
     sets: SetsOption = 1024,
     seed: SeedOption = 0,
     name: NameOption = None,
+    fresh: FreshOption = False,
     max_bytes: BytesOption = "1GB",
     store: StoreOption = None,
     logits: LogitsOption = None,
@@ -98,7 +100,7 @@ def run(
 
         refuse_with(context, "--model", (*_OF_HEAD, "logits", "held_out", "max_bytes"))
         wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
-        show(run_on_model(model, wanted, dtype.value, device, name, store), as_json)
+        show(run_on_model(model, wanted, dtype.value, device, name, store, fresh=fresh), as_json)
         return
     refuse_with(context, "a head or logits; they need --model", OF_MODEL)
     if logits is not None:
@@ -106,10 +108,10 @@ def run(
 
         refuse_with(context, "--logits", _OF_HEAD)
         n_bytes = parse_bytes(max_bytes)
-        show(run_on_logits(logits, name, held_out, seed, n_bytes, store), as_json)
+        show(run_on_logits(logits, name, held_out, seed, n_bytes, store, fresh=fresh), as_json)
         return
     refuse_with(context, "a head, which draws fresh sets; it needs --logits", ("held_out",))
     from calibrate.cli.run_steps import run_on_head
 
     n, n_bytes = parse_sizes(sizes), parse_bytes(max_bytes)
-    show(run_on_head(head, n, sets, seed, name, n_bytes, store), as_json)
+    show(run_on_head(head, n, sets, seed, name, n_bytes, store, fresh=fresh), as_json)

@@ -18,7 +18,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 def run_on_head(
     head: str, sizes: list[int], sets: int, seed: int, name: str | None, max_bytes: int,
-    store: Path | None,
+    store: Path | None, *, fresh: bool,
 ) -> RunRecord:  # fmt: skip
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.cli.collect_steps import collect_from_head
@@ -32,7 +32,7 @@ def run_on_head(
     name = name or "quickstart"
     check_name(name)
     loaded, folder = load_head(head), Path("runs") / name
-    collect_from_head(loaded, sizes, sets, seed, folder=folder, max_bytes=max_bytes)
+    collect_from_head(loaded, sizes, sets, seed, folder=folder, max_bytes=max_bytes, fresh=fresh)
     record = fit_and_publish(FitRequest(folder, name, store=store))
     assert isinstance(record, FitRecord)  # a head's rows name no layer
     fit = record.fit
@@ -46,8 +46,9 @@ def run_on_head(
 
 
 def run_on_logits(
-    logits: Path, name: str | None, held_out: float, seed: int, max_bytes: int, store: Path | None
-) -> OwnRunRecord:
+    logits: Path, name: str | None, held_out: float, seed: int, max_bytes: int,
+    store: Path | None, *, fresh: bool,
+) -> OwnRunRecord:  # fmt: skip
     """Fits most of the rows of a file or folder, and judges the fit by the others."""
     from calibrate.cli.collect_steps import collect_from_arrays
     from calibrate.cli.evaluate_steps import score_arrays
@@ -61,7 +62,7 @@ def run_on_logits(
     check_name(name)
     stderr.print(f"reading {logits}")
     split, folder = hold_out(Arrays(logits), held_out, seed), Path("runs") / name
-    collect_from_arrays(split.fitted, folder, max_bytes)
+    collect_from_arrays(split.fitted, folder, max_bytes, fresh=fresh)
     record = fit_and_publish(FitRequest(folder, name, store=store))
     fit = record.coefficients
     scores = score_arrays(split.held_out, {fit.reference: fit})
@@ -70,8 +71,9 @@ def run_on_logits(
 
 
 def run_on_model(
-    model: Path, wanted: "Wanted", dtype: str, device: str, name: str | None, store: Path | None
-) -> OwnRunRecord:
+    model: Path, wanted: "Wanted", dtype: str, device: str, name: str | None,
+    store: Path | None, *, fresh: bool,
+) -> OwnRunRecord:  # fmt: skip
     """Makes examples, fits a model's heads to most of them, and judges the fit by the others."""
     from calibrate.cli.evaluate_model_steps import Source
     from calibrate.cli.model_steps import ModelFitRequest, collect_from_model, fit_model_and_publish
@@ -80,7 +82,7 @@ def run_on_model(
     name = name or _name_of(model.resolve())
     check_name(name)
     folder = Path("runs") / name
-    collect_from_model(model, wanted, dtype, device, folder)
+    collect_from_model(model, wanted, dtype, device, folder, fresh=fresh)
     request = ModelFitRequest(folder, name, model, device, seed=wanted.seed, store=store)
     record = fit_model_and_publish(request)
     fit = record.coefficients

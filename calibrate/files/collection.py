@@ -7,14 +7,16 @@ are the progress: each is written atomically. The folder also has a lock, an emp
 
 import contextlib
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate.errors import CalibrateError, DamagedError, QualityError
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
 from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_atomically
+from calibrate.files.json_shapes import TEXT, read_field
 from calibrate.files.manifest import (
     BAD,
     COUNTS,
@@ -38,6 +40,7 @@ from calibrate.files.shard import (
     row_bytes,
     shard_path,
 )
+from calibrate.files.strict_json import parse
 
 MAX_BAD_SHARE = 0.01
 
@@ -67,6 +70,35 @@ def collection_lock(folder: Path) -> Iterator[None]:
         yield
         if has_locks:  # of workers that died
             remove_leftovers(folder, "*")
+
+
+def discard_collection(folder: Path) -> None:
+    """Deletes a collection, of rows or of examples, if there is one; its lock stays.
+
+    Raises:
+      CalibrateError: the manifest is of something else, or a file cannot be deleted.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return
+    try:
+        made_of = str(read_field(parse(read_bytes(path, MOST_MANIFEST_BYTES)), "format", TEXT))
+    except (CoefficientsError, DamagedError, ValueError):
+        made_of = ""
+    if not made_of.startswith("calibrate."):
+        raise CalibrateError(
+            f"{path} is not the manifest of a collection; choose another folder, or delete this one"
+        )
+    with collection_lock(folder):
+        try:
+            # The manifest goes last: until then the same command can do this again.
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry == path):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != ".lock":
+                    entry.unlink()
+        except OSError as failure:
+            raise CalibrateError(f"{folder} cannot be emptied: {failure.strerror}") from failure
 
 
 def write_shard(

@@ -61,7 +61,7 @@ def another_collection(
       recorded: the collection's configuration, without digests of files.
       given: the call's.
     """
-    remedy = f"another folder with --out (`run`: another --name), or delete {folder}"
+    remedy = "another folder with --out (`run`: another --name), or --fresh to replace it"
     if changed:
         verb = "has" if len(changed) == 1 else "have"
         return CalibrateError(
