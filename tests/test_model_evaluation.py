@@ -32,7 +32,7 @@ from calibrate.examples import score_fits as scoring  # noqa: E402
 from calibrate.examples.comparison import LOG_P, RIGHT, compare  # noqa: E402
 from calibrate.examples.parts import JUDGING, parts_of  # noqa: E402
 from calibrate.examples.score_fits import Kept, score_fits  # noqa: E402
-from calibrate.examples.verdict import best_sentence, verdict  # noqa: E402
+from calibrate.examples.verdict import best_sentence, by_length, verdict  # noqa: E402
 from calibrate.files.example_collection import open_examples  # noqa: E402
 from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
@@ -251,6 +251,22 @@ def test_verdicts_are_honest():
     none, found = sentences((0.0, 0.0, 0.0, 0.0, 0.0))
     assert "no gain in log p beyond chance" in none
     assert "one constant" not in none
+
+
+def test_each_length_says_what_it_gains_and_where_nothing_is_left():
+    _, found = sentences((2.0, 2.0, 2.0, 0.0, 0.0))
+    short, long = by_length(found)
+    assert short.startswith("at 32 tokens answers right ")
+    assert ", log p +2.0" in short
+    assert long.startswith("at 64 tokens answers right ")
+    examples, scores = drawn()
+    log_p = scores["plain"].log_p.copy()
+    log_p[[examples.cells[e.cell].length == 64 for e in examples.examples]] = -0.001
+    plain = {"plain": scores["plain"]._replace(log_p=log_p)}
+    short, long = by_length(compare(examples, range(len(log_p)), plain))
+    assert short.startswith("at 32 tokens plain softmax answers ")
+    assert "nothing left" not in short
+    assert long.endswith(" % right, log p -0.001: nothing left to gain")
 
 
 def test_rules_that_are_fitted_to_nothing():

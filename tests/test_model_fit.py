@@ -406,8 +406,11 @@ def test_what_a_fit_through_a_model_refuses(here, monkeypatch):
 def test_a_random_model_gets_no_fit(here):
     save(Path("random"), causal_model())
     collected("random", "run", templates=("numbers",), lengths=(40, 64), count=16)
-    out = refusal("fit", "run", "--name", "x", "--steps", "10", "--kind", "constant", code=3)
-    assert "not for this model" in out
+    arguments = ("fit", "run", "--name", "x", "--steps", "10", "--kind", "constant")
+    lines = call(*arguments, code=3).stderr.splitlines()
+    assert "not for this model" in lines[-1]
+    assert [line.split(" tokens ")[0] for line in lines[-3:-1]] == ["  at 40", "  at 64"]
+    assert all("answers" in line and "log p" in line for line in lines[-3:-1])
     assert not Path("fits").exists()
 
 

@@ -138,8 +138,8 @@ def _newest_fit_of(collection: Collection | ExampleCollection, store: Path | Non
                     break
     if not fits:
         raise CalibrateError(
-            f"{collection.folder} has no published fit; "
-            f"make one with `calibrate fit {collection.folder} --name NAME`"
+            f"{collection.folder} has no published fit; make one with "
+            f"`calibrate fit {collection.folder} --name NAME` (if that refused, there is none)"
         )
     return max(fits, key=lambda fit: (fit.provenance.get("created", ""), fit.version))
 

@@ -1,13 +1,14 @@
 """Collecting the examples of a model and the first look at it, with progress on stderr."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.cli.progress import Steps
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.collection import discard_collection
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from calibrate.examples.collect_examples import Job
     from calibrate.examples.sources import Wanted
     from calibrate.export.exportable import Exportable
+    from calibrate.model_fitting.candidates import Candidate
     from calibrate.report.first_look_record import FirstLookRecord
     from calibrate.report.model_fit_record import ModelFitRecord
     from calibrate.transformers.folders import ModelFolder
@@ -148,7 +150,10 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     if warning := nearly_none_right(collection):
         stderr.print(warning)
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    with Steps("loading the model", 1, at_most=True) as steps:
+    with (
+        _why_refused(collection) as ended,
+        Steps("loading the model", 1, at_most=True) as steps,
+    ):
 
         def begin(what: str, passes: list[list[int]]) -> None:
             work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
@@ -156,16 +161,42 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
 
         fit = fit_through(
             lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
-            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
-            lambda found: stderr.print(
-                f"{found.form.label}: {found.point.value.gain:+.3f} nats on examples that choose"
-            ),
+            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin, ended,
         )  # fmt: skip
     coefficients, written = publish_fit(fit.coefficients, request.store)
     record = ModelFitRecord(replace(fit, coefficients=coefficients), None)
     return replace(
         record, figure=draw_fit(coefficients, written, request.figure, record.save_beta_map)
     )
+
+
+@contextlib.contextmanager
+def _why_refused(
+    collection: files.ExampleCollection,
+) -> "Iterator[Callable[[Candidate], None]]":
+    """Prints each candidate that it is given, and of a refused fit what is known at each length."""
+    from calibrate.examples.comparison import PLAIN, compare
+    from calibrate.examples.verdict import by_length
+    from calibrate.model_fitting.judging import NotWorthItError
+
+    found = []
+
+    def ended(candidate: "Candidate") -> None:
+        found.append(candidate)
+        gain = candidate.point.value.gain
+        stderr.print(f"{candidate.form.label}: {gain:+.3f} nats on examples that choose")
+
+    try:
+        yield ended
+    except QualityError as failure:
+        if found:
+            everything, plain = range(len(collection.set.examples)), {PLAIN: collection.scores}
+            known = compare(collection.set, everything, plain)
+            if isinstance(failure, NotWorthItError):
+                known = failure.comparison
+            for line in by_length(known):
+                stderr.print(f"  {line}")
+        raise
 
 
 def _engines(folder: "ModelFolder") -> "Exportable":

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
 from calibrate.files.example_set import Cell
+from calibrate.fitting.gain import LEAST_GAIN
 
 NAMED = 4  # cells in a sentence
 NEGLIGIBLE = 0.001  # nats of an answer
@@ -33,6 +34,22 @@ def verdict(comparison: ExampleComparison, rule: str, constants: Sequence[str] =
     if text := comparison.members(text=True):
         sentences.append(_of_text(comparison.gain(rule, LOG_P, text)))
     return sentences
+
+
+def by_length(comparison: ExampleComparison) -> list[str]:
+    """Answers right and log p at each length, with plain softmax and with the rule after it."""
+    plain, *rules = comparison.rules[:2]
+    lines = []
+    for length in comparison.lengths():
+        cells = comparison.members(length=length)
+        right, log_p = (comparison.mean(plain, m, cells).mean for m in (RIGHT, LOG_P))
+        line = f"plain softmax answers {100 * right:.1f} % right, log p {log_p:.3f}"
+        for rule in rules:
+            gain = _signed(comparison.gain(rule, LOG_P, cells), 3)
+            line = f"answers right {shares(comparison, rule, cells)}, log p {gain} nats"
+        full = ": nothing left to gain" * (-log_p < LEAST_GAIN)
+        lines.append(f"at {length:,} tokens {line}{full}")
+    return lines
 
 
 def best_sentence(comparison: ExampleComparison, measure: str) -> str:

@@ -21,6 +21,18 @@ FREE = "best without --for-export"
 ONE_CONSTANT, ONE_LINE = "one constant", "one line in log n"  # on every head
 
 
+class NotWorthItError(QualityError):
+    """A fit that was judged, and is not worth publishing.
+
+    Attributes:
+      comparison: of plain softmax, the fit and its rivals.
+    """
+
+    def __init__(self, message: str, comparison: ExampleComparison) -> None:
+        super().__init__(message)
+        self.comparison = comparison
+
+
 @dataclass(frozen=True)
 class Judged:
     """A fit, OWN, beside its rivals.
@@ -84,20 +96,26 @@ class Judged:
         return rows
 
     def require_worth(self) -> None:
-        """Raises QualityError if the fit is not worth it, or what is held loses evidently more."""
+        """Raises if the fit is not worth it, or what is held loses evidently more.
+
+        Raises:
+          NotWorthItError: it does.
+        """
         gain, seen = self.gain(OWN), self._seen()
         if gain.mean < LEAST_GAIN or gain.sign < 1:
             advice = "collect more examples, or see `calibrate diagnose`"
             if not self.right(PLAIN):
                 advice = "the model gets no answer right: give prompts that it can answer in part"
-            raise QualityError(
+            raise NotWorthItError(
                 f"not for this model: log p of the answers changes by {gain.mean:+.3f} ± "
-                f"{gain.error:.3f} nats {seen}; {advice}"
+                f"{gain.error:.3f} nats {seen}; {advice}",
+                self.comparison,
             )
         if lost := self._lost_too_much(OWN):
-            raise QualityError(
+            raise NotWorthItError(
                 f"what may lose {self.allowed:g} nats a token loses {lost.mean:.4f} ± "
-                f"{lost.error:.4f} {seen}; collect more of it, or allow more with --allowed-loss"
+                f"{lost.error:.4f} {seen}; collect more of it, or allow more with --allowed-loss",
+                self.comparison,
             )
 
     def summary(self) -> str:
