@@ -138,13 +138,13 @@ def test_fit_then_load(here, run_a):
             "--paper cannot be used with",
         ),
         (["collect", "--keep", "some", "--out", "r"], 2, "'some' is not one of 'all', 'misranked'"),
-        (["fit", "nowhere", "--name", "../x"], 1, "'../x' is not a valid fit name"),
+        (["fit", "nowhere", "--name", "../x"], 2, "'../x' is not a valid fit name"),
         (
             ["fit", "nowhere", "--name", "x", "--rows", "some"],
             2,
             "'some' is not one of 'all', 'misranked'",
         ),
-        (["run", "--name", "Bad Name"], 1, "not a valid fit name"),
+        (["run", "--name", "Bad Name"], 2, "not a valid fit name"),
         (["train", "--seeds", "a"], 2, "'a' is not a seed; write 0 or 0-9"),
         (["nonsense"], 2, "nonsense"),
     ],
@@ -390,6 +390,29 @@ def test_a_mistyped_folder_of_a_model_is_named_before_anything_is_loaded(
 ):
     monkeypatch.setitem(sys.modules, "calibrate.transformers", None)  # an import fails
     assert "no/such is not a folder; give" in refusal(*arguments, "--model", "no/such")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "--task", "retrieval", "--name", "My Fit"], 2, "'My Fit' is not a valid fit name"),
+        (["run", "--prompts", "no.jsonl"], 2, "no.jsonl does not exist; give a file"),
+        (["collect", "--text", "."], 2, ". is a folder; give a file"),
+        (["export", "nofit", "--out", "new"], 1, "no fit is named 'nofit'"),
+    ],
+)
+def test_what_else_is_mistyped_is_named_before_anything_is_loaded(
+    here, monkeypatch, arguments, code, message
+):
+    monkeypatch.setitem(sys.modules, "calibrate.transformers", None)
+    assert message in refusal(*arguments, "--model", ".", code=code)
+
+
+def test_a_device_that_is_not_there_is_named(here):
+    pytest.importorskip("transformers", reason="needs the extra transformers")
+    line = refusal("collect", "--model", ".", "--task", "retrieval", "--device", "nothing")
+    assert "--device nothing cannot be used: " in line
+    assert line.endswith("; give cpu")
 
 
 EVALUATE = ["evaluate", "--head", "max-retrieval-1", "--sizes", "16,512", "--sets", "256",

@@ -371,12 +371,10 @@ def test_prompts_that_are_not_examples(model, line, message):
 def test_files_that_are_no_prompts_and_no_text(model):
     for name, data, message in (
         ("empty.jsonl", b"\n\n", "empty.jsonl has no line"),
-        ("absent.jsonl", None, "absent.jsonl does not exist"),
         ("latin.txt", b"caf\xe9", "latin.txt is not UTF-8 at byte 3"),
         ("short.txt", b"the apple", "short.txt has 2 tokens, too few for a window of 64"),
     ):
-        if data is not None:
-            Path(name).write_bytes(data)
+        Path(name).write_bytes(data)
         option = "--text" if name.endswith("txt") else "--prompts"
         assert message in refusal("collect", "--model", model, option, name, "--lengths", "64")
 
@@ -487,11 +485,16 @@ def test_models_that_look_no_attention_up_or_ahead(here):
         assert message in line
 
 
-def test_a_folder_without_scores_takes_other_options(model):
-    """As after a device that is not there."""
+def test_a_folder_without_scores_takes_other_options(model, monkeypatch):
+    """As after a model that does not fit into memory."""
     arguments = ("collect", "--model", model, "--task", "retrieval:list", "--out", "r")
-    line = refusal(*arguments, "--lengths", "64", "--device", "nowhere")
-    assert "cannot load the model in" in line
+
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
+        assert "out of memory" in refusal(*arguments, "--lengths", "64")
     call(*arguments, "--lengths", "96", "--examples", "1")
     assert files.open_examples(Path("r")).set.cells[0].length == 96
 

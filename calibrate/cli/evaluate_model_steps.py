@@ -56,7 +56,7 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
     Warns:
       UserWarning: a fit was made for another model.
     """
-    require_transformers()
+    require_transformers(source.device)
     from calibrate.examples.comparison import PLAIN, compare
 
     todo, scores = dict(rules.all), dict[str, Scores]()

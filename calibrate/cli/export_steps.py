@@ -26,13 +26,13 @@ def export_folder(
       CalibrateError: engines cannot run the fit exactly in this model, or a folder is taken.
     """
     require_folder(model)
+    check_free(out)
+    fit, run = find_model_fit(reference, store)
     require_transformers()
     from calibrate.export.carried import Carried
     from calibrate.export.checkpoint import prepare, write
     from calibrate.transformers.folders import ModelFolder
 
-    check_free(out)
-    fit, run = find_model_fit(reference, store)
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     with _naming(run):
         export = prepare(fit, ModelFolder(model), any_model)
@@ -69,11 +69,11 @@ def export_file(
     """
     path = _gguf_in(model)
     _require_gguf(path)
+    check_free(out)
+    fit, run = find_model_fit(reference, store)
     from calibrate.export.gguf_file import export_gguf
     from calibrate.export.gguf_model import GgufModel
 
-    check_free(out)
-    fit, run = find_model_fit(reference, store)
     stderr.print(f"reading {path}")
     source = GgufModel(path)
     sizes = [tensor.data.nbytes for tensor in source.tensors.values()]

@@ -16,6 +16,7 @@ from calibrate.cli.options import (
     StallOption,
     StoreOption,
     check_figure,
+    check_fit_name,
     refuse_with,
 )
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
@@ -70,7 +71,10 @@ class FitRequest:
 CollectionArgument = Annotated[
     Path, typer.Argument(help="Folder of a collection, of rows or of examples.")
 ]
-NameOption = Annotated[str, typer.Option(help="Name of the fit; its next version is written.")]
+NameOption = Annotated[
+    str,
+    typer.Option(callback=check_fit_name, help="Name of the fit; its next version is written."),
+]
 RowsOption = Annotated[
     Rows | None, typer.Option(help="Rows to fit [default: what the collection keeps]")
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calibrate.cli.options import parse_sizes
+from calibrate.cli.options import check_input, parse_sizes
 from calibrate.files.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ ModelOption = Annotated[
 PromptsOption = Annotated[
     Path | None,
     typer.Option(
+        callback=check_input,
         help='Prompts with their answers, a line each: {"prompt": ..., "answer": ...}, or '
-        '{"prompt_ids": [...], "answer_ids": [...]}; "template" names what counts alike.'
+        '{"prompt_ids": [...], "answer_ids": [...]}; "template" names what counts alike.',
     ),
 ]
 TaskOption = Annotated[
@@ -43,7 +44,8 @@ TaskOption = Annotated[
     ),
 ]
 TextOption = Annotated[
-    Path | None, typer.Option(help="Plain text, every token of which is an answer.")
+    Path | None,
+    typer.Option(callback=check_input, help="Plain text, every token of which is an answer."),
 ]
 LengthsOption = Annotated[
     str,

@@ -1,6 +1,7 @@
 """Collecting the examples of a model and the first look at it, with progress on stderr."""
 
 import contextlib
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from calibrate.files.atomic_io import check_writable
 from calibrate.files.collection import discard_collection
 from calibrate.files.example_set import ExampleSet
 from calibrate.files.manifest import MANIFEST
-from calibrate.files.publishing import check_name
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -27,19 +27,26 @@ if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
 
 
-def require_transformers() -> None:
-    """Raises CalibrateError if the extra is not installed."""
+def require_transformers(device: str = "cpu") -> None:
+    """Raises CalibrateError if the extra is not installed, or PyTorch has no such device."""
     try:
+        import torch
+
         import calibrate.transformers  # noqa: F401
     except ImportError as failure:
         raise CalibrateError(str(failure)) from None
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as failure:
+        reason = textwrap.shorten(str(failure), 100, placeholder=" ...")
+        raise CalibrateError(f"--device {device} cannot be used: {reason}; give cpu") from None
 
 
 def collect_from_model(
     model: Path, wanted: "Wanted", dtype: str, device: str, out: Path | None, *, fresh: bool
 ) -> files.ExampleCollection:
     """Makes the examples and scores them; the default folder is runs/NAME."""
-    require_transformers()
+    require_transformers(device)
     from calibrate.examples.collect_examples import collect_examples, plan
 
     stderr.print(f"making examples for {model}")
@@ -77,7 +84,7 @@ def look_at_model(
     Raises:
       CalibrateError: the model is not that of the collection, or cannot be found.
     """
-    require_transformers()
+    require_transformers(device)
     from calibrate.examples.collect_examples import plan
     from calibrate.examples.derivatives import derivatives
     from calibrate.examples.first_look import first_look
@@ -133,8 +140,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
       CalibrateError: the model is not that of the collection, or cannot be found; and what
         `fit_through` raises.
     """
-    check_name(request.name)
-    require_transformers()
+    require_transformers(request.device)
     from calibrate.cli.fit_steps import draw_fit, publish_fit
     from calibrate.examples.answering import batch_tokens
     from calibrate.model_fitting.candidates import ModelOptions

@@ -109,6 +109,27 @@ def refuse_with(context: typer.Context, option: str, others: Sequence[str]) -> N
             raise typer.BadParameter(f"{refused} cannot be used with {option}")
 
 
+def check_fit_name(name: str | None) -> str | None:
+    """The name of a fit, at once: what is to be fitted may take long to load."""
+    from calibrate.errors import CoefficientsError
+    from calibrate.files.publishing import check_name
+
+    try:
+        if name is not None:
+            check_name(name)
+    except CoefficientsError as failure:
+        raise typer.BadParameter(str(failure)) from None
+    return name
+
+
+def check_input(path: Path | None) -> Path | None:
+    """The path of a file to read, at once."""
+    if path is not None and not path.is_file():
+        state = "is a folder" if path.is_dir() else "does not exist"
+        raise typer.BadParameter(f"{path} {state}; give a file")
+    return path
+
+
 def check_page(path: Path) -> Path:
     """The path of a page, an .html file in a folder that exists."""
     if path.suffix != ".html":

@@ -27,6 +27,7 @@ from calibrate.cli.options import (
     SetsOption,
     SizesOption,
     StoreOption,
+    check_fit_name,
     parse_bytes,
     parse_sizes,
     refuse_with,
@@ -36,8 +37,9 @@ from calibrate.report.terminal import show
 NameOption = Annotated[
     str | None,
     typer.Option(
+        callback=check_fit_name,
         help="Name of the fit, and of its folder in runs/ [default: quickstart, or that of the "
-        "file or model]"
+        "file or model]",
     ),
 ]
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from calibrate.cli.fit import FitRequest
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.publishing import check_name
 from calibrate.report.run_record import OwnRunRecord, RunRecord
 from calibrate.report.streams import stderr
 
@@ -30,7 +29,6 @@ def run_on_head(
     from calibrate.report.fit_record import FitRecord
 
     name = name or "quickstart"
-    check_name(name)
     loaded, folder = load_head(head), Path("runs") / name
     collect_from_head(loaded, sizes, sets, seed, folder=folder, max_bytes=max_bytes, fresh=fresh)
     record = fit_and_publish(FitRequest(folder, name, store=store))
@@ -59,7 +57,6 @@ def run_on_logits(
     from calibrate.report.logits_record import LogitsRecord
 
     name = name or _name_of(logits.resolve())
-    check_name(name)
     stderr.print(f"reading {logits}")
     split, folder = hold_out(Arrays(logits), held_out, seed), Path("runs") / name
     collect_from_arrays(split.fitted, folder, max_bytes, fresh=fresh)
@@ -80,7 +77,6 @@ def run_on_model(
     from calibrate.cli.report_steps import score_model_fit, write_model_report
 
     name = name or _name_of(model.resolve())
-    check_name(name)
     folder = Path("runs") / name
     collect_from_model(model, wanted, dtype, device, folder, fresh=fresh)
     request = ModelFitRequest(folder, name, model, device, seed=wanted.seed, store=store)

@@ -242,8 +242,7 @@ def checked_coefficients(problem: Problem, c: np.ndarray) -> Coefficients:
         rounded = horner(at[0], powers) if problem.kind == "polynomial" else surface(*at, powers)
         if not (np.abs(rounded - exact) <= EXPORT_TOLERANCE * np.maximum(exact, 1)).all():
             raise QualityError(
-                f"the entropies {lo:.4g} to {hi:.4g} nats are too close together for a polynomial "
-                "in plain powers"
+                f"the entropies {lo:.4g} to {hi:.4g} nats are too close together for powers of them"
             )
     return fit
 

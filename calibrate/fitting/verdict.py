@@ -27,9 +27,11 @@ def gain_sentences(best: Candidate, unforced: Candidate, left_out: Mapping[str, 
     sentences = [gain]
     if best.kind != unforced.kind:
         sentences.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
-    return sentences + [
-        f"{kind_label(kind)} was left out: {reason}" for kind, reason in left_out.items()
-    ]
+    for reason in dict.fromkeys(left_out.values()):
+        kinds = [kind_label(kind) for kind, its in left_out.items() if its == reason]
+        verb = "were" if len(kinds) > 1 else "was"
+        sentences.append(f"{' and '.join(kinds)} {verb} left out: {reason}")
+    return sentences
 
 
 def sharpness_sentence(chosen: Candidate, trade: Sequence[Candidate]) -> str:
