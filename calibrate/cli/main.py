@@ -28,8 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Calibrate adaptive-temperature softmax for your own attention head: "
-    "collect the rows that it misranks, fit a versioned coefficient file, load it at inference.",
+    help="Calibrate adaptive-temperature softmax for your own attention head or model: collect "
+    "what it does, fit a versioned coefficient file, load it at inference.",
 )
 
 for command in (run, collect, verify, fit, diagnose, evaluate, report, export, train):

@@ -99,6 +99,7 @@ def look_at_model(
         assert wanted is not None
         stderr.print(f"making examples for {model}")
         job, digest = plan(model, wanted, dtype, device), None
+        _say_few_windows(job, wanted)
         named = Path("runs") / job.folder.name
     folder = out or named.with_name(f"{named.name}-diagnosis")
     within = run is not None and folder.resolve().is_relative_to(run.resolve())

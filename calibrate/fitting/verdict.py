@@ -76,9 +76,10 @@ def wanted_below_1(evidence: Evidence) -> float | None:
 
 def over_sharp(beta: float) -> str:
     """What is said of rows that want this beta, below 1."""
-    least = BELOW[0]
-    wanted = f"{beta:.2f}" if beta > least else f"{least:g} or less"
-    return f"{OVER_SHARP}: it wants beta {wanted}, out of the range of 1 to 64"
+    wanted, why = f"{beta:.2f}", ""
+    if beta <= BELOW[0]:
+        wanted, why = f"{BELOW[0]:g} or less", ": its logits hardly tell the target"
+    return f"{OVER_SHARP}: it wants beta {wanted}, out of the range of 1 to 64{why}"
 
 
 def refusal(

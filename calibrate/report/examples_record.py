@@ -62,6 +62,8 @@ class ExamplesRecord:
         yield Text(
             "log p in nats of the whole answer; right: greedy decoding gives the whole answer."
             + " Text: per token." * any(score.cell.text for score in scores)
+            + " Lengths of --prompts are rounded up to powers of two."
+            * ("prompts" in configuration["sources"])
         )
         if warning := nearly_none_right(self.collection):
             yield Text(f"\nNote: {warning}.")
