@@ -28,7 +28,7 @@ from tiny_gguf import small_model, write_gguf  # noqa: E402
 
 from calibrate.errors import CalibrateError  # noqa: E402
 from calibrate.export.gguf_file import export_gguf, read_gguf_export  # noqa: E402
-from calibrate.export.gguf_model import ARCHITECTURES, GgufModel  # noqa: E402
+from calibrate.export.gguf_model import ARCHITECTURES, GgufModel, as_written  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import Rule  # noqa: E402
@@ -144,6 +144,28 @@ def test_all_else_stays_as_it_is():
         assert before.fields[name].types == after.fields[name].types
         assert before.fields[name].contents() == after.fields[name].contents()
     assert after.fields["calibrate.fit"].contents() == "made-up@1"
+
+
+def test_tokens_that_are_not_utf8_stay_and_arrays_that_cannot_be_written_are_named():
+    fit, (_, file) = constants(FACTORS, FACTORS), make()
+    data = file.read_bytes()
+    file.write_bytes(data.replace(struct.pack("<Q2s", 2, b"aa"), struct.pack("<Q2s", 2, b"a\xff")))
+    export(fit, file)
+    tokens = [
+        [field.parts[i].tobytes() for i in field.data]
+        for path in (file, "out.gguf")
+        for field in [gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"]]
+    ]
+    assert tokens[0] == tokens[1]
+    assert b"a\xff" in tokens[0]
+    architecture = struct.pack("<Q5s", 5, b"llama"), struct.pack("<Q5s", 5, b"llam\xff")
+    file.write_bytes(data.replace(*architecture))
+    with pytest.raises(CalibrateError, match="^general.architecture is not UTF-8 "):
+        export(fit, file, "b.gguf")
+    for types, what in (([], "without items"), ([Kind.ARRAY, Kind.INT8], "of arrays")):
+        field = gguf.ReaderField(0, "some.key", types=[Kind.ARRAY, *types])
+        with pytest.raises(CalibrateError, match=f"^some.key is an array {what}, which"):
+            as_written(field)
 
 
 def test_a_model_that_cannot_be_exported():

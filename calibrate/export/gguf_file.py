@@ -16,7 +16,15 @@ from gguf import GGUFValueType as Kind
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.carried import Carried
-from calibrate.export.gguf_model import BY_SIZE, LENGTH, SCALE, GgufModel, Value, size_keys
+from calibrate.export.gguf_model import (
+    BY_SIZE,
+    LENGTH,
+    SCALE,
+    GgufModel,
+    Value,
+    as_written,
+    size_keys,
+)
 from calibrate.export.gguf_rows import scale_rows
 from calibrate.export.plan import Plan, make_plan
 from calibrate.files.atomic_io import check_free, new_file
@@ -180,8 +188,7 @@ def _write(
     for name, field in model.reader.fields.items():
         if not name.startswith(_HEADER) and name != _ARCHITECTURE:
             renamed = _renamed(name, model.architecture, writer.arch)
-            inner = field.types[-1] if field.types[0] == Kind.ARRAY else None
-            writer.add_key_value(renamed, field.contents(), field.types[0], inner)
+            writer.add_key_value(renamed, *as_written(field))
     for name, (value, kind) in keys.items():
         writer.add_key_value(name, value, kind)
     for name, tensor in model.tensors.items():

@@ -56,9 +56,39 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
 
 
 def value_of(reader: gguf.GGUFReader, name: str) -> Any:
-    """The value of a key; None if there is none."""
+    """The value of a key; None if there is none.
+
+    Raises:
+      CalibrateError: it is not UTF-8.
+    """
     field = reader.get_field(name)
-    return None if field is None else field.contents()
+    try:
+        return None if field is None else field.contents()
+    except UnicodeDecodeError as failure:
+        raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
+
+
+def as_written(field: gguf.ReaderField) -> tuple[Any, Kind, Kind | None]:
+    """The value of a key as a writer repeats it, with its type and that of its items.
+
+    Strings are bytes: of a tokenizer, not all need be UTF-8.
+
+    Raises:
+      CalibrateError: an array that the package `gguf` does not write.
+    """
+    kind, *inner = field.types
+    if kind == Kind.ARRAY and len(inner) != 1:
+        what = "of arrays" if inner else "without items"
+        raise CalibrateError(
+            f"{field.name} is an array {what}, which the package gguf does not write; remove it "
+            "from the file"
+        )
+    if Kind.STRING not in field.types:
+        value: Any = field.contents()
+    else:
+        strings = [field.parts[i].tobytes() for i in field.data]
+        value = strings if inner else strings[0]
+    return value, kind, inner[0] if inner else None
 
 
 class GgufModel:
