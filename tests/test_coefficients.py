@@ -499,7 +499,7 @@ def test_rounded_coefficients_are_refused(document, digits):
     entry["coefficients"] = [round(c, digits) for c in entry["coefficients"]]
     message = refusal(sealed(document))
     assert "entries[0].coefficients is [-0.0" in message
-    assert "they were rounded; restore all their digits" in message
+    assert "they were rounded or changed since the fit" in message
 
 
 def test_coefficients_rounded_to_significant_digits_are_refused(document):
@@ -508,21 +508,19 @@ def test_coefficients_rounded_to_significant_digits_are_refused(document):
     document = json.loads(fit.path.read_text())
     entry = document["entries"][0]
     entry["coefficients"] = [float(f"{c:.3g}") for c in entry["coefficients"]]
-    assert "they were rounded; restore all their digits" in refusal(sealed(document))
+    assert "they were rounded or changed since the fit" in refusal(sealed(document))
 
 
-def test_one_changed_coefficient_is_named(document):
+def test_one_changed_coefficient_is_refused(document):
     document["entries"][1]["coefficients"][3] = 4.927
     message = refusal(sealed(document))
-    assert "coefficients[3] alone changed, from about 4.917; restore it" in message
+    assert "they were rounded or changed since the fit" in message
 
 
 def test_rescaled_coefficients_are_refused(document):
     entry = document["entries"][0]
     entry["coefficients"] = [c * 1.001 for c in entry["coefficients"]]
-    assert "they were multiplied by 1.001; restore them" in refusal(sealed(document))
-    entry["coefficients"] = [1.0, 0.5, -2.3, 4.917, -1.791]
-    assert "changed since the fit; restore the file" in refusal(sealed(document))
+    assert "they were rounded or changed since the fit" in refusal(sealed(document))
 
 
 def test_a_digit_that_the_check_does_not_see_is_refused_by_the_id(document):
@@ -669,8 +667,7 @@ SIZE_REFUSALS = [
     ("rule.min_beta", 0.0, "rule.min_beta is 0.0 and rule.max_beta 64.0; give"),
     ("entries.0.coefficients", [0.0, 0.0, 0.0, 0.36, 0.25], "coefficients is .* a list of 2"),
     ("entries.0.coefficients", [0.25, 0.36], "reverse order; write the highest power first"),
-    ("entries.0.coefficients", [0.37, 0.25], r"coefficients\[0\] alone changed, from about 0.36"),
-    ("entries.0.coefficients", [0.72, 0.5], "they were multiplied by 2; restore them"),
+    ("entries.0.coefficients", [0.37, 0.25], "they were rounded or changed since the fit"),
     ("entries.0.check", [[1.0, 2.0]] * 5, r"check is a list of 5; give a list of 2 pairs"),
     ("entries.0.check", [[3.0, 2.0]] * 2, r"check is at the .* give 2 distinct ones"),
     ("entries.0.domain", [2.5, 65.0], "give 0 <= lo < hi <= 64, in nats of entropy or in log n"),
@@ -713,16 +710,12 @@ SURFACE_REFUSALS = [
     ("entries.0.check", moved(CHECK, (1, (0.6, 2.6))), POINTS),  # not at the first's log n
     ("entries.0.check", moved(CHECK, (5, (0.7, 2.5))), POINTS),  # at the first's log n
     ("entries.0.check", moved(CHECK, (7, (0.5, 3.0))), POINTS),  # on the line of the other two
-    ("entries.0.check.7.2", 9.0, r"they give p\(5.9, 7\) = .* where check\[7\] has 9: they, the"),
+    ("entries.0.check.7.2", 9.0, r"they give p\(5.9, 7\) = .* where check\[7\] has 9: they were"),
     ("entries.0.coefficients", SURFACE[::-1], "they are in reverse order; " + ORDER),
-    ("entries.0.coefficients", SURFACE[4::-1] + SURFACE[5:], "in another order; " + ORDER),
-    ("entries.0.coefficients", SURFACE[:5] + SURFACE[:4:-1], "in another order; " + ORDER),
-    ("entries.0.coefficients", [round(c, 2) for c in SURFACE], "they were rounded; restore all"),
-    ("entries.0.coefficients", [c * 1.5 for c in SURFACE], "they were multiplied by 1.5; restore"),
-    ("entries.1.coefficients", [c * 2 for c in (0.0,) * 4 + SURFACE[4:]], "multiplied by 2; "),
-    ("entries.0.coefficients.6", -0.024, r"coefficients\[6\] alone changed, from about -0.023;"),
-    ("entries.0.coefficients.7", -0.41, r"coefficients\[7\] alone changed, from about 0.41;"),
-    ("entries.0.coefficients", [1.0] * 8, "they, the domain or the check changed since the fit"),
+    ("entries.0.coefficients", SURFACE[4::-1] + SURFACE[5:], "they were rounded or changed since"),
+    ("entries.0.coefficients", [round(c, 2) for c in SURFACE], "they were rounded or changed"),
+    ("entries.1.coefficients", [c * 2 for c in (0.0,) * 4 + SURFACE[4:]], "rounded or changed"),
+    ("entries.0.coefficients.6", -0.024, "they were rounded or changed since the fit"),
 ]
 
 
