@@ -332,25 +332,25 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
 
     def counted(*arguments):
         calls.append(1)
-        if len(calls) == 50:
+        if len(calls) == 25:
             raise KeyboardInterrupt
         return real(*arguments)
 
     monkeypatch.setattr(Passes, "_gradient", counted)
     with pytest.raises(KeyboardInterrupt):
-        through(collection, most_steps=20, kind="constant")
-    resumed = through(collection, most_steps=20, kind="constant")
+        through(collection, most_steps=10, kind="constant")
+    resumed = through(collection, most_steps=10, kind="constant")
     n_calls = len(calls)
     kept = next(Path("tiny-run/.passes").iterdir())
     kept.write_bytes(kept.read_bytes()[:-9])  # is made again
     whole = through(
-        collection._replace(folder=Path(planted("other").folder)), most_steps=20, kind="constant"
+        collection._replace(folder=Path(planted("other").folder)), most_steps=10, kind="constant"
     )
     assert len(calls) - n_calls == n_calls - 1  # what was interrupted is done twice
     assert (
         resumed.coefficients
         == whole.coefficients
-        == through(collection, most_steps=20, kind="constant").coefficients
+        == through(collection, most_steps=10, kind="constant").coefficients
     )
 
 
