@@ -275,7 +275,7 @@ def test_a_corrupt_shard_is_named(tmp_path, n_shard):
     path = shard_path(tmp_path / "run", entry["size"], entry["unit"])
     data = path.read_bytes()
     path.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
-    with pytest.raises(CalibrateError, match=f"{path.name} is not the shard"):
+    with pytest.raises(CalibrateError, match=f"{path.name} is not the file"):
         list(open_collection(tmp_path / "run").shards())
 
 

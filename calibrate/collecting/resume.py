@@ -9,6 +9,7 @@ from calibrate.collecting.work_units import Unit
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.files.manifest import MANIFEST, another_collection
+from calibrate.files.shard import is_as_listed, shard_path
 
 # Each unit's entry in the manifest of a complete collection.
 Listed = dict[Unit, dict[str, Any]]
@@ -16,7 +17,8 @@ Listed = dict[Unit, dict[str, Any]]
 
 def changed_units(folder: Path, listed: Listed) -> list[Unit]:
     """The units whose shard is absent, or not as listed."""
-    return [unit for unit, entry in listed.items() if files.listed_bytes(folder, entry) is None]
+    paths = {unit: shard_path(folder, unit.size, unit.number) for unit in listed}
+    return [unit for unit, path in paths.items() if not is_as_listed(path, listed[unit])]
 
 
 def claim_folder(folder: Path, configuration: dict[str, Any], source: Source) -> Listed | None:

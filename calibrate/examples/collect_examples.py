@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError
 from calibrate.examples.answering import batch_tokens, score
 from calibrate.examples.sources import Wanted, make_examples
 from calibrate.files import example_collection as files
@@ -16,6 +16,7 @@ from calibrate.files.atomic_io import write_atomically
 from calibrate.files.collection import collection_lock
 from calibrate.files.example_set import ExampleSet
 from calibrate.files.manifest import MANIFEST, another_collection
+from calibrate.files.shard import is_as_listed
 from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
 
@@ -68,7 +69,7 @@ def collect_examples(
     with collection_lock(folder), ExitStack() as stack:
         listed = _claim(folder, job)
         data = job.examples.pack()
-        if not _has(folder / files.EXAMPLES, data):
+        if not is_as_listed(folder / files.EXAMPLES, files.entry_of(data)):
             write_atomically(folder / files.EXAMPLES, data)
         write_atomically(folder / files.MODEL, f"{job.folder.path.resolve()}\n".encode())
 
@@ -101,13 +102,6 @@ def _collect_unit(
     data = score(model(), job.examples, unit, lambda tokens: report(tokens, False)).pack()
     _write(path, data, entry)
     return files.entry_of(data)
-
-
-def _has(path: Path, data: bytes) -> bool:
-    try:
-        return files.listed_bytes(path, files.entry_of(data)) == data
-    except DamagedError:
-        return False
 
 
 def _write(path: Path, data: bytes, listed: dict[str, Any] | None) -> None:

@@ -29,10 +29,10 @@ from calibrate.files.manifest import (
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.shard import (
     BYTES_OF_COLUMN,
-    REPAIR,
     SHARD_OVERHEAD,
     Heads,
     Shard,
+    listed_bytes,
     pack_shard,
     parse_shard,
     parse_unlisted,
@@ -222,14 +222,7 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
     if heads is not None and known is not None and known[0].isdisjoint(heads):
         return known[1]
     path = shard_path(folder, entry["size"], entry["unit"])
-    data = listed_bytes(folder, entry)
-    if not path.exists():
-        raise DamagedError(f"{path} is missing; {REPAIR}")
-    if data is None:
-        raise DamagedError(
-            f"{path} is not the shard that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"
-        )
-    shard = parse_shard(data, path, entry["size"])
+    shard = parse_shard(listed_bytes(path, entry), path, entry["size"])
     require(
         len(shard.target) == entry["kept"], path, f"its number of rows is not that of {MANIFEST}"
     )
@@ -239,17 +232,6 @@ def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) 
     if known is None:
         _read_before[entry["sha256"]] = shard.heads, shard.of_heads([])
     return shard.of_heads(heads)
-
-
-def listed_bytes(folder: Path, entry: dict[str, Any]) -> bytes | None:
-    """The bytes of the shard of an entry; None if it is absent or has another digest."""
-    path = shard_path(folder, entry["size"], entry["unit"])
-    if not path.exists():
-        return None
-    with contextlib.suppress(DamagedError):  # larger than listed
-        data = read_bytes(path, entry["bytes"])
-        return data if digest_of(data) == entry["sha256"] else None
-    return None
 
 
 def open_collection(folder: Path) -> Collection:

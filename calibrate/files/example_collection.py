@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
-from calibrate.files.atomic_io import (
-    write_atomically,
-)
+from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_schema import DIGEST
 from calibrate.files.example_set import (
     MOST_CELLS,
-    REPAIR,
     Cell,
     ExampleSet,
     Scores,
@@ -39,7 +36,8 @@ from calibrate.files.json_shapes import (
     read_field,
 )
 from calibrate.files.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATUS
-from calibrate.files.npz import MAX_BYTES, digest_of, read_bytes
+from calibrate.files.npz import digest_of, read_bytes
+from calibrate.files.shard import listed_bytes
 from calibrate.files.strict_json import parse, refuse
 
 FORMAT, SCHEMA_VERSION = "calibrate.examples", "0.1"
@@ -216,22 +214,6 @@ def cells_of(configuration: dict[str, Any]) -> tuple[Cell, ...]:
 def entry_of(data: bytes) -> dict[str, Any]:
     """A file's entry in the manifest."""
     return {"bytes": len(data), "sha256": digest_of(data)}
-
-
-def listed_bytes(path: Path, entry: dict[str, Any]) -> bytes:
-    """The bytes of a file, as its entry lists them.
-
-    Raises:
-      DamagedError: it is absent, or has another digest.
-    """
-    if not path.exists():
-        raise DamagedError(f"{path} is missing; {REPAIR}")
-    data = read_bytes(path, min(entry["bytes"], MAX_BYTES), REPAIR)
-    if digest_of(data) != entry["sha256"]:
-        raise DamagedError(
-            f"{path} is not the file that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"
-        )
-    return data
 
 
 def scores_path(folder: Path, unit: int) -> Path:

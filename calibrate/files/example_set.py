@@ -9,14 +9,13 @@ length: its examples count alike.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.errors import DamagedError
 from calibrate.files.npz import pack_arrays, parse_arrays
+from calibrate.files.shard import check_arrays, require
 
-REPAIR = "the same `calibrate collect` command as before repairs it"
 MOST_CELLS = 10_000
 
 
@@ -80,8 +79,8 @@ def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleS
     count = len(np.atleast_1d(arrays.get("end", ())))
     tokens = np.atleast_1d(arrays.get("tokens", ()))
     check_arrays(arrays, path, {
-        "tokens": ("<i4", len(tokens)), "end": ("<i8", count), "start": ("<i4", count),
-        "cell": ("<i4", count),
+        "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), "start": ("<i4", (count,)),
+        "cell": ("<i4", (count,)),
     })  # fmt: skip
     end, start, cell = arrays["end"], arrays["start"], arrays["cell"]
     length = np.diff(end, prepend=0)
@@ -112,26 +111,11 @@ def parse_scores(data: bytes, path: Path, n_answer: np.ndarray) -> Scores:
       DamagedError: it is not such a file, or a value is out of range.
     """
     arrays = parse_arrays(data, path)
-    check_arrays(arrays, path, {"log_p": ("<f8", len(n_answer)), "right": ("<i4", len(n_answer))})
+    shape = (len(n_answer),)
+    check_arrays(arrays, path, {"log_p": ("<f8", shape), "right": ("<i4", shape)})
     scores = Scores(arrays["log_p"], arrays["right"])
     require((np.isfinite(scores.log_p) & (scores.log_p <= 0)).all(), path, "log_p is not <= 0")
     within = (scores.right >= 0) & (scores.right <= n_answer)
     require(within.all(), path, "right exceeds the answer's tokens")
     require(scores.pack() == data, path, "it has more bytes than its arrays")
     return scores
-
-
-def check_arrays(arrays: dict[str, Any], path: Path, expected: dict[str, tuple[str, int]]) -> None:
-    """Raises DamagedError unless exactly these one-dimensional arrays are there."""
-    for name, (dtype, count) in expected.items():
-        array = arrays.get(name)
-        right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), (count,))
-        actual = "absent" if array is None else f"{array.dtype}{array.shape}"
-        require(right, path, f"{name} is {actual}, expected {np.dtype(dtype)}({count},)")
-    require(arrays.keys() == expected.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
-
-
-def require(condition: bool | np.bool_, path: Path, error: str) -> None:
-    """Raises DamagedError with a description unless a condition is true."""
-    if not condition:
-        raise DamagedError(f"{path}: {error}; {REPAIR}")

@@ -7,15 +7,17 @@ all rows of the unit, in the order of COUNTS. If the source names heads, also `l
 `group` (rows,) int64.
 """
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from calibrate.errors import DamagedError
-from calibrate.files.manifest import COUNTS
-from calibrate.files.npz import pack_arrays, parse_arrays
+from calibrate.files.manifest import COUNTS, MANIFEST
+from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 
 # Upper bound of a file's bytes besides its rows; a test compares real files with it.
 SHARD_OVERHEAD = 2_048
@@ -24,6 +26,7 @@ REPAIR = "the same `calibrate collect` command as before repairs it"
 
 BYTES_OF_COLUMN = {"layer": 2, "head": 2, "weight": 4, "group": 8}  # optional, of a row
 
+Column = tuple[str, tuple[int, ...]]  # dtype and shape
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 
 
@@ -88,7 +91,7 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
     """
     arrays = parse_arrays(data, path)
     n_rows = len(np.atleast_1d(arrays.get("target", ())))
-    expected: dict[str, tuple[str, tuple[int, ...]]] = {
+    expected: dict[str, Column] = {
         "logits": ("<f4", (n_rows, size)),
         "target": ("<i4", (n_rows,)),
         "entropy": ("<f4", (n_rows,)),
@@ -101,12 +104,7 @@ def parse_shard(data: bytes, path: Path, size: int) -> Shard:
         expected |= dict.fromkeys(("layer", "head"), ("<i2", (n_rows,)))
     optional = {"weight": ("<f4", (n_rows,)), "group": ("<i8", (n_rows,))}
     expected |= {name: column for name, column in optional.items() if name in arrays}
-    for name, (dtype, shape) in expected.items():
-        array = arrays.get(name)
-        right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), shape)
-        actual = "absent" if array is None else f"{array.dtype}{array.shape}"
-        require(right, path, f"{name} is {actual}, expected {np.dtype(dtype)}{shape}")
-    require(arrays.keys() == expected.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
+    check_arrays(arrays, path, expected)
     shard = Shard(**{name: arrays[name] for name in expected})
     _check_values(shard, path, size)
     return shard
@@ -142,7 +140,40 @@ def _check_values(shard: Shard, path: Path, size: int) -> None:
         require(shard.group.min() >= 0, path, "a group is negative")
 
 
+def check_arrays(arrays: dict[str, np.ndarray], path: Path, expected: dict[str, Column]) -> None:
+    """Raises DamagedError unless exactly these arrays are there."""
+    for name, (dtype, shape) in expected.items():
+        array = arrays.get(name)
+        right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), shape)
+        actual = "absent" if array is None else f"{array.dtype}{array.shape}"
+        require(right, path, f"{name} is {actual}, expected {np.dtype(dtype)}{shape}")
+    require(arrays.keys() == expected.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
+
+
 def require(condition: bool | np.bool_, path: Path, error: str) -> None:
     """Raises DamagedError with a description unless a condition is true."""
     if not condition:
         raise DamagedError(f"{path}: {error}; {REPAIR}")
+
+
+def listed_bytes(path: Path, entry: dict[str, Any]) -> bytes:
+    """The bytes of a collection's file, as its entry in the manifest lists them.
+
+    Raises:
+      DamagedError: it is absent, or has another digest.
+    """
+    if not path.exists():
+        raise DamagedError(f"{path} is missing; {REPAIR}")
+    data = read_bytes(path, entry["bytes"], REPAIR)
+    if digest_of(data) != entry["sha256"]:
+        raise DamagedError(
+            f"{path} is not the file that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"
+        )
+    return data
+
+
+def is_as_listed(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether a file is there with the digest in its entry."""
+    with contextlib.suppress(DamagedError):
+        return bool(listed_bytes(path, entry))
+    return False
