@@ -28,6 +28,7 @@ from calibrate.fitting.rule_fitting import Options, fit_rule
 from calibrate.fitting.solved_rows import concatenate_rows, solve_collection
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
+from calibrate.maths.rule import Rule
 from calibrate.maths.solver import STATUS_NAMES
 from calibrate.parallel.jobs import Jobs
 from calibrate.report.streams import stdout
@@ -100,6 +101,12 @@ def test_a_family_of_polynomials_is_taken_where_it_gains_more():
     assert combine_heads(families, Options(gate=0.25))[0].rule.min_entropy == 0.25
     forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all"), force="polynomial")
     assert forced.rule.kind == "entropy-polynomial"
+
+
+def test_a_constant_keeps_the_gate_under_which_it_was_judged():
+    fit, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all", gate=1.0))
+    assert fit.rule == Rule(min_entropy=1.0)
+    assert fit.entries[0].coefficients[:4] == (0, 0, 0, 0)
 
 
 def test_no_head_that_gains_is_an_answer():

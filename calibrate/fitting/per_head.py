@@ -120,7 +120,11 @@ def _fit_group(
 
 def fit_each_head(rows: Rows, options: Options, force: str | None = None) -> list[FamilyFits]:
     """The best rule of each family for each head of the rows, in order."""
-    families = [family for family, kinds in FAMILIES.items() if force in (None, *kinds)]
+    families = [
+        family for family, kinds in FAMILIES.items()
+        # A file of rules by size has no gate: it would apply a constant below the gate too.
+        if force in (None, *kinds) and not (family == LOG_SIZE and options.gate > 0)
+    ]  # fmt: skip
     kinds = [kind for kind in KINDS if any(kind in FAMILIES[family] for family in families)]
     fits = []
     with threadpool_limits(1):  # sums of several threads differ in their last bits
