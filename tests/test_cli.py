@@ -135,7 +135,7 @@ def test_fit_then_load(here, run_a):
         (
             ["fit", "nowhere", "--name", "x", "--paper", "--gate", "0.5"],
             2,
-            "--paper cannot be used with",
+            "--gate cannot be used with --paper",
         ),
         (["collect", "--keep", "some", "--out", "r"], 2, "'some' is not one of 'all', 'misranked'"),
         (["fit", "nowhere", "--name", "../x"], 2, "'../x' is not a valid fit name"),

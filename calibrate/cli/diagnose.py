@@ -22,6 +22,7 @@ from calibrate.cli.model_options import (
 from calibrate.cli.options import JsonOption, SeedOption, refuse_with
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
+from calibrate.files.manifest import MANIFEST
 from calibrate.report.streams import stderr
 from calibrate.report.terminal import show
 
@@ -76,15 +77,15 @@ def diagnose(
     if run is None and model is None:
         raise typer.BadParameter("nothing to look at; give RUN, or --model FOLDER and examples")
     if run is None or is_example_collection(run):
-        from calibrate.cli.model_steps import look_at_model
+        from calibrate.cli.model_steps import Source, look_at_model
 
         refuse_with(context, "examples of a model", ("eps",))
+        wanted = None
         if run is None:
             wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
         else:
-            wanted = None
             refuse_with(context, "a collection, which has its own", OF_EXAMPLES)
-        show(look_at_model(run, model, wanted, dtype.value, device, out), as_json)
+        show(look_at_model(Source(run, model, wanted, dtype.value, device), out), as_json)
         return
     refuse_with(context, "a collection of rows", ("model", "seed", *OF_MODEL))
     diagnose_rows(run, out, eps, as_json)
@@ -95,7 +96,6 @@ def diagnose_rows(run: Path, out: Path | None, eps: float, as_json: bool) -> Non
     from calibrate.evaluation import diagnosis
     from calibrate.files.atomic_io import check_writable
     from calibrate.files.collection import open_collection
-    from calibrate.files.manifest import MANIFEST
     from calibrate.fitting.solved_rows import group_heads
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
 
@@ -103,13 +103,20 @@ def diagnose_rows(run: Path, out: Path | None, eps: float, as_json: bool) -> Non
         raise typer.BadParameter(f"--eps is {eps}; give a coefficient between 0 and 1")
     collection = open_collection(run)
     diagnosis.require_all_rows(collection)
-    named = run if run.name not in ("", "..") else run.resolve()
-    folder = out or named.with_name(f"{named.name}-diagnosis")
-    if folder.resolve().is_relative_to(run.resolve()) or (folder / MANIFEST).exists():
-        raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    folder = diagnosis_folder(run, out, run)
     check_writable(folder / RECORD)
     n_steps = len(group_heads(collection)) * len(collection.manifest["shards"])
     with Steps(f"measuring the rows of {run}", n_steps) as steps:
         result = diagnosis.diagnose(collection, eps, steps.advance)
     stderr.print(f"drawing into {folder}")
     show(save_diagnosis(folder, result), as_json)
+
+
+def diagnosis_folder(beside: Path, out: Path | None, run: Path | None) -> Path:
+    """Where a diagnosis goes, not within the folder of a collection: `out`, or beside another."""
+    named = beside if beside.name not in ("", "..") else beside.resolve()
+    folder = out or named.with_name(f"{named.name}-diagnosis")
+    within = run is not None and folder.resolve().is_relative_to(run.resolve())
+    if within or (folder / MANIFEST).exists():
+        raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    return folder

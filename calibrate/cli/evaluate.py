@@ -120,8 +120,9 @@ def evaluate(
             wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
         else:
             refuse_with(context, "a collection, which has its own", OF_EXAMPLES)
-        from calibrate.cli.evaluate_model_steps import Source, rules_beside, score_model
+        from calibrate.cli.evaluate_model_steps import rules_beside, score_model
         from calibrate.cli.loading import load_fits
+        from calibrate.cli.model_steps import Source
 
         rules = rules_beside(load_fits(fits, store), parse_betas(constants), trained_up_to)
         source = Source(run, model, wanted, dtype.value, device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from calibrate.cli.loading import examples_of
-from calibrate.cli.model_steps import job_of, model_progress, require_transformers
+from calibrate.cli.model_steps import Source, job_of, model_progress
 from calibrate.errors import CalibrateError
 from calibrate.evaluation.baselines import log_size, one_constant, paper
 from calibrate.files.coefficients import Coefficients, identity
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from calibrate.examples.collect_examples import Job
-    from calibrate.examples.sources import Wanted
 
 
 class Rules(NamedTuple):
@@ -34,16 +33,6 @@ class Rules(NamedTuple):
     all: dict[str, Coefficients]
     fits: dict[str, Coefficients]  # those of them that get a verdict
     constants: list[str]  # the names of those that are one constant on every head
-
-
-class Source(NamedTuple):
-    """A collection of examples with its model, or a model and the examples to make for it."""
-
-    run: Path | None
-    model: Path | None  # None: where the collection was made
-    wanted: "Wanted | None"
-    dtype: str = "auto"
-    device: str = "cpu"
 
 
 def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
@@ -56,46 +45,34 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
     Warns:
       UserWarning: a fit was made for another model.
     """
-    require_transformers(source.device)
+    if source.run is not None and not is_example_collection(source.run):
+        raise CalibrateError(
+            f"{source.run} is not a collection of a model's examples; make one with `calibrate "
+            "collect --model`, or score a head (--head) or logits (--logits) without RUN"
+        )
+    job, collection = job_of(source)
     from calibrate.examples.comparison import PLAIN, compare
 
     todo, scores = dict(rules.all), dict[str, Scores]()
-    if source.run is not None:
-        if not is_example_collection(source.run):
-            raise CalibrateError(
-                f"{source.run} is not a collection of a model's examples; make one with `calibrate "
-                "collect --model`, or score a head (--head) or logits (--logits) without RUN"
-            )
-        job, collection = job_of(source.run, source.model, source.device)
-        digest: str | None = collection.digest
+    if collection:
         which, scored = _to_judge(collection, rules.fits)
         scores[PLAIN] = Scores(*(column[which] for column in collection.scores))
     else:
-        job, digest = _new_job(source), None
         which = list(range(len(job.examples.examples)))
         scored = f"{len(which):,} examples, made for this evaluation"
         _warn_of_seen_examples(rules.fits, job.examples)
         todo[PLAIN] = identity()
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(rules.fits, job.folder.name, fingerprint)
-    kept = source.run and digest and (source.run, digest)
-    scores |= _score(job, which, todo, kept or None)
+    kept = (collection.folder, collection.digest) if collection else None
+    scores |= _score(job, which, todo, kept)
     comparison = compare(
         job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all}
     )
     return ModelScoresRecord(
-        comparison, job.folder.name, fingerprint, digest, scored, tuple(rules.fits),
-        tuple(rules.constants),
+        comparison, job.folder.name, fingerprint, collection and collection.digest, scored,
+        tuple(rules.fits), tuple(rules.constants),
     )  # fmt: skip
-
-
-def _new_job(source: Source) -> "Job":
-    from calibrate.examples.collect_examples import plan
-
-    assert source.model is not None
-    assert source.wanted is not None
-    stderr.print(f"making examples for {source.model}")
-    return plan(source.model, source.wanted, source.dtype, source.device)
 
 
 def rules_beside(

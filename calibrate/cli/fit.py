@@ -55,18 +55,6 @@ class FitRequest:
     store: Path | None = None
     figure: Path | None = None
 
-    def refuse_choices_with_paper(self) -> None:
-        """The paper's procedure has no options."""
-        plain = FitRequest(
-            self.folder, self.name, paper=True, allow_partial=self.allow_partial, store=self.store,
-            figure=self.figure,
-        )  # fmt: skip
-        if self.paper and self != plain:
-            raise typer.BadParameter(
-                "--paper cannot be used with options that choose another fit, or with --jobs or "
-                "--dask"
-            )
-
 
 CollectionArgument = Annotated[
     Path, typer.Argument(help="Folder of a collection, of rows or of examples.")
@@ -145,6 +133,9 @@ FigureOption = Annotated[
 _OF_ROWS = (
     "rows", "gate", "q", "force_polynomial", "paper", "allow_partial", "jobs", "dask", "stall",
 )  # fmt: skip
+_NOT_OF_PAPER = (
+    "rows", "gate", "q", "trained_up_to", "force_polynomial", "jobs", "dask", "stall",
+)  # fmt: skip
 _OF_EXAMPLES = ("model", "device", "kind", "allowed_loss", "steps", "seed", "for_export")
 
 
@@ -205,9 +196,10 @@ def fit(
     refuse_with(context, "a collection of rows", _OF_EXAMPLES)
     from calibrate.cli.fit_steps import fit_and_publish
 
+    if paper:
+        refuse_with(context, "--paper", _NOT_OF_PAPER)
     request = FitRequest(
         run, name, rows, gate, q, trained_up_to, force_polynomial, paper, allow_partial,
         Jobs(jobs, dask, stall), store, figure,
     )  # fmt: skip
-    request.refuse_choices_with_paper()
     show(fit_and_publish(request), as_json)

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from calibrate.cli.diagnose import diagnosis_folder
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.collection import discard_collection
 from calibrate.files.example_set import ExampleSet
-from calibrate.files.manifest import MANIFEST
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from calibrate.report.first_look_record import FirstLookRecord
     from calibrate.report.model_fit_record import ModelFitRecord
     from calibrate.transformers.folders import ModelFolder
+
+
+class Source(NamedTuple):
+    """A collection of examples with its model, or a model and the examples to make for it."""
+
+    run: Path | None
+    model: Path | None  # None: where the collection was made
+    wanted: "Wanted | None"
+    dtype: str = "auto"
+    device: str = "cpu"
 
 
 def require_transformers(device: str = "cpu") -> None:
@@ -46,12 +56,9 @@ def collect_from_model(
     model: Path, wanted: "Wanted", dtype: str, device: str, out: Path | None, *, fresh: bool
 ) -> files.ExampleCollection:
     """Makes the examples and scores them; the default folder is runs/NAME."""
-    require_transformers(device)
-    from calibrate.examples.collect_examples import collect_examples, plan
+    job, _ = job_of(Source(None, model, wanted, dtype, device))
+    from calibrate.examples.collect_examples import collect_examples
 
-    stderr.print(f"making examples for {model}")
-    job = plan(model, wanted, dtype, device)
-    _say_few_windows(job, wanted)
     folder = out or Path("runs") / job.folder.name
     if fresh:
         discard_collection(folder)
@@ -75,44 +82,26 @@ def _say_few_windows(job: "Job", wanted: "Wanted") -> None:
         )
 
 
-def look_at_model(
-    run: Path | None, model: Path | None, wanted: "Wanted | None", dtype: str, device: str,
-    out: Path | None,
-) -> "FirstLookRecord":  # fmt: skip
+def look_at_model(source: Source, out: Path | None) -> "FirstLookRecord":
     """The first look at a model, by a collection of examples or by examples made for it.
 
     Raises:
       CalibrateError: the model is not that of the collection, or cannot be found.
     """
-    require_transformers(device)
-    from calibrate.examples.collect_examples import plan
+    job, collection = job_of(source)
     from calibrate.examples.derivatives import derivatives
     from calibrate.examples.first_look import first_look
     from calibrate.report.first_look_record import RECORD, save_first_look
 
-    if run is not None:
-        job, collection = job_of(run, model, device)
-        digest: str | None = collection.digest
-        named = run if run.name not in ("", "..") else run.resolve()
-    else:
-        assert model is not None
-        assert wanted is not None
-        stderr.print(f"making examples for {model}")
-        job, digest = plan(model, wanted, dtype, device), None
-        _say_few_windows(job, wanted)
-        named = Path("runs") / job.folder.name
-    folder = out or named.with_name(f"{named.name}-diagnosis")
-    within = run is not None and folder.resolve().is_relative_to(run.resolve())
-    if within or (folder / MANIFEST).exists():
-        raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    folder = diagnosis_folder(source.run or Path("runs") / job.folder.name, out, source.run)
     check_writable(folder / RECORD)
     stderr.print(f"loading {job.folder.path}")
-    loaded = job.folder.load(job.dtype, device)
+    loaded = job.folder.load(job.dtype, source.device)
     everything = [range(len(job.examples.examples))]
     with model_progress("differentiating", job.examples, everything) as steps:
         found = derivatives(loaded, job.examples, lambda tokens: steps.advance(work=tokens))
     look = first_look(found, job.examples)
-    fingerprint = job.configuration["fingerprint"]
+    fingerprint, digest = job.configuration["fingerprint"], collection and collection.digest
     return save_first_look(folder, look, job.folder.name, fingerprint, digest)
 
 
@@ -141,7 +130,8 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
       CalibrateError: the model is not that of the collection, or cannot be found; and what
         `fit_through` raises.
     """
-    require_transformers(request.device)
+    job, collection = job_of(Source(request.run, request.model, None, device=request.device))
+    assert collection is not None
     from calibrate.cli.fit_steps import draw_fit, publish_fit
     from calibrate.examples.answering import batch_tokens
     from calibrate.model_fitting.candidates import ModelOptions
@@ -149,7 +139,6 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     from calibrate.report.examples_record import nearly_none_right
     from calibrate.report.model_fit_record import ModelFitRecord
 
-    job, collection = job_of(request.run, request.model, request.device)
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
         _engines(job.folder) if request.for_export else None,
@@ -220,24 +209,32 @@ def _engines(folder: "ModelFolder") -> "Exportable":
     return found
 
 
-def job_of(run: Path, model: Path | None, device: str) -> "tuple[Job, files.ExampleCollection]":
-    """A collection's examples with its model, and the collection.
+def job_of(source: Source) -> "tuple[Job, files.ExampleCollection | None]":
+    """Examples with their model, and the collection that they are of, if any.
 
     Raises:
       CalibrateError: the collection is incomplete or damaged, or the model is not its own.
     """
-    from calibrate.examples.collect_examples import Job
+    require_transformers(source.device)
+    from calibrate.examples.collect_examples import Job, plan
     from calibrate.transformers.folders import ModelFolder
 
-    collection = files.open_examples(run)
-    folder = ModelFolder(model or files.recorded_model(run))
+    if source.run is None:
+        assert source.model is not None
+        assert source.wanted is not None
+        stderr.print(f"making examples for {source.model}")
+        job = plan(source.model, source.wanted, source.dtype, source.device)
+        _say_few_windows(job, source.wanted)
+        return job, None
+    collection = files.open_examples(source.run)
+    folder = ModelFolder(source.model or files.recorded_model(source.run))
     if folder.fingerprint() != collection.fingerprint:
         raise CalibrateError(
-            f"{folder.path} is not the model that {run} was made with, or has changed since; give "
-            "that one with --model, or collect again"
+            f"{folder.path} is not the model that {source.run} was made with, or has changed "
+            "since; give that one with --model, or collect again"
         )
-    job = Job(folder, collection.set, collection.manifest["configuration"], device)
-    return job, collection
+    configuration = collection.manifest["configuration"]
+    return Job(folder, collection.set, configuration, source.device), collection
 
 
 def model_progress(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.cli.evaluate_model_steps import Source, rules_beside, score_model
+from calibrate.cli.evaluate_model_steps import rules_beside, score_model
 from calibrate.cli.evaluate_steps import score_rows, score_with_progress
 from calibrate.cli.loading import find_fit, find_model_fit, head_of_fit, refuse_per_head
+from calibrate.cli.model_steps import Source
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evaluation.baselines import (
     ScoredRule,

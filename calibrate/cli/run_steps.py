@@ -72,8 +72,12 @@ def run_on_model(
     store: Path | None, *, fresh: bool,
 ) -> OwnRunRecord:  # fmt: skip
     """Makes examples, fits a model's heads to most of them, and judges the fit by the others."""
-    from calibrate.cli.evaluate_model_steps import Source
-    from calibrate.cli.model_steps import ModelFitRequest, collect_from_model, fit_model_and_publish
+    from calibrate.cli.model_steps import (
+        ModelFitRequest,
+        Source,
+        collect_from_model,
+        fit_model_and_publish,
+    )
     from calibrate.cli.report_steps import score_model_fit, write_model_report
 
     name = name or _name_of(model.resolve())
