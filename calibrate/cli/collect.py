@@ -6,19 +6,7 @@ from typing import Annotated
 
 import typer
 
-from calibrate.cli.model_options import (
-    OF_MODEL,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ExamplesOption,
-    LengthsOption,
-    ModelOption,
-    PromptsOption,
-    TaskOption,
-    TextOption,
-    wanted_examples,
-)
+from calibrate.cli.model_options import OF_MODEL, ModelRequest, takes_model
 from calibrate.cli.options import (
     BytesOption,
     DaskOption,
@@ -58,6 +46,7 @@ KeepOption = Annotated[
 OF_HEAD = ("head", "logits", "sizes", "sets", "keep", "max_bytes", "jobs", "dask", "stall")
 
 
+@takes_model
 def collect(
     out: OutOption = None,
     fresh: FreshOption = False,
@@ -71,14 +60,7 @@ def collect(
     jobs: JobsOption = 1,
     dask: DaskOption = None,
     stall: StallOption = 600.0,
-    model: ModelOption = None,
-    prompts: PromptsOption = None,
-    task: TaskOption = None,
-    text: TextOption = None,
-    lengths: LengthsOption = "256..1024",
-    examples: ExamplesOption = 32,
-    dtype: DtypeOption = Dtype.AUTO,
-    device: DeviceOption = "cpu",
+    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -96,13 +78,12 @@ def collect(
 
     Example: calibrate collect --model MODEL --task retrieval --text book.txt --out runs/model
     """
-    if model is not None:
+    if request.model is not None:
         from calibrate.cli.model_steps import collect_from_model
         from calibrate.report.examples_record import ExamplesRecord
 
         refuse_with(context, "--model", OF_HEAD)
-        wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
-        collection = collect_from_model(model, wanted, dtype.value, device, out, fresh=fresh)
+        collection = collect_from_model(request.source(seed), out, fresh=fresh)
         show(ExamplesRecord(collection), as_json)
         return
     refuse_with(context, "a head or logits; they need --model", OF_MODEL)

@@ -5,20 +5,7 @@ from typing import Annotated
 
 import typer
 
-from calibrate.cli.model_options import (
-    OF_EXAMPLES,
-    OF_MODEL,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ExamplesOption,
-    LengthsOption,
-    ModelOption,
-    PromptsOption,
-    TaskOption,
-    TextOption,
-    wanted_examples,
-)
+from calibrate.cli.model_options import OF_EXAMPLES, OF_MODEL, ModelRequest, takes_model
 from calibrate.cli.options import JsonOption, SeedOption, refuse_with
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
@@ -40,19 +27,13 @@ RunArgument = Annotated[
 ]
 
 
+@takes_model
 def diagnose(
     run: RunArgument = None,
     out: OutOption = None,
     eps: EpsOption = 0.5,
-    model: ModelOption = None,
-    prompts: PromptsOption = None,
-    task: TaskOption = None,
-    text: TextOption = None,
-    lengths: LengthsOption = "256..1024",
-    examples: ExamplesOption = 32,
+    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
     seed: SeedOption = 0,
-    dtype: DtypeOption = Dtype.AUTO,
-    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -74,18 +55,15 @@ def diagnose(
     """
     from calibrate.files.example_collection import is_example_collection
 
-    if run is None and model is None:
+    if run is None and request.model is None:
         raise typer.BadParameter("nothing to look at; give RUN, or --model FOLDER and examples")
     if run is None or is_example_collection(run):
-        from calibrate.cli.model_steps import Source, look_at_model
+        from calibrate.cli.model_steps import look_at_model
 
         refuse_with(context, "examples of a model", ("eps",))
-        wanted = None
-        if run is None:
-            wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
-        else:
+        if run is not None:
             refuse_with(context, "a collection, which has its own", OF_EXAMPLES)
-        show(look_at_model(Source(run, model, wanted, dtype.value, device), out), as_json)
+        show(look_at_model(request.source(seed, run), out), as_json)
         return
     refuse_with(context, "a collection of rows", ("model", "seed", *OF_MODEL))
     diagnose_rows(run, out, eps, as_json)

@@ -9,17 +9,9 @@ from calibrate.cli.model_options import (
     OF_EXAMPLES,
     OF_MODEL,
     ConstantsOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ExamplesOption,
-    LengthsOption,
-    ModelOption,
-    PromptsOption,
-    TaskOption,
-    TextOption,
+    ModelRequest,
     parse_betas,
-    wanted_examples,
+    takes_model,
 )
 from calibrate.cli.options import (
     DaskOption,
@@ -67,6 +59,7 @@ _HEAD_OPTIONS = ("head", "sizes", "sets", "jobs", "dask", "stall")
 _MODEL_OPTIONS = ("model", "constants", "trained_up_to", *OF_MODEL)
 
 
+@takes_model
 def evaluate(
     run: RunArgument = None,
     head: HeadOption = "max-retrieval",
@@ -79,14 +72,7 @@ def evaluate(
     jobs: JobsOption = 1,
     dask: DaskOption = None,
     stall: StallOption = 600.0,
-    model: ModelOption = None,
-    prompts: PromptsOption = None,
-    task: TaskOption = None,
-    text: TextOption = None,
-    lengths: LengthsOption = "256..1024",
-    examples: ExamplesOption = 32,
-    dtype: DtypeOption = Dtype.AUTO,
-    device: DeviceOption = "cpu",
+    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
     constants: ConstantsOption = "",
     trained_up_to: TrainedOption = None,
     as_json: JsonOption = False,
@@ -113,20 +99,15 @@ def evaluate(
     """
     if as_json and as_csv:
         raise typer.BadParameter("--json cannot be used with --csv")
-    if run is not None or model is not None:
+    if run is not None or request.model is not None:
         refuse_with(context, "RUN or --model", (*_HEAD_OPTIONS, "logits"))
-        wanted = None
-        if run is None:
-            wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
-        else:
+        if run is not None:
             refuse_with(context, "a collection, which has its own", OF_EXAMPLES)
         from calibrate.cli.evaluate_model_steps import rules_beside, score_model
         from calibrate.cli.loading import load_fits
-        from calibrate.cli.model_steps import Source
 
         rules = rules_beside(load_fits(fits, store), parse_betas(constants), trained_up_to)
-        source = Source(run, model, wanted, dtype.value, device)
-        _show_scores(score_model(source, rules), as_json, as_csv)
+        _show_scores(score_model(request.source(seed, run), rules), as_json, as_csv)
         return
     refuse_with(context, "a head or logits; they need RUN or --model", _MODEL_OPTIONS)
     from calibrate.cli.evaluate_steps import compare_rules, score_logits_files

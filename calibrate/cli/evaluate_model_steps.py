@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from calibrate.cli.loading import examples_of
-from calibrate.cli.model_steps import Source, job_of, model_progress
+from calibrate.cli.model_options import Source
+from calibrate.cli.model_steps import job_of, model_progress
 from calibrate.errors import CalibrateError
 from calibrate.evaluation.baselines import log_size, one_constant, paper
 from calibrate.files.coefficients import Coefficients, identity

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from calibrate.cli.diagnose import diagnosis_folder
+from calibrate.cli.model_options import Source
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import example_collection as files
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
 
 
-class Source(NamedTuple):
-    """A collection of examples with its model, or a model and the examples to make for it."""
-
-    run: Path | None
-    model: Path | None  # None: where the collection was made
-    wanted: "Wanted | None"
-    dtype: str = "auto"
-    device: str = "cpu"
-
-
 def require_transformers(device: str = "cpu") -> None:
     """Raises CalibrateError if the extra is not installed, or PyTorch has no such device."""
     try:
@@ -52,11 +43,9 @@ def require_transformers(device: str = "cpu") -> None:
         raise CalibrateError(f"--device {device} cannot be used: {reason}; give cpu") from None
 
 
-def collect_from_model(
-    model: Path, wanted: "Wanted", dtype: str, device: str, out: Path | None, *, fresh: bool
-) -> files.ExampleCollection:
+def collect_from_model(source: Source, out: Path | None, *, fresh: bool) -> files.ExampleCollection:
     """Makes the examples and scores them; the default folder is runs/NAME."""
-    job, _ = job_of(Source(None, model, wanted, dtype, device))
+    job, _ = job_of(source)
     from calibrate.examples.collect_examples import collect_examples
 
     folder = out or Path("runs") / job.folder.name

@@ -8,17 +8,10 @@ import typer
 from calibrate.cli.model_options import (
     OF_MODEL,
     ConstantsOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ExamplesOption,
-    LengthsOption,
-    ModelOption,
-    PromptsOption,
-    TaskOption,
-    TextOption,
+    ModelRequest,
+    Source,
     parse_betas,
-    wanted_examples,
+    takes_model,
 )
 from calibrate.cli.options import (
     JsonOption,
@@ -40,6 +33,7 @@ OtherHeadOption = Annotated[
 HeldOutSetsOption = Annotated[int, typer.Option(min=2, help="Held-out sets of each size.")]
 
 
+@takes_model
 def report(
     run_or_fit: FitArgument,
     out: OutOption,
@@ -49,14 +43,7 @@ def report(
     sets: HeldOutSetsOption = 4096,
     seed: SeedOption = 0,
     store: ReadStoreOption = None,
-    model: ModelOption = None,
-    prompts: PromptsOption = None,
-    task: TaskOption = None,
-    text: TextOption = None,
-    lengths: LengthsOption = "256..1024",
-    examples: ExamplesOption = 32,
-    dtype: DtypeOption = Dtype.AUTO,
-    device: DeviceOption = "cpu",
+    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
     constants: ConstantsOption = "",
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
@@ -76,20 +63,18 @@ def report(
     from calibrate.cli.report_steps import report_on_head, report_on_logits, report_on_model
 
     n = parse_sizes(sizes)
-    if logits is None and (model is not None or made_through_model(run_or_fit, store)):
+    if logits is None and (request.model is not None or made_through_model(run_or_fit, store)):
         refuse_with(context, "a fit of a model", ("head", "sizes", "sets"))
-        wanted = None
-        if prompts or task or text:
-            if model is None:
+        source = Source(None, request.model, None, device=request.device)
+        if request.prompts or request.task or request.text:
+            if request.model is None:
                 raise typer.BadParameter("examples need the model: give --model FOLDER")
-            wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
+            source = request.source(seed)
         else:
             refuse_with(
                 context, "a collection, which has its own", ("lengths", "examples", "dtype")
             )
-        betas = parse_betas(constants)
-        record = report_on_model(run_or_fit, store, out, model, wanted, dtype.value, device, betas)
-        show(record, as_json)
+        show(report_on_model(run_or_fit, store, out, source, parse_betas(constants)), as_json)
         return
     refuse_with(context, "a head or logits", ("model", "constants", *OF_MODEL))
     if logits is not None:

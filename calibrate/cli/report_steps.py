@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibrate.cli.evaluate_model_steps import rules_beside, score_model
 from calibrate.cli.evaluate_steps import score_rows, score_with_progress
 from calibrate.cli.loading import find_fit, find_model_fit, head_of_fit, refuse_per_head
-from calibrate.cli.model_steps import Source
+from calibrate.cli.model_options import Source
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evaluation.baselines import (
     ScoredRule,
@@ -34,9 +33,6 @@ from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.selection import chosen_kind
 from calibrate.report.streams import stderr
-
-if TYPE_CHECKING:
-    from calibrate.examples.sources import Wanted
 
 
 def report_on_head(
@@ -67,22 +63,21 @@ def report_on_logits(run_or_fit: str, store: Path | None, page: Path, logits: Pa
 
 
 def report_on_model(
-    run_or_fit: str, store: Path | None, page: Path, model: Path | None,
-    wanted: "Wanted | None", dtype: str, device: str, constants: Sequence[float],
-) -> ReportRecord:  # fmt: skip
+    run_or_fit: str, store: Path | None, page: Path, source: Source, constants: Sequence[float]
+) -> ReportRecord:
     """Scores a fit by a model's answers, on its collection or on examples made for the page.
 
     Raises:
       CalibrateError: the fit's collection is not in ./runs, and no examples are given.
     """
     fit, run = find_model_fit(run_or_fit, store)
-    if wanted is None and run is None:
+    if source.wanted is None and run is None:
         raise CalibrateError(
             f"the collection of {fit.reference} is not in ./runs; give its folder in place of the "
             "fit, or --model FOLDER with examples, such as --task retrieval"
         )
     check_writable(page)
-    source = Source(run if wanted is None else None, model, wanted, dtype, device)
+    source = source._replace(run=run if source.wanted is None else None)
     return write_model_report(page, fit, score_model_fit(fit, source, constants))
 
 

@@ -4,19 +4,7 @@ from typing import Annotated
 
 import typer
 
-from calibrate.cli.model_options import (
-    OF_MODEL,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    ExamplesOption,
-    LengthsOption,
-    ModelOption,
-    PromptsOption,
-    TaskOption,
-    TextOption,
-    wanted_examples,
-)
+from calibrate.cli.model_options import OF_MODEL, ModelRequest, takes_model
 from calibrate.cli.options import (
     BytesOption,
     FreshOption,
@@ -61,6 +49,7 @@ HeldOutOption = Annotated[
 _OF_HEAD = ("head", "sizes", "sets")
 
 
+@takes_model
 def run(
     head: HeadOption = "max-retrieval",
     sizes: SizesOption = "16..4096",
@@ -72,14 +61,7 @@ def run(
     store: StoreOption = None,
     logits: LogitsOption = None,
     held_out: HeldOutOption = 0.2,
-    model: ModelOption = None,
-    prompts: PromptsOption = None,
-    task: TaskOption = None,
-    text: TextOption = None,
-    lengths: LengthsOption = "256..1024",
-    examples: ExamplesOption = 32,
-    dtype: DtypeOption = Dtype.AUTO,
-    device: DeviceOption = "cpu",
+    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
     as_json: JsonOption = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -97,12 +79,11 @@ def run(
 
     Example: calibrate run --model MODEL --task retrieval --text book.txt
     """
-    if model is not None:
+    if request.model is not None:
         from calibrate.cli.run_steps import run_on_model
 
         refuse_with(context, "--model", (*_OF_HEAD, "logits", "held_out", "max_bytes"))
-        wanted = wanted_examples(prompts, task, text, lengths, examples, seed)
-        show(run_on_model(model, wanted, dtype.value, device, name, store, fresh=fresh), as_json)
+        show(run_on_model(request.source(seed), name, store, fresh=fresh), as_json)
         return
     refuse_with(context, "a head or logits; they need --model", OF_MODEL)
     if logits is not None:

@@ -2,15 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibrate.cli.fit import FitRequest
+from calibrate.cli.model_options import Source
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.run_record import OwnRunRecord, RunRecord
 from calibrate.report.streams import stderr
-
-if TYPE_CHECKING:
-    from calibrate.examples.sources import Wanted
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
@@ -68,25 +65,22 @@ def run_on_logits(
 
 
 def run_on_model(
-    model: Path, wanted: "Wanted", dtype: str, device: str, name: str | None,
-    store: Path | None, *, fresh: bool,
-) -> OwnRunRecord:  # fmt: skip
+    source: Source, name: str | None, store: Path | None, *, fresh: bool
+) -> OwnRunRecord:
     """Makes examples, fits a model's heads to most of them, and judges the fit by the others."""
-    from calibrate.cli.model_steps import (
-        ModelFitRequest,
-        Source,
-        collect_from_model,
-        fit_model_and_publish,
-    )
+    from calibrate.cli.model_steps import ModelFitRequest, collect_from_model, fit_model_and_publish
     from calibrate.cli.report_steps import score_model_fit, write_model_report
 
+    model, wanted = source.model, source.wanted
+    assert model is not None
+    assert wanted is not None
     name = name or _name_of(model.resolve())
     folder = Path("runs") / name
-    collect_from_model(model, wanted, dtype, device, folder, fresh=fresh)
-    request = ModelFitRequest(folder, name, model, device, seed=wanted.seed, store=store)
+    collect_from_model(source, folder, fresh=fresh)
+    request = ModelFitRequest(folder, name, model, source.device, seed=wanted.seed, store=store)
     record = fit_model_and_publish(request)
     fit = record.coefficients
-    scores = score_model_fit(fit, Source(folder, model, None, dtype, device))
+    scores = score_model_fit(fit, source._replace(run=folder, wanted=None))
     report = write_model_report(_page(fit), fit, scores, needed=False)
     return OwnRunRecord(record, scores, report)
 
