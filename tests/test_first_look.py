@@ -252,6 +252,19 @@ def test_text_is_kept_apart():
     assert look.heads[0].wants == SHARPER
 
 
+def test_text_at_several_lengths_is_one_text():
+    """Windows of three lengths that begin alike tell what those of one do, and no more."""
+    one, examples = noise([12], n_heads=200, text=(0,))
+    cells = tuple(Cell("text", 64 << i, True) for i in range(3))
+    tokens = [e.tokens for e in examples.examples]
+    three = tuple(Example(x, 2, i) for i in range(3) for x in tokens)
+    found = Derivatives(one.heads, np.tile(one.log_p, 3), np.tile(one.slope, (3, 1)))
+    look, alone = first_look(found, ExampleSet(cells, three)), first_look(one, examples)
+    np.testing.assert_allclose(look.text.error, alone.text.error)
+    np.testing.assert_array_equal(look.text.freedom, 11)
+    assert {head.wants for head in look.heads} == {UNCLEAR}
+
+
 def test_noise_is_not_taken_for_a_wish_and_one_example_tells_nothing():
     for counts in ([4, 4], [30, 5, 12]):
         found, examples = noise(counts, n_heads=400)

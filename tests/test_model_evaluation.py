@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm, t
 
 import calibrate
 from calibrate.errors import CoefficientsError
@@ -163,6 +164,10 @@ def drawn(counts=(30, 8, 12, 10, 6), gain=(1.0, 1.0, 1.0, 0.0, 0.0), seed=0):
     return ExampleSet(CELLS, tuple(examples)), scores
 
 
+def widened(freedom):
+    return t.ppf(0.975, freedom) / norm.ppf(0.975)
+
+
 def test_means_and_paired_errors_by_hand():
     examples, scores = drawn()
     found = compare(examples, range(len(examples.examples)), scores)
@@ -171,14 +176,18 @@ def test_means_and_paired_errors_by_hand():
     cell = np.array([e.cell for e in examples.examples])
     difference = scores["own"].log_p - scores["plain"].log_p
     parts = [difference[cell == i] for i in range(5)]
-    error = [part.std(ddof=1) / len(part) ** 0.5 for part in parts]
+    error = np.array([part.std(ddof=1) / len(part) ** 0.5 for part in parts])
+    freedom = (error[:3] ** 2).sum() ** 2 / (error[:3] ** 4 / [29, 7, 11]).sum()
     answers, text = found.members(), found.members(text=True)
     assert found.gain("own", LOG_P, answers) == pytest.approx(
-        (np.mean([part.mean() for part in parts[:3]]), np.linalg.norm(error[:3]) / 3)
+        (
+            np.mean([part.mean() for part in parts[:3]]),
+            widened(freedom) * np.linalg.norm(error[:3]) / 3,
+        )
     )
     per_token = [part.mean() / 10 for part in parts[3:]]  # of ten tokens; the text is the same
     assert found.gain("own", LOG_P, text) == pytest.approx(
-        (np.mean(per_token), np.mean(error[3:]) / 10)
+        (np.mean(per_token), widened(5) * np.mean(error[3:]) / 10)
     )
     plain = scores["plain"]
     whole = [(plain.right[cell == i] == 10).mean() for i in range(3)]
@@ -207,11 +216,12 @@ def test_a_cell_of_one_example_tells_no_error():
     assert "error unknown" in first
 
 
-def test_errors_cover():
-    """The interval of two errors holds the true gain in 95 % of samples."""
+@pytest.mark.parametrize("counts", [(30, 8, 12, 10, 6), (2, 0, 0, 0, 0)])
+def test_errors_cover(counts):
+    """The interval of two errors holds the true gain in 95 % of samples, of few examples too."""
     inside = 0
     for seed in range(400):
-        examples, scores = drawn(gain=(1.0, 2.0, 3.0, 0, 0), seed=seed)
+        examples, scores = drawn(counts, (2.0, 2.0, 2.0, 0, 0), seed)
         found = compare(examples, range(len(examples.examples)), scores)
         mean, error = found.gain("own", LOG_P, found.members())
         inside += abs(mean - 2.0) < 2 * error

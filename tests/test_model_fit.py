@@ -162,6 +162,17 @@ def test_values_are_means_over_cells_and_losses_are_a_token():
     assert better.lead(value) == pytest.approx((0.5, np.sqrt(2 * (2 / 7) / 8) / 2))
 
 
+def test_a_loss_of_text_at_several_lengths_is_as_uncertain_as_of_one():
+    losses = []
+    for lengths in ([30], [30, 40, 50]):
+        examples = made_up([10], lengths)
+        n = len(examples.examples)
+        objective = Objective(examples, Scores(np.full(n, -9.0), np.zeros(n, np.int32)))
+        gain = np.tile(np.arange(8.0), 1 + len(lengths)) * objective.n_answer
+        losses += objective.value(range(n), gain - 9.0).losses
+    assert losses[1] == pytest.approx(losses[0])
+
+
 def candidates_of(monkeypatch, log_p_of, **options):
     """What is begun, and the candidates, where descents come by log p = log_p_of(form, start)."""
     examples, begun = made_up([10, 20], []), []
@@ -237,7 +248,7 @@ def test_a_verdict_tells_log_p_and_right_answers_apart():
     plain, own = (Scores(np.full(100, x), 2 * y) for x, y in ((-1.0, right), (-0.5, other)))
     judged = Judged(compare(examples, range(100), {PLAIN: plain, "own": own}), {"own": []}, 0.005)
     assert judged.summary() == (
-        "log p +0.500 ± 0.000 nats, answers right 50.0 -> 49.0 % (-1.0 ± 1.7 points, no difference "
+        "log p +0.500 ± 0.000 nats, answers right 50.0 -> 49.0 % (-1.0 ± 1.8 points, no difference "
         "beyond chance), on 100 answers that no fit has seen"
     )
 

@@ -187,7 +187,7 @@ def test_the_tables(study):
              "peak_mib": None}}  # fmt: skip
     lines = study.markdown({"verdict": "well", "found": rows, "times": times})
     assert lines[0] == "well."
-    assert "| numbers (seen) | 8 | 4 | 25.0 ± 25.0 |  |  | 75.0 ± 25.0 |" in lines
+    assert "| numbers (seen) | 8 | 4 | 25.0 ± 40.6 |  |  | 75.0 ± 40.6 |" in lines
     assert "| all (seen) | 8 | 8 | -3.000 ± 0.000 |  |  | -1.750 ± 0.000 |" in lines
     assert "| all (seen) | 8 | 8 | +1.250 ± 0.000 |  |  |" in lines
     assert "| text | 8 | 4 | -1.0000 ± 0.0000 |  |  | -2.0000 ± 0.0000 |" in lines

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.files.example_set import Cell, ExampleSet, Scores
+from calibrate.maths.student import widening
 
 PLAIN = "plain"
 LOG_P, RIGHT = "log_p", "right"  # measures
@@ -20,7 +21,8 @@ class Estimate(NamedTuple):
     """A mean, or a mean difference, over cells."""
 
     mean: float
-    error: float  # standard error; NaN where a cell has one example
+    # Standard error, as much wider as Student's t is; NaN where a cell has one example.
+    error: float
 
     @property
     def sign(self) -> int:
@@ -86,15 +88,44 @@ class ExampleComparison:
         return row
 
     def _estimate(self, value: np.ndarray, cells: Sequence[int]) -> Estimate:
-        """Answers are independent. Text of all lengths is the same text: its errors add up."""
         parts = [value[self.cell == i] for i in cells]
-        mean = np.mean([part.mean() for part in parts])
-        if min(map(len, parts)) < 2:
-            return Estimate(float(mean), np.nan)
-        errors = np.array([part.std(ddof=1) / np.sqrt(len(part)) for part in parts])
         of_text = all(self.cells[i].text for i in cells)
-        error = errors.mean() if of_text else np.sqrt((errors**2).sum()) / len(errors)
-        return Estimate(float(mean), float(error))
+        return estimate(parts, np.full(len(parts), 1 / len(parts)), of_text)
+
+
+def estimate(parts: Sequence[np.ndarray], share: np.ndarray, of_text: bool) -> Estimate:
+    """`over_cells` of (examples,) values, the error as wide as Student's t has it."""
+    mean, error, freedom = over_cells(parts, share, of_text)
+    return Estimate(float(mean), float(error * widening(freedom)))
+
+
+def over_cells(
+    parts: Sequence[np.ndarray], share: np.ndarray, of_text: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A mean over cells, its standard error, and the degrees of freedom of that.
+
+    Answers are independent, with freedom by Welch and Satterthwaite. Text of all lengths is the
+    same text: its errors add up.
+
+    Args:
+      parts: of each cell, (examples, ...).
+      share: (cells,) of the mean, adding up to 1.
+      of_text: whether all cells are of text.
+    Returns:
+      (...) each; NaN for the error and 0 degrees where a cell has one example.
+    """
+    count = np.array([len(part) for part in parts])
+    mean = np.tensordot(share, [part.mean(axis=0) for part in parts], 1)
+    if count.min() < 2:
+        return mean, np.full_like(mean, np.nan), np.zeros_like(mean)
+    errors = np.array([part.std(axis=0, ddof=1) / np.sqrt(len(part)) for part in parts])
+    errors = (share * errors.T).T
+    if of_text:
+        return mean, errors.sum(axis=0), np.full_like(mean, count.min() - 1)
+    total = np.sum(errors**2, axis=0)
+    lost = np.tensordot(1 / (count - 1), errors**4, 1)
+    freedom = np.where(lost > 0, total**2 / np.where(lost > 0, lost, 1), count.sum() - len(parts))
+    return mean, np.sqrt(total), freedom
 
 
 def compare(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.examples.comparison import over_cells
 from calibrate.examples.derivatives import Derivatives
 from calibrate.files.example_set import Cell, ExampleSet
 
@@ -61,7 +62,8 @@ def first_look(found: Derivatives, examples: ExampleSet) -> Look:
         text: [i for i, c in enumerate(examples.cells) if c.text is text] for text in (False, True)
     }
     answers, text = (
-        _mean(found, cell, members) if (members := kinds[kind]) else None for kind in (False, True)
+        _mean(found, cell, examples.cells, members) if (members := kinds[kind]) else None
+        for kind in (False, True)
     )
     by_length = _by(found, cell, examples.cells, [c.length for c in examples.cells])
     by_template = _by(found, cell, examples.cells, [c.template for c in examples.cells])
@@ -89,25 +91,20 @@ def _by(
     """The mean of the answers of each name that cells have."""
     of_answers = [i for i, c in enumerate(cells) if not c.text]
     return {
-        name: _mean(found, cell, [i for i in of_answers if names[i] == name])
+        name: _mean(found, cell, cells, [i for i in of_answers if names[i] == name])
         for name in sorted({names[i] for i in of_answers})
     }
 
 
-def _mean(found: Derivatives, cell: np.ndarray, members: Sequence[int]) -> Mean:
-    """The mean over some cells, with equal weights; freedom by Welch and Satterthwaite."""
-    rows = [cell == i for i in members]
-    slope = np.mean([found.slope[row].mean(axis=0) for row in rows], axis=0)
+def _mean(
+    found: Derivatives, cell: np.ndarray, cells: Sequence[Cell], members: Sequence[int]
+) -> Mean:
+    """The mean over some cells, with equal weights."""
+    rows, share = [cell == i for i in members], np.full(len(members), 1 / len(members))
+    of_text = all(cells[i].text for i in members)
+    slope, error, freedom = over_cells([found.slope[row] for row in rows], share, of_text)
     log_p = float(np.mean([found.log_p[row].mean() for row in rows]))
-    counts = np.array([row.sum() for row in rows])
-    if counts.min() < 2:
-        error = np.full_like(slope, np.nan)
-        return Mean(slope, error, np.zeros_like(slope), log_p, int(counts.sum()))
-    of_cell = np.array([found.slope[row].var(axis=0, ddof=1) / row.sum() for row in rows])
-    total = of_cell.sum(axis=0)
-    lost = (of_cell**2 / (counts[:, None] - 1)).sum(axis=0)
-    freedom = np.where(lost > 0, total**2 / np.where(lost > 0, lost, 1), counts.sum() - len(rows))
-    return Mean(slope, np.sqrt(total) / len(rows), freedom, log_p, int(counts.sum()))
+    return Mean(slope, error, freedom, log_p, int(np.sum(rows)))
 
 
 def _wants(mean: Mean) -> list[str]:

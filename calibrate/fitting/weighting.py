@@ -11,12 +11,12 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.fitting.solved_rows import Rows
+from calibrate.maths.student import widening
 
 N_BLOCKS = 100
 ENOUGH_ROWS = 100  # of a size: with fewer it has less weight
 MIN_GROUPS = 5  # as many as folds
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
-NORMAL, QUANTILE = 1.959964, 0.975  # of a 95 % interval
 
 
 class Estimate(NamedTuple):
@@ -129,7 +129,8 @@ def mean_over_sizes(total: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> 
 
 
 def _widened(mean: np.ndarray, error: np.ndarray, n_groups: np.ndarray) -> Estimate:
-    return Estimate(mean, error * _widening(n_groups))
+    known = n_groups >= MIN_EFFECTIVE
+    return Estimate(mean, error * widening(np.where(known, n_groups - 1, np.nan)))
 
 
 def mean_and_error(
@@ -166,13 +167,3 @@ def _effective(share: np.ndarray) -> np.ndarray:
     """How many groups of equal weight are worth as much as these, of shares that add up to 1."""
     number: np.ndarray = 1 / np.sum(share**2, axis=-1)
     return number
-
-
-def _widening(n_groups: np.ndarray) -> np.ndarray:
-    """What Student's t adds to an interval; NaN of one group."""
-    from scipy.special import stdtrit
-
-    known = n_groups >= MIN_EFFECTIVE
-    quantile = stdtrit(np.where(known, n_groups - 1, np.nan), QUANTILE)
-    factor: np.ndarray = quantile / NORMAL
-    return factor

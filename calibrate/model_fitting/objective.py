@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.examples.comparison import Estimate
+from calibrate.examples.comparison import Estimate, estimate
 from calibrate.files.example_set import ExampleSet, Scores
 
 ALLOWED_LOSS = 0.005  # nats a token, of held examples
@@ -57,18 +57,21 @@ class Objective:
         gain, cell = log_p - self.plain.log_p[index], self.cell[index]
         answers = [i for i in np.unique(cell) if not self.examples.cells[i].text]
         of_cells = [gain[cell == i] for i in answers]
-        losses = []
-        for cells in self.constraints:
-            held = np.isin(cell, cells)
-            losses.append(_estimate(-gain[held] / self.n_answer[index][held]))
+        lost = -gain / self.n_answer[index]
+        losses = [self._loss([lost[cell == i] for i in cells]) for cells in self.constraints]
         return Value(of_cells, losses, self.allowed)
 
+    @staticmethod
+    def _loss(parts: list[np.ndarray]) -> Estimate:
+        """The mean over the examples of the cells of a constraint, 0 if there are none.
 
-def _estimate(values: np.ndarray) -> Estimate:
-    """Their mean, 0 if there are none."""
-    mean = float(values.mean()) if len(values) else 0.0
-    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
-    return Estimate(mean, error)
+        Several cells are of text.
+        """
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            return Estimate(0.0, np.nan)
+        count = np.array([len(part) for part in parts])
+        return estimate(parts, count / count.sum(), of_text=True)
 
 
 class Value(NamedTuple):
