@@ -82,7 +82,8 @@ class Steps:
         _under_way.remove(self)
         if stderr.is_terminal:
             self._bar.stop()
-        self._restore_handler()
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
         if self._interrupted and kind is None:
             raise KeyboardInterrupt
 
@@ -92,11 +93,6 @@ class Steps:
         if self._at_once:
             raise KeyboardInterrupt
         stderr.print("stopping after this step; interrupt again to stop at once")
-
-    def _restore_handler(self) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            self._handler = None
 
     def advance(self, line: str | None = None, work: float = 1.0, resumed: bool = False) -> None:
         """Counts one step, and prints `line` if given. A resumed step took no time in this run."""

@@ -35,10 +35,6 @@ class Progress(NamedTuple):
 Report = Callable[[Progress], None]
 
 
-def no_report(progress: Progress) -> None:
-    """No-op."""
-
-
 def collect(
     head: Head,
     sizes: Sequence[int],
@@ -46,7 +42,7 @@ def collect(
     seed: int,
     folder: Path,
     max_bytes: int = 10**9,
-    report: Report = no_report,
+    report: Report = lambda progress: None,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
 ) -> files.Collection:
@@ -81,7 +77,7 @@ def collect_arrays(
     arrays: Arrays,
     folder: Path,
     max_bytes: int = 10**9,
-    report: Report = no_report,
+    report: Report = lambda progress: None,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
 ) -> files.Collection:
@@ -89,9 +85,9 @@ def collect_arrays(
     return collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
 
 
-def collect_in_memory(arrays: Arrays, max_bytes: int = 10**9) -> files.Collection:
+def collect_in_memory(arrays: Arrays) -> files.Collection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    plan = _plan(source_of_arrays(arrays), max_bytes, "all")
+    plan = _plan(source_of_arrays(arrays), 10**9, "all")
     shards = [
         (unit.size, unit.number, _kept_rows(plan.source.rows(unit)(), unit, plan.most(unit), True))
         for unit in plan.source.units

@@ -67,8 +67,9 @@ def _draw_size(head: Head, size: int, sets: int, seed: int) -> ExampleSets:
     logits, target, keys, *bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
     at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
     good = np.isfinite(at_target) & (logits.max(axis=1) < np.inf) & ~np.isnan(logits).any(axis=1)
-    logits, target = logits[good], target[good]
-    largest = _largest(keys[good], target)
+    logits, target, keys = logits[good], target[good], keys[good].copy()
+    np.put_along_axis(keys, target[:, None], np.inf, axis=1)
+    largest = np.argsort(keys, axis=1)[:, -N_LARGEST:]
     return ExampleSets(
         size, logits, target, entropy(logits), largest, bound[0][good] if bound else None
     )
@@ -82,13 +83,6 @@ def _rows_of(head: Head, unit: Unit, seed: int) -> Iterator[tuple[np.ndarray, ..
         keys = np.asarray(getattr(batch, "priority", logits), float)
         row = (logits, np.asarray(batch.target), keys)
         yield (*row, np.asarray(bound(batch))) if bound else row
-
-
-def _largest(keys: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The items with the largest keys in rising order, and the target last."""
-    keys = keys.copy()
-    np.put_along_axis(keys, target[:, None], np.inf, axis=1)
-    return np.argsort(keys, axis=1)[:, -N_LARGEST:]
 
 
 def misranked_rows(examples: Sequence[ExampleSets]) -> Rows:

@@ -10,8 +10,9 @@ refused.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -56,20 +57,10 @@ def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | Non
     _require_heads(fit, n_layers, n_heads)
     most = MAX_ENTROPY if context is None else math.log(context)
     line_of = {entry: _line(fit, entry, most) for entry in fit.entries}
-    lines = {
-        (layer, head): (0.0, 1.0) if entry is None else line_of[entry]
-        for layer, head, entry in _heads(fit, n_layers, n_heads)
-    }
+    heads = product(range(n_layers), range(n_heads))
+    lines = {at: line_of[entry] if (entry := fit.entry_of(*at)) else (0.0, 1.0) for at in heads}
     ratio = _common_ratio(fit, lines, most)
     return Plan({at: b for at, (_, b) in lines.items()}, ratio)
-
-
-def _heads(
-    fit: Coefficients, n_layers: int, n_heads: int
-) -> Iterator[tuple[int, int, Entry | None]]:
-    for layer in range(n_layers):
-        for head in range(n_heads):
-            yield layer, head, fit.entry_of(layer, head)
 
 
 def _require_heads(fit: Coefficients, n_layers: int, n_heads: int) -> None:
@@ -110,7 +101,7 @@ def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
     of_entropy = (*c[: N_POWERS - 1], *c[N_POWERS:-1])
     # A gate at 0 closes on rows of one item alone, which no beta changes.
     gated = rule.min_entropy > 0 or rule.outside != "clamp"
-    always_1 = kappa == 0 and _clip(rule, level) == 1
+    always_1 = kappa == 0 and min(max(level, rule.min_beta), rule.max_beta) == 1
     if any(of_entropy) or (gated and not always_1):
         raise CoefficientsError(
             f"{fit.reference} is of kind {rule.kind!r}: its beta depends on the entropy of each "
@@ -126,10 +117,6 @@ def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
     if rule.kind == LOG_SIZE:
         return float(beta_of(None, at, entry.coefficients, entry.domain, rule, np))
     return float(beta_of(np.float64(H), at, entry.coefficients, entry.domain, rule, np))
-
-
-def _clip(rule: Rule, value: float) -> float:
-    return min(max(value, rule.min_beta), rule.max_beta)
 
 
 def _common_ratio(

@@ -68,12 +68,8 @@ def small_copy(config: Any) -> Any:
     return _with(config, small)
 
 
-def unquantised(config: Any) -> Any:
-    """The configuration of the same model with plain weights."""
-    return _with(config, {})
-
-
 def _with(config: Any, changes: dict[str, Any]) -> Any:
+    """The configuration with changes, of a model with plain weights."""
     kept = config.to_dict() | changes
     return type(config)(**{
         key: value for key, value in kept.items()
@@ -127,7 +123,7 @@ def queries_of(config: Any, model: PreTrainedModel) -> Queries:
 def queries_without_weights(config: Any) -> Queries:
     """The same of a model that takes no memory."""
     with torch.device("meta"):
-        return queries_of(config, new_model(unquantised(config)))
+        return queries_of(config, new_model(_with(config, {})))
 
 
 def _exported(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from calibrate.fitting.rule_fitting import (
     to_coefficients,
 )
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import N_BLOCKS, estimate_mean, row_weights
+from calibrate.fitting.weighting import N_BLOCKS, estimate_mean
 from calibrate.maths.rule import beta_of
 
 N_FOLDS = 5
@@ -89,12 +89,10 @@ def _refuse_harm(rows: Rows, gain: np.ndarray, trained_up_to: int) -> None:
             )
 
 
-def held_out_beta(
-    rows: Rows, block: np.ndarray, problem: Problem, start: np.ndarray, n_folds: int = N_FOLDS
-) -> np.ndarray:
+def held_out_beta(rows: Rows, block: np.ndarray, problem: Problem, start: np.ndarray) -> np.ndarray:
     """(rows,) beta that a fit to the other folds gives to each row."""
-    beta, fold = np.empty(len(block)), block % n_folds
-    others = np.arange(N_BLOCKS) % n_folds != np.arange(n_folds)[:, None]
+    beta, fold = np.empty(len(block)), block % N_FOLDS
+    others = np.arange(N_BLOCKS) % N_FOLDS != np.arange(N_FOLDS)[:, None]
     for left_out, c in enumerate(solve_each(problem, others.astype(float), start)):
         fit, in_fold = to_coefficients(problem, c), fold == left_out
         beta[in_fold] = _applied(fit, rows.entropy[in_fold], rows.items[in_fold])
@@ -115,8 +113,3 @@ def _applied(fit: Coefficients, entropy: np.ndarray, items: np.ndarray) -> np.nd
 def log_p_at(rows: Rows, beta: np.ndarray) -> np.ndarray:
     """(rows,) log p_t at each row's beta, within the bounds, in nats."""
     return rows.profile.log_p(np.clip(beta, rows.profile.low, rows.profile.high))
-
-
-def mean_by_size(rows: Rows, score: np.ndarray) -> float:
-    """The mean over set sizes of the mean of each; sizes with few rows have less weight."""
-    return float(row_weights(rows) @ score)

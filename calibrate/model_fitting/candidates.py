@@ -172,7 +172,7 @@ def fit_candidates(
         began(title, of_each.work(form))
         start = _start(form, candidates, heads.heads)
         point = descent.run(form, descent.at(form, start))
-        if _has_alike(form):
+        if form.kind in _SHARED and form.of != ALIKE:
             alike = _alike(form, candidates, heads.heads)
             if alike.value.leads_by(0, point.value):
                 began(f"{title}, again", of_each.work(form)[:-1])
@@ -196,13 +196,8 @@ def _require_gain(candidates: Sequence[Candidate]) -> None:
     )
 
 
-def _has_alike(form: Form) -> bool:
-    """Whether a rule of the same kind is fitted that all heads have alike."""
-    return form.kind in _SHARED and form.of != ALIKE
-
-
 def _alike(form: Form, candidates: Sequence[Candidate], heads: list[Head]) -> Point:
-    """That rule, as numbers of each head or layer."""
+    """The rule of the same kind that all heads have alike, as numbers of each head or layer."""
     alike = replace(form, of=ALIKE)
     point = next(candidate.point for candidate in candidates if candidate.form == alike)
     return point._replace(numbers=form.zeros(heads) + point.numbers)

@@ -59,9 +59,10 @@ class ComparisonRecord:
         deployable = [rule not in (HINDSIGHT, "hard") for rule in rules]
         best = comparison.accuracy == comparison.accuracy[deployable].max(axis=0)
         own = [i for i, rule in enumerate(rules) if rule == "own"]
+        sets = ["sets", *(f"{sets:,}" for sets in comparison.sets)]
         return Table(
             columns=self._columns(),
-            rows=[*map(self._accuracy_row, range(len(rules))), self._sets_row()],
+            rows=[*map(self._accuracy_row, range(len(rules))), sets],
             title=f"Accuracy of {comparison.head} in %, on sets that no fit has seen",
             note="Below each accuracy: its standard error, and p-values of two-sided paired "
             "t-tests over the sets, not corrected for their number; a dot where two rules do not "
@@ -117,9 +118,6 @@ class ComparisonRecord:
 
     def _columns(self) -> Sequence[str]:
         return ["rule", *(f"n = {size:,}" for size in self.comparison.sizes)]
-
-    def _sets_row(self) -> Sequence[str]:
-        return ["sets", *(f"{sets:,}" for sets in self.comparison.sets)]
 
     def as_csv(self) -> str:
         """One line per rule and size."""

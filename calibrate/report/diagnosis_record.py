@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.evaluation import head_verdict as thresholds
-from calibrate.evaluation.diagnosis import AtSize, Diagnosis, HeadDiagnosis
+from calibrate.evaluation.diagnosis import Diagnosis, HeadDiagnosis
 from calibrate.evaluation.head_verdict import RuleGain
 from calibrate.files.atomic_io import write_atomically
 from calibrate.fitting.gain import LEAST_GAIN
@@ -78,7 +78,7 @@ class DiagnosisRecord:
 
 
 def _cells(head: HeadDiagnosis) -> list[str]:
-    last, gains = at_largest(head), head.headroom.gains
+    last = next(at for at in head.sizes if at.size == head.largest)
     slope = f"{head.slope.value:.2f} ± {head.slope.error:.2f}" if head.slope else "-"
     lost = "never" if head.dispersal is None else items(math.log(head.dispersal))
     beta = " / ".join(f"{b:.2f}" for b in head.beta) if head.beta else "-"
@@ -86,7 +86,7 @@ def _cells(head: HeadDiagnosis) -> list[str]:
         head.name, f"{head.rows:,}", f"{head.largest:,}",
         f"{last.entropy:.2f} ± {last.entropy_spread:.2f}", slope, lost, f"{head.on_top:.1%}",
         f"{head.on_top_at_largest:.1%}", beta,
-        *_gain_cells(gains), f"{head.headroom.ceiling:.4f}",
+        *_gain_cells(head.headroom.gains), f"{head.headroom.ceiling:.4f}",
     ]  # fmt: skip
 
 
@@ -96,11 +96,6 @@ def _gain_cells(gains: Sequence[RuleGain]) -> tuple[str, str]:
         return "-", "-"
     kind, (mean, low, high, _) = gains[0]
     return kind, f"{mean:.4f} ({low:.4f} to {high:.4f})"
-
-
-def at_largest(head: HeadDiagnosis) -> AtSize:
-    """The rows of the largest set size that has enough of them."""
-    return next(at for at in head.sizes if at.size == head.largest)
 
 
 def _head_json(head: HeadDiagnosis) -> dict[str, Any]:

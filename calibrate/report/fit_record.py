@@ -93,6 +93,7 @@ class FitRecord:
 
 def held_out_table(sizes: Iterable[Mapping[str, Any]], trained_up_to: int = 0) -> Table:
     """log p of the target by set size, without and with a fit, as its file has it."""
+    held = f"Up to n = {trained_up_to:,}, where the head was trained, a fit may lose {HARM:g} nats."
     return Table(
         columns=("n", "rows", "plain softmax", "this fit", "gain ± standard error"),
         rows=[
@@ -103,7 +104,7 @@ def held_out_table(sizes: Iterable[Mapping[str, Any]], trained_up_to: int = 0) -
             for of in sizes
         ],
         title="Log-probability of the target in nats, held out (five folds)",
-        note=_held_sizes(trained_up_to),
+        note=held * bool(trained_up_to),
     )  # fmt: skip
 
 
@@ -114,13 +115,6 @@ def log_p_gains(fit: Coefficients) -> dict[int, str]:
         for of in fit.quality.get("held_out", [])
         if {"size", "after", "before", "error"} <= of.keys()
     }
-
-
-def _held_sizes(trained_up_to: int) -> str:
-    """The constraint on sizes that a head was trained on, if there is one."""
-    return bool(trained_up_to) * (
-        f"Up to n = {trained_up_to:,}, where the head was trained, a fit may lose {HARM:g} nats."
-    )
 
 
 def advice_on_rows(quality: Mapping[str, Any]) -> str:

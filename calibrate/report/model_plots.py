@@ -39,6 +39,7 @@ def plot_scores(
     factor = 100 if measure == RIGHT else 1
     rules = [rule for rule in comparison.rules if not (gain and rule == PLAIN)]
     others = iter(OTHERS * len(rules))
+    are_lengths = all(name.replace(",", "").isdigit() for name, _ in groups)  # a line may join them
     for i, rule in enumerate(rules):
         colour, marker, dash = STYLES.get("own" if rule == own else rule) or next(others)
         estimate = comparison.gain if gain else comparison.mean
@@ -46,7 +47,7 @@ def plot_scores(
         at = np.arange(len(groups)) + SPREAD * ((i + 0.5) / len(rules) - 0.5)
         ax.errorbar(
             at, factor * means, 2 * factor * np.nan_to_num(errors), color=colour, marker=marker,
-            ls=dash if _is_ordered(groups) else "", ms=5, lw=1.2, capsize=2,
+            ls=dash if are_lengths else "", ms=5, lw=1.2, capsize=2,
             label=short(label(rule)), zorder=3 if rule == own else 2,
         )  # fmt: skip
     ax.set_xticks(range(len(groups)), [name for name, _ in groups])
@@ -67,11 +68,6 @@ def _limit(ax: "Axes", gains: Sequence[Estimate]) -> None:
     low, high = ax.get_ylim()
     if reach > 0:
         ax.set_ylim(max(low, -FAR * reach), min(high, FAR * reach))
-
-
-def _is_ordered(groups: Groups) -> bool:
-    """Whether the groups are lengths, which a line may join."""
-    return all(name.replace(",", "").isdigit() for name, _ in groups)
 
 
 def plot_head_betas(

@@ -64,7 +64,7 @@ class RunRecord:
         for score in self.scores:
             gain, error = score.gain("own", over="plain")
             accuracies = (
-                _percent(score.accuracy(rule), score.standard_error(rule))
+                f"{100 * score.accuracy(rule):.1f} ± {100 * score.standard_error(rule):.1f}"
                 for rule in ("plain", "paper", "own")
             )
             gains = f"{100 * gain:+.1f} ± {100 * error:.1f}", log_p.get(score.size, NOTHING)
@@ -99,10 +99,6 @@ class OwnRunRecord:
         yield from self.scores.blocks()
         yield Facts([("report", str(self.report.path or "not written"))])
         yield usage
-
-
-def _percent(share: float, error: float) -> str:
-    return f"{100 * share:.1f} ± {100 * error:.1f}"
 
 
 def _score_json(score: Score) -> dict[str, Any]:
