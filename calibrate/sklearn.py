@@ -12,6 +12,7 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.fitting.hold_out import HELD_OUT
 from calibrate.maths import reference
+from calibrate.maths.masking import as_masks
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
 # For scikit-learn's check_estimator; all others pass.
@@ -69,7 +70,8 @@ class SoftmaxCalibrator(BaseEstimator):
           UserWarning: no rule is better than plain softmax, or rows are too few to tell.
         """
         X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2, y_numeric=True)
-        X, y = _finite(X), _positions(y, X.shape[1])
+        _finite(X)
+        y = _positions(y, X.shape[1])
         try:
             self.coefficients_ = fit(
                 X, y, group=groups, q=self.q, trained_up_to=self.trained_up_to,
@@ -107,10 +109,10 @@ _LOGITS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite
 
 
 def _finite(logits: np.ndarray) -> np.ndarray:
-    """The logits. Raises ValueError for NaN or +inf; -inf is a mask."""
+    """The logits, masked as in `calibrate.fit`. Raises ValueError for NaN or +inf."""
     if not (logits < np.inf).all():
         raise ValueError("X has NaN or infinity; give logits, -inf where masked")
-    return logits
+    return as_masks(logits)
 
 
 def _positions(y: Any, n: int) -> np.ndarray:

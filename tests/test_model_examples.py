@@ -53,6 +53,14 @@ def write_lines(name, lines):
     return Path(name)
 
 
+def test_a_prompt_given_twice_is_refused(model, here):
+    """Its copies would fit a rule, and judge it."""
+    twice = write_lines("p.jsonl", [*PROMPTS[1:2], "", *PROMPTS[1:2]])
+    line = refusal("collect", "--model", model, "--prompts", twice, "--out", "runs/twice")
+    assert "p.jsonl, line 3: the same prompt and answer as in line 1; give each once" in line
+    assert not Path("runs/twice/examples.npz").exists()
+
+
 def collected(model, folder="runs/a", **options):
     options = {"templates": ("numbers", "list"), "lengths": (64, 96), "count": 4} | options
     return collecting.collect_examples(collecting.plan(model, Wanted(**options)), Path(folder))

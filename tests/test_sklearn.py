@@ -9,6 +9,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from test_array_fit import scored
 
 import calibrate
+from calibrate.evaluation.baselines import log_size
 from calibrate.sklearn import EXPECTED_FAILED_CHECKS
 
 Calibrator = calibrate.SoftmaxCalibrator
@@ -45,6 +46,17 @@ def _plain(estimator):
     other = clone(estimator)
     other.__dict__ |= {"coefficients_": calibrate.identity(), "n_features_in_": 16}
     return other
+
+
+def test_large_negative_numbers_mask_as_they_do_in_a_fit():
+    """Else n, and with it beta of a rule by size, would count what the fit did not."""
+    calibrator = calibrate.SoftmaxCalibrator()
+    calibrator.coefficients_ = log_size(2)
+    logits = np.linspace(0, 1, 16).reshape(1, -1)
+    calibrator.n_features_in_ = 16
+    mask = np.arange(16) < 8
+    found = [calibrator.predict_proba(np.where(mask, logits, x)) for x in (-np.inf, -1e9)]
+    np.testing.assert_array_equal(*found)
 
 
 def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():

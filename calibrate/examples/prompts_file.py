@@ -58,11 +58,21 @@ class PromptsFile(NamedTuple):
         return any(isinstance(line.prompt, str) for line in self.lines)
 
     def examples(self, encoder: Encoder) -> list[tuple[Cell, Encoded]]:
-        """Each with its cell: its template, and its length rounded up to a power of two."""
-        made = []
+        """Each with its cell: its template, and its length rounded up to a power of two.
+
+        Raises:
+          CalibrateError: one occurs twice: it would judge the fit that was made of it.
+        """
+        made, seen = [], dict[tuple[bytes, int], str]()
         for where, template, prompt, answer in self.lines:
             ids = encoder.pair(prompt, answer) if isinstance(prompt, str) else (prompt, answer)
             encoded = encoder.join(where, *ids)
+            first = seen.setdefault((encoded.tokens.tobytes(), encoded.start), where)
+            if first != where:
+                raise CalibrateError(
+                    f"{where}: the same prompt and answer as in line {first.split()[-1]}; give "
+                    "each once, or a fit is judged by what it was made of"
+                )
             octave = 1 << (len(encoded.tokens) - 1).bit_length()
             made.append((Cell(template, octave, False), encoded))
         return made
