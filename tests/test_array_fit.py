@@ -181,6 +181,19 @@ def test_masked_items_are_no_items_and_any_array_will_do():
     assert masked == calibrate.fit(np.asarray(rounded, np.float64), target, q=0.0)
 
 
+def test_an_offset_of_float64_logits_is_no_matter():
+    rng = np.random.default_rng(0)
+    logits, target = rng.standard_normal((2_000, 16)), rng.integers(0, 16, 2_000)
+    logits[np.arange(2_000), target] += 1.5
+    mask = rng.random((2_000, 16)) < 0.9
+    mask[np.arange(2_000), target] = True
+    fits = [
+        calibrate.fit(logits + offset, target, mask=mask, progress=False) for offset in (0, 1e7)
+    ]
+    beta = [[float(fit.only.coefficients[-1]) for fit in fits]]
+    np.testing.assert_allclose(*np.transpose(beta), rtol=1e-5)
+
+
 def test_copies_have_all_that_a_fit_has(fitted):
     again = pickle.loads(pickle.dumps(fitted))
     assert again == fitted

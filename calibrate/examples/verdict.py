@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
 from calibrate.files.example_set import Cell
-from calibrate.fitting.gain import LEAST_GAIN
 
 NAMED = 4  # cells in a sentence
 NEGLIGIBLE = 0.001  # nats of an answer
+NOTHING_LEFT = 0.01  # the same: too little to fit for
 
 
 def verdict(comparison: ExampleComparison, rule: str, constants: Sequence[str] = ()) -> list[str]:
@@ -47,7 +47,7 @@ def by_length(comparison: ExampleComparison) -> list[str]:
         for rule in rules:
             gain = _signed(comparison.gain(rule, LOG_P, cells), 3)
             line = f"answers right {shares(comparison, rule, cells)}, log p {gain} nats"
-        full = ": nothing left to gain" * (-log_p < LEAST_GAIN)
+        full = ": nothing left to gain" * (-log_p < NOTHING_LEFT)
         lines.append(f"at {length:,} tokens {line}{full}")
     return lines
 

@@ -19,7 +19,7 @@ from calibrate.fitting.rule_fitting import (
     to_coefficients,
 )
 from calibrate.fitting.solved_rows import Rows
-from calibrate.fitting.weighting import N_BLOCKS, estimate_mean
+from calibrate.fitting.weighting import N_BLOCKS, estimate_mean, row_weights
 from calibrate.maths.rule import beta_of
 
 N_FOLDS = 5
@@ -113,3 +113,8 @@ def _applied(fit: Coefficients, entropy: np.ndarray, items: np.ndarray) -> np.nd
 def log_p_at(rows: Rows, beta: np.ndarray) -> np.ndarray:
     """(rows,) log p_t at each row's beta, within the bounds, in nats."""
     return rows.profile.log_p(np.clip(beta, rows.profile.low, rows.profile.high))
+
+
+def mean_by_size(rows: Rows, score: np.ndarray) -> float:
+    """The mean over set sizes of the mean of each; sizes with few rows have less weight."""
+    return float(row_weights(rows) @ score)

@@ -47,16 +47,22 @@ def log_size_form(log_n: np.ndarray, low: float, high: float) -> Form:
     return Form(design, matrix, np.full(2, low), np.full(2, high), np.array([0.0, 1.0]))
 
 
-def polynomial_form(entropy: np.ndarray, domain: Domain, low: float, high: float) -> Form:
+def polynomial_form(
+    entropy: np.ndarray,
+    domain: Domain,
+    low: float,
+    high: float,
+    degree: int = DEGREE,
+) -> Form:
     """beta = a polynomial of entropy in Bernstein form, within the bounds on all of its domain.
 
     The bounds hold for its coefficients of degree 24: enough for the polynomial to keep them, and
     nearly necessary.
     """
     t = _unit(entropy, domain)
-    matrix = elevation(DEGREE, ELEVATED_TO)
+    matrix = elevation(degree, ELEVATED_TO)
     bounds = np.full(len(matrix), low), np.full(len(matrix), high)
-    return Form(basis(t, DEGREE), matrix, *bounds, np.ones(DEGREE + 1))
+    return Form(basis(t, degree), matrix, *bounds, np.ones(degree + 1))
 
 
 def entropy_and_size_form(
