@@ -188,7 +188,7 @@ def test_readme_smollm2_is_the_file(monkeypatch):
 
 def test_what_the_readme_says_of_smollm2():
     found = {(r["kind"], r["template"], r["length"]): r["rules"] for r in SMOLLM2["found"]}
-    for length, own, plain in ((250, 58.5, 27.0), (900, 50.0, 10.0)):
+    for length, own, plain in ((250, 58.0, 27.0), (900, 50.5, 10.0)):
         rules = found["seen", "all", length]
         assert 100 * rules["own"]["right"]["mean"][0] == pytest.approx(own)
         assert 100 * rules["plain"]["right"]["mean"][0] == pytest.approx(plain)
@@ -199,19 +199,20 @@ def test_what_the_readme_says_of_smollm2():
             gain, error = rules[rival]["right"]["gain"]
             assert (gain > 2 * error) == ((rival, length) == ("layers", 900))
     rules = found["seen", "all", 2000]
-    assert [round(20 * rules[r]["right"]["mean"][0]) for r in ("own", "plain")] == [11, 3]
+    assert [round(20 * rules[r]["right"]["mean"][0]) for r in ("own", "plain")] == [10, 3]
     for (kind, template, length), rules in found.items():
         if kind == "not seen":
             assert rules["own"]["log_p"]["gain"][0] > 0
         if (kind, template) == ("not seen", "all") and length in (250, 900):
             gain, error = rules["own"]["right"]["gain"]
-            assert abs(gain) < 2 * error
+            assert (gain > 2 * error) == (length == 250)
+            assert abs(gain) < 2 * error or gain > 0
         if kind == "text":
             losses = [-rules[r]["log_p"]["gain"][0] for r in ("own", "layers", "constant")]
             assert losses == sorted(losses)
-            assert 0.024 < losses[1] < losses[2] < 0.033
+            assert 0.026 < losses[1] < losses[2] < 0.033
     beta = np.array([entry["coefficients"][-1] for entry in SMOLLM2["entries"]])
-    assert (len(beta), (beta > 1).sum(), (beta < 1).sum()) == (268, 139, 129)
-    assert [round(x, 2) for x in (beta.min(), beta.max())] == [0.6, 1.49]
+    assert (len(beta), (beta > 1).sum(), (beta < 1).sum()) == (268, 141, 127)
+    assert [round(x, 2) for x in (beta.min(), beta.max())] == [0.46, 1.57]
     assert [round(x, 2) for x in np.quantile(beta, [0.25, 0.75])] == [0.87, 1.11]
     assert SMOLLM2["betas"] == {"constant": 1.15, "layers": 1.3}
