@@ -135,6 +135,7 @@ def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
     )
 
 
+@pytest.mark.slow
 def test_long_sequences_in_their_own_blocks(paper):
     """As it runs outside of tests: runs, blocks and the last one filled up."""
     arrays = qkv(T=700, S=700, N=2, K=1, B=1)

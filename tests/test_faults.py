@@ -232,6 +232,7 @@ def test_one_that_has_to_be_written_to_is_named(here, read_only, begin):
     assert visible(Path("run")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [pytest.param(0.0, marks=pytest.mark.slow), -3600.0])
 def test_clocks_that_stand_still_or_run_backwards(here, monkeypatch, step):
     monkeypatch.setattr(training, "SIZES", (5, 5))

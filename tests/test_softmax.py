@@ -421,6 +421,7 @@ def slopes_and_bends(value, z, step=1e-4):
     return first, second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
 @pytest.mark.parametrize(

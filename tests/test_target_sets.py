@@ -29,6 +29,7 @@ def log_mass(beta, z, target):
         return np.log(weights[target].sum()) - np.log(weights.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "count", "dtype"),
     [

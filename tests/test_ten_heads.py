@@ -105,6 +105,7 @@ def test_other_sets_seeds_rules_and_heads_are_scored_anew(here):
     assert (other.correct["plain"] != first.correct["plain"]).any()
 
 
+@pytest.mark.slow
 def test_a_head_that_no_rule_helps_is_named(here):
     with pytest.warns(UserWarning, match="toy has no fit of its own: not for this head"):
         rules = calibrate_head(ShuffledHead(0.2), CALIBRATION, here)
