@@ -70,7 +70,7 @@ class SoftmaxCalibrator(BaseEstimator):
           UserWarning: no rule is better than plain softmax, or rows are too few to tell.
         """
         X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2, y_numeric=True)
-        _finite(X)
+        _refuse_infinite(X)
         y = _positions(y, X.shape[1])
         try:
             self.coefficients_ = fit(
@@ -88,7 +88,9 @@ class SoftmaxCalibrator(BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, n) probabilities of logits (rows, n)."""
         check_is_fitted(self)
-        X = _finite(validate_data(self, X, reset=False, **_LOGITS))
+        X = validate_data(self, X, reset=False, **_LOGITS)
+        _refuse_infinite(X)
+        X = as_masks(X)
         entry, rule = self.coefficients_.only, self.coefficients_.rule
         return reference.adaptive_softmax(X, entry.coefficients, entry.domain, rule)
 
@@ -108,11 +110,10 @@ class SoftmaxCalibrator(BaseEstimator):
 _LOGITS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 
 
-def _finite(logits: np.ndarray) -> np.ndarray:
-    """The logits, masked as in `calibrate.fit`. Raises ValueError for NaN or +inf."""
+def _refuse_infinite(logits: np.ndarray) -> None:
+    """Raises ValueError for NaN or +inf; -inf is a mask."""
     if not (logits < np.inf).all():
         raise ValueError("X has NaN or infinity; give logits, -inf where masked")
-    return as_masks(logits)
 
 
 def _positions(y: Any, n: int) -> np.ndarray:

@@ -206,7 +206,7 @@ def test_what_the_readme_says_of_smollm2():
         if (kind, template) == ("not seen", "all") and length in (250, 900):
             gain, error = rules["own"]["right"]["gain"]
             assert (gain > 2 * error) == (length == 250)
-            assert abs(gain) < 2 * error or gain > 0
+            assert gain > -2 * error
         if kind == "text":
             losses = [-rules[r]["log_p"]["gain"][0] for r in ("own", "layers", "constant")]
             assert losses == sorted(losses)

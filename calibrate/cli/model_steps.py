@@ -3,7 +3,7 @@
 import contextlib
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from calibrate.cli.diagnose import diagnosis_folder
 from calibrate.cli.model_options import Source
 from calibrate.cli.progress import Steps
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError
 from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.collection import discard_collection
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from calibrate.examples.collect_examples import Job
     from calibrate.examples.sources import Wanted
     from calibrate.export.exportable import Exportable
-    from calibrate.model_fitting.candidates import Candidate
     from calibrate.report.first_look_record import FirstLookRecord
     from calibrate.report.model_fit_record import ModelFitRecord
     from calibrate.transformers.folders import ModelFolder
@@ -135,10 +134,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     if warning := nearly_none_right(collection):
         stderr.print(warning)
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    with (
-        _why_refused(collection) as ended,
-        Steps("loading the model", 1, at_most=True) as steps,
-    ):
+    with _why_refused(), Steps("loading the model", 1, at_most=True) as steps:
 
         def begin(what: str, passes: list[list[int]]) -> None:
             work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
@@ -146,7 +142,10 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
 
         fit = fit_through(
             lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
-            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin, ended,
+            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
+            lambda found: stderr.print(
+                f"{found.form.label}: {found.point.value.gain:+.3f} nats on examples that choose"
+            ),
         )  # fmt: skip
     coefficients, written = publish_fit(fit.coefficients, request.store)
     record = ModelFitRecord(replace(fit, coefficients=coefficients), None)
@@ -156,31 +155,16 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
 
 
 @contextlib.contextmanager
-def _why_refused(
-    collection: files.ExampleCollection,
-) -> "Iterator[Callable[[Candidate], None]]":
-    """Prints each candidate that it is given, and of a refused fit what is known at each length."""
-    from calibrate.examples.comparison import PLAIN, compare
+def _why_refused() -> Iterator[None]:
+    """Prints of a refused fit what is known at each length."""
     from calibrate.examples.verdict import by_length
     from calibrate.model_fitting.judging import NotWorthItError
 
-    found = []
-
-    def ended(candidate: "Candidate") -> None:
-        found.append(candidate)
-        gain = candidate.point.value.gain
-        stderr.print(f"{candidate.form.label}: {gain:+.3f} nats on examples that choose")
-
     try:
-        yield ended
-    except QualityError as failure:
-        if found:
-            everything, plain = range(len(collection.set.examples)), {PLAIN: collection.scores}
-            known = compare(collection.set, everything, plain)
-            if isinstance(failure, NotWorthItError):
-                known = failure.comparison
-            for line in by_length(known):
-                stderr.print(f"  {line}")
+        yield
+    except NotWorthItError as failure:
+        for line in by_length(failure.comparison):
+            stderr.print(f"  {line}")
         raise
 
 

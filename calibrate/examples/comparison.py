@@ -128,6 +128,11 @@ def over_cells(
     return mean, np.sqrt(total), freedom
 
 
+def plain_alone(examples: ExampleSet, scores: Scores) -> ExampleComparison:
+    """Plain softmax on all examples, by its scores of them."""
+    return compare(examples, range(len(examples.examples)), {PLAIN: scores})
+
+
 def compare(
     examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores]
 ) -> ExampleComparison:

@@ -36,7 +36,7 @@ from calibrate.files.json_shapes import (
     read_field,
 )
 from calibrate.files.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATUS
-from calibrate.files.npz import digest_of, read_bytes
+from calibrate.files.npz import MAX_BYTES, digest_of, read_bytes
 from calibrate.files.shard import listed_bytes
 from calibrate.files.strict_json import parse, refuse
 
@@ -119,7 +119,7 @@ def open_examples(folder: Path) -> ExampleCollection:
         )
     configuration = manifest["configuration"]
     path = folder / EXAMPLES
-    data = listed_bytes(path, configuration["examples"])
+    data = listed_bytes(path, configuration["examples"], MAX_BYTES)
     examples = parse_examples(data, path, cells_of(configuration))
     units = examples.units(UNIT_TOKENS)
     if len(units) != len(manifest["scores"]):
@@ -130,7 +130,9 @@ def open_examples(folder: Path) -> ExampleCollection:
     parts = []
     for number, (unit, entry) in enumerate(zip(units, manifest["scores"], strict=True)):
         path = scores_path(folder, number)
-        parts.append(parse_scores(listed_bytes(path, entry), path, examples.n_answer(unit)))
+        parts.append(
+            parse_scores(listed_bytes(path, entry, MAX_BYTES), path, examples.n_answer(unit))
+        )
     columns = zip(*parts, strict=True)
     return ExampleCollection(folder, manifest, digest, examples, Scores(*map(np.hstack, columns)))
 
@@ -233,7 +235,7 @@ def find_scores(path: Path, lengths: np.ndarray, listed: dict[str, Any] | None) 
         return None
     try:
         if listed is not None:
-            return listed_bytes(path, listed)
+            return listed_bytes(path, listed, MAX_BYTES)
         data = read_bytes(path, _OVERHEAD + _PER_EXAMPLE * len(lengths))
         parse_scores(data, path, lengths)
     except DamagedError:

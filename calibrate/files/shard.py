@@ -8,6 +8,7 @@ all rows of the unit, in the order of COUNTS. If the source names heads, also `l
 """
 
 import contextlib
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,15 +157,17 @@ def require(condition: bool | np.bool_, path: Path, error: str) -> None:
         raise DamagedError(f"{path}: {error}; {REPAIR}")
 
 
-def listed_bytes(path: Path, entry: dict[str, Any]) -> bytes:
+def listed_bytes(path: Path, entry: dict[str, Any], most: float = math.inf) -> bytes:
     """The bytes of a collection's file, as its entry in the manifest lists them.
 
+    Args:
+      most: how many it may have, whatever is listed.
     Raises:
-      DamagedError: it is absent, or has another digest.
+      DamagedError: it is absent, too large, or has another digest.
     """
     if not path.exists():
         raise DamagedError(f"{path} is missing; {REPAIR}")
-    data = read_bytes(path, entry["bytes"], REPAIR)
+    data = read_bytes(path, int(min(entry["bytes"], most)), REPAIR)
     if digest_of(data) != entry["sha256"]:
         raise DamagedError(
             f"{path} is not the file that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"

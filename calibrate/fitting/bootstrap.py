@@ -11,6 +11,7 @@ from calibrate.fitting.candidates import (
     Candidate,
     applied_beta,
     log_p_at,
+    mean_by_size,
 )
 from calibrate.fitting.model_selection import Choice
 from calibrate.fitting.rule_fitting import (
@@ -23,7 +24,7 @@ from calibrate.fitting.rule_fitting import (
     to_coefficients,
     usable_rows,
 )
-from calibrate.fitting.weighting import N_BLOCKS, row_weights
+from calibrate.fitting.weighting import N_BLOCKS
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
@@ -106,5 +107,5 @@ def learning_curve(choice: Choice, options: Options) -> list[LearningPoint]:
             block_weights[others[:share]] = 1
             solution = solve_problem(problem, block_weights, least_sharp.solution)
             beta = applied_beta(to_coefficients(problem, solution), held_out)
-            log_p[share].append(float(row_weights(held_out) @ log_p_at(held_out, beta)))
+            log_p[share].append(mean_by_size(held_out, log_p_at(held_out, beta)))
     return [LearningPoint(counts[share], float(np.mean(log_p[share]))) for share in log_p]

@@ -45,13 +45,12 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, FiniteMasks]:
     _check(arrays, subject)
     with np.errstate(over="ignore"):  # beyond float32 becomes -inf, masked, or inf, a bad row
         logits = arrays["logits"].astype(np.float32, copy=False)
-    mask = arrays.get("mask")
-    low = finite_masks(logits if mask is None else np.where(mask, logits, np.float32(-np.inf)))
-    logits = as_masks(logits)
+    low, logits = finite_masks(logits, arrays.get("mask", True)), as_masks(logits)
     found = {**arrays, "logits": logits}
-    refuse_probabilities(np.where(real_items(found), logits, 0), f"{subject}logits have")
+    real = real_items(found)
+    refuse_probabilities(np.where(real, logits, 0), f"{subject}logits have")
     if arrays["logits"].dtype.itemsize > logits.dtype.itemsize:
-        found["logits"] = _centred(arrays["logits"], real_items(found), logits)
+        found["logits"] = _centred(arrays["logits"], real, logits)
     return found, low
 
 

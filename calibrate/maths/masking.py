@@ -46,8 +46,8 @@ class FiniteMasks(NamedTuple):
         )
 
 
-def finite_masks(logits: np.ndarray) -> FiniteMasks:
-    """Counts the finite logits that mean masked."""
-    low = logits[is_masked(logits) & np.isfinite(logits)]
+def finite_masks(logits: np.ndarray, where: np.ndarray | bool = True) -> FiniteMasks:
+    """Counts the finite logits that mean masked, of the items that `where` leaves."""
+    low = logits[is_masked(logits) & np.isfinite(logits) & where]
     ends = (low.min(), low.max()) if low.size else (np.inf, -np.inf)
     return FiniteMasks(low.size, *map(float, ends))

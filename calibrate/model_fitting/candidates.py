@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError
+from calibrate.examples.comparison import plain_alone
 from calibrate.examples.parts import CHOOSING, FITTING, parts_of
 from calibrate.export.exportable import Exportable
 from calibrate.export.plan import ALIKE, HEAD
@@ -17,6 +18,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.example_collection import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model_fitting.descent import MOST_STEPS, Course, Descent, Point
+from calibrate.model_fitting.judging import NotWorthItError
 from calibrate.model_fitting.memo import Memo, processor
 from calibrate.model_fitting.objective import ALLOWED_LOSS, Objective
 from calibrate.model_fitting.passes import Passes, Report
@@ -156,7 +158,7 @@ def fit_candidates(
     """The best point of each form, which begins at that of a simpler one.
 
     Raises:
-      QualityError: no constant gains on the examples that choose, of all heads or of each, nor a
+      NotWorthItError: no constant gains on the examples that choose, of all heads or of each, nor a
         line of all: no other is tried, unless a kind is asked for or a trained length is held.
     """
     tools = (processor(model.device), *map(version, TOOLS))
@@ -180,19 +182,20 @@ def fit_candidates(
         candidates.append(Candidate(form, point))
         ended(candidates[-1])
         if form.kind == CONSTANT and form.of != ALIKE and not free_to_go_on:
-            _require_gain(candidates)
+            _require_gain(candidates, collection)
     return candidates
 
 
-def _require_gain(candidates: Sequence[Candidate]) -> None:
-    """Raises QualityError if none leads plain softmax as a rule has to lead a simpler one."""
+def _require_gain(candidates: Sequence[Candidate], collection: ExampleCollection) -> None:
+    """Raises NotWorthItError if none leads plain softmax as a rule has to lead a simpler one."""
     if any(candidate.point.value.leads_by(LEAST_LEAD) for candidate in candidates):
         return
     gain, error = max(candidate.point.value.lead() for candidate in candidates)
-    raise QualityError(
+    raise NotWorthItError(
         "not for this model: neither a rule for all heads nor a constant for each gains on the "
         f"examples that choose (at best {gain:+.3f} ± {error:.3f} nats), and no other is tried; "
-        "give prompts that the model answers in part, or a --kind, which is tried all the same"
+        "give prompts that the model answers in part, or a --kind, which is tried all the same",
+        plain_alone(collection.set, collection.scores),
     )
 
 

@@ -22,10 +22,10 @@ ONE_CONSTANT, ONE_LINE = "one constant", "one line in log n"  # on every head
 
 
 class NotWorthItError(QualityError):
-    """A fit that was judged, and is not worth publishing.
+    """No rule is worth publishing.
 
     Attributes:
-      comparison: of plain softmax, the fit and its rivals.
+      comparison: of plain softmax, and of a fit that was judged, that and its rivals.
     """
 
     def __init__(self, message: str, comparison: ExampleComparison) -> None:

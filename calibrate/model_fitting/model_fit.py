@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
 from calibrate.examples.answering import check_vocabulary
-from calibrate.examples.comparison import PLAIN, compare
+from calibrate.examples.comparison import PLAIN, compare, plain_alone
 from calibrate.examples.parts import JUDGING, N_PARTS, parts_of
 from calibrate.examples.score_fits import Kept, score_fits
 from calibrate.export.plan import ALIKE
@@ -31,7 +31,15 @@ from calibrate.model_fitting.candidates import (
     objective,
     part,
 )
-from calibrate.model_fitting.judging import FREE, ONE_CONSTANT, ONE_LINE, OWN, PAPER, Judged
+from calibrate.model_fitting.judging import (
+    FREE,
+    ONE_CONSTANT,
+    ONE_LINE,
+    OWN,
+    PAPER,
+    Judged,
+    NotWorthItError,
+)
 from calibrate.model_fitting.passes import Report
 from calibrate.model_fitting.rule_parameters import CONSTANT, ONE_RATIO, Head
 from calibrate.transformers.betas import head_betas
@@ -83,9 +91,10 @@ def fit_through(
     chosen = choose(candidates, collection, options)
     fit = chosen.published.fit(heads.heads)
     if fit is None:
-        raise QualityError(
+        raise NotWorthItError(
             "not for this model: no rule on its heads answers better on examples that choose; "
-            "`calibrate diagnose` shows what each head wants"
+            "`calibrate diagnose` shows what each head wants",
+            plain_alone(collection.set, collection.scores),
         )
     fit = replace(
         fit, name=name, source=_source(collection, options), provenance=provenance(*TOOLS)
