@@ -377,7 +377,20 @@ def test_no_rows_at_all_is_exit_3(collection, here):
     manifest["shards"] = []
     manifest["sizes"] = [size | {"kept": 0} for size in manifest["sizes"]]
     Path("run/manifest.json").write_text(json.dumps(manifest))
-    assert "run has no rows; collect more sets" in refusal("run", code=3)
+    assert "run has no rows of any weight; collect more sets" in refusal("run", code=3)
+
+
+def test_rows_without_weight_are_left_out(here):
+    """And so are heads that have no others."""
+    rng, rows = np.random.default_rng(1), 400
+    logits = rng.standard_normal((rows, 16)).astype(np.float32)
+    weight = np.where(np.arange(rows) < 200, 1.0, 0.0)
+    columns = {"logits": logits, "target": rng.integers(0, 16, rows), "weight": weight}
+    columns |= {"layer": np.zeros(rows, int), "head": (np.arange(rows) >= 300).astype(int)}
+    np.savez("some.npz", **columns)
+    found = diagnose(collect_arrays(Arrays(Path("some.npz")), here / "run"))
+    assert [(head.head, head.rows) for head in found.heads] == [(0, 200)]
+    assert found.without_rows == [(0, 1)]
 
 
 def test_figures_show_what_was_found(found, heads):

@@ -166,7 +166,7 @@ def test_the_verdict_counts_heads(gains, named, more, moves, heads):
 def test_the_page_says_how_rows_are_weighted(logged):
     columns = {name: x for name, x in planted().items() if name not in ("layer", "head", "mask")}
     np.savez("alike.npz", **columns)
-    np.savez("weighed.npz", **columns, weight=np.arange(360.0))
+    np.savez("weighed.npz", **columns, weight=1 + np.arange(360.0))
     for name, how in (("alike", "have equal weight."), ("weighed", "are weighted.")):
         call("report", "alike", "--logits", f"{name}.npz", "--out", "r.html")
         words = " ".join(Text(Path("r.html").read_text(encoding="utf-8")).words)

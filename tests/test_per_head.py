@@ -16,6 +16,7 @@ from calibrate.files.logits_recorder import Recorder
 from calibrate.fitting import solved_rows
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection, same_fit
 from calibrate.fitting.gain import Gain
+from calibrate.fitting.model_selection import choose
 from calibrate.fitting.per_head import (
     HeadFit,
     HeadRule,
@@ -270,6 +271,18 @@ def test_a_head_whose_weight_lies_in_one_prompt_does_not_stop_the_others(rows):
     _, heads = fit_heads(concatenate_rows([rows, own]), Options(rows="all"))
     assert [head.rule is not None for head in heads] == [False, True, True, False, False]
     assert "10 usable rows, fewer than the 100" in heads[-1].verdict
+
+
+def test_a_head_without_any_weight_keeps_plain_softmax():
+    """And alone it is refused."""
+    rows = rows_of({(5, 5): WANTS[0, 1], (5, 6): WANTS[0, 1]}, sizes=(16, 64), count=200)
+    rows = rows._replace(weight=(rows.head == 5).astype(np.float32))
+    _, heads = fit_heads(rows, Options(rows="all"))
+    assert [head.rule is not None for head in heads] == [True, False]
+    assert "no row has any weight" in heads[1].verdict
+    for fit in (fit_heads, choose):
+        with pytest.raises(QualityError, match="no row has any weight"):
+            fit(rows.take(rows.head == 6), Options(rows="all"))
 
 
 def named(gain, p, kind):

@@ -81,8 +81,13 @@ def by_loop(columns, fit):
     return p
 
 
+def by_t(rows):
+    """How much wider Student's t makes the errors of so many rows."""
+    return stdtrit(rows - 1, 0.975) / 1.959964
+
+
 def mean_and_error(x):
-    return x.mean(), x.std(ddof=1) / np.sqrt(len(x))
+    return x.mean(), by_t(len(x)) * x.std(ddof=1) / np.sqrt(len(x))
 
 
 @pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -138,6 +143,22 @@ def test_rows_count_by_their_weights(here):
                 assert (found.error[1:, 2] >= other.error[1:, 2]).all()
 
 
+def test_rows_without_weight_are_as_none(here):
+    """Also where they would make a size count more."""
+    columns = planted(rows=60)
+    n_rows = len(columns["target"])
+    kept = np.arange(n_rows) % 2 == 0
+    alone = score_logits(save(here / "alone.npz", {k: x[kept] for k, x in columns.items()}), FITS)
+    among = score_logits(save(here / "among.npz", columns | {"weight": 1.0 * kept}), FITS)
+    assert among.sizes == alone.sizes
+    weight = 1.0 * (columns["mask"].sum(axis=1) == 48)
+    one = score_logits(save(here / "one.npz", columns | {"weight": weight}), FITS)
+    assert [one.estimate(i).rows for i, _ in enumerate(one.sizes)] == [0, weight.sum()]
+    for head in (None, 1):
+        for found, other in zip(among.estimate(head=head), alone.estimate(head=head), strict=True):
+            np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-7)
+
+
 def test_over_all_sizes_count_alike(here):
     columns = planted()
     arrays = save(here / "held-out.npz", columns)
@@ -149,7 +170,9 @@ def test_over_all_sizes_count_alike(here):
         weight = weight / weight.sum()
         assert len(set(weight)) > 1  # a size of few rows counts less
         mean, error = np.array([part.of(rule, "log_p_gain") for part in parts]).T
-        expected = weight @ mean, np.sqrt(weight**2 @ error**2)
+        alone = np.array([by_t(part.rows) for part in parts])
+        together = by_t(1 / np.sum(weight**2 / [part.rows for part in parts]))
+        expected = weight @ mean, together * np.sqrt(weight**2 @ (error / alone) ** 2)
         np.testing.assert_allclose(scores.estimate(head=j).of(rule, "log_p_gain"), expected)
 
 
@@ -232,6 +255,7 @@ def test_weighted_errors_are_those_of_a_mean_of_such_weights(offset):
     mean = np.average(x, weights=weight)
     alike = weight.sum() ** 2 / (weight**2).sum()
     expected = np.linalg.norm(weight * (x - mean)) / weight.sum() * np.sqrt(alike / (alike - 1))
+    expected *= by_t(alike)
     for pieces in (1, 3, 40):
         found = moments(offset + x, weight, pieces)
         np.testing.assert_allclose(found.mean[0, 0, 0], offset + mean, rtol=1e-12)
@@ -255,7 +279,7 @@ def test_a_row_with_all_of_the_weight_has_no_standard_error():
     for others in (0.0, 1e-6):
         weight = np.where(np.arange(50) == 7, 1.0, others)
         assert np.isnan(error_of(moments(x, weight)))
-    assert error_of(moments(x[:2])) == pytest.approx(abs(x[0] - x[1]) / 2)
+    assert error_of(moments(x[:2])) == pytest.approx(by_t(2) * abs(x[0] - x[1]) / 2)
 
 
 def test_a_single_row_has_no_standard_error(here):
@@ -310,8 +334,7 @@ def by_prompt(columns, group):
     weight = np.bincount(group)
     of_group = np.bincount(group, columns - columns.mean())[weight > 0] / len(columns)
     effective = weight.sum() ** 2 / (weight**2).sum()
-    t = stdtrit(effective - 1, 0.975) / 1.959964
-    return t * np.linalg.norm(of_group) * np.sqrt(effective / (effective - 1))
+    return by_t(effective) * np.linalg.norm(of_group) * np.sqrt(effective / (effective - 1))
 
 
 def test_errors_go_by_group(here, monkeypatch):
@@ -375,3 +398,13 @@ def test_one_group_has_no_standard_error(here):
     found = score_logits(arrays, {}).estimate()
     assert np.isfinite(found.mean).all()
     assert np.isnan(found.error).all()
+
+
+def test_few_rows_show_no_more_gains_by_chance_than_many():
+    """Beyond two errors: of 2 rows, 5 and 100 alike, in 2,000 samples without any gain."""
+    rng = np.random.default_rng(5)
+    for rows in (2, 5, 100):
+        found = [moments(rng.standard_normal(rows)) for _ in range(2_000)]
+        means = np.array([sample.mean[0, 0, 0] for sample in found])
+        errors = np.array([error_of(sample) for sample in found])
+        assert 0.013 < (means > 2 * errors).mean() < 0.035

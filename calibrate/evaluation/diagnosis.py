@@ -81,7 +81,7 @@ class Diagnosis(NamedTuple):
     collection: Collection
     eps: float
     heads: list[HeadDiagnosis]
-    without_rows: list[tuple[int, int]]  # (layer, head) without a kept row
+    without_rows: list[tuple[int, int]]  # (layer, head) without a kept row of any weight
 
 
 class Measured(NamedTuple):
@@ -114,20 +114,22 @@ def diagnose(
 ) -> Diagnosis:
     """Measures every head of a collection; a few heads' rows are in memory at a time.
 
+    Rows of weight 0 are left out.
+
     Args:
       collection: complete, of a sample of all rows.
       eps: the coefficient below which a target counts as lost, between 0 and 1.
       report: called after each shard of each group of `group_heads`.
     Raises:
       CalibrateError: the collection keeps misranked rows only, or is damaged.
-      QualityError: it has no rows, or too many bad ones.
+      QualityError: it has no rows of any weight, or too many bad ones.
     """
     require_all_rows(collection)
     heads: list[HeadDiagnosis] = []
     for group in solved_rows.group_heads(collection):
         heads += _diagnose_group(collection, group, eps, report)
     if not heads:
-        raise QualityError(f"{collection.folder} has no rows; collect more sets")
+        raise QualityError(f"{collection.folder} has no rows of any weight; collect more sets")
     diagnosed = {(head.layer, head.head) for head in heads}
     names = {name: tuple(map(known_index, name)) for name in collection.heads}
     without_rows = [name for name, indices in names.items() if indices not in diagnosed]
@@ -149,11 +151,9 @@ def _diagnose_group(
     unnamed = collection.manifest["configuration"].get("head", "head")
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [
-            _diagnose_head(
-                measured.take(measured.rows.is_of(layer, head)),
-                head_label(known_index(layer), known_index(head)) or str(unnamed),
-            )
-            for layer, head in measured.rows.heads()
+            _diagnose_head(measured.take(mine), head_label(*map(known_index, name)) or str(unnamed))
+            for name in measured.rows.heads()
+            if (mine := measured.rows.is_of(*name) & (measured.rows.weight > 0)).any()
         ]
 
 

@@ -17,7 +17,7 @@ from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import refuse_bad_rows
 from calibrate.files.manifest import COUNTS
 from calibrate.fitting.solved_rows import head_label, known_index
-from calibrate.fitting.weighting import MIN_EFFECTIVE, size_shares
+from calibrate.fitting.weighting import MIN_EFFECTIVE, size_shares, widened
 from calibrate.heads.logits_files import Arrays
 from calibrate.heads.logits_rows import MOST_HEADS, LoggedRows
 from calibrate.maths.likelihood_profile import log_p
@@ -32,7 +32,7 @@ class Estimate(NamedTuple):
     """Means over rows, and their standard errors.
 
     Both are NaN where all weights are 0; errors also where one row, or one group, has almost all of
-    the weight.
+    the weight. Of few rows, or groups, they are as much wider as Student's t is.
     """
 
     rows: int
@@ -121,9 +121,7 @@ def _mean_over_sizes(sizes: Moments) -> Estimate:
     # The variance of a single row is estimated by its distance to the mean of all sizes.
     variance = np.where(alone, (means - mean) ** 2, variance)
     error = np.sqrt(np.sum(share**2 * variance, axis=0))
-    if alone.all() and len(alone) == 1:
-        error = np.full_like(error, np.nan)
-    return Estimate(n_rows, mean, error)
+    return Estimate(n_rows, *widened(mean, error, 1 / np.sum(share**2 / effective, axis=0)))
 
 
 class _ByHead(NamedTuple):
@@ -227,6 +225,7 @@ def _score_size(
     for unit in plan_units(size, arrays.count(size)):
         rows = arrays.rows(unit.size, unit.first, unit.sets)
         good, _, H, counted = examine(rows.logits, rows.target)
+        good &= rows.weight > 0  # others are not among the rows of their size
         rows = LoggedRows(*(x[good] for x in rows))
         values, of_head = _measure(rows, H[good], arrays, by_head)
         piece = Moments.of(values, of_head, len(arrays.heads), rows.weight)

@@ -37,7 +37,7 @@ def held_out_by_size(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> list[H
 
 def _of_one_size(rows: Rows, plain: np.ndarray, log_p: np.ndarray) -> HeldOut:
     (before, _), (after, _), gain = (estimate_mean(rows, x) for x in (plain, log_p, log_p - plain))
-    given = rows.weight.astype(float) if rows.weight.any() else np.ones(len(plain))
+    given = rows.weight.astype(float)
     sums = None
     if (rows.group >= 0).all():
         bucket = (hashes(rows.group) % np.uint64(N_BLOCKS)).astype(int)

@@ -139,9 +139,12 @@ def try_kinds(rows: Rows, options: Options, kinds: Sequence[str] = KINDS) -> Tri
       rows: of a collection; those without weight, or that the solver did not solve, are left out.
       options: of the fits.
       kinds: those to fit, simplest first.
+    Raises:
+      QualityError: there are rows, and none has any weight.
     """
-    counted = rows.weight > 0 if rows.weight.any() else np.full(len(rows.size), True)
-    rows = rows.take(counted & (rows.status != solver.UNSOLVED))
+    if len(rows.weight) and not rows.weight.any():
+        raise QualityError("no row has any weight: all of them are 0; give some")
+    rows = rows.take((rows.weight > 0) & (rows.status != solver.UNSOLVED))
     evidence = Evidence(rows, assign_blocks(rows), row_weights(rows), options.prior_rows)
     plain = evidence.score(np.ones_like(rows.beta))
     trial = Trial(evidence, options, plain, [], {}, {})

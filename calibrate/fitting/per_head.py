@@ -130,24 +130,27 @@ def fit_each_head(rows: Rows, options: Options, force: str | None = None) -> lis
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         for name in rows.heads():
             own = rows.take(rows.is_of(*name))
-            trial = try_kinds(own, options, kinds)
-            fits.append({family: _fit_head(own, trial, force, family) for family in families})
+            layer, index = map(known_index, name)
+            misranked = float(own.misranked.mean())
+            head = HeadFit(layer, index, len(own.size), misranked, None, "")
+            try:
+                trial = try_kinds(own, options, kinds)
+            except QualityError as failure:
+                fits.append(dict.fromkeys(families, replace(head, verdict=str(failure))))
+            else:
+                fits.append({family: _fit_head(head, trial, force, family) for family in families})
     return fits
 
 
-def _fit_head(rows: Rows, trial: Trial, force: str | None, family: str) -> HeadFit:
-    """The best rule of a family for the rows of one head, on which its kinds were tried."""
-    rule = None
-    layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
+def _fit_head(head: HeadFit, trial: Trial, force: str | None, family: str) -> HeadFit:
+    """The head with its best rule of a family, if any; its kinds were tried on its rows."""
     try:
         choice = choose_from(trial.of_kinds(FAMILIES[family]), force)
     except QualityError as failure:
-        verdict = str(failure)
-    else:
-        chosen, verdict = choice.chosen, choice.verdict
-        entry = replace(_entry(choice, family), layer=layer, head=head)
-        rule = HeadRule(entry, chosen.kind, chosen.gain, choice.held_out)
-    return HeadFit(layer, head, len(rows.size), float(rows.misranked.mean()), rule, verdict)
+        return replace(head, verdict=str(failure))
+    entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
+    rule = HeadRule(entry, choice.chosen.kind, choice.chosen.gain, choice.held_out)
+    return replace(head, rule=rule, verdict=choice.verdict)
 
 
 def _entry(choice: Choice, family: str) -> Entry:

@@ -44,7 +44,7 @@ def size_shares(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 def row_weights(rows: Rows) -> np.ndarray:
     """(rows,) adding up to 1: sizes count by `size_shares`, and within one rows by their weight."""
-    given = rows.weight.astype(float) if rows.weight.any() else np.ones(len(rows.size))
+    given = rows.weight.astype(float)
     _, size, count = np.unique(rows.size, return_inverse=True, return_counts=True)
     total = np.bincount(size, given)
     per_weight = size_shares(count, total) / np.where(total > 0, total, 1)
@@ -91,8 +91,8 @@ def require_groups(rows: Rows) -> None:
     count = rows.n_groups()
     if count < MIN_GROUPS:
         raise QualityError(
-            f"the rows come from {count} groups (prompts), fewer than the {MIN_GROUPS} that a fit "
-            "needs; collect rows of more prompts"
+            f"the rows come from {count} group{'s' * (count != 1)} (prompts), fewer than the "
+            f"{MIN_GROUPS} that a fit needs; collect rows of more prompts"
         )
 
 
@@ -113,7 +113,7 @@ class Strata:
 
 def estimate_mean(rows: Rows, values: np.ndarray) -> Estimate:
     """The mean of (rows,) values with `row_weights`, and its standard error by group."""
-    return _widened(*Strata(rows, rows.group_index()).mean(values))
+    return widened(*Strata(rows, rows.group_index()).mean(values))
 
 
 def _sums(size: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -125,10 +125,14 @@ def _sums(size: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray
 
 def mean_over_sizes(total: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> Estimate:
     """The mean over set sizes, and its standard error; arguments as of `mean_and_error`."""
-    return _widened(*mean_and_error(total, weight, rows))
+    return widened(*mean_and_error(total, weight, rows))
 
 
-def _widened(mean: np.ndarray, error: np.ndarray, n_groups: np.ndarray) -> Estimate:
+def widened(mean: np.ndarray, error: np.ndarray, n_groups: np.ndarray) -> Estimate:
+    """The error as wide as Student's t has it of so many groups; NaN where their spread is unknown.
+
+    Rows without groups are each one of their own.
+    """
     known = n_groups >= MIN_EFFECTIVE
     return Estimate(mean, error * widening(np.where(known, n_groups - 1, np.nan)))
 

@@ -60,7 +60,8 @@ class DiagnosisRecord:
         if len(heads) > SHOWN_HEADS:
             yield Text(f"  and {len(heads) - SHOWN_HEADS} more (--json lists them all)")
         if diagnosis.without_rows:
-            yield Text(f"  heads without any kept row: {len(diagnosis.without_rows)}")
+            count = len(diagnosis.without_rows)
+            yield Text(f"  heads without any kept row: {count} (those of weight 0 do not count)")
         yield self._table()
         yield Text(
             "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."

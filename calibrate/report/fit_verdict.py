@@ -121,8 +121,9 @@ def verdict_on_logits(scores: LogitScores, rule: int) -> str:
     before, after = (100 * estimate.of(i, "p")[0] for i in (0, rule))
     direction = _direction(gain, error)
     effect = (
-        "makes no measurable difference", "makes the target more probable",
-        "makes the target less probable",
+        "makes no measurable difference" if np.isfinite(error)
+        else "makes a difference that chance may have made (too few rows or groups for an error)",
+        "makes the target more probable", "makes the target less probable",
     )[direction]  # fmt: skip
     verb = ("changes", "rises", "falls")[direction]
     change = with_error(abs(gain), error, ".4f") if direction else with_error(gain, error, "+.4f")

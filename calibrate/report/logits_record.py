@@ -55,7 +55,8 @@ class LogitsRecord:
         bad = {reason: sum(size[reason] for size in scores.counts) for reason in BAD}
         left_out = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in bad.items() if n)
         heads = f"{len(scores.heads):,} head{'s' * (len(scores.heads) > 1)}"
-        groups = f" from {scores.n_groups:,} groups" * bool(scores.n_groups)
+        n = scores.n_groups
+        groups = f" from {n:,} group{'s' * (n > 1)}" * bool(n)
         weighed = ", weighted" * scores.weighed
         return (
             f"{scores.estimate().rows:,} rows of {heads}{groups}{weighed}; left out: "
