@@ -94,3 +94,6 @@ def test_a_difference_without_variation_is_no_chance():
     comparison = compare("a", [make_score(16, {"plain": 0.0, "own": 1.0, "hard": 0.0})])
     assert comparison.p_plain[comparison.rules.index("own"), 0] == 0
     assert np.isnan(comparison.p_plain[comparison.rules.index("hard"), 0])
+    few = {"plain": np.zeros(4, bool), "own": np.ones(4, bool)}
+    comparison = compare("a", [Score(16, few, 0, 2.0)])
+    assert comparison.p_plain[comparison.rules.index("own"), 0] == 1 / 8  # all of one sign

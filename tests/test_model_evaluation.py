@@ -216,6 +216,19 @@ def test_a_cell_of_one_example_tells_no_error():
     assert "error unknown" in first
 
 
+def test_a_few_answers_that_all_turn_alike_may_be_chance():
+    """All of 5 answers right that were wrong, or the reverse: 1 in 16 where nothing matters."""
+    for n, known in ((2, False), (5, False), (6, True)):
+        examples = ExampleSet(CELLS, (Example(np.zeros(12, np.int32), 2, 0),) * n)
+        right, wrong = (Scores(np.full(n, -1.0), np.full(n, x, np.int32)) for x in (10, 0))
+        for before, after, sign in ((wrong, right, 1), (right, wrong, -1)):
+            found = compare(examples, range(n), {"plain": before, "own": after})
+            assert found.gain("own", RIGHT, [0]).sign == sign * known
+            assert ("worse beyond chance" in " ".join(verdict(found, "own"))) == (
+                known and sign < 0
+            )
+
+
 @pytest.mark.parametrize("counts", [(30, 8, 12, 10, 6), (2, 0, 0, 0, 0)])
 def test_errors_cover(counts):
     """The interval of two errors holds the true gain in 95 % of samples, of few examples too."""

@@ -161,7 +161,21 @@ def test_hindsight_counts_the_sets_that_did_not_choose():
     assert score.gain("hindsight", over="plain")[0] == 1
     assert score.gain("plain", over="hindsight")[0] == -1
     assert score.accuracy("hindsight") == 1.5  # 0.5 on all sets, and 1 more on the last 40
-    assert score.standard_error("hindsight") == 0
+    assert score.standard_error("hindsight") == pytest.approx(
+        0.6 * correct["plain"][:60].std(ddof=1) / 60**0.5
+    )
+
+
+def test_the_error_of_hindsight_is_that_of_its_accuracy():
+    """How far accuracies of other samples are, half of whose sets choose."""
+    accuracies, errors = [], []
+    for seed in range(1_500):
+        rng = np.random.default_rng(seed)
+        plain, gains = rng.random(100) < 0.7, rng.random(100) < 0.2
+        score = Score(16, {"plain": plain, "hindsight": plain | gains}, 50, 2.0)
+        accuracies.append(score.accuracy("hindsight"))
+        errors.append(score.standard_error("hindsight"))
+    assert np.mean(errors) == pytest.approx(np.std(accuracies), rel=0.05)
 
 
 def test_hindsight_bears_its_name(toy_head):

@@ -81,12 +81,15 @@ def _p_against(score: Score, rule: str, other: str) -> float:
 
 
 def paired_p(a: np.ndarray, b: np.ndarray) -> float:
-    """p of a two-sided paired t-test; NaN of one pair, or of two rules that do not differ."""
+    """p of a two-sided paired t-test; NaN of one pair, or of two rules that do not differ.
+
+    Where all pairs differ alike, which has no t, that of the sign test.
+    """
     difference = a - b
     if len(a) < 2 or np.abs(difference).max() < ROUNDING:
         return np.nan
     if np.ptp(difference) <= ROUNDING:
-        return 0.0
+        return float(2.0 ** (1 - len(a)))
     t = difference.mean() / standard_error(difference)
     return float(2 * stdtr(len(a) - 1, -abs(t)))  # importing scipy.stats takes longer than all else
 

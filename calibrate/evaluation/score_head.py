@@ -61,6 +61,12 @@ class Score:
 
     def standard_error(self, rule: str) -> float:
         """Binomial standard error of the accuracy; NaN of a single set."""
+        if rule == "hindsight" and "plain" in self.correct:
+            # Plain softmax on sets that chose, and what it and its gain are on the others.
+            share, plain = self.chosen_on / self.sets, self.outcomes("plain")
+            others = self.outcomes(rule) - share * plain[self.chosen_on :]
+            of_choosing = standard_error(plain[: self.chosen_on]) if self.chosen_on else 0.0
+            return float(np.hypot(share * of_choosing, standard_error(others)))
         return standard_error(self.outcomes(rule))
 
     def gain(self, rule: str, over: str) -> tuple[float, float]:

@@ -15,13 +15,15 @@ from calibrate.maths.student import widening
 PLAIN = "plain"
 LOG_P, RIGHT = "log_p", "right"  # measures
 CERTAIN = 2.0  # standard errors
+LEAST_ALIKE = 6  # answers that all turn alike: of fewer, chance gives one sign too often
 
 
 class Estimate(NamedTuple):
     """A mean, or a mean difference, over cells."""
 
     mean: float
-    # Standard error, as much wider as Student's t is; NaN where a cell has one example.
+    # Standard error, as much wider as Student's t is; NaN where a cell has one example, or fewer
+    # than LEAST_ALIKE answers all turn alike.
     error: float
 
     @property
@@ -72,7 +74,9 @@ class ExampleComparison:
 
     def gain(self, rule: str, measure: str, cells: Sequence[int], over: str = PLAIN) -> Estimate:
         """What a rule adds to another one, by the differences on each example."""
-        return self._estimate(self._of(rule, measure) - self._of(over, measure), cells)
+        found = self._estimate(self._of(rule, measure) - self._of(over, measure), cells)
+        few = measure == RIGHT and self.count(cells) < LEAST_ALIKE
+        return found._replace(error=np.nan) if few and found.mean and not found.error else found
 
     def best(self, measure: str, cells: Sequence[int], among: Sequence[str] = ()) -> str:
         """The rule of the highest mean; of equal ones the first."""

@@ -129,10 +129,8 @@ class ComparisonRecord:
             for k, size in enumerate(comparison.sizes):
                 skipped = comparison.chosen_on[k] if rule == HINDSIGHT else 0
                 sets = comparison.sets[k] - skipped
-                p = comparison.accuracy[i, k]
-                error = math.sqrt(max(p * (1 - p), 0) / sets)
-                row = [rule, label(rule), comparison.head, size, sets, f"{p:.6f}", f"{error:.6f}"]
-                writer.writerow(row)
+                measured = (f"{x[i, k]:.6f}" for x in (comparison.accuracy, comparison.error))
+                writer.writerow([rule, label(rule), comparison.head, size, sets, *measured])
         return text.getvalue()
 
 
