@@ -38,3 +38,11 @@ def test_slices_cover_the_rows_in_order(monkeypatch):
 def test_few_shapes_for_any_number_of_items():
     widths = {z.shape for n in range(1, 300) for _, (z,) in row_blocks.in_blocks(np.zeros((40, n)))}
     assert {width for _, width in widths} == {64, 512}
+
+
+def test_a_call_with_many_items_computes_on_twice_as_many_at_most():
+    for rows, n in ((1_024, 1_000), (1_024, 1_024), (128, 16_384), (40, 129)):
+        few = row_blocks.FEW_ITEMS_OF_A_CALL
+        blocks = row_blocks.in_blocks(np.zeros((rows, n), bool), few_items=few)
+        width = next(z.shape[1] for _, (z,) in blocks)
+        assert rows * width <= max(2 * rows * n, few)

@@ -7,6 +7,7 @@ import pytest
 import calibrate
 from calibrate.heads import load_head
 from calibrate.maths import reference, solver
+from calibrate.maths.row_blocks import FEW_ITEMS
 
 
 def draw_row(rng):
@@ -103,7 +104,7 @@ def test_float32_residual_on_the_shipped_head():
         logits = np.asarray(head.attend(batch).logits)
         # The second-highest item as target: an interior row of every set.
         target = np.argsort(logits, axis=1)[:, -2].astype(np.int32)
-        beta, n_passes = solver._solve_in_blocks(logits, target)
+        beta, n_passes = solver._solve_in_blocks(logits, target, FEW_ITEMS)
         assert n_passes.max() <= 7
         interior = np.isfinite(beta) & (beta > 0)
         assert interior.mean() > 0.95

@@ -11,6 +11,7 @@ from calibrate.files.collection import Collection
 from calibrate.files.shard import BYTES_OF_COLUMN, Heads, Shard
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
+from calibrate.maths.row_blocks import FEW_ITEMS
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
@@ -137,7 +138,7 @@ def solve_shard(shard: Shard, size: int) -> Rows:
 
 def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
-    solved = solver.optimal_beta(logits, target)
+    solved = solver.solve(logits, target, None, FEW_ITEMS)
     if target.ndim == 1:
         at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
     else:

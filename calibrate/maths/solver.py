@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from calibrate.maths import target_sets
 from calibrate.maths.root_finding import MAX_PASSES, Passes, advance, moments
-from calibrate.maths.row_blocks import in_blocks
+from calibrate.maths.row_blocks import FEW_ITEMS_OF_A_CALL, in_blocks
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
 SHARP, FLAT, INTERIOR, UNSOLVED = 1, 2, 0, 3
@@ -52,9 +52,17 @@ def optimal_beta(
         an unmasked item, a logit that is NaN or +inf (all checked on the host).
     Reference: Velickovic et al. 2024, section 3.
     """
+    return solve(logits, target, where, FEW_ITEMS_OF_A_CALL)
+
+
+def solve(
+    logits: ArrayLike, target: ArrayLike, where: ArrayLike | None, few_items: int
+) -> OptimalBeta:
+    """`optimal_beta`, with `few_items` as of `in_blocks`."""
     z, targets = _checked(logits, target, where)
     rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
-    beta, _ = _solve_in_blocks(z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row))
+    flat = z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row)
+    beta, _ = _solve_in_blocks(*flat, few_items)
     beta = beta.reshape(rows)
     classes = [beta == np.inf, beta == 0, np.isnan(beta)]
     return OptimalBeta(beta, np.select(classes, [SHARP, FLAT, UNSOLVED], INTERIOR).astype(np.int8))
@@ -123,13 +131,15 @@ def _first(rows: np.ndarray) -> tuple[int, ...]:
     return tuple(np.argwhere(rows)[0].tolist())
 
 
-def _solve_in_blocks(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _solve_in_blocks(
+    logits: np.ndarray, target: np.ndarray, few_items: int
+) -> tuple[np.ndarray, np.ndarray]:
     """beta and number of passes for (rows, n) logits, in blocks of one traced shape."""
     kernel = _solve if target.ndim == 1 else target_sets.solve
     beta = np.empty(len(logits), logits.dtype)
     n_passes = np.empty(len(logits), np.int8)
     with jax.enable_x64(logits.dtype == np.float64):
-        for part, block in in_blocks(logits, target):
+        for part, block in in_blocks(logits, target, few_items=few_items):
             for out, values in zip((beta, n_passes), kernel(*block), strict=True):
                 out[part] = np.asarray(values)[: part.stop - part.start]
     return beta, n_passes
