@@ -137,9 +137,11 @@ def adaptive_softmax(
       NaN, as in jax.nn.softmax; a row that `where` masks throughout is 0.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads of the logits.
+      TypeError: complex logits, or a tensor of PyTorch.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
+    _refuse_torch(logits)
     axis = hashable(axis)
     if fit.has_heads and axis not in (-1, (-1,), jnp.ndim(logits) - 1):
         raise CoefficientsError(
@@ -148,6 +150,13 @@ def adaptive_softmax(
         )
     probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)
     return probs
+
+
+def _refuse_torch(logits: ArrayLike) -> None:
+    if type(logits).__module__ == "torch":
+        raise TypeError(
+            "logits are a tensor of PyTorch; use calibrate.torch.adaptive_softmax, or give an array"
+        )
 
 
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))

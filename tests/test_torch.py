@@ -256,6 +256,11 @@ def test_the_slope_of_beta_is_that_of_autograd(name):
             torch.testing.assert_close(torch.as_tensor(slope), exact, rtol=1e-9, atol=1e-12)
 
 
+def test_the_softmax_of_jax_names_that_of_torch():
+    with pytest.raises(TypeError, match=r"use calibrate\.torch\.adaptive_softmax"):
+        calibrate.adaptive_softmax(normal(3, 4), calibrate.load("paper"))
+
+
 @pytest.mark.parametrize("kind", SMOOTH_FITS)
 def test_many_rows_are_as_few(kind, monkeypatch):
     """Few are NumPy's; and of heads too."""
