@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from kinds import FITS
 from peaks import ASKED, show_peaks
-from timing import medians, on_cores
+from timing import answer_help, medians, on_cores
 
 HEADS, WIDTH = 8, 64
 # Name, queries, keys, causal.
@@ -232,4 +232,5 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     memory() if ASKED in sys.argv else on_cores(of_jax, of_torch, of_transformers)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from timing import answer_help
 
 from calibrate.collecting import work_units
 from calibrate.collecting.collect import collect
@@ -66,4 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import jax
+from timing import answer_help
 
 from calibrate.collecting.collect import collect
 from calibrate.collecting.work_units import attended_pieces, one_ahead, plan_units
@@ -69,4 +70,5 @@ def run_scoring(head: Any, size: int, sets: int, rules: dict[str, ScoredRule]) -
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import curve_fit
+from timing import answer_help
 
 from calibrate.collecting.collect import collect
 from calibrate.files.coefficients import Coefficients, Entry
@@ -100,4 +101,5 @@ def compare(rows: Rows, held_out: Rows) -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

@@ -28,6 +28,7 @@ from bench_attention import arrays
 from bench_scale import write_logits
 from kinds import FITS
 from peaks import ASKED, show_peaks
+from timing import answer_help
 
 SIZES: dict[str, Any] = {
     "commands": {"heads": (5, 25, 50), "rows": (500, 2_000, 32_000), "items": (64, 512, 4_096)},
@@ -196,5 +197,6 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     for word in sys.argv[1:2] or ["runtime", "commands", "model"]:
         {ASKED: memory, "runtime": runtime, "commands": commands, "model": model}[word]()

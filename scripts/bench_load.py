@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 
+from timing import answer_help
+
 import calibrate
 from calibrate.files.coefficient_file import dumps, loads
 from calibrate.files.coefficients import Coefficients, Entry
@@ -94,4 +96,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from timing import answer_help
+
 STEPS = {
     "collect": "calibrate.cli.collect_steps.collect_from_head",
     "fit": "calibrate.cli.fit_steps.fit_and_publish",
@@ -95,4 +97,5 @@ def forward() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     measure() if "--here" in sys.argv else main()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from kinds import FITS
 from peaks import ASKED, Prepared, show_peaks
-from timing import medians, on_cores
+from timing import answer_help, medians, on_cores
 
 import calibrate
 
@@ -238,4 +238,5 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     memory() if ASKED in sys.argv else on_cores(of_jax, of_torch, kinds_of_torch)

@@ -17,6 +17,7 @@ import time
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
+from timing import answer_help
 
 import calibrate
 from calibrate.heads import load_head
@@ -89,4 +90,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

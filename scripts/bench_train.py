@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from timing import on_cores
+from timing import answer_help, on_cores
 
 from calibrate.heads import max_retrieval, training
 
@@ -99,4 +99,5 @@ def measure() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     on_cores(measure)

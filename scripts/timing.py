@@ -27,6 +27,13 @@ def medians(
     return {name: median(seconds) for name, seconds in took.items()}
 
 
+def answer_help(about: str | None) -> None:
+    """Prints what a benchmark does, and ends, if it is asked with --help."""
+    if "--help" in sys.argv:
+        print(about)
+        sys.exit()
+
+
 def on_cores(*measures: Callable[[], None]) -> None:
     """Runs measures in this process if the script has --here, else each in its own process.
 
