@@ -442,6 +442,9 @@ def test_evaluate_prints_a_table_json_and_csv(here):
     assert lines[0] == "rule,label,head,size,sets,accuracy,standard_error"
     assert len(lines) == 1 + len(rules) * 2
     assert ",max-retrieval-1,512,128," in lines[-1]
+    plain = [line.split(",")[-2:] for line in lines if line.startswith("plain,")]
+    measured = zip(rules["plain"]["accuracy"], rules["plain"]["error"], strict=True)
+    assert np.array(plain, float) == pytest.approx(np.array([*measured]), abs=1e-6)
     assert not list(here.iterdir())  # nothing is collected, fitted or kept
 
 

@@ -163,3 +163,13 @@ def test_scripts_import_what_the_package_has():
         is_module = (path / f"{name}.py").exists() or (path / name).is_dir()
         defined = re.search(rf"\b{name}\b", file.read_text(encoding="utf-8"))
         assert is_module or defined, f"{script}: {module} has no {name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted(ROOT.glob("scripts/bench_*.py")), ids=lambda x: x.stem)
+def test_a_benchmark_asked_for_help_measures_nothing(script):
+    about = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
+    done = subprocess.run(
+        [sys.executable, script, "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert about.split("\n")[0] in " ".join(done.stdout.split())

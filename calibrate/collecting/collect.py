@@ -22,6 +22,8 @@ from calibrate.maths.row_entropy import row_entropy
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
+MAX_BYTES = 10**9  # of a collection, unless asked otherwise
+
 
 class Progress(NamedTuple):
     """One finished unit, for a progress display."""
@@ -41,7 +43,7 @@ def collect(
     sets: int,
     seed: int,
     folder: Path,
-    max_bytes: int = 10**9,
+    max_bytes: int = MAX_BYTES,
     report: Report = lambda progress: None,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
@@ -76,7 +78,7 @@ def collect(
 def collect_arrays(
     arrays: Arrays,
     folder: Path,
-    max_bytes: int = 10**9,
+    max_bytes: int = MAX_BYTES,
     report: Report = lambda progress: None,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
@@ -87,7 +89,7 @@ def collect_arrays(
 
 def collect_in_memory(arrays: Arrays) -> files.Collection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    plan = _plan(source_of_arrays(arrays), 10**9, "all")
+    plan = _plan(source_of_arrays(arrays), MAX_BYTES, "all")
     shards = [
         (unit.size, unit.number, _kept_rows(plan.source.rows(unit)(), unit, plan.most(unit), True))
         for unit in plan.source.units

@@ -17,6 +17,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+LOCK = ".lock"  # of a folder
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
@@ -155,7 +156,7 @@ def locked(
     Raises:
       error: the folder cannot be made or written.
     """
-    path = folder / ".lock"
+    path = folder / LOCK
     try:
         make_folder(folder)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)

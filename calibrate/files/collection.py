@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
-from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_atomically
+from calibrate.files.atomic_io import (
+    LOCK,
+    check_writable,
+    locked,
+    remove_leftovers,
+    write_atomically,
+)
 from calibrate.files.json_shapes import TEXT, read_field
 from calibrate.files.manifest import (
     BAD,
@@ -95,7 +101,7 @@ def discard_collection(folder: Path) -> None:
             for entry in sorted(folder.iterdir(), key=lambda entry: entry == path):
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
-                elif entry.name != ".lock":
+                elif entry.name != LOCK:
                     entry.unlink()
         except OSError as failure:
             raise CalibrateError(f"{folder} cannot be emptied: {failure.strerror}") from failure
