@@ -20,6 +20,8 @@ from calibrate.maths.shannon_entropy import (
     wide,
 )
 
+SHORT_ROW = 64  # items
+
 
 def inverse_temperature(
     H: ArrayLike | None, coefficients: Coefficients, *, n: ArrayLike | None = None
@@ -209,7 +211,8 @@ def sharpen(
       in_loop: whether it runs inside a loop, of which JAX takes second derivatives by this code
         and not by its rule: then nothing in it may be infinite.
     """
-    centred = centre(z, axis, in_loop, first)
+    short = z.ndim > 0 and axis in (-1, z.ndim - 1) and z.shape[-1] <= SHORT_ROW
+    centred = centre(z, axis, in_loop, first, joined=short and not in_loop)
     x = _Inputs(centred.entropy if coefficients.rule.by_entropy else None, log_n)
     powers = jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
     return powers, of_rows(jnp.sum, powers, axis, first)
@@ -225,7 +228,7 @@ def _sharpen_jvp(
     tangents: tuple[jax.Array, Any, Any, Any],
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     (z, log_n, table, first), (dz, *_) = primals, tangents
-    centred = centre(z, axis, True, first)
+    centred = centre(z, axis, True, first, joined=not in_loop)
     H = centred.entropy if coefficients.rule.by_entropy else None
 
     def beta_at(H: jax.Array | None) -> jax.Array:

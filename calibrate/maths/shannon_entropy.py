@@ -78,7 +78,11 @@ def of_two(reduce: Callable[..., jax.Array], x: jax.Array, first: jax.Array) -> 
 
 
 def centre(
-    z: jax.Array, axis: Axis, finite: bool = False, first: jax.Array | None = None
+    z: jax.Array,
+    axis: Axis,
+    finite: bool = False,
+    first: jax.Array | None = None,
+    joined: bool = False,
 ) -> Centred:
     """Centres float logits, whose masked items are -inf.
 
@@ -86,6 +90,8 @@ def centre(
       finite: whether `shifted` of masked items is a finite number that has no weight either:
         derivatives multiply it by 0.
       first: as in `of_rows`.
+      joined: whether XLA may join the product w (z - max z) to its sum. On a CPU that saves an
+        array, and the sum is slower: it pays in softmax's gradients and in short rows.
     """
     peak = of_rows(partial(jnp.max, initial=-jnp.inf), z, axis, first)
     shifted = z - jax.lax.stop_gradient(jnp.maximum(peak, jnp.finfo(z.dtype).min))
@@ -95,8 +101,12 @@ def centre(
     normaliser = of_rows(jnp.sum, weights, axis, first)
     # It is 0 or at least 1. XLA's maximum is quicker, but halves derivatives at 1.
     normaliser = jnp.where(normaliser == 0, 1, normaliser) if finite else jnp.maximum(normaliser, 1)
-    # 0 * -inf is NaN: what has no weight has no part in the mean.
-    moment = of_rows(jnp.sum, jnp.where(weights == 0, 0, weights * shifted), axis, first)
+    # 0 * -inf is NaN: what has no weight has no part in the mean. A choice keeps XLA from joining.
+    if joined:
+        products = weights * jnp.maximum(shifted, NO_WEIGHT)
+    else:
+        products = jnp.where(weights == 0, 0, weights * shifted)
+    moment = of_rows(jnp.sum, products, axis, first)
     return Centred(shifted, weights, normaliser, moment / normaliser)
 
 
