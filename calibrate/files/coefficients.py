@@ -228,10 +228,11 @@ class Coefficients:
         return tuple(zip(*rows, strict=True))
 
     def _refuse_layers(self) -> None:
-        if any(entry.layer is not None for entry in self.entries):
-            raise CoefficientsError(
-                f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
-            )
+        for entry in self.entries:
+            if entry.layer is not None:
+                raise CoefficientsError(
+                    f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
+                )
 
 
 def _refuse_overlap(entries: tuple[Entry, ...]) -> None:

@@ -111,7 +111,7 @@ def beta_of(
         kappa, inside = coefficients[-2], xp.clip(log_n, lo, hi)
         line = horner(inside, coefficients) + (kappa > 0) * kappa * (log_n - inside)
         return xp.clip(line, rule.min_beta, rule.max_beta)
-    inside = xp.clip(H, lo, hi)
+    inside = H.clip(lo, hi)
     if rule.kind == ENTROPY_AND_SIZE:
         within, may_be_beyond = _size_within(log_n, domain, xp)
         value = surface(inside, within, coefficients)
@@ -120,7 +120,7 @@ def beta_of(
             value = value + rise * (log_n - within)
     else:
         value = horner(inside, coefficients)
-    beta = xp.clip(value, rule.min_beta, rule.max_beta)
+    beta = value.clip(rule.min_beta, rule.max_beta)
     off = rule.min_entropy >= H
     if rule.outside == "identity":
         off = off | (lo > H) | (hi < H)

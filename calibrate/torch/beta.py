@@ -97,7 +97,7 @@ def slope_by_table(x: Inputs, beta: Any, table: Any, fit: Coefficients, xp: Any)
 def _numbers(table: Any, fit: Coefficients) -> tuple[Any, Any, Any]:
     """Coefficients, domain, and which heads have any; None if all heads are alike."""
     if table is None:
-        entry = fit.only
+        entry = fit.entries[0]  # `head_table` has refused others
         return entry.coefficients, entry.domain, None
     n, rows = N_COEFFICIENTS[fit.rule.kind], list(table)
     return rows[:n], rows[n:-1], rows[-1] == 1
