@@ -54,7 +54,10 @@ class Fit(Coefficients):
 
     @property
     def outcome(self) -> str:
-        """The verdict in a word: "gain", "loss" or "no difference", in log p beyond chance."""
+        """The verdict in a word: "gain", "loss" or "no difference", in log p beyond chance.
+
+        Or "unknown", of too few rows held out, or groups of them, for an error.
+        """
         return outcome_on_logits(self.scores, FIRST_FIT)
 
     @property

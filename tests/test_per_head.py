@@ -133,6 +133,9 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
         assert size["rows"] == sum(s.rows for s in own) == 2_000
         assert size["before"] == pytest.approx(np.mean([s.before for s in own]))
         assert size["after"] > size["before"]
+    said = quality_of_heads(heads[:2])["verdict"]
+    gain = heads[1].rule.gain.mean
+    assert said.startswith(f"1 of 2 heads gains, by {gain:.4f} nats of log p (false-discovery rate")
 
 
 @pytest.fixture

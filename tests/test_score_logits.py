@@ -18,6 +18,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
+from calibrate.report.fit_verdict import outcome_on_logits, verdict_on_logits
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))
@@ -284,10 +285,13 @@ def test_a_row_with_all_of_the_weight_has_no_standard_error():
 
 def test_a_single_row_has_no_standard_error(here):
     columns = {name: x[:1] for name, x in planted().items()}
-    found = score_logits(save(here / "one.npz", columns), {}).estimate()
+    scores = score_logits(save(here / "one.npz", columns), {})
+    found = scores.estimate()
     assert found.rows == 1
     assert np.isfinite(found.mean).all()
     assert np.isnan(found.error).all()
+    assert outcome_on_logits(scores, 1) == "unknown"
+    assert "chance may have made (too few rows or groups for an err" in verdict_on_logits(scores, 1)
 
 
 def test_rows_that_a_fit_was_made_of_are_not_held_out(here):

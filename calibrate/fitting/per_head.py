@@ -226,9 +226,12 @@ def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
     rules = [head.rule for head in heads if head.rule]
     means = [rule.gain.mean for rule in rules]
     others = "; the others stay as they are" if len(rules) < len(heads) else ""
+    by, mean = f"s, by {means[0]:.4f}", ""
+    if len(means) > 1:
+        by, mean = f", by {min(means):.4f} to {max(means):.4f}", f"mean {np.mean(means):.4f}; "
     verdict = (
-        f"{len(rules)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} "
-        f"nats of log p (mean {np.mean(means):.4f}; false-discovery rate {CHANCE:.1%}){others}"
+        f"{len(rules)} of {len(heads)} heads gain{by} nats of log p ({mean}false-discovery rate "
+        f"{CHANCE:.1%}){others}"
     )
     return {
         "held_out": [

@@ -17,6 +17,7 @@ from calibrate.report.wording import with_error
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
 OUTCOMES = ("no difference", "gain", "loss")  # in log p of the target, over plain softmax
+UNKNOWN = "unknown"  # of too few rows or groups for an error
 YARDSTICKS = ("paper", "log-n", "constant", "hard")  # a sentence each
 OTHERS = ("procedure", "entropy-and-size", "polynomial", "kappa-log-n")
 WHY_HARD = (
@@ -152,8 +153,9 @@ def _why_behind(scores: LogitScores, rule: int) -> str:
 
 
 def outcome_on_logits(scores: LogitScores, rule: int) -> str:
-    """What `verdict_on_logits` says in a word: one of OUTCOMES."""
-    return OUTCOMES[_direction(*scores.estimate().of(rule, "log_p_gain"))]
+    """What `verdict_on_logits` says in a word: one of OUTCOMES, or UNKNOWN."""
+    gain, error = scores.estimate().of(rule, "log_p_gain")
+    return OUTCOMES[_direction(gain, error)] if np.isfinite(error) else UNKNOWN
 
 
 def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:
