@@ -207,7 +207,7 @@ def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
     for layer, (n_inputs, n_outputs) in LAYERS.items():
         shapes = {"kernel": (n_inputs, n_outputs), "bias": (n_outputs,)}
         params[layer] = {
-            part: jnp.asarray(_parameter(arrays, f"{layer}/{part}", shape, path))
+            part: jax.device_put(_parameter(arrays, f"{layer}/{part}", shape, path))
             for part, shape in shapes.items()
         }
     return params
