@@ -82,6 +82,7 @@ def _looked_at(x: Tensor) -> bool:
 _is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _is_tracing = getattr(torch._C, "_is_tracing", lambda: True)
 _n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: True)
 
 
 def _by_operations(logits: Tensor, where: Tensor | None, options: Options) -> Tensor:
@@ -209,11 +210,15 @@ def _backward(
     gradient: Tensor, logits: Tensor, where: Tensor | None, probs: Tensor, rows: _Rows, dim: int
 ) -> Tensor:
     dtype = rows.beta.dtype
-    of_product = torch._softmax_backward_data(gradient.to(dtype), probs.to(dtype), dim, dtype)
+    wide_probs = probs.to(dtype)
+    of_product = torch._softmax_backward_data(gradient.to(dtype), wide_probs, dim, dtype)
     if rows.mean is None or rows.slope is None:
         return _as_asked(of_product.mul_(rows.beta), logits, where)
     centred = _less(real_logits(logits, where), rows.mean, logits).clamp_min_(NO_WEIGHT)
-    of_beta = (of_product * centred).sum(dim, keepdim=True)
-    weights = centred.exp().mul_(centred)
+    reuse = not (torch.compiler.is_compiling() or _is_transforming() or _is_batched(gradient))
+    spare = wide_probs if reuse and wide_probs is not probs else None
+    products = torch.mul(of_product, centred, out=spare)
+    of_beta = products.sum(dim, keepdim=True)
+    weights = torch.exp(centred, out=products if reuse else None).mul_(centred)
     of_z = of_product.mul_(rows.beta).addcmul_(weights, of_beta * -rows.slope)
     return _as_asked(of_z, logits, where)
