@@ -201,6 +201,18 @@ def test_a_full_or_read_only_disk_is_one_line(here):
     assert "cannot write runs/a/manifest.json" in refusal("collect", *SMALL, "--out", "runs/a")
 
 
+@pytest.mark.parametrize("command", [("fit", "runs/a", "--name", "mine"), ("run", *SMALL)])
+def test_a_store_that_cannot_be_written_is_found_before_the_work(command, run_a):
+    before = sorted(Path("runs").rglob("*"))
+    Path("fits").write_text("")
+    result = CliRunner().invoke(app, [*command, "--store", "fits/mine"])
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.endswith("free some space or choose a folder that you may write to")
+    assert f"cannot write {Path('fits/mine').absolute()}: Not a directory; " in line
+    assert sorted(Path("runs").rglob("*")) == before
+
+
 def test_a_mangled_newest_version_is_named_and_left_behind(run_a):
     call("fit", run_a, "--name", "mine", "--paper")
     path = Path("fits/mine/1.json")

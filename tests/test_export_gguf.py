@@ -197,6 +197,17 @@ def test_a_model_that_cannot_be_exported():
     assert not Path("out.gguf").exists()
 
 
+@pytest.mark.parametrize("key", ["llama.block_count", "llama.attention.head_count"])
+def test_a_damaged_count_is_refused(key):
+    _, file = make()
+    data = bytearray(file.read_bytes())
+    at = data.index(key.encode()) + len(key) + 4  # behind its type
+    data[at : at + 4] = (10**9).to_bytes(4, "little")
+    Path("damaged.gguf").write_bytes(data)
+    with pytest.raises(CalibrateError, match=r"^damaged.gguf says that it has [\d,]* layers of "):
+        export(constants(FACTORS, FACTORS), "damaged.gguf")
+
+
 def test_an_exported_file_is_not_exported_again():
     _, file = make()
     export(constants(FACTORS, FACTORS), file)

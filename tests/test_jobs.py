@@ -322,8 +322,9 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, 
 def test_no_scheduler_and_no_worker_are_one_line(distributed):
     with pytest.raises(CalibrateError, match="names no certificates"):
         run([partial(abs, -1)], Jobs(dask="tls://127.0.0.1:9"))
-    with pytest.raises(CalibrateError, match="no Dask scheduler answers at 'nonsense'"):
-        run([partial(double, 1)], Jobs(dask="nonsense"))
+    for address in ("nonsense", ""):
+        with pytest.raises(CalibrateError, match=f"no Dask scheduler answers at '{address}'"):
+            run([partial(double, 1)], Jobs(dask=address))
     with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
         jobs = Jobs(dask=cluster.scheduler_address, stall=0.1)
         with pytest.raises(CalibrateError, match=r"had no worker for 0\.1 s; start one"):

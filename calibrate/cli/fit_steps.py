@@ -10,7 +10,7 @@ from calibrate.errors import CalibrateError
 from calibrate.evaluation.baselines import paper
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
-from calibrate.files.publishing import publish, writing_store
+from calibrate.files.publishing import check_store, publish, writing_store
 from calibrate.files.store import names, published_store
 from calibrate.fitting.fit_collection import (
     fit_collection,
@@ -30,6 +30,7 @@ from calibrate.report.streams import stderr
 def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
     """Fits one head or each head of a collection, and publishes the fit with its figure."""
     collection = open_for_fit(request.folder, request.allow_partial)
+    check_store(request.store)
     if collection.heads and not request.paper:
         return _fit_heads(collection, request)
     stderr.print(f"solving and fitting {collection.folder}")

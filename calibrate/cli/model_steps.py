@@ -16,6 +16,7 @@ from calibrate.files import example_collection as files
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.collection import discard_collection
 from calibrate.files.example_set import ExampleSet
+from calibrate.files.publishing import check_store
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     """
     job, collection = job_of(Source(request.run, request.model, None, device=request.device))
     assert collection is not None
+    check_store(request.store)
     from calibrate.cli.fit_steps import draw_fit, publish_fit
     from calibrate.examples.answering import batch_tokens
     from calibrate.model_fitting.candidates import ModelOptions

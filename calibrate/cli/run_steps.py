@@ -6,6 +6,7 @@ from pathlib import Path
 from calibrate.cli.fit import FitRequest
 from calibrate.cli.model_options import Source
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.publishing import check_store
 from calibrate.report.run_record import OwnRunRecord, RunRecord
 from calibrate.report.streams import stderr
 
@@ -25,6 +26,7 @@ def run_on_head(
     from calibrate.evaluation.baselines import beside, by_sharpness, fitted_rules, fixed_rules
     from calibrate.report.fit_record import FitRecord
 
+    check_store(store)
     name = name or "quickstart"
     loaded, folder = load_head(head), Path("runs") / name
     collect_from_head(loaded, sizes, sets, seed, folder=folder, max_bytes=max_bytes, fresh=fresh)
@@ -53,6 +55,7 @@ def run_on_logits(
     from calibrate.heads.logits_files import Arrays
     from calibrate.report.logits_record import LogitsRecord
 
+    check_store(store)
     name = name or _name_of(logits.resolve())
     stderr.print(f"reading {logits}")
     split, folder = hold_out(Arrays(logits), held_out, seed), Path("runs") / name
@@ -74,6 +77,7 @@ def run_on_model(
     model, wanted = source.model, source.wanted
     assert model is not None
     assert wanted is not None
+    check_store(store)
     name = name or _name_of(model.resolve())
     folder = Path("runs") / name
     collect_from_model(source, folder, fresh=fresh)

@@ -121,6 +121,7 @@ class GgufModel:
             self.key(f"{self.architecture}.attention.key_length")
             or self._count("embedding_length") // self.n_heads
         )
+        self._require_size()
 
     def key(self, name: str) -> Any:
         """The value of a key; None if there is none."""
@@ -182,6 +183,17 @@ class GgufModel:
             raise CalibrateError(
                 f"{name} in {self.path} has {found} rows, and {self.n_heads} heads of "
                 f"{self.head_dim} have {queries + more}; such a model cannot be exported"
+            )
+
+    def _require_size(self) -> None:
+        """Refuses counts of a damaged file, by which plans would have no end."""
+        layers = {name.split(".")[1] for name in self.tensors if name.startswith("blk.")}
+        rows = max((int(size) for x in self.tensors.values() for size in x.shape), default=0)
+        if self.n_layers > len(layers) or self.n_heads > rows:
+            raise CalibrateError(
+                f"{self.path} says that it has {self.n_layers:,} layers of {self.n_heads:,} heads, "
+                f"and has tensors of {len(layers):,} layers, of {rows:,} rows at most; fetch it "
+                "again"
             )
 
     def _require_known(self) -> None:

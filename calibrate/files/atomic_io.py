@@ -226,7 +226,7 @@ def remove_leftovers(folder: Path, pattern: str) -> None:
 def unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> CalibrateError:
     """The error for a file that cannot be written."""
     return error(
-        f"cannot write {path}: {failure.strerror or failure}; "
+        f"cannot write {path}: {failure.strerror or f'the disk takes no more ({failure})'}; "
         "free some space or choose a folder that you may write to"
     )
 

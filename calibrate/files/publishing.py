@@ -4,6 +4,7 @@ Versions are integers, immutable, and never reused, even if the file was deleted
 turns, and files are written atomically.
 """
 
+import errno
 import os
 import warnings
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.atomic_io import locked, remove_leftovers, write_atomically
+from calibrate.files.atomic_io import locked, remove_leftovers, unwritable, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.files.coefficients import Coefficients
@@ -22,6 +23,15 @@ from calibrate.files.store import VERSION_PATTERN, StoredName, find, open_name, 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
     """The store for new fits: the one given, $CALIBRATE_FITS, or ./fits."""
     return Path(store) if store else stores()[0]
+
+
+def check_store(store: str | os.PathLike[str] | None = None) -> None:
+    """Raises CoefficientsError unless new fits can be written there, before long work."""
+    folder = writing_store(store).absolute()
+    nearest = next(x for x in (folder, *folder.parents) if x.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+        raise unwritable(folder, OSError(code, os.strerror(code)), CoefficientsError)
 
 
 def check_name(name: str) -> None:

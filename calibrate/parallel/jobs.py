@@ -78,7 +78,7 @@ def _results(tasks: Iterable[Callable[[], T]], jobs: Jobs) -> Generator[tuple[in
             yield number, task()
         return
     with _clear_errors(jobs), with_cluster(jobs) as connected:
-        if connected.dask:
+        if connected.dask is not None:
             outcomes = dask_cluster.outcomes(tasks, connected.dask, connected.stall)
         else:
             outcomes = _in_processes(tasks, connected)
