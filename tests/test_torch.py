@@ -380,6 +380,31 @@ def test_compiled_in_one_graph(kind, backend, request):
         np.testing.assert_allclose(fast, plain, atol=1e-6, rtol=1e-4)
 
 
+@of_the_compiler
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "both",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in SMOOTH_FITS if kind != "both"),
+    ],
+)
+def test_two_layers_compile_for_any_length(kind):
+    """Numbers of the fit are inputs then, which both layers find."""
+    heads, _ = per_head(kind)
+    torch.compiler.reset()
+
+    def function(z):
+        return adaptive_softmax(adaptive_softmax(z, heads), SMOOTH_FITS[kind])
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (7, 12):
+        z = normal(4, 3, length).requires_grad_()
+        (expected,), (found,) = (
+            torch.autograd.grad((f(z) ** 2).sum(), z) for f in (function, compiled)
+        )
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
 # Of the first head and the other.
 RULES_OF_HEADS = {
     "polynomial": (

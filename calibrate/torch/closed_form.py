@@ -48,9 +48,20 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: Options) -> Tensor
     if _is_transforming() or (not torch.compiler.is_compiling() and _looked_at(logits)):
         return _by_operations(logits, where, options)
     if torch.is_grad_enabled() and logits.requires_grad:
+        if torch.compiler.is_compiling():
+            _meet_numbers(options.fit)
         apply: Callable[..., Tensor] = _ClosedForm.apply
         return apply(logits, where, options)
     return _forward(logits, where, options, False)[0]
+
+
+def _meet_numbers(fit: Coefficients) -> None:
+    """Shows a compiler the numbers of a fit outside of `_ClosedForm`.
+
+    With dynamic=True it takes them as inputs. Those it meets in one autograd.Function first, it
+    does not find in the next (PyTorch's issue 193194).
+    """
+    sum((NO_WEIGHT, *fit.rule[:3], *(x for e in fit.entries for x in (*e.coefficients, *e.domain))))
 
 
 def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
