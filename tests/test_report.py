@@ -271,7 +271,8 @@ def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
     rules = ("plain", "paper", "own", "constant", "hard")
     scores = [make_score(n, dict(zip(rules, x, strict=True))) for n, x in shares.items()]
     comparison = compare("toy", scores)
-    assert verdict(comparison, "mine@2") == (
+    mine = replace(calibrate.identity(), name="mine", version=2)
+    assert verdict(comparison, mine) == (
         "mine@2 is right more often than plain softmax from 64 to 256 items, most at 256 (50.0 % "
         "to 80.0 %); it is right less often at 1,024 items, by up to 10.0 points. Use it from 64 "
         "to 256 items."
@@ -312,9 +313,16 @@ def test_why_beta_falls_with_n(by_size):
 def test_verdict_without_any_difference():
     same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
     comparison = compare("toy", [make_score(16, same), make_score(64, same)])
-    assert verdict(comparison, "mine@1") == (
-        "mine@1 is nowhere measurably better than plain softmax on 2,000 sets a size. Leave "
-        "softmax as it is."
-    )
+    nowhere = "mine@1 is nowhere measurably better than plain softmax on 2,000 sets a size"
+    mine = replace(calibrate.identity(), name="mine")
+    tried = [{"kind": "constant", "q": q, "gain": 0.1 - q, "low": 0.05 - q} for q in (0, 0.03, 0.1)]
+    for q, advice in (
+        (None, ". Leave softmax as it is."),
+        (0.03, ", and gains 0.0700 nats of log p on rows held out from its own: score more sets "
+               "(--sets) before you use it."),
+        (0.1, ". Leave softmax as it is."),
+    ):  # fmt: skip
+        fit = replace(mine, quality={"q": q, "candidates": tried})
+        assert verdict(comparison, fit) == nowhere + advice
     assert compare_rivals(comparison) == "Not measurably different from the paper's numbers."
     assert np.isnan(compare("toy", [make_score(16, same)]).p_plain).all()

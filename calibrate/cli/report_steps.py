@@ -97,7 +97,7 @@ def write_head_report(
     comparison = compare(head.name, scores)
     path = _write(page, needed, lambda: write_head_page(page, fit, head, comparison, seed))
     rivals = f"{compare_rivals(comparison)} {describe_fit(fit, comparison)}"
-    return ReportRecord(verdict(comparison, fit.reference), path, rivals)
+    return ReportRecord(verdict(comparison, fit), path, rivals)
 
 
 def write_logits_report(

@@ -11,7 +11,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.fitting.candidates import kind_label
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.rule_curves import beta_range
-from calibrate.report.selection import chosen_kind, sharpness_tried
+from calibrate.report.selection import chosen_kind, gain_in_log_p, sharpness_tried
 from calibrate.report.wording import with_error
 
 SIGNIFICANT = 0.01
@@ -54,11 +54,12 @@ def _why_it_falls(comparison: Comparison) -> str:
     )
 
 
-def verdict(comparison: Comparison, name: str) -> str:
-    """What the rule "own", called `name`, gains over plain softmax, where, and what to do.
+def verdict(comparison: Comparison, fit: Coefficients) -> str:
+    """What a fit, the rule "own", gains over plain softmax, where, and what to do.
 
     "Measurably" is a p-value below 0.01, of a paired t-test at one size.
     """
+    name = fit.reference
     i = comparison.rules.index("own")
     plain = comparison.accuracy[comparison.rules.index("plain")]
     own, gain, sizes = comparison.accuracy[i], comparison.gain[i], comparison.sizes
@@ -79,7 +80,11 @@ def verdict(comparison: Comparison, name: str) -> str:
             f"{-100 * gain[most]:.1f} points"
         )
     if not better.any():
-        return f"{text}. Leave softmax as it is."
+        gain = 0.0 if worse.any() else gain_in_log_p(fit)
+        return text + (
+            f", and gains {gain:.4f} nats of log p on rows held out from its own: score more sets "
+            "(--sets) before you use it." if gain else ". Leave softmax as it is."
+        )  # fmt: skip
     return f"{text}. Use it{f' {_where(sizes, better)}' if worse.any() else ''}."
 
 

@@ -83,7 +83,7 @@ def write_head_page(
         *provenance_section(fit, scored_on),
     ]
     subtitle = f"Calibration of adaptive-temperature softmax for the head {head.name}"
-    write_page(path, Page(fit.reference, subtitle, verdict(comparison, fit.reference), blocks))
+    write_page(path, Page(fit.reference, subtitle, verdict(comparison, fit), blocks))
 
 
 def _largest_gain(comparison: Comparison) -> tuple[str, str]:

@@ -52,6 +52,12 @@ def sharpness_tried(fit: Coefficients) -> tuple[_Records, Mapping[str, Any] | No
     return tried, chosen[0] if len(tried) > 1 and chosen else None
 
 
+def gain_in_log_p(fit: Coefficients) -> float:
+    """What the fit gains on rows held out, by its file; 0 if that is not beyond chance."""
+    tried, q = sharpness_tried(fit)[0], fit.quality.get("q")
+    return next((r["gain"] for r in tried if r["q"] == q and r["low"] > 0), 0.0)
+
+
 def chosen_kind(fit: Coefficients) -> str:
     """The kind of rule in the words of a fit, where a constant is no polynomial."""
     if fit.rule.kind != ENTROPY_POLYNOMIAL:
