@@ -71,12 +71,12 @@ def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
     return z if where is None else torch.where(where, z, -torch.inf)
 
 
-def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """sum w and sum w s, axes kept, and w s. Fresh memory costs more than arithmetic does."""
+def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
+    """sum w and sum w s, axes kept. Fresh memory costs more than arithmetic does."""
     weights = shifted.exp()
     normaliser = weights.sum(dim, keepdim=True)
-    product = weights.mul_(shifted) if in_place else weights * shifted
-    return normaliser, product.sum(dim, keepdim=True), product
+    products = weights.mul_(shifted) if in_place else weights * shifted
+    return normaliser, products.sum(dim, keepdim=True)
 
 
 def _looked_at(x: Tensor) -> bool:
@@ -103,7 +103,7 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: Options) -> Te
     shifted, log_n = _with_log_size(z - z.amax(dim, keepdim=True), fit, dim, False)
     H = None
     if fit.rule.by_entropy:
-        normaliser, total, _ = sums(shifted, dim, False)
+        normaliser, total = sums(shifted, dim, False)
         H = normaliser.log() - total / normaliser
         H = H if entropy_gradient else H.detach()
     beta = beta_by_table(Inputs(H, log_n), head_table(fit, z, -3), fit)
@@ -151,17 +151,16 @@ def _forward(
     top = z.amax(dim, keepdim=True)
     shifted, log_n = _with_log_size(_less(z, top, logits), fit, dim, not compiling)
     table = head_table(fit, shifted, -3)
-    *of_entropy, product = sums(shifted, dim, True) if fit.rule.by_entropy else (None,)
+    of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
     rows = _of_rows(top, of_entropy, log_n, table, options, for_gradient)
-    if not compiling:
-        probs = torch.softmax(shifted.mul_(rows.beta), dim, out=product)
-        return _as_asked(probs, logits, where), rows
-    beta = rows.beta
-    if beta.device.type == "cpu":
+    beta, on_cpu = rows.beta, top.device.type == "cpu"
+    if not (compiling or on_cpu):
+        return _as_asked(torch.softmax(shifted.mul_(beta), dim), logits, where), rows
+    if compiling and on_cpu:
         # Else its compiler works the polynomial out again for every item of a row.
         beta = beta.as_strided(beta.shape, beta.stride())
-    powers = (shifted * beta).exp()  # one pass less than softmax: the highest is 0
-    probs = powers * powers.sum(dim, keepdim=True).reciprocal()
+    powers = shifted.mul_(beta).exp_()  # the highest is 0
+    probs = powers.mul_(powers.sum(dim, keepdim=True).reciprocal_())
     return _as_asked(probs, logits, where), rows._replace(beta=beta)
 
 

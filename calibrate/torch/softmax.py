@@ -86,7 +86,7 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
         empty = ~torch.broadcast_to(where, z.shape).any(dim, keepdim=True)
         z = torch.where(empty, 0.0, z)
     shifted = (z - z.amax(dim, keepdim=True)).clamp_min_(NO_WEIGHT)
-    normaliser, total, _ = sums(shifted, dim, not torch.is_grad_enabled())
+    normaliser, total = sums(shifted, dim, not torch.is_grad_enabled())
     H = normaliser.log() - total / normaliser
     return (H if empty is None else torch.where(empty, 0.0, H)).squeeze(dim)
 
