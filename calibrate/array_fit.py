@@ -1,5 +1,6 @@
 """`calibrate.fit`: a fit of logits in memory, with its verdict on rows that it was not made of."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.manifest import BAD
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
@@ -200,6 +202,13 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
         result = fit_collection(collection, name, options)
         coefficients, choice = result.coefficients, result.choice
     scores = score_logits(split.held_out, {"this fit": coefficients, **rivals_on_logits(choice)})
+    counts = [*collection.manifest["sizes"], *scores.counts]
+    if bad := sum(size[reason] for size in counts for reason in BAD):
+        warnings.warn(
+            f"{bad:,} of {sum(size['rows'] for size in counts):,} rows are left out: they have "
+            "NaN, +inf or a masked target",
+            stacklevel=3,
+        )
     of_fit = {field.name: getattr(coefficients, field.name) for field in fields(Coefficients)}
     return Fit(**of_fit, scores=scores, held_out=split.is_held_out)
 

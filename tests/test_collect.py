@@ -14,6 +14,7 @@ from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import collection as files
 from calibrate.files.collection import open_collection
+from calibrate.files.manifest import share_misranked
 from calibrate.files.shard import SHARD_OVERHEAD, row_bytes, shard_path
 from calibrate.maths import reference
 
@@ -34,6 +35,12 @@ def run(folder, head=None, **changes):
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_the_share_misranked_is_of_rows_that_are_not_bad():
+    counts = {"rows": 10, "misranked": 4, "nan": 1, "inf": 0, "masked_target": 1}
+    assert share_misranked(counts) == 0.5
+    assert share_misranked(counts | {"misranked": 0, "nan": 9}) == 0
 
 
 def test_keeps_exactly_the_misranked_rows(tmp_path):

@@ -242,11 +242,14 @@ LOGITS, TARGET = scores(6, 8)
         ),
         ({"target": TARGET + 8}, r"target is \d+, which is not a position in \[0, 8\)"),
         ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\); give bool \(6, 8\) or \(8,\)"),
-        ({"layer": np.zeros(6)}, r"layer is float64\(6,\); give integers \(6,\) within"),
+        ({"layer": np.zeros(6)}, r"layer is float64\(6,\); give integers \(6,\), as numpy.un"),
         ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\); give integers"),
-        ({"head": np.full(6, -2)}, r"head is int64\(6,\); give integers"),
-        ({"group": np.ones(6)}, r"group is float64\(6,\); give integers \(6,\) within"),
-        ({"group": np.full(6, 2**63, np.uint64)}, r"group is uint64\(6,\); give integers"),
+        ({"head": np.full(6, -2)}, r"head is -2; give integers within \[0, 32768\)"),
+        ({"group": np.ones(6)}, r"group is float64\(6,\); give integers \(6,\), as numpy.un"),
+        (
+            {"group": np.full(6, 2**63, np.uint64)},
+            r"group is 9223372036854775808; give integers within",
+        ),
         ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
         ({"weight": TARGET}, r"weight is int64\(6,\); give floats"),
         ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give finite float32 numbers >= 0"),
@@ -270,6 +273,26 @@ def test_probabilities_under_a_mask_are_refused(here):
     path = save(here / "mine.npz", logits=weights, target=target, mask=mask)
     with pytest.raises(CalibrateError, match="or the logarithms of the probabilities"):
         Arrays(path)
+
+
+@pytest.mark.parametrize("case", ["rounded", "NaN", "padding", "behind a mask"])
+def test_probabilities_that_are_not_exact_are_refused(case, here):
+    logits, target = scores(20, 8)
+    weights, others = reference.softmax(logits), {}
+    if case == "rounded":
+        weights = np.round(weights * 256) / 256
+    elif case == "behind a mask":
+        others = {"mask": (np.arange(8) < 5) | (np.arange(8) == target[:, None])}
+    else:
+        weights[3] = np.nan if case == "NaN" else 0
+    path = save(here / "mine.npz", logits=weights, target=target, **others)
+    with pytest.raises(CalibrateError, match="or the logarithms of the probabilities"):
+        Arrays(path)
+
+
+@pytest.mark.parametrize("logits", [LOGITS - LOGITS.min(), np.zeros((6, 8)), LOGITS * np.nan])
+def test_logits_that_are_no_probabilities_are_taken(logits, here):
+    assert Arrays(save(here / "mine.npz", logits=logits, target=TARGET)).count(8) == 6
 
 
 @pytest.mark.parametrize("logits", [LOGITS * 1e300, np.full((6, 8), 3e38, np.float32)])

@@ -135,6 +135,16 @@ VERDICT = (
 )
 
 
+def test_rows_without_weight_are_left_out_and_said_to_be():
+    columns = planted()
+    columns["logits"][5] = np.nan
+    columns["weight"] = (np.arange(360) % 4 > 0).astype(float)
+    scores = score_logits(Arrays("rows", [InMemory.of(columns)]), {})
+    assert LogitsRecord(scores).scored_rows() == (
+        "269 rows of 3 heads; left out: 1 nan, 90 without weight"
+    )
+
+
 @pytest.mark.parametrize(
     ("gains", "named", "more", "moves", "heads"),
     [

@@ -10,6 +10,7 @@ from calibrate.cli.progress import Steps
 from calibrate.collecting.collect import Progress, collect, collect_arrays
 from calibrate.collecting.work_units import Unit, plan_units
 from calibrate.files.collection import Collection, discard_collection
+from calibrate.files.manifest import COUNTS, share_misranked
 from calibrate.heads import Head
 from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
@@ -90,7 +91,6 @@ def _progress(
 
 def _line(size: int, finished: Sequence[Progress]) -> str:
     """The counts of one set size."""
-    rows = sum(progress.receipt.counts["rows"] for progress in finished)
-    misranked = sum(progress.receipt.counts["misranked"] for progress in finished)
-    line = f"  n = {size:>6,}  {rows:,} sets  {misranked / rows:6.1%} misranked"
+    counts = {key: sum(p.receipt.counts[key] for p in finished) for key in COUNTS}
+    line = f"  n = {size:>6,}  {counts['rows']:,} sets  {share_misranked(counts):6.1%} misranked"
     return line + "  (already collected)" * all(progress.resumed for progress in finished)

@@ -27,6 +27,11 @@ _SHARD = Object(
 )
 
 
+def share_misranked(counts: Mapping[str, int]) -> float:
+    """Of the rows that are not bad; 0 if all of them are."""
+    return counts["misranked"] / max(1, counts["rows"] - sum(counts[reason] for reason in BAD))
+
+
 def _text(value: Any) -> str:
     str.encode(value)  # no lone surrogates
     return str(value)

@@ -131,8 +131,9 @@ def fit_each_head(rows: Rows, options: Options, force: str | None = None) -> lis
         for name in rows.heads():
             own = rows.take(rows.is_of(*name))
             layer, index = map(known_index, name)
-            misranked = float(own.misranked.mean())
-            head = HeadFit(layer, index, len(own.size), misranked, None, "")
+            counted = own.take(own.weight > 0) if own.weight.any() else own
+            misranked = float(counted.misranked.mean())
+            head = HeadFit(layer, index, len(counted.size), misranked, None, "")
             try:
                 trial = try_kinds(own, options, kinds)
             except QualityError as failure:

@@ -220,9 +220,7 @@ def solve_each(
     try:
         found = maximise_each(objectives, problem.form, low, high, start, tolerance, held)
     except ArithmeticError as failure:
-        raise QualityError(
-            f"no rule of kind {problem.kind} was found: {failure}; {ADVICE}"
-        ) from None
+        raise QualityError(f"no rule of kind {problem.kind} was found: {failure}") from None
     return np.array([solution.coefficients for solution in found])
 
 

@@ -48,7 +48,9 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, FiniteMasks]:
     low, logits = finite_masks(logits, arrays.get("mask", True)), as_masks(logits)
     found = {**arrays, "logits": logits}
     real = real_items(found)
-    refuse_probabilities(np.where(real, logits, 0), f"{subject}logits have")
+    # Softmax may have been over the real items, or over all.
+    for items in (real, logits != -np.inf)[: 1 + ("mask" in arrays)]:
+        refuse_probabilities(np.where(items, logits, 0), f"{subject}logits have")
     if arrays["logits"].dtype.itemsize > logits.dtype.itemsize:
         found["logits"] = _centred(arrays["logits"], real, logits)
     return found, low
@@ -87,11 +89,15 @@ def _check(arrays: Columns, subject: str) -> None:
         index = arrays.get(name)
         if index is None:
             continue
-        right = index.shape == (n_rows,) and index.dtype.kind in "iu"
-        if not right or (n_rows and not 0 <= index.min() <= index.max() < most):
+        if index.shape != (n_rows,) or index.dtype.kind not in "iu":
             raise CalibrateError(
-                f"{subject}{name} is {index.dtype}{index.shape}; give integers {(n_rows,)} within "
-                f"[0, {most})"
+                f"{subject}{name} is {index.dtype}{index.shape}; give integers {(n_rows,)}, as "
+                "numpy.unique(names, return_inverse=True)[1] makes them"
+            )
+        outside = index[(index < 0) | (index >= most)]
+        if outside.size:
+            raise CalibrateError(
+                f"{subject}{name} is {outside[0]}; give integers within [0, {most})"
             )
     _check_weight(arrays.get("weight"), n_rows, subject)
 

@@ -194,5 +194,5 @@ def largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Keep | N
         options={"presolve": False},  # it fails on objectives whose terms differ by 1e6
     )
     if not result.success:
-        raise ArithmeticError(f"cannot bound what the best rule gains: {result.message}")
+        raise ArithmeticError("the search cannot tell how near it is to the best")
     return float(gradient @ (result.x - c))

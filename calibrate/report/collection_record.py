@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.files.collection import Collection
-from calibrate.files.manifest import BAD
+from calibrate.files.manifest import BAD, share_misranked
 from calibrate.report.blocks import Block, Table
 
 
@@ -25,7 +25,7 @@ class CollectionRecord:
         rows = [
             (
                 f"{size['size']:,}", f"{size['rows']:,}", f"{size['misranked']:,}",
-                f"{size['misranked'] / size['rows']:.1%}", f"{size['ties']:,}",
+                f"{share_misranked(size):.1%}", f"{size['ties']:,}",
                 f"{sum(size[reason] for reason in BAD):,}", f"{size['kept']:,}",
             )
             for size in manifest["sizes"]

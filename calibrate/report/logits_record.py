@@ -53,15 +53,16 @@ class LogitsRecord:
         """The rows that were scored, their heads, and how many were left out."""
         scores = self.scores
         bad = {reason: sum(size[reason] for size in scores.counts) for reason in BAD}
+        scored = scores.estimate().rows
+        bad["without weight"] = (
+            sum(size["rows"] for size in scores.counts) - sum(bad.values()) - scored
+        )
         left_out = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in bad.items() if n)
         heads = f"{len(scores.heads):,} head{'s' * (len(scores.heads) > 1)}"
         n = scores.n_groups
         groups = f" from {n:,} group{'s' * (n > 1)}" * bool(n)
         weighed = ", weighted" * scores.weighed
-        return (
-            f"{scores.estimate().rows:,} rows of {heads}{groups}{weighed}; left out: "
-            f"{left_out or 'none'}"
-        )
+        return f"{scored:,} rows of {heads}{groups}{weighed}; left out: {left_out or 'none'}"
 
     def size_tables(self) -> list[Table]:
         """log p and p of every rule: a row per set size, and one for all sizes."""

@@ -108,7 +108,10 @@ def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
         reasons = [
             (rows["rows"] - rows["kept"] - bad[0], "not kept"),
             (gated, "at or below the gate"),
-            (rows["kept"] - rows["used"] - gated, "not selected, or not usable by this fit"),
+            (
+                rows["kept"] - rows["used"] - gated,
+                "not selected, without weight, or not usable by this fit",
+            ),
             bad,
         ]
     else:
