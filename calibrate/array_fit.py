@@ -16,7 +16,7 @@ from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.manifest import BAD
+from calibrate.files.manifest import count_bad
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
 from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
@@ -203,7 +203,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
         coefficients, choice = result.coefficients, result.choice
     scores = score_logits(split.held_out, {"this fit": coefficients, **rivals_on_logits(choice)})
     counts = [*collection.manifest["sizes"], *scores.counts]
-    if bad := sum(size[reason] for size in counts for reason in BAD):
+    if bad := sum(map(count_bad, counts)):
         warnings.warn(
             f"{bad:,} of {sum(size['rows'] for size in counts):,} rows are left out: they have "
             "NaN, +inf or a masked target",

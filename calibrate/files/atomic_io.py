@@ -207,10 +207,29 @@ def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> 
         make_folder(path.parent)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _require_access(path.parent)
     except OSError as failure:
         raise unwritable(path, failure, error) from failure
+
+
+def check_folder(folder: Path, error: type[CalibrateError] = CalibrateError) -> None:
+    """Checks that a folder can be written, or made, before long work; makes nothing.
+
+    Raises:
+      error: it cannot, or it or what is above it is a file. `folder` is absolute.
+    """
+    nearest = next(x for x in (folder, *folder.parents) if x.exists())
+    try:
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        _require_access(nearest)
+    except OSError as failure:
+        raise unwritable(folder, failure, error) from failure
+
+
+def _require_access(folder: Path) -> None:
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:

@@ -27,9 +27,14 @@ _SHARD = Object(
 )
 
 
+def count_bad(counts: Mapping[str, int]) -> int:
+    """How many rows have NaN, +inf or a masked target, by the counts of COUNTS."""
+    return sum(counts[reason] for reason in BAD)
+
+
 def share_misranked(counts: Mapping[str, int]) -> float:
     """Of the rows that are not bad; 0 if all of them are."""
-    return counts["misranked"] / max(1, counts["rows"] - sum(counts[reason] for reason in BAD))
+    return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,6 @@ Versions are integers, immutable, and never reused, even if the file was deleted
 turns, and files are written atomically.
 """
 
-import errno
 import os
 import warnings
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.atomic_io import locked, remove_leftovers, unwritable, write_atomically
+from calibrate.files.atomic_io import check_folder, locked, remove_leftovers, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.files.coefficients import Coefficients
@@ -27,11 +26,7 @@ def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
 
 def check_store(store: str | os.PathLike[str] | None = None) -> None:
     """Raises CoefficientsError unless new fits can be written there, before long work."""
-    folder = writing_store(store).absolute()
-    nearest = next(x for x in (folder, *folder.parents) if x.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
-        raise unwritable(folder, OSError(code, os.strerror(code)), CoefficientsError)
+    check_folder(writing_store(store).absolute(), CoefficientsError)
 
 
 def check_name(name: str) -> None:

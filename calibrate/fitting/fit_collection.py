@@ -206,7 +206,7 @@ def _quality(
     chosen = choice.chosen
     uncertainty = bootstrap(chosen, jobs)
     band = {} if uncertainty.band is None else {"band": uncertainty.band.tolist()}
-    used = usable_rows(rows, chosen.kind, options) & (rows.weight > 0)
+    used = usable_rows(rows, chosen.kind, options)
     counts = {
         "used": int(used.sum()),
         "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),

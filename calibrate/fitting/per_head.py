@@ -129,11 +129,12 @@ def fit_each_head(rows: Rows, options: Options, force: str | None = None) -> lis
     fits = []
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         for name in rows.heads():
-            own = rows.take(rows.is_of(*name))
+            mine = rows.is_of(*name)
+            weighed = mine & (rows.weight > 0)
+            own = rows.take(weighed if weighed.any() else mine)
             layer, index = map(known_index, name)
-            counted = own.take(own.weight > 0) if own.weight.any() else own
-            misranked = float(counted.misranked.mean())
-            head = HeadFit(layer, index, len(counted.size), misranked, None, "")
+            misranked = float(own.misranked.mean())
+            head = HeadFit(layer, index, len(own.size), misranked, None, "")
             try:
                 trial = try_kinds(own, options, kinds)
             except QualityError as failure:

@@ -82,7 +82,7 @@ def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficie
 
 def usable_rows(rows: Rows, kind: str, options: Options) -> np.ndarray:
     """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
-    usable: np.ndarray = rows.status != solver.UNSOLVED
+    usable: np.ndarray = (rows.weight > 0) & (rows.status != solver.UNSOLVED)
     if kind != "log-size":
         usable &= rows.entropy > options.gate
     return usable & rows.misranked if options.rows == "misranked" else usable

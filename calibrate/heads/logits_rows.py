@@ -48,9 +48,9 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, FiniteMasks]:
     low, logits = finite_masks(logits, arrays.get("mask", True)), as_masks(logits)
     found = {**arrays, "logits": logits}
     real = real_items(found)
-    # Softmax may have been over the real items, or over all.
-    for items in (real, logits != -np.inf)[: 1 + ("mask" in arrays)]:
-        refuse_probabilities(np.where(items, logits, 0), f"{subject}logits have")
+    refuse_probabilities(np.where(real, logits, 0), f"{subject}logits have")
+    if "mask" in arrays:  # softmax may have been over all items
+        refuse_probabilities(np.where(logits == -np.inf, 0, logits), f"{subject}logits have")
     if arrays["logits"].dtype.itemsize > logits.dtype.itemsize:
         found["logits"] = _centred(arrays["logits"], real, logits)
     return found, low

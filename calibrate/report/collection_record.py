@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.files.collection import Collection
-from calibrate.files.manifest import BAD, share_misranked
+from calibrate.files.manifest import count_bad, share_misranked
 from calibrate.report.blocks import Block, Table
 
 
@@ -26,7 +26,7 @@ class CollectionRecord:
             (
                 f"{size['size']:,}", f"{size['rows']:,}", f"{size['misranked']:,}",
                 f"{share_misranked(size):.1%}", f"{size['ties']:,}",
-                f"{sum(size[reason] for reason in BAD):,}", f"{size['kept']:,}",
+                f"{count_bad(size):,}", f"{size['kept']:,}",
             )
             for size in manifest["sizes"]
         ]  # fmt: skip

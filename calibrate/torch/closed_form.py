@@ -72,11 +72,11 @@ def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
 
 
 def sums(shifted: Tensor, dim: int, in_place: bool) -> tuple[Tensor, Tensor]:
-    """sum w and sum w s, axes kept. Fresh memory costs more than arithmetic does."""
+    """sum w and sum w s; axes kept. Fresh memory costs more than arithmetic does."""
     weights = shifted.exp()
     normaliser = weights.sum(dim, keepdim=True)
-    products = weights.mul_(shifted) if in_place else weights * shifted
-    return normaliser, products.sum(dim, keepdim=True)
+    product = weights.mul_(shifted) if in_place else weights * shifted
+    return normaliser, product.sum(dim, keepdim=True)
 
 
 def _looked_at(x: Tensor) -> bool:
