@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import escape
 
-from calibrate.collecting.collect import collect_in_memory
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.evaluation.baselines import rivals_on_logits
-from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.manifest import count_bad
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
-from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection
-from calibrate.fitting.hold_out import HELD_OUT, Split, hold_out
-from calibrate.fitting.rule_fitting import Options
-from calibrate.heads.logits_files import Arrays, InMemory
 from calibrate.report.fit_verdict import outcome_on_logits, verdict_on_logits
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.logits_record import FIRST_FIT
 from calibrate.report.streams import spinner
+from calibrate.rows.baselines import rivals_on_logits
+from calibrate.rows.collect import collect_in_memory
+from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
+from calibrate.rows.hold_out import HELD_OUT, Split, hold_out
+from calibrate.rows.logits_files import Arrays, InMemory
+from calibrate.rows.rule_fitting import Options
+from calibrate.rows.score_logits import LogitScores, score_logits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

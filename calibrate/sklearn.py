@@ -10,9 +10,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from calibrate.array_fit import fit
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.fitting.hold_out import HELD_OUT
 from calibrate.maths import reference
 from calibrate.maths.masking import as_masks
+from calibrate.rows.hold_out import HELD_OUT
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
 # For scikit-learn's check_estimator; all others pass.

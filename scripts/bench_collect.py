@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from timing import answer_help
 
-from calibrate.collecting import work_units
-from calibrate.collecting.collect import collect
-from calibrate.collecting.sources import STREAM
-from calibrate.heads import load_head
+from calibrate.rows import work_units
+from calibrate.rows.collect import collect
+from calibrate.rows.heads import load_head
+from calibrate.rows.sources import STREAM
 
 SIZES = [16 << k for k in range(11)]
 REPEATS = 7

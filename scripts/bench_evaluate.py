@@ -12,12 +12,12 @@ from typing import Any
 import jax
 from timing import answer_help
 
-from calibrate.collecting.collect import collect
-from calibrate.collecting.work_units import attended_pieces, one_ahead, plan_units
-from calibrate.evaluation.baselines import ScoredRule, fitted_rules, fixed_rules, in_order
-from calibrate.evaluation.score_head import STREAM, held_out_sets, score_head
-from calibrate.fitting.fit_collection import solve_collection
-from calibrate.heads import load_head
+from calibrate.rows.baselines import ScoredRule, fitted_rules, fixed_rules, in_order
+from calibrate.rows.collect import collect
+from calibrate.rows.fit_collection import solve_collection
+from calibrate.rows.heads import load_head
+from calibrate.rows.score_head import STREAM, held_out_sets, score_head
+from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
 SIZES = [16 << i for i in range(11)]
 

@@ -17,14 +17,14 @@ import numpy as np
 from scipy.optimize import curve_fit
 from timing import answer_help
 
-from calibrate.collecting.collect import collect
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
-from calibrate.fitting.solved_rows import Rows, solve_collection
-from calibrate.heads import load_head
 from calibrate.maths.rule import Rule
+from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.rows.collect import collect
+from calibrate.rows.heads import load_head
+from calibrate.rows.model_selection import choose
+from calibrate.rows.rule_fitting import KINDS, Options, fit_rule
+from calibrate.rows.solved_rows import Rows, solve_collection
 
 HEAD = "max-retrieval"
 SIZES = [16 << i for i in range(9)]

@@ -141,11 +141,11 @@ def prepared(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.examples import derivatives
     from calibrate.files.example_set import Cell, Example, ExampleSet
-    from calibrate.model_fitting.memo import Memo
-    from calibrate.model_fitting.passes import Passes
-    from calibrate.model_fitting.rule_parameters import Form
+    from calibrate.model import derivatives
+    from calibrate.model.memo import Memo
+    from calibrate.model.passes import Passes
+    from calibrate.model.rule_parameters import Form
     from calibrate.transformers.betas import head_betas
 
     derivatives.MOST_KEPT_BYTES = 0

@@ -80,8 +80,8 @@ def forward() -> None:
     """The peer: the same number of sets through the head, and nothing else."""
     import jax
 
-    from calibrate.collecting.work_units import Unit, attended_pieces
-    from calibrate.heads import load_head
+    from calibrate.rows.heads import load_head
+    from calibrate.rows.work_units import Unit, attended_pieces
 
     head = load_head("max-retrieval")
     for attempt in ("with compilation", "without"):

@@ -20,8 +20,8 @@ from scipy.special import logsumexp
 from timing import answer_help
 
 import calibrate
-from calibrate.heads import load_head
 from calibrate.maths import reference
+from calibrate.rows.heads import load_head
 
 ROWS = {64: 4_096, 1_024: 1_024, 16_384: 128}
 PEER_ROWS = {64: 200, 1_024: 100, 16_384: 16}

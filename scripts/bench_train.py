@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from timing import answer_help, on_cores
 
-from calibrate.heads import max_retrieval, training
+from calibrate.rows import max_retrieval, training
 
 ROUNDS, WARM, STEPS = 5, 300, 1_000
 

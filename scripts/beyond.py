@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.rule_fitting import Options
-from calibrate.fitting.solved_rows import Rows, concatenate_rows, solve_rows
 from calibrate.maths.climbing import Objective
 from calibrate.maths.likelihood import maximise
 from calibrate.maths.likelihood_profile import from_nodes, nodes
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import Rule
 from calibrate.maths.rule_forms import Form
+from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.rows.model_selection import choose
+from calibrate.rows.rule_fitting import Options
+from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta
 N_CONSTRAINTS = 150

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
+from calibrate.model.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
 from calibrate.report.plot_style import new_figure, save_figure, sizes_axis
 from calibrate.report.score_plots import STYLES
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.collecting.collect import collect
 from calibrate.errors import QualityError
-from calibrate.evaluation.baselines import (
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.rows.baselines import (
     PLAIN,
     ScoredRule,
     fitted_rules,
@@ -22,20 +23,19 @@ from calibrate.evaluation.baselines import (
     in_order,
     label,
 )
-from calibrate.evaluation.comparison import (
+from calibrate.rows.collect import collect
+from calibrate.rows.comparison import (
     N_RESAMPLES,
     Comparison,
     gains_over_plain,
     headroom_share,
     paired_p,
 )
-from calibrate.evaluation.score_head import Score, score_head, standard_error
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.npz import read_arrays, write_arrays
-from calibrate.fitting.fit_collection import resolve_options
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.solved_rows import solve_collection
-from calibrate.heads import Head
+from calibrate.rows.fit_collection import resolve_options
+from calibrate.rows.heads import Head
+from calibrate.rows.model_selection import choose
+from calibrate.rows.score_head import Score, score_head, standard_error
+from calibrate.rows.solved_rows import solve_collection
 
 MIN_HEADS = 5  # with fewer, resampling does not show the spread between heads
 ARRAYS = (

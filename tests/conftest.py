@@ -26,9 +26,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import calibrate  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
-from calibrate.fitting import bootstrap  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
+from calibrate.rows import bootstrap  # noqa: E402
 
 plot_style.DPI = 40
 bootstrap.N_RESAMPLES = 40  # test_bootstrap has as many as users

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from calibrate.fitting.solved_rows import Rows, concatenate_rows, solve_rows
 from calibrate.maths.reference import entropy, softmax
+from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
 
 
 def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 2.0)) -> Rows:

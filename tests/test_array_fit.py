@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from test_cli import call
 
 import calibrate
-from calibrate.collecting.collect import collect_arrays, collect_in_memory
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
-from calibrate.evaluation.score_logits import score_logits
-from calibrate.fitting.hold_out import hold_out
-from calibrate.heads.logits_files import Arrays, InMemory
+from calibrate.rows.collect import collect_arrays, collect_in_memory
+from calibrate.rows.hold_out import hold_out
+from calibrate.rows.logits_files import Arrays, InMemory
+from calibrate.rows.score_logits import score_logits
 
 SIZES = (16, 64)
 

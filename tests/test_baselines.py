@@ -8,7 +8,7 @@ from planted import planted_rows
 
 import calibrate
 from calibrate.errors import QualityError
-from calibrate.evaluation.baselines import (
+from calibrate.rows.baselines import (
     HINDSIGHT,
     HINDSIGHT_BETAS,
     LABELS,
@@ -21,9 +21,9 @@ from calibrate.evaluation.baselines import (
     label,
     rounded_paper,
 )
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.paper_procedure import fit_as_in_the_paper
-from calibrate.fitting.rule_fitting import Options, fit_rule
+from calibrate.rows.model_selection import choose
+from calibrate.rows.paper_procedure import fit_as_in_the_paper
+from calibrate.rows.rule_fitting import Options, fit_rule
 
 
 def test_fixed_rules():

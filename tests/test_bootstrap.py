@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from planted import planted_rows
 
-from calibrate.fitting import bootstrap as module
-from calibrate.fitting.bootstrap import bootstrap, learning_curve
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.rule_fitting import KINDS, Options, fit_rule
 from calibrate.parallel.jobs import Jobs
+from calibrate.rows import bootstrap as module
+from calibrate.rows.bootstrap import bootstrap, learning_curve
+from calibrate.rows.model_selection import choose
+from calibrate.rows.rule_fitting import KINDS, Options, fit_rule
 
 
 @pytest.fixture(autouse=True)

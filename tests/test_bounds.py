@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from calibrate.heads import load_head
 from calibrate.maths.bounds import coefficient_bounds, dispersal_size, spread_bound
 from calibrate.maths.reference import softmax
+from calibrate.rows.heads import load_head
 
 SETS = 64
 

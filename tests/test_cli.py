@@ -19,8 +19,8 @@ import calibrate
 from calibrate.cli import options
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
-from calibrate.collecting.collect import collect
 from calibrate.files.publishing import publish
+from calibrate.rows.collect import collect
 
 SMALL = ["--sizes", "64,512", "--sets", "512"]
 

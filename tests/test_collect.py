@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from conftest import ToyHead
 
-from calibrate.collecting import collect as pipeline
-from calibrate.collecting import row_budget, work_units
-from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import collection as files
 from calibrate.files.collection import open_collection
 from calibrate.files.manifest import share_misranked
 from calibrate.files.shard import SHARD_OVERHEAD, row_bytes, shard_path
 from calibrate.maths import reference
+from calibrate.rows import collect as pipeline
+from calibrate.rows import row_budget, work_units
+from calibrate.rows.collect import collect
 
 SIZES, SETS = [8, 64, 100], 300
 

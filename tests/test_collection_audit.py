@@ -11,19 +11,19 @@ from conftest import ToyHead
 from typer.testing import CliRunner
 
 from calibrate.cli.main import app
-from calibrate.collecting import work_units
-from calibrate.collecting.collect import collect, collect_arrays
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.files.collection_audit import audit_collection, open_unfinished
 from calibrate.files.npz import digest_of, pack_arrays, read_arrays
-from calibrate.fitting.fit_collection import (
+from calibrate.rows import work_units
+from calibrate.rows.collect import collect, collect_arrays
+from calibrate.rows.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,
     fit_heads_of_collection,
     open_for_fit,
 )
-from calibrate.heads.logits_files import Arrays
+from calibrate.rows.logits_files import Arrays
 
 SHARD = Path("run/n00016-unit00001.npz")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calibrate.evaluation.comparison import compare
-from calibrate.evaluation.score_head import Score
+from calibrate.rows.comparison import compare
+from calibrate.rows.score_head import Score
 
 SETS = 2_000
 

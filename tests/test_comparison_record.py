@@ -2,9 +2,9 @@
 
 from test_comparison import make_score
 
-from calibrate.evaluation.comparison import compare
 from calibrate.report.comparison_record import ComparisonRecord
 from calibrate.report.wording import p_value, percent
+from calibrate.rows.comparison import compare
 
 SHARES = {"plain": 0.5, "paper": 0.51, "own": 0.56, "hard": 0.53}
 

@@ -11,20 +11,20 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from calibrate.cli.main import app
-from calibrate.collecting.collect import collect_arrays
 from calibrate.errors import CalibrateError
-from calibrate.evaluation import diagnosis as pipeline
-from calibrate.evaluation import head_verdict
-from calibrate.evaluation.diagnosis import commitment_slope, diagnose
-from calibrate.evaluation.head_verdict import FEW, NOT_WORTH, ROBUST, SINK, WORTH
 from calibrate.files.collection import Collection, open_collection
-from calibrate.fitting.solved_rows import concatenate_rows
-from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
 from calibrate.report import diagnosis_plots, diagnosis_record
 from calibrate.report.blocks import as_json
 from calibrate.report.diagnosis_record import DiagnosisRecord
 from calibrate.report.plot_style import png
+from calibrate.rows import diagnosis as pipeline
+from calibrate.rows import head_verdict
+from calibrate.rows.collect import collect_arrays
+from calibrate.rows.diagnosis import commitment_slope, diagnose
+from calibrate.rows.head_verdict import FEW, NOT_WORTH, ROBUST, SINK, WORTH
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.solved_rows import concatenate_rows
 
 SIZES, PER_SIZE = (16, 64, 256), 150
 BOUNDED, GROWING, RANDOM, SHARP, RESTING, SHORT = KINDS = (

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.evaluation.examples import (
+from calibrate.maths.reference import entropy, softmax
+from calibrate.rows.example_sets import (
     draw_examples,
     estimated_dispersal,
     measured_dispersal,
@@ -14,8 +15,7 @@ from calibrate.evaluation.examples import (
     reach,
     shares,
 )
-from calibrate.heads import load_head
-from calibrate.maths.reference import entropy, softmax
+from calibrate.rows.heads import load_head
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def examples():
 
 def test_the_largest_items_are_those_of_the_largest_keys(examples):
     head = load_head("max-retrieval-1")
-    from calibrate.collecting.work_units import Unit, unit_seed
+    from calibrate.rows.work_units import Unit, unit_seed
 
     for closeup in examples:
         seed = unit_seed("closeup", 0, Unit(closeup.size, 0, 0, 48))

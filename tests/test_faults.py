@@ -17,16 +17,15 @@ from syscalls import Crash, Syscalls
 import calibrate
 from calibrate.cli.loading import find_fit
 from calibrate.cli.progress import Steps
-from calibrate.collecting import resume, work_units
-from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError
 from calibrate.files import atomic_io
 from calibrate.files import collection as files
 from calibrate.files.collection_audit import audit_collection
 from calibrate.files.publishing import publish
 from calibrate.files.shard import shard_path
-from calibrate.fitting.fit_collection import fit_collection
-from calibrate.heads import training
+from calibrate.rows import resume, training, work_units
+from calibrate.rows.collect import collect
+from calibrate.rows.fit_collection import fit_collection
 
 ROOT = Path(__file__).parents[1]
 FAULTS = [

@@ -8,19 +8,19 @@ import pytest
 from conftest import ToyHead, as_users
 
 import calibrate
-from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficient_file import dumps, read
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
-from calibrate.fitting.fit_collection import (
+from calibrate.maths import reference
+from calibrate.rows.collect import collect
+from calibrate.rows.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,
     same_fit,
 )
-from calibrate.fitting.model_selection import SHARPER
-from calibrate.fitting.rule_fitting import KINDS, Options
-from calibrate.maths import reference
+from calibrate.rows.model_selection import SHARPER
+from calibrate.rows.rule_fitting import KINDS, Options
 
 
 @pytest.fixture(scope="module")

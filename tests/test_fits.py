@@ -17,13 +17,13 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.fit_difference import compare
 from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
-from calibrate.fitting.fit_collection import same_fit
 from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_plots import plot_beta
 from calibrate.report.text_plot import draw_curve
 from calibrate.report.usage import load_line, usage
 from calibrate.report.wording import outside, polynomial
+from calibrate.rows.fit_collection import same_fit
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,16 +7,16 @@ import pytest
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.fitting.gain import Evidence, evident_among, prior_share
-from calibrate.fitting.solved_rows import solve_rows
-from calibrate.fitting.weighting import (
+from calibrate.maths import reference
+from calibrate.rows.gain import Evidence, evident_among, prior_share
+from calibrate.rows.solved_rows import solve_rows
+from calibrate.rows.weighting import (
     N_BLOCKS,
     Strata,
     assign_blocks,
     mean_and_error,
     row_weights,
 )
-from calibrate.maths import reference
 
 
 def evidence_of(rows, prior_rows=0.0):

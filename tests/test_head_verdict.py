@@ -9,7 +9,11 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from calibrate.errors import QualityError
-from calibrate.evaluation.head_verdict import (
+from calibrate.maths import reference
+from calibrate.rows.candidates import applied_beta
+from calibrate.rows.fit_sentences import OVER_SHARP
+from calibrate.rows.gain import Gain
+from calibrate.rows.head_verdict import (
     FEW,
     NOT_WORTH,
     ROBUST,
@@ -25,13 +29,9 @@ from calibrate.evaluation.head_verdict import (
     measure_headroom,
     refuse_few_groups,
 )
-from calibrate.fitting.candidates import applied_beta
-from calibrate.fitting.gain import Gain
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.rule_fitting import Options, fit_rule
-from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
-from calibrate.fitting.verdict import OVER_SHARP
-from calibrate.maths import reference
+from calibrate.rows.model_selection import choose
+from calibrate.rows.rule_fitting import Options, fit_rule
+from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
 N = 24
 

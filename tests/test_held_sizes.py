@@ -5,22 +5,22 @@ import pytest
 from conftest import ToyHead
 from planted import planted_rows
 
-from calibrate.collecting.collect import collect
 from calibrate.errors import QualityError
-from calibrate.fitting import candidates
-from calibrate.fitting.candidates import applied_beta, log_p_at
-from calibrate.fitting.fit_collection import fit_collection
-from calibrate.fitting.model_selection import choose, try_kinds
-from calibrate.fitting.pooling import HARM
-from calibrate.fitting.rule_fitting import (
+from calibrate.rows import candidates
+from calibrate.rows.candidates import applied_beta, log_p_at
+from calibrate.rows.collect import collect
+from calibrate.rows.fit_collection import fit_collection
+from calibrate.rows.heads import load_head
+from calibrate.rows.model_selection import choose, try_kinds
+from calibrate.rows.pooling import HARM
+from calibrate.rows.rule_fitting import (
     KINDS,
     Options,
     build_problem,
     fit_rule,
     solve_problem,
 )
-from calibrate.fitting.weighting import assign_blocks
-from calibrate.heads import load_head
+from calibrate.rows.weighting import assign_blocks
 
 HELD = Options(prior_rows=0, q=0.0, trained_up_to=16)
 

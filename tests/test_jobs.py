@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 from calibrate import heads
 from calibrate.cli.main import app
-from calibrate.collecting import work_units
-from calibrate.collecting.collect import collect, collect_arrays
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evaluation.baselines import fixed_rules
-from calibrate.evaluation.score_head import score_head
-from calibrate.fitting.fit_collection import fit_collection
-from calibrate.heads import load_head
-from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
+from calibrate.rows import work_units
+from calibrate.rows.baselines import fixed_rules
+from calibrate.rows.collect import collect, collect_arrays
+from calibrate.rows.fit_collection import fit_collection
+from calibrate.rows.heads import load_head
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.score_head import score_head
 
 SIZES, SETS = [8, 64], 384  # three units each
 TWO = Jobs(2)

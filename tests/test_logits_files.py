@@ -9,15 +9,15 @@ from typer.testing import CliRunner
 
 import calibrate
 from calibrate.cli.main import app
-from calibrate.collecting.collect import collect_arrays
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evaluation.diagnosis import diagnose
 from calibrate.files.collection import open_collection
-from calibrate.fitting.rule_fitting import fit_rule
-from calibrate.fitting.solved_rows import solve_collection
-from calibrate.heads.logits_files import Arrays
-from calibrate.heads.logits_rows import checked
 from calibrate.maths import reference
+from calibrate.rows.collect import collect_arrays
+from calibrate.rows.diagnosis import diagnose
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.logits_rows import checked
+from calibrate.rows.rule_fitting import fit_rule
+from calibrate.rows.solved_rows import solve_collection
 
 
 def scores(rows=300, n=40, seed=0):

@@ -5,8 +5,8 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.logits_recorder import Recorder
-from calibrate.heads.logits_files import Arrays
 from calibrate.maths.hashing import hashes
+from calibrate.rows.logits_files import Arrays
 
 
 def record(recorder, n_passes, n_keys=20, first=0):

@@ -15,12 +15,8 @@ from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, HEADS, LINES, planted
 
 import calibrate
-from calibrate.evaluation.baselines import one_constant
-from calibrate.evaluation.moments import Moments
-from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
-from calibrate.heads.logits_files import Arrays, InMemory
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report import fit_plots, score_plots
@@ -30,6 +26,10 @@ from calibrate.report.logits_page import write_logits_page
 from calibrate.report.logits_record import LogitsRecord
 from calibrate.report.rule_curves import beta_range
 from calibrate.report.terminal import print_block, show
+from calibrate.rows.baselines import one_constant
+from calibrate.rows.logits_files import Arrays, InMemory
+from calibrate.rows.moments import Moments
+from calibrate.rows.score_logits import LogitScores, score_logits
 
 
 def publish_fits(folder, **source):

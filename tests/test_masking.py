@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calibrate.collecting.collect import collect
-from calibrate.evaluation.score_head import RulesAtSize
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.collection import open_collection
 from calibrate.maths.masking import as_masks, finite_masks, is_masked
 from calibrate.maths.rule import Rule
+from calibrate.rows.collect import collect
+from calibrate.rows.score_head import RulesAtSize
 
 MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_000.0)
 REAL = (np.inf, np.nan, 0.0, 700.0, -8_999.0)

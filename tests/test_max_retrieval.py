@@ -10,7 +10,8 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.npz import read_arrays, write_arrays
-from calibrate.heads import WEIGHTS, built_in_heads, load_head, max_retrieval
+from calibrate.rows import max_retrieval
+from calibrate.rows.heads import WEIGHTS, built_in_heads, load_head
 
 
 @pytest.fixture(scope="module")

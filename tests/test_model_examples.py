@@ -21,12 +21,12 @@ transformers = pytest.importorskip("transformers", reason="needs the extra trans
 from test_cli import call, refusal  # noqa: E402
 from tiny_causal import SIZES, causal_model, save, save_tokenizer  # noqa: E402
 
-from calibrate.examples import collect_examples as collecting  # noqa: E402
-from calibrate.examples.encoding import Encoder  # noqa: E402
-from calibrate.examples.retrieval import TEMPLATES, longest, write  # noqa: E402
-from calibrate.examples.sources import Wanted  # noqa: E402
 from calibrate.files import example_collection as files  # noqa: E402
 from calibrate.files.npz import parse_arrays, write_arrays  # noqa: E402
+from calibrate.model import collect_examples as collecting  # noqa: E402
+from calibrate.model.encoding import Encoder  # noqa: E402
+from calibrate.model.retrieval import TEMPLATES, longest, write  # noqa: E402
+from calibrate.model.sources import Wanted  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
 torch.set_num_threads(1)

@@ -19,22 +19,25 @@ from test_first_look import planted_examples, planted_model, some_examples  # no
 from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
-from calibrate.examples import answering  # noqa: E402
-from calibrate.examples.comparison import PLAIN, Estimate, compare  # noqa: E402
-from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
-from calibrate.examples.score_fits import score_fits  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
 from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
-from calibrate.model_fitting import candidates, steps  # noqa: E402
-from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
-from calibrate.model_fitting.descent import Point  # noqa: E402
-from calibrate.model_fitting.judging import Judged  # noqa: E402
-from calibrate.model_fitting.memo import Memo, processor  # noqa: E402
-from calibrate.model_fitting.model_fit import fit_through  # noqa: E402
-from calibrate.model_fitting.objective import Multipliers, Objective  # noqa: E402
-from calibrate.model_fitting.passes import Passes  # noqa: E402
-from calibrate.model_fitting.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
+from calibrate.model import (  # noqa: E402
+    answering,
+    candidates,
+    steps,
+)
+from calibrate.model.candidates import ModelOptions  # noqa: E402
+from calibrate.model.comparison import PLAIN, Estimate, compare  # noqa: E402
+from calibrate.model.descent import Point  # noqa: E402
+from calibrate.model.judging import Judged  # noqa: E402
+from calibrate.model.memo import Memo, processor  # noqa: E402
+from calibrate.model.model_fit import fit_through  # noqa: E402
+from calibrate.model.objective import Multipliers, Objective  # noqa: E402
+from calibrate.model.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
+from calibrate.model.passes import Passes  # noqa: E402
+from calibrate.model.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
+from calibrate.model.score_fits import score_fits  # noqa: E402
 from calibrate.report.model_fit_record import rules_table  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
@@ -435,7 +438,7 @@ def test_numbers_that_run_out(here, monkeypatch):
     def exhausted(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("calibrate.model_fitting.passes.answer", exhausted)
+    monkeypatch.setattr("calibrate.model.passes.answer", exhausted)
     with pytest.raises(CalibrateError, match="out of memory at"):
         fit_through(planted_model, collection, "x", ModelOptions(most_steps=2))
 

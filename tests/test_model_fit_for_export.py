@@ -21,9 +21,9 @@ from tiny_causal import SIZES, causal_model, save  # noqa: E402
 from calibrate.export.exportable import Exportable, exportable  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
-from calibrate.model_fitting.candidates import ModelOptions  # noqa: E402
-from calibrate.model_fitting.descent import _Walk  # noqa: E402
-from calibrate.model_fitting.rule_parameters import (  # noqa: E402
+from calibrate.model.candidates import ModelOptions  # noqa: E402
+from calibrate.model.descent import _Walk  # noqa: E402
+from calibrate.model.rule_parameters import (  # noqa: E402
     CONSTANT,
     LEAST_FIRST,
     MAX_BETA,

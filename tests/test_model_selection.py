@@ -5,14 +5,14 @@ import pytest
 from planted import planted_rows
 
 from calibrate.errors import QualityError
-from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
-from calibrate.fitting.held_out import held_out_by_size
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.rule_fitting import Options
-from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
-from calibrate.heads import load_head
 from calibrate.maths import reference
 from calibrate.maths.rule import beta_of
+from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.rows.heads import load_head
+from calibrate.rows.held_out import held_out_by_size
+from calibrate.rows.model_selection import choose
+from calibrate.rows.rule_fitting import Options
+from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
 OPTIONS = Options(q=0.0)  # planted rules are calibrated: sharper ones would not come back
 

@@ -10,14 +10,20 @@ from typer.testing import CliRunner
 
 import calibrate
 from calibrate.cli.main import app
-from calibrate.collecting.collect import collect_arrays
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.logits_recorder import Recorder
-from calibrate.fitting import solved_rows
-from calibrate.fitting.fit_collection import fit_collection, fit_heads_of_collection, same_fit
-from calibrate.fitting.gain import Gain
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.per_head import (
+from calibrate.maths import reference
+from calibrate.maths.rule import Rule
+from calibrate.maths.solver import STATUS_NAMES
+from calibrate.parallel.jobs import Jobs
+from calibrate.report.streams import stdout
+from calibrate.rows import solved_rows
+from calibrate.rows.collect import collect_arrays
+from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection, same_fit
+from calibrate.rows.gain import Gain
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.model_selection import choose
+from calibrate.rows.per_head import (
     HeadFit,
     HeadRule,
     choose_family,
@@ -25,14 +31,8 @@ from calibrate.fitting.per_head import (
     fit_each_head,
     quality_of_heads,
 )
-from calibrate.fitting.rule_fitting import Options, fit_rule
-from calibrate.fitting.solved_rows import concatenate_rows, solve_collection
-from calibrate.heads.logits_files import Arrays
-from calibrate.maths import reference
-from calibrate.maths.rule import Rule
-from calibrate.maths.solver import STATUS_NAMES
-from calibrate.parallel.jobs import Jobs
-from calibrate.report.streams import stdout
+from calibrate.rows.rule_fitting import Options, fit_rule
+from calibrate.rows.solved_rows import concatenate_rows, solve_collection
 
 # What beta each (layer, head) is planted to want, of entropy and size.
 WANTS = {

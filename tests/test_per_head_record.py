@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from calibrate.files.coefficients import Coefficients
-from calibrate.fitting.gain import Gain
-from calibrate.fitting.per_head import HeadFit, HeadRule, PerHeadResult
 from calibrate.report.blocks import Table
 from calibrate.report.per_head_record import PerHeadRecord
+from calibrate.rows.gain import Gain
+from calibrate.rows.per_head import HeadFit, HeadRule, PerHeadResult
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from conftest import ToyHead
 from typer.testing import CliRunner
 
 from calibrate.cli.main import app
-from calibrate.collecting.collect import collect
 from calibrate.errors import CalibrateError
-from calibrate.evaluation.baselines import PLAIN
-from calibrate.evaluation.score_head import score_head
-from calibrate.heads import load_head
+from calibrate.rows.baselines import PLAIN
+from calibrate.rows.collect import collect
+from calibrate.rows.heads import load_head
+from calibrate.rows.score_head import score_head
 
 MINE = """
 from typing import NamedTuple

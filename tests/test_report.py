@@ -14,12 +14,12 @@ from test_cli import call, refusal
 from test_comparison import make_score
 
 import calibrate
-from calibrate.evaluation.comparison import compare
 from calibrate.files.coefficient_file import dumps
 from calibrate.report import head_page, plot_style
 from calibrate.report.comparison_record import ComparisonRecord
 from calibrate.report.fit_verdict import WHY_HARD, compare_rivals, describe_fit, verdict
 from calibrate.report.head_page import write_head_page
+from calibrate.rows.comparison import compare
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
 RULES = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}

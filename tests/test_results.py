@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.heads import load_head
+from calibrate.rows.heads import load_head
 
 ROOT = Path(__file__).parents[1]
 RECORD = json.loads((ROOT / "scripts/results/table1.json").read_text())
@@ -90,8 +90,8 @@ def test_the_record_agrees_with_itself():
 @pytest.mark.slow
 def test_a_part_of_the_record_is_reproduced():
     """512 of the sets of one head and size: within five standard errors of the whole."""
-    from calibrate.evaluation.baselines import fixed_rules
-    from calibrate.evaluation.score_head import score_head
+    from calibrate.rows.baselines import fixed_rules
+    from calibrate.rows.score_head import score_head
 
     k = RECORD["sizes"].index(512)
     (score,) = score_head(load_head("max-retrieval-4"), [512], 512, 0, fixed_rules())

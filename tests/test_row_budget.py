@@ -1,8 +1,8 @@
 """Sampling: what each unit of a collection may keep, by hand."""
 
-from calibrate.collecting.row_budget import row_quotas
-from calibrate.collecting.work_units import Unit
 from calibrate.files import collection as files
+from calibrate.rows.row_budget import row_quotas
+from calibrate.rows.work_units import Unit
 
 
 def test_bytes_that_small_units_do_not_use_go_to_the_others():

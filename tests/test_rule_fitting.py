@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 from planted import planted_rows
 
-from calibrate.collecting.collect import collect
 from calibrate.errors import QualityError
-from calibrate.fitting import rule_fitting
-from calibrate.fitting.candidates import applied_beta, log_p_at, mean_by_size
-from calibrate.fitting.rule_fitting import (
+from calibrate.maths.climbing import Objective
+from calibrate.maths.likelihood import maximise
+from calibrate.maths.rule import beta_of
+from calibrate.maths.rule_forms import polynomial_form
+from calibrate.rows import rule_fitting
+from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.rows.collect import collect
+from calibrate.rows.heads import load_head
+from calibrate.rows.rule_fitting import (
     KINDS,
     Options,
     build_problem,
@@ -17,13 +22,8 @@ from calibrate.fitting.rule_fitting import (
     solve_each,
     solve_problem,
 )
-from calibrate.fitting.solved_rows import concatenate_rows, solve_collection, solve_rows
-from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, row_weights
-from calibrate.heads import load_head
-from calibrate.maths.climbing import Objective
-from calibrate.maths.likelihood import maximise
-from calibrate.maths.rule import beta_of
-from calibrate.maths.rule_forms import polynomial_form
+from calibrate.rows.solved_rows import concatenate_rows, solve_collection, solve_rows
+from calibrate.rows.weighting import N_BLOCKS, assign_blocks, row_weights
 
 
 def rising(H, n):

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.cli import model_steps
 from calibrate.cli.main import app
-from calibrate.evaluation.score_logits import score_logits
 from calibrate.files.collection import open_collection
-from calibrate.heads.logits_files import Arrays
 from calibrate.report.blocks import as_json
 from calibrate.report.logits_record import LogitsRecord
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.score_logits import score_logits
 
 
 @pytest.fixture

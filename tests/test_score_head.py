@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.collecting import work_units
-from calibrate.evaluation.baselines import HARD, HINDSIGHT, PLAIN, LogSize
-from calibrate.evaluation.score_head import (
+from calibrate.rows import work_units
+from calibrate.rows.baselines import HARD, HINDSIGHT, PLAIN, LogSize
+from calibrate.rows.heads import load_head
+from calibrate.rows.score_head import (
     HindsightSearch,
     RulesAtSize,
     Score,
     held_out_sets,
     score_head,
 )
-from calibrate.heads import load_head
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_hindsight_bears_its_name(toy_head):
 
 def test_hindsight_chooses_on_the_first_sets_only(toy_head, monkeypatch):
     """Two values tie on the first half, and differ on the second: the lower one stays."""
-    from calibrate.evaluation import score_head as module
+    from calibrate.rows import score_head as module
 
     monkeypatch.setattr(module, "MAX_CHOOSING_SETS", 64)
     search = HindsightSearch(1_000)

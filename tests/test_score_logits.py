@@ -8,17 +8,16 @@ import pytest
 from scipy.special import stdtrit
 
 import calibrate
-from calibrate.collecting import work_units
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evaluation import group_sums
-from calibrate.evaluation.group_sums import GroupSums
-from calibrate.evaluation.moments import Moments
-from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.heads.logits_files import Arrays
 from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_verdict import outcome_on_logits, verdict_on_logits
+from calibrate.rows import group_sums, work_units
+from calibrate.rows.group_sums import GroupSums
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.moments import Moments
+from calibrate.rows.score_logits import LogitScores, score_logits
 
 HEADS = ((0, 0), (0, 3), (2, 1))
 LINES = (Entry((0.5, 0.2), (2.0, 5.0), 0, 0), Entry((0.0, 3.0), (2.0, 5.0), 2, 1))

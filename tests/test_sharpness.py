@@ -5,14 +5,14 @@ import pytest
 from planted import planted_rows
 
 from calibrate.errors import QualityError
-from calibrate.fitting.candidates import applied_beta, mean_by_size
-from calibrate.fitting.model_selection import KEPT, SHARPER, choose, sharpest
-from calibrate.fitting.rule_fitting import KINDS, Options, build_problem, fit_rule, solve_problem
-from calibrate.fitting.solved_rows import concatenate_rows, solve_rows
-from calibrate.fitting.weighting import assign_blocks
-from calibrate.heads import load_head
 from calibrate.maths.likelihood_profile import plain_power, profile
 from calibrate.maths.reference import entropy, softmax
+from calibrate.rows.candidates import applied_beta, mean_by_size
+from calibrate.rows.heads import load_head
+from calibrate.rows.model_selection import KEPT, SHARPER, choose, sharpest
+from calibrate.rows.rule_fitting import KINDS, Options, build_problem, fit_rule, solve_problem
+from calibrate.rows.solved_rows import concatenate_rows, solve_rows
+from calibrate.rows.weighting import assign_blocks
 
 QS = (0.25, 0.5, 1.0)
 BETAS = (1.0, 1.3, 4.7, 33.0, 64.0)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from conftest import ToyHead
 
-from calibrate.collecting.collect import collect
 from calibrate.files.collection import open_collection
-from calibrate.fitting.solved_rows import concatenate_rows, solve_collection, solve_rows
 from calibrate.maths import reference, solver
 from calibrate.parallel.jobs import Jobs
+from calibrate.rows.collect import collect
+from calibrate.rows.solved_rows import concatenate_rows, solve_collection, solve_rows
 
 
 def test_solves_every_row_as_the_reference_does(tmp_path):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.heads import load_head
 from calibrate.maths import reference, solver
 from calibrate.maths.row_blocks import FEW_ITEMS
+from calibrate.rows.heads import load_head
 
 
 def draw_row(rng):

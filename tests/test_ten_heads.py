@@ -9,7 +9,7 @@ from conftest import ToyHead
 from scipy import stats
 from test_comparison import make_score
 
-from calibrate.evaluation.baselines import HARD, HINDSIGHT, LABELS, PLAIN
+from calibrate.rows.baselines import HARD, HINDSIGHT, LABELS, PLAIN
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import ten_heads

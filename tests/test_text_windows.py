@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from calibrate.errors import CalibrateError
-from calibrate.examples.encoding import Encoder
-from calibrate.examples.parts import CHOOSING, FITTING, JUDGING, N_TURNS, parts_of
-from calibrate.examples.text_windows import TextFile
 from calibrate.files.example_set import Example
+from calibrate.model.encoding import Encoder
+from calibrate.model.parts import CHOOSING, FITTING, JUDGING, N_TURNS, parts_of
+from calibrate.model.text_windows import TextFile
 
 
 class Words:

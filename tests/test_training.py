@@ -12,7 +12,7 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.npz import read_arrays
-from calibrate.heads import load_head, training
+from calibrate.rows.heads import load_head, training
 
 quiet = print  # a module-level function, as worker processes need
 
@@ -68,7 +68,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatc
 def test_kill_9_and_resume_ends_with_the_same_bytes(tmp_path):
     script = f"""
 from pathlib import Path
-from calibrate.heads import training
+from calibrate.rows import training
 training.SIZES, training.STEPS_PER_LOG_ROW, training.STEPS_PER_CHECKPOINT = (5, 5), 50, 50
 training.train(0, 3000, Path({str(tmp_path)!r}) / "FOLDER", print)
 """

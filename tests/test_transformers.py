@@ -17,8 +17,8 @@ transformers = pytest.importorskip("transformers", reason="needs the extra trans
 
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
 
-from calibrate.heads.logits_files import Arrays  # noqa: E402
 from calibrate.maths import reference  # noqa: E402
+from calibrate.rows.logits_files import Arrays  # noqa: E402
 from calibrate.transformers import capture, register, verify  # noqa: E402
 
 torch.set_num_threads(1)  # models are tiny: threads would wait for each other

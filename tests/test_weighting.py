@@ -5,12 +5,12 @@ import pytest
 from planted import grouped_nulls, planted_rows
 
 from calibrate.errors import QualityError
-from calibrate.evaluation.score_logits import score_logits
-from calibrate.fitting.held_out import combine_held_out, held_out_by_size
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.rule_fitting import Options, fit_rule
-from calibrate.fitting.weighting import N_BLOCKS, assign_blocks, estimate_mean, row_weights
-from calibrate.heads.logits_files import Arrays
+from calibrate.rows.held_out import combine_held_out, held_out_by_size
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.model_selection import choose
+from calibrate.rows.rule_fitting import Options, fit_rule
+from calibrate.rows.score_logits import score_logits
+from calibrate.rows.weighting import N_BLOCKS, assign_blocks, estimate_mean, row_weights
 
 SIZES = (16, 64, 256)
 

@@ -7,8 +7,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from calibrate.examples import words
-from calibrate.examples.retrieval import TEMPLATES
+from calibrate.model import words
+from calibrate.model.retrieval import TEMPLATES
 
 MORE = {
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from calibrate.cli.loading import load_head
 from calibrate.cli.progress import Steps
-from calibrate.collecting.collect import Progress, collect, collect_arrays
-from calibrate.collecting.work_units import Unit, plan_units
 from calibrate.files.collection import Collection, discard_collection
 from calibrate.files.manifest import COUNTS, share_misranked
-from calibrate.heads import Head
-from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.streams import stderr
+from calibrate.rows.collect import Progress, collect, collect_arrays
+from calibrate.rows.heads import Head
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.work_units import Unit, plan_units
 
 
 def collect_from_head(

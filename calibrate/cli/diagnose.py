@@ -71,11 +71,11 @@ def diagnose(
 
 def diagnose_rows(run: Path, out: Path | None, eps: float, as_json: bool) -> None:
     """The heads of a collection of rows."""
-    from calibrate.evaluation import diagnosis
     from calibrate.files.atomic_io import check_writable
     from calibrate.files.collection import open_collection
-    from calibrate.fitting.solved_rows import group_heads
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
+    from calibrate.rows import diagnosis
+    from calibrate.rows.solved_rows import group_heads
 
     if not 0 < eps < 1:
         raise typer.BadParameter(f"--eps is {eps}; give a coefficient between 0 and 1")

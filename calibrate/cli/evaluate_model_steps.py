@@ -11,7 +11,6 @@ from calibrate.cli.loading import examples_of
 from calibrate.cli.model_options import Source
 from calibrate.cli.model_steps import job_of, model_progress
 from calibrate.errors import CalibrateError
-from calibrate.evaluation.baselines import log_size, one_constant, paper
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.example_collection import (
     ExampleCollection,
@@ -21,11 +20,12 @@ from calibrate.files.example_collection import (
 from calibrate.files.example_set import ExampleSet, Scores
 from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.streams import stderr
+from calibrate.rows.baselines import log_size, one_constant, paper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from calibrate.examples.collect_examples import Job
+    from calibrate.model.collect_examples import Job
 
 
 class Rules(NamedTuple):
@@ -52,7 +52,7 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
             "collect --model`, or score a head (--head) or logits (--logits) without RUN"
         )
     job, collection = job_of(source)
-    from calibrate.examples.comparison import PLAIN, compare
+    from calibrate.model.comparison import PLAIN, compare
 
     todo, scores = dict(rules.all), dict[str, Scores]()
     if collection:
@@ -91,7 +91,7 @@ def _to_judge(
     collection: ExampleCollection, fits: Mapping[str, Coefficients]
 ) -> tuple[list[int], str]:
     """The examples that no fit was made of or chosen by, and in words which these are."""
-    from calibrate.examples.parts import JUDGING, parts_of
+    from calibrate.model.parts import JUDGING, parts_of
 
     examples, run = collection.set.examples, collection.folder
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
@@ -121,7 +121,7 @@ def _warn_of_other_models(fits: Mapping[str, Coefficients], model: str, fingerpr
 
 def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSet) -> None:
     """Warns of examples that fits were made of, as far as their collections are in ./runs."""
-    from calibrate.examples.parts import JUDGING, parts_of
+    from calibrate.model.parts import JUDGING, parts_of
 
     tokens = [example.tokens.tobytes() for example in examples.examples]
     for name, fit in fits.items():
@@ -143,7 +143,7 @@ def _score(
     kept: tuple[Path, str] | None,
 ) -> dict[str, Scores]:  # fmt: skip
     """The scores under each rule; `kept` is the folder and digest of the collection."""
-    from calibrate.examples.score_fits import Kept, score_fits, units_of
+    from calibrate.model.score_fits import Kept, score_fits, units_of
 
     def load() -> "PreTrainedModel":
         stderr.print(f"loading {job.folder.path}")

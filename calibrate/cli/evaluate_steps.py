@@ -5,18 +5,18 @@ from pathlib import Path
 
 from calibrate.cli.loading import load_fits, load_head, refuse_per_head
 from calibrate.cli.progress import Steps
-from calibrate.collecting.work_units import Unit, plan_units
-from calibrate.evaluation.baselines import ScoredRule, fixed_rules, in_order
-from calibrate.evaluation.comparison import compare
-from calibrate.evaluation.score_head import Score, score_head
-from calibrate.evaluation.score_logits import LogitScores, score_logits
 from calibrate.files.coefficients import Coefficients
-from calibrate.heads import Head
-from calibrate.heads.logits_files import Arrays
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.comparison_record import ComparisonRecord
 from calibrate.report.logits_record import LogitsRecord
 from calibrate.report.streams import stderr
+from calibrate.rows.baselines import ScoredRule, fixed_rules, in_order
+from calibrate.rows.comparison import compare
+from calibrate.rows.heads import Head
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.score_head import Score, score_head
+from calibrate.rows.score_logits import LogitScores, score_logits
+from calibrate.rows.work_units import Unit, plan_units
 
 
 def compare_rules(

@@ -7,24 +7,24 @@ from pathlib import Path
 from calibrate.cli.fit import FitRequest
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
-from calibrate.evaluation.baselines import paper
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
 from calibrate.files.publishing import check_store, publish, writing_store
 from calibrate.files.store import names, published_store
-from calibrate.fitting.fit_collection import (
+from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
+from calibrate.report.fit_record import FitRecord
+from calibrate.report.per_head_record import PerHeadRecord
+from calibrate.report.streams import stderr
+from calibrate.rows.baselines import paper
+from calibrate.rows.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,
     fit_heads_of_collection,
     open_for_fit,
     same_fit,
 )
-from calibrate.fitting.rule_fitting import Options
-from calibrate.fitting.solved_rows import group_heads
-from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
-from calibrate.report.fit_record import FitRecord
-from calibrate.report.per_head_record import PerHeadRecord
-from calibrate.report.streams import stderr
+from calibrate.rows.rule_fitting import Options
+from calibrate.rows.solved_rows import group_heads
 
 
 def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:

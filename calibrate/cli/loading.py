@@ -14,9 +14,9 @@ from calibrate.files.example_collection import (
 )
 from calibrate.files.example_collection import read_manifest as read_examples_manifest
 from calibrate.files.manifest import MANIFEST
-from calibrate.heads import Head, is_built_in
-from calibrate.heads import load_head as load_head_quietly
 from calibrate.report.streams import stderr
+from calibrate.rows.heads import Head, is_built_in
+from calibrate.rows.heads import load_head as load_head_quietly
 
 
 def load_head(reference: str) -> Head:

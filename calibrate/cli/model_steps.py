@@ -20,9 +20,9 @@ from calibrate.files.publishing import check_store
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.examples.collect_examples import Job
-    from calibrate.examples.sources import Wanted
     from calibrate.export.exportable import Exportable
+    from calibrate.model.collect_examples import Job
+    from calibrate.model.sources import Wanted
     from calibrate.report.first_look_record import FirstLookRecord
     from calibrate.report.model_fit_record import ModelFitRecord
     from calibrate.transformers.folders import ModelFolder
@@ -46,7 +46,7 @@ def require_transformers(device: str = "cpu") -> None:
 def collect_from_model(source: Source, out: Path | None, *, fresh: bool) -> files.ExampleCollection:
     """Makes the examples and scores them; the default folder is runs/NAME."""
     job, _ = job_of(source)
-    from calibrate.examples.collect_examples import collect_examples
+    from calibrate.model.collect_examples import collect_examples
 
     folder = out or Path("runs") / job.folder.name
     if fresh:
@@ -78,8 +78,8 @@ def look_at_model(source: Source, out: Path | None) -> "FirstLookRecord":
       CalibrateError: the model is not that of the collection, or cannot be found.
     """
     job, collection = job_of(source)
-    from calibrate.examples.derivatives import derivatives
-    from calibrate.examples.first_look import first_look
+    from calibrate.model.derivatives import derivatives
+    from calibrate.model.first_look import first_look
     from calibrate.report.first_look_record import RECORD, save_first_look
 
     folder = diagnosis_folder(source.run or Path("runs") / job.folder.name, out, source.run)
@@ -123,9 +123,9 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     assert collection is not None
     check_store(request.store)
     from calibrate.cli.fit_steps import draw_fit, publish_fit
-    from calibrate.examples.answering import batch_tokens
-    from calibrate.model_fitting.candidates import ModelOptions
-    from calibrate.model_fitting.model_fit import fit_through
+    from calibrate.model.answering import batch_tokens
+    from calibrate.model.candidates import ModelOptions
+    from calibrate.model.model_fit import fit_through
     from calibrate.report.examples_record import nearly_none_right
     from calibrate.report.model_fit_record import ModelFitRecord
 
@@ -159,8 +159,8 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
 @contextlib.contextmanager
 def _why_refused() -> Iterator[None]:
     """Prints of a refused fit what is known at each length."""
-    from calibrate.examples.verdict import by_length
-    from calibrate.model_fitting.judging import NotWorthItError
+    from calibrate.model.judging import NotWorthItError
+    from calibrate.model.verdict import by_length
 
     try:
         yield
@@ -191,7 +191,7 @@ def job_of(source: Source) -> "tuple[Job, files.ExampleCollection | None]":
       CalibrateError: the collection is incomplete or damaged, or the model is not its own.
     """
     require_transformers(source.device)
-    from calibrate.examples.collect_examples import Job, plan
+    from calibrate.model.collect_examples import Job, plan
     from calibrate.transformers.folders import ModelFolder
 
     if source.run is None:
@@ -214,7 +214,7 @@ def job_of(source: Source) -> "tuple[Job, files.ExampleCollection | None]":
 
 def model_progress(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:
     """A step for each batch of each unit of work, of as much work as it has tokens."""
-    from calibrate.examples.answering import batches
+    from calibrate.model.answering import batches
 
     n_batches = sum(len(batches(examples.examples, unit)) for unit in units)
     n_tokens = sum(len(examples.examples[i].tokens) for unit in units for i in unit)

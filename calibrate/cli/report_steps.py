@@ -8,23 +8,9 @@ from calibrate.cli.evaluate_steps import score_rows, score_with_progress
 from calibrate.cli.loading import find_fit, find_model_fit, head_of_fit, refuse_per_head
 from calibrate.cli.model_options import Source
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evaluation.baselines import (
-    ScoredRule,
-    beside,
-    by_sharpness,
-    fitted_rules,
-    fixed_rules,
-)
-from calibrate.evaluation.comparison import compare
-from calibrate.evaluation.score_head import Score
-from calibrate.evaluation.score_logits import LogitScores
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
-from calibrate.fitting.fit_collection import resolve_options
-from calibrate.fitting.model_selection import choose
-from calibrate.fitting.solved_rows import solve_collection
-from calibrate.heads import Head
 from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict, verdict_on_logits
 from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
@@ -33,6 +19,20 @@ from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.selection import chosen_kind
 from calibrate.report.streams import stderr
+from calibrate.rows.baselines import (
+    ScoredRule,
+    beside,
+    by_sharpness,
+    fitted_rules,
+    fixed_rules,
+)
+from calibrate.rows.comparison import compare
+from calibrate.rows.fit_collection import resolve_options
+from calibrate.rows.heads import Head
+from calibrate.rows.model_selection import choose
+from calibrate.rows.score_head import Score
+from calibrate.rows.score_logits import LogitScores
+from calibrate.rows.solved_rows import solve_collection
 
 
 def report_on_head(

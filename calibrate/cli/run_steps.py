@@ -23,8 +23,8 @@ def run_on_head(
     from calibrate.cli.fit_steps import fit_and_publish
     from calibrate.cli.loading import load_head
     from calibrate.cli.report_steps import write_head_report
-    from calibrate.evaluation.baselines import beside, by_sharpness, fitted_rules, fixed_rules
     from calibrate.report.fit_record import FitRecord
+    from calibrate.rows.baselines import beside, by_sharpness, fitted_rules, fixed_rules
 
     check_store(store)
     name = name or "quickstart"
@@ -51,9 +51,9 @@ def run_on_logits(
     from calibrate.cli.evaluate_steps import score_arrays
     from calibrate.cli.fit_steps import fit_and_publish
     from calibrate.cli.report_steps import write_logits_report
-    from calibrate.fitting.hold_out import hold_out
-    from calibrate.heads.logits_files import Arrays
     from calibrate.report.logits_record import LogitsRecord
+    from calibrate.rows.hold_out import hold_out
+    from calibrate.rows.logits_files import Arrays
 
     check_store(store)
     name = name or _name_of(logits.resolve())

@@ -11,7 +11,7 @@ from calibrate.cli.progress import in_words
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.heads.training import Progress
+    from calibrate.rows.training import Progress
 
 SeedsOption = Annotated[str, typer.Option(help="A head per seed: 0, 0,3 or 0-9.")]
 StepsOption = Annotated[int, typer.Option(min=1, help="Gradient steps.")]
@@ -32,7 +32,7 @@ def train(
 
     Example: calibrate train --seeds 0-3 --steps 100000 --jobs 2
     """
-    from calibrate.heads.training import train_seeds
+    from calibrate.rows.training import train_seeds
 
     numbers = parse_seeds(seeds)
     stderr.print(f"training seeds {seeds}, {steps:,} steps each; compiling first")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.evaluation.diagnosis import Diagnosis, HeadDiagnosis
 from calibrate.report.plot_style import (
     GATED,
     HEAD_STYLES,
@@ -21,6 +20,7 @@ from calibrate.report.plot_style import (
     short,
     sizes_axis,
 )
+from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

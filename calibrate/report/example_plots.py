@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.evaluation.examples import ExampleSets, estimated_dispersal, reach, shares
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.reference import entropy
 from calibrate.report.plot_style import (
@@ -25,6 +24,7 @@ from calibrate.report.plot_style import (
 )
 from calibrate.report.rule_curves import of_both, rule_curve, size_curves
 from calibrate.report.wording import argument
+from calibrate.rows.example_sets import ExampleSets, estimated_dispersal, reach, shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

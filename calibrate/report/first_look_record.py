@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.examples.first_look import DIFFUSE, LEVEL, SHARPER, STEP, UNCLEAR, HeadLook, Look
 from calibrate.files.atomic_io import write_atomically
+from calibrate.model.first_look import DIFFUSE, LEVEL, SHARPER, STEP, UNCLEAR, HeadLook, Look
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
 from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
 from calibrate.report.wording import with_error

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.solved_rows import head_label
 from calibrate.report.plot_style import (
     BETA_LABEL,
     ENTROPY_LABEL,
@@ -35,12 +34,13 @@ from calibrate.report.rule_curves import (
     rule_curve,
     size_curves,
 )
+from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from calibrate.fitting.per_head import PerHeadResult
-    from calibrate.fitting.solved_rows import Rows
+    from calibrate.rows.per_head import PerHeadResult
+    from calibrate.rows.solved_rows import Rows
 
 MAX_COLOURED = 10  # curves: of more, five are coloured
 WIDE_RANGE = 10  # of beta: from there on its axis is logarithmic

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.files.coefficients import Coefficients
-from calibrate.fitting.candidates import kind_label
-from calibrate.fitting.fit_collection import FitResult
-from calibrate.fitting.model_selection import Choice
-from calibrate.fitting.pooling import HARM
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
 from calibrate.report.rule_curves import all_constant, constant_text
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import usage
 from calibrate.report.wording import argument, left_out, polynomial, span
+from calibrate.rows.candidates import kind_label
+from calibrate.rows.fit_collection import FitResult
+from calibrate.rows.model_selection import Choice
+from calibrate.rows.pooling import HARM
 
 WORTH_COLLECTING = 0.001  # nats, by twice the rows
 

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.evaluation.baselines import label
-from calibrate.evaluation.comparison import Comparison
-from calibrate.evaluation.score_logits import MEASURES, LogitScores
 from calibrate.files.coefficients import Coefficients
-from calibrate.fitting.candidates import kind_label
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.rule_curves import beta_range
 from calibrate.report.selection import chosen_kind, gain_in_log_p, sharpness_tried
 from calibrate.report.wording import with_error
+from calibrate.rows.baselines import label
+from calibrate.rows.candidates import kind_label
+from calibrate.rows.comparison import Comparison
+from calibrate.rows.score_logits import MEASURES, LogitScores
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from markupsafe import escape
 
-from calibrate.evaluation.baselines import label
-from calibrate.evaluation.score_logits import LogitScores
 from calibrate.report.blocks import GAP, Table
 from calibrate.report.wording import with_error
+from calibrate.rows.baselines import label
+from calibrate.rows.score_logits import LogitScores
 
 
 class GainRow(NamedTuple):

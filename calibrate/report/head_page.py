@@ -5,20 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.evaluation.baselines import label, paper
-from calibrate.evaluation.comparison import Comparison
-from calibrate.evaluation.examples import (
-    STREAM,
-    ExampleSets,
-    draw_examples,
-    estimated_dispersal,
-    measured_dispersal,
-    misranked_rows,
-    reach,
-    shares,
-)
 from calibrate.files.coefficients import Coefficients
-from calibrate.heads import Head
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.comparison_record import ComparisonRecord
@@ -40,6 +27,19 @@ from calibrate.report.page import (
 from calibrate.report.rule_curves import all_constant, of_both
 from calibrate.report.selection import selection_section
 from calibrate.report.wording import NOTHING, left_out, outside, percent, variable, with_error
+from calibrate.rows.baselines import label, paper
+from calibrate.rows.comparison import Comparison
+from calibrate.rows.example_sets import (
+    STREAM,
+    ExampleSets,
+    draw_examples,
+    estimated_dispersal,
+    measured_dispersal,
+    misranked_rows,
+    reach,
+    shares,
+)
+from calibrate.rows.heads import Head
 
 SHORT = ("plain", "paper", "own", "hard")
 N_EXAMPLES = 128  # sets of each size, for figures and estimates

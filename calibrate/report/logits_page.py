@@ -6,10 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.evaluation.score_logits import LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.fitting.solved_rows import head_label
-from calibrate.fitting.weighting import ENOUGH_ROWS
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import Block, Heading, Text
 from calibrate.report.fit_verdict import heads_moved, verdict_on_logits
@@ -29,6 +26,9 @@ from calibrate.report.plot_style import HEAD_STYLES
 from calibrate.report.rule_curves import largest_size, of_both
 from calibrate.report.selection import selection_section
 from calibrate.report.wording import variable
+from calibrate.rows.score_logits import LogitScores
+from calibrate.rows.solved_rows import head_label
+from calibrate.rows.weighting import ENOUGH_ROWS
 
 
 def write_logits_page(path: Path, fit: Coefficients, scores: LogitScores) -> None:

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from calibrate.evaluation.baselines import label
-from calibrate.evaluation.score_logits import MEASURES, Estimate, LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.rule_curves import all_constant, beta_text
 from calibrate.report.wording import NOTHING, argument, polynomial, with_error
+from calibrate.rows.baselines import label
+from calibrate.rows.score_logits import MEASURES, Estimate, LogitScores
 
 FIRST_FIT = 2  # rules: plain softmax, the paper's numbers, and then fits
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
 from calibrate.export.plan import ALIKE, LAYER
 from calibrate.files.coefficients import Coefficients
-from calibrate.model_fitting.judging import OWN, Judged
+from calibrate.model.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
+from calibrate.model.judging import OWN, Judged
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.model_plots import Head, plot_head_betas, typical_betas
 from calibrate.report.plot_style import new_figure, save_figure
@@ -18,8 +18,8 @@ from calibrate.report.usage import usage
 from calibrate.report.wording import percent, with_error
 
 if TYPE_CHECKING:
-    from calibrate.model_fitting.candidates import Candidate
-    from calibrate.model_fitting.model_fit import ModelFit
+    from calibrate.model.candidates import Candidate
+    from calibrate.model.model_fit import ModelFit
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.examples.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
-from calibrate.examples.verdict import verdict
 from calibrate.files.coefficients import Coefficients
+from calibrate.model.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
+from calibrate.model.verdict import verdict
 from calibrate.report import model_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.model_scores_record import ModelScoresRecord

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.files.coefficients import Coefficients
-from calibrate.fitting.per_head import HeadFit, PerHeadResult
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.rule_curves import all_constant, beta_text, of_both
 from calibrate.report.usage import usage
 from calibrate.report.wording import argument, polynomial
+from calibrate.rows.per_head import HeadFit, PerHeadResult
 
 
 @dataclass(frozen=True)

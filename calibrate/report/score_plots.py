@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.evaluation.baselines import LABELS, label
-from calibrate.evaluation.comparison import Comparison
-from calibrate.evaluation.score_logits import LogitScores
 from calibrate.report import plot_style
 from calibrate.report.plot_style import OURS, PAPER, legend_below, short, sizes_axis
+from calibrate.rows.baselines import LABELS, label
+from calibrate.rows.comparison import Comparison
+from calibrate.rows.score_logits import LogitScores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

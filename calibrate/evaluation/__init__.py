@@ -1,1 +1,0 @@
-"""Evaluation: how good fits are, and which heads are worth one."""

@@ -1,1 +1,0 @@
-"""Fitting: from collected rows to a calibrated rule and its evidence."""

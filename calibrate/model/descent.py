@@ -1,0 +1,169 @@
+"""The numbers of rules on the heads of a model, found by gradient: most heads stay as they are.
+
+Steps are Adam's (Kingma and Ba 2015), with one scale a head, and a penalty on the length of each
+head's numbers takes back what its gradient does not ask for (proximal steps of a group lasso, Yuan
+and Lin 2006). Each head keeps what it gained: the gradient at a step times the last move, whose
+noise is of other examples. By that, heads are dropped in the end while nothing is lost by it.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.export.plan import ALIKE
+from calibrate.files.example_set import Scores
+from calibrate.model.objective import Multipliers, Objective, Value
+from calibrate.model.passes import Passes
+from calibrate.model.rule_parameters import Form
+from calibrate.model.steps import Plan
+
+RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
+PENALTY = 0.003  # nats for a unit of beta of one head
+STEPS_TO_A_CHECK = 10
+MOST_STEPS = 100
+_DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
+_SHARES_OF_THE_WAY = (0.5, 0.4)  # back to the best point, while a constraint is broken
+PASSES_OF_A_CHECK = 1 + len(_SHARES_OF_THE_WAY)
+_HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
+_LEAST_RISE = 0.002  # nats from one check to the next
+_KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
+
+
+class Point(NamedTuple):
+    """Numbers, and what they are worth on the examples that choose."""
+
+    numbers: np.ndarray  # of a form
+    scores: Scores
+    value: Value
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where a descent may go.
+
+    Attributes:
+      plan: the examples of each step.
+      choosing: the examples that checks look at.
+      most_steps: of a form.
+    """
+
+    plan: Plan
+    choosing: list[int]
+    most_steps: int = MOST_STEPS
+
+    def work(self, form: Form) -> list[list[int]]:
+        """The examples of every pass that a descent may take."""
+        checks = -(-self.most_steps // STEPS_TO_A_CHECK)
+        passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.of == ALIKE else len(_KEPT_SHARES))
+        return [*islice(self.plan, self.most_steps), *[self.choosing] * passes]
+
+
+class Descent:
+    """One kind of rule for all heads, or for each.
+
+    Args:
+      passes: through the model.
+      objective: of the fit.
+      course: its steps and checks.
+    """
+
+    def __init__(self, passes: Passes, objective: Objective, course: Course):
+        self._passes, self._objective, self._course = passes, objective, course
+
+    def at(self, form: Form, numbers: np.ndarray) -> Point:
+        """A point, scored."""
+        scores = self._passes.scores(form, numbers, self._course.choosing)
+        return Point(numbers, scores, self._objective.value(self._course.choosing, scores.log_p))
+
+    def run(self, form: Form, start: Point) -> Point:
+        """The best allowed point that it comes by; the start if there is no better one."""
+        walk = _Walk(form, start.numbers, Multipliers(self._objective))
+        best, halvings, is_over = start, 0, False
+        for number, which in enumerate(islice(self._course.plan, self._course.most_steps), 1):
+            is_check = number % STEPS_TO_A_CHECK == 0 or number == self._course.most_steps
+            if is_over:
+                for skipped in [which] + [self._course.choosing] * is_check * PASSES_OF_A_CHECK:
+                    self._passes.skip(skipped)
+                continue
+            weights = walk.multipliers.weights(which, self._course.plan.n_answers)
+            walk.step(self._passes.gradient(form, walk.numbers, which, weights))
+            if not is_check:
+                continue
+            here = self.at(form, walk.numbers)
+            walk.multipliers.adapt(here.value)
+            found = self._allowed_towards(form, best, here)
+            rise = found.value.gain - best.value.gain
+            best = found if rise > 0 else best
+            if rise < _LEAST_RISE:
+                is_over = halvings == _HALVINGS
+                halvings += 1
+                walk.slow_down()
+            if best is not here:
+                walk.back_to(best.numbers)
+        return best if form.of == ALIKE else self._fewest(form, best, walk.gained)
+
+    def _allowed_towards(self, form: Form, best: Point, here: Point) -> Point:
+        """The point itself, or one on the way to it that breaks no constraint; else the best."""
+        for n_tried, share in enumerate(_SHARES_OF_THE_WAY):
+            if here.value.is_allowed:
+                for _ in _SHARES_OF_THE_WAY[n_tried:]:
+                    self._passes.skip(self._course.choosing)
+                return here
+            here = self.at(form, best.numbers + share * (here.numbers - best.numbers))
+        return here if here.value.is_allowed else best
+
+    def _fewest(self, form: Form, best: Point, gained: np.ndarray) -> Point:
+        """The point with the fewest layers or heads that is as good within its standard error."""
+        changed = form.changed(best.numbers)
+        order = changed[np.argsort(-gained[changed], kind="stable")]
+        found = best
+        for share in _KEPT_SHARES:
+            kept = order[: int(np.ceil(share * len(order)))]
+            if found is not best or not 0 < len(kept) < len(order):
+                self._passes.skip(self._course.choosing)
+                continue
+            numbers = best.numbers.copy()
+            numbers[:, order[len(kept) :]] = 0
+            fewer = self.at(form, numbers)
+            lead, error = best.value.lead(fewer.value)
+            if fewer.value.is_allowed and lead <= min(error, best.value.gain / 20):
+                found = fewer
+        return found
+
+
+class _Walk:
+    """Where a descent is."""
+
+    def __init__(self, form: Form, start: np.ndarray, multipliers: Multipliers):
+        self.numbers, self.multipliers = start, multipliers
+        self.gained = np.zeros(start.shape[1])  # nats, of each head
+        is_common = form.is_common(start)
+        self._within = form.within
+        self._rate = np.where(is_common, SHARED_RATE, RATE)
+        self._penalty = np.where(is_common, 0.0, PENALTY)
+        self._mean, self._square = np.zeros_like(start), np.zeros(start.shape[1])
+        self._last_move, self._count = np.zeros_like(start), 0
+
+    def step(self, gradient: np.ndarray) -> None:
+        """Goes a step uphill."""
+        self.gained = self.gained + (gradient * self._last_move).sum(axis=0)
+        self._count += 1
+        self._mean = _DECAY * self._mean + (1 - _DECAY) * gradient
+        square = (gradient**2).mean(axis=0)
+        self._square = _DECAY_OF_SCALE * self._square + (1 - _DECAY_OF_SCALE) * square
+        scale = np.sqrt(self._square / (1 - _DECAY_OF_SCALE**self._count)) + _TINY
+        moved = self.numbers + self._rate * self._mean / (1 - _DECAY**self._count) / scale
+        length = np.sqrt((moved**2).sum(axis=0))
+        left = 1 - self._rate * self._penalty / scale / np.maximum(length, _TINY)
+        moved = self._within(moved * np.maximum(0.0, left))
+        self._last_move, self.numbers = moved - self.numbers, moved
+
+    def back_to(self, numbers: np.ndarray) -> None:
+        """Goes on from there."""
+        self.numbers, self._last_move = numbers, np.zeros_like(numbers)
+
+    def slow_down(self) -> None:
+        """Goes on in steps of half the size."""
+        self._rate = self._rate / 2

@@ -1,0 +1,135 @@
+"""The built-in task: a list of facts, one of which is asked for.
+
+The other facts are distractors: two of them share half of the key that is asked for. The asked fact
+stands anywhere with the same probability. There are as many facts as fit into the length.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError
+from calibrate.files.example_set import Cell
+from calibrate.model.encoding import Encoded, Encoder
+from calibrate.model.words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, TOWNS
+
+Facts = list[tuple[str, str, str]]  # the halves of the key, and the value
+
+
+class Template(NamedTuple):
+    """How facts are written and asked for."""
+
+    words: tuple[list[str], list[str]]
+    values: list[str] | None  # None: numbers of five digits
+    fact: str
+    separator: str
+    frame: str  # around the facts, and then the question
+    answer: str = " {value}"
+
+
+TEMPLATES = {
+    "numbers": Template(
+        (ADJECTIVES, NOUNS), None, "The special magic number for {a}-{b} is {value}.", "\n",
+        "{facts}\nWhat is the special magic number for {a}-{b}?\n"
+        "The special magic number for {a}-{b} is",
+    ),
+    "towns": Template(
+        (FIRST_NAMES, LAST_NAMES), TOWNS, "{a} {b} lives in the town of {value}.", "\n",
+        "{facts}\nWhere does {a} {b} live?\n{a} {b} lives in the town of",
+    ),
+    "json": Template(
+        (ADJECTIVES, NOUNS), None, '  "{a}-{b}": "{value}"', ",\n",
+        '{{\n{facts}\n}}\nThe value of "{a}-{b}" in this dictionary is', ' "{value}"',
+    ),
+    "list": Template(
+        (ADJECTIVES, NOUNS), FIRST_NAMES, "- the {a} {b}: belongs to {value}", "\n",
+        "Lost and found:\n{facts}\n\nThe {a} {b} belongs to",
+    ),
+}  # fmt: skip
+
+
+def retrieval(
+    encoder: Encoder, templates: list[str], lengths: list[int], count: int, seed: int
+) -> list[tuple[Cell, Encoded]]:
+    """So many examples of each template and length in tokens, prompt and answer together.
+
+    Raises:
+      CalibrateError: a length is too short for one fact.
+    """
+    made = []
+    for name in templates:
+        n_facts = 1
+        for length in lengths:
+            for number in range(count):
+                text = f"examples|{seed}|{name}|{length}|{number}"
+                digest = hashlib.sha256(text.encode()).digest()
+                drawn = int.from_bytes(digest[:8], "big")
+                encoded, n_facts = longest(encoder, name, drawn, length, n_facts)
+                made.append((Cell(name, length, False), encoded))
+    return made
+
+
+def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> tuple[Encoded, int]:
+    """The example of the most facts that fit into a length in tokens, and their number.
+
+    The guess is a number of facts that may be near it.
+    """
+
+    def encode(n_facts: int) -> Encoded:
+        return encoder.join(f"template {name}", *encoder.pair(*write(name, seed, n_facts)))
+
+    def fits(n_facts: int) -> bool:
+        prompt, answer = encoder.pair(*write(name, seed, n_facts))
+        return len(prompt) + len(answer) <= length
+
+    n = most_that(fits, guess, len(ADJECTIVES) * len(NOUNS))
+    if not n:
+        shortest = len(encoder.pair(*write(name, seed, 1))[0])
+        raise CalibrateError(
+            f"template {name} has {shortest:,} tokens with one fact alone, too many for a length "
+            f"of {length:,}; give --lengths of {4 * shortest:,} or more"
+        )
+    return encode(n), n
+
+
+def most_that(fits: Callable[[int], bool], guess: int, most: int) -> int:
+    """The largest number, up to `most`, that fits; 0 if none does. Near the guess it is quick."""
+    low, step = 0, 1
+    high = most + 1
+    n = min(max(guess, 1), most)
+    while high - low > 1:
+        low, high = (n, high) if fits(n) else (low, n)
+        ahead = low + step if high == most + 1 else high - step
+        step *= 2
+        n = ahead if low < ahead < high else (low + high) // 2
+    return low
+
+
+def write(name: str, seed: int, n_facts: int) -> tuple[str, str]:
+    """A prompt and its answer."""
+    template, rng = TEMPLATES[name], np.random.default_rng(seed)
+    facts = draw_facts(template, rng, n_facts)
+    a, b, value = facts[0]
+    lines = [template.fact.format(a=a, b=b, value=v) for a, b, v in facts]
+    order = np.random.default_rng([seed, n_facts]).permutation(n_facts)
+    text = template.separator.join(lines[i] for i in order)
+    return template.frame.format(facts=text, a=a, b=b), template.answer.format(value=value)
+
+
+def draw_facts(template: Template, rng: np.random.Generator, n_facts: int) -> Facts:
+    """Facts with keys of their own: the one that is asked for, two that share half of its key."""
+    first, second = template.words
+    here, there = (rng.choice(len(words), 2, replace=False) for words in (first, second))
+    near = [(here[0], there[0]), (here[0], there[1]), (here[1], there[0])]
+    most = len(first) * len(second)
+    drawn = rng.choice(most, min(n_facts + 3, most), replace=False)
+    pairs = [divmod(int(i), len(second)) for i in drawn]
+    keys = (near + [pair for pair in pairs if pair not in near])[:n_facts]
+    values = (
+        list(map(str, 10_000 + rng.choice(90_000, n_facts, replace=False)))
+        if template.values is None
+        else [template.values[i] for i in rng.integers(0, len(template.values), n_facts)]
+    )
+    return [(first[i], second[j], value) for (i, j), value in zip(keys, values, strict=True)]

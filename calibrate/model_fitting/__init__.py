@@ -1,1 +1,0 @@
-"""Fits of the rules of a whole model, through the model."""

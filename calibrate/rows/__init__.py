@@ -1,0 +1,1 @@
+"""Rows: heads and logits, collected, solved, fitted to a rule, scored and diagnosed."""

@@ -1,0 +1,259 @@
+"""Fitting a collection: a calibrated rule with its evidence and provenance."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.errors import CalibrateError
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
+from calibrate.files.collection_audit import open_unfinished
+from calibrate.files.fit_difference import EntryRule, largest_change
+from calibrate.files.provenance import provenance
+from calibrate.maths.rule import beta_of, horner
+from calibrate.maths.rule_forms import DEGREE
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
+from calibrate.rows.bootstrap import bootstrap, learning_curve
+from calibrate.rows.model_selection import Choice, choose
+from calibrate.rows.paper_procedure import fit_as_in_the_paper, refuse_negative
+from calibrate.rows.per_head import PerHeadResult, fit_heads, quality_of_heads
+from calibrate.rows.rule_fitting import Options, usable_rows
+from calibrate.rows.solved_rows import Rows, solve_collection
+
+# A fit is unchanged if its beta differs by less than this over the domain.
+SAME_BETA = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """A fit, the rows that it was made of, and why it is of this kind."""
+
+    coefficients: Coefficients
+    rows: Rows
+    choice: Choice | None  # None: by the paper's procedure
+
+
+def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
+    """Opens a collection to fit it.
+
+    Args:
+      allow_partial: accept an unfinished one.
+    Raises:
+      CalibrateError: there is none, it is damaged, or it is unfinished and that is not allowed.
+    Warns:
+      UserWarning: it is unfinished.
+    """
+    if not allow_partial:
+        return open_collection(folder)
+    collection = open_unfinished(folder)
+    if collection.partial:
+        shards = collection.manifest["shards"]
+        warnings.warn(
+            f"{folder} is unfinished; the fit is made of its {len(shards)} finished shards",
+            stacklevel=2,
+        )
+    return collection
+
+
+def fit_collection(
+    collection: Collection | Path,
+    name: str,
+    options: Options | None = None,
+    force: str | None = None,
+    jobs: Jobs = ONE_PROCESS,
+) -> FitResult:
+    """Solves a collection, and fits the rule that its head needs.
+
+    Args:
+      collection: or its folder.
+      name: of the fit.
+      options: of the fits; None are the defaults.
+      force: a kind of rule to choose if it beats plain softmax, even if another is better.
+      jobs: where solver and bootstrap run; the result does not depend on it.
+    Raises:
+      CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
+        rows asked for.
+      QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
+    """
+    collection = _open_unnamed(collection)
+    options = resolve_options(collection, options)
+    with with_cluster(jobs) as running:
+        rows = solve_collection(collection, running)
+        choice = choose(rows, options, force)
+        quality = _quality(collection, rows, choice, options, running)
+    record = _options_record(options, force)
+    fit = _add_metadata(choice.chosen.fit, name, collection, quality, record)
+    return FitResult(fit, rows, choice)
+
+
+def fit_heads_of_collection(
+    collection: Collection | Path,
+    name: str,
+    options: Options | None = None,
+    force: str | None = None,
+    jobs: Jobs = ONE_PROCESS,
+    report: Callable[[int], None] = lambda heads: None,
+) -> PerHeadResult:
+    """Solves a collection of named heads, and fits each of them.
+
+    Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, and
+    `report` is called after each with their number.
+    """
+    collection = _open_checked(collection)
+    options = resolve_options(collection, options)
+    fits, heads, statuses = fit_heads(collection, options, force, jobs, report)
+    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads)
+    record = _options_record(options, force)
+    coefficients = _add_metadata(fits, name, collection, quality, record)
+    return PerHeadResult(coefficients, heads)
+
+
+def _open_checked(collection: Collection | Path) -> Collection:
+    """A collection without too many bad rows."""
+    if not isinstance(collection, Collection):
+        collection = open_for_fit(Path(collection))
+    refuse_bad_rows(collection.manifest)
+    return collection
+
+
+def _open_unnamed(collection: Collection | Path) -> Collection:
+    """A collection that names no heads: its fit is one rule for all."""
+    collection = _open_checked(collection)
+    if collection.heads:
+        raise CalibrateError(
+            f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
+            "each of them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
+        )
+    return collection
+
+
+def _options_record(options: Options, force: str | None) -> dict[str, Any]:
+    record = {key: value for key, value in options._asdict().items() if value is not None}
+    return record | {"degree": DEGREE} | ({"force": force} if force else {})
+
+
+def resolve_options(collection: Collection, options: Options | None = None) -> Options:
+    """The options; what they leave open is as the collection has it."""
+    options, configuration = options or Options(), collection.manifest["configuration"]
+    kept = configuration.get("keep", "misranked")
+    if options.rows == "all" and kept != "all":
+        raise CalibrateError(
+            f"{collection.folder} keeps misranked rows only, and all are asked for; collect with "
+            "--keep all into another folder, or fit with --rows misranked"
+        )
+    if options.trained_up_to is None:
+        options = options._replace(trained_up_to=configuration.get("trained_up_to"))
+    return options._replace(rows=options.rows or kept)
+
+
+def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> FitResult:
+    """Solves a collection, and fits the polynomial by the paper's procedure.
+
+    Raises:
+      CalibrateError: the collection is absent, unfinished or damaged.
+      QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
+        on its whole domain.
+    """
+    collection = _open_unnamed(collection)
+    rows = solve_collection(collection)
+    fit = fit_as_in_the_paper(rows)
+    refuse_negative(fit.only)
+    counts = _row_counts(collection, rows.count_by_status())
+    quality = {
+        "rows": counts | {"used": counts["interior"]},
+        "residuals": _residuals(rows, fit),
+    }
+    record = {"degree": DEGREE, "procedure": "paper"}
+    return FitResult(_add_metadata(fit, name, collection, quality, record), rows, None)
+
+
+def _add_metadata(
+    fit: Coefficients,
+    name: str,
+    collection: Collection,
+    quality: dict[str, Any],
+    options: dict[str, Any],
+) -> Coefficients:
+    """The rule with its name, its evidence, and where it came from."""
+    if collection.partial:
+        options = {**options, "partial": True}
+        if "verdict" in quality:
+            quality = {**quality, "verdict": f"of an unfinished collection: {quality['verdict']}"}
+    source = _source(collection, options)
+    return replace(fit, name=name, quality=quality, source=source, provenance=provenance())
+
+
+def same_fit(newest: Coefficients, new: Coefficients) -> bool:
+    """Whether a refit is unchanged: the same source, and the same beta over the domain."""
+    if newest.source != new.source or newest.rule != new.rule:
+        return False
+    if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
+        return False
+    for pair in zip(newest.entries, new.entries, strict=True):
+        old, now = (EntryRule(new.rule, entry) for entry in pair)
+        if not largest_change(old, now, now.domain, n_points=1024).largest < SAME_BETA:
+            return False
+    return True
+
+
+def _quality(
+    collection: Collection, rows: Rows, choice: Choice, options: Options, jobs: Jobs
+) -> dict[str, Any]:
+    chosen = choice.chosen
+    uncertainty = bootstrap(chosen, jobs)
+    band = {} if uncertainty.band is None else {"band": uncertainty.band.tolist()}
+    used = usable_rows(rows, chosen.kind, options)
+    counts = {
+        "used": int(used.sum()),
+        "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),
+    }
+    return {
+        "rows": _row_counts(collection, rows.count_by_status()) | counts,
+        "standard_errors": [list(uncertainty.standard_errors)],
+        "condition": chosen.problem.condition,
+        "held_out": [size.record() for size in choice.held_out],
+        "candidates": [
+            {"kind": c.kind, "q": c.q, "log_p": c.mean_log_p, "p": c.mean_p}
+            | {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high}
+            for c in [*choice.candidates, *choice.trade[1:]]
+        ],
+        "learning_curve": [p._asdict() for p in learning_curve(choice, options)],
+        **band,
+        "q": chosen.q,
+        "verdict": choice.verdict,
+    }
+
+
+def _row_counts(collection: Collection, statuses: Mapping[str, int]) -> dict[str, int]:
+    sizes = collection.manifest["sizes"]
+    totals = {key: sum(size[key] for size in sizes) for key in sizes[0] if key != "size"}
+    return {**totals, **statuses}
+
+
+def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
+    """How far the fit is from the rows used; theta as it is applied, so at most 1."""
+    used, entry = rows.interior(), fit.only
+    p = horner(used.entropy, entry.coefficients)
+    applied = beta_of(used.entropy, None, entry.coefficients, entry.domain, fit.rule, np)
+    deviation = used.beta - used.beta.mean()
+    return {
+        "beta_rms": float(np.sqrt(np.mean((p - used.beta) ** 2))),
+        "beta_r_squared": float(1 - np.mean((p - used.beta) ** 2) / np.mean(deviation**2)),
+        "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
+    }
+
+
+def _source(collection: Collection, options: dict[str, Any]) -> dict[str, Any]:
+    configuration = collection.manifest["configuration"]
+    split = {"held_out": configuration["held_out"]} if "held_out" in configuration else {}
+    return {
+        "head": configuration["head"],
+        "fingerprint": configuration["fingerprint"],
+        "collection": collection.digest,
+        "seed": configuration["seed"],
+        "options": options | split,
+    }

@@ -1,0 +1,69 @@
+"""Holding out: rows to fit and rows to judge the fit by, whole groups at random."""
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.rows.logits_files import Arrays
+from calibrate.rows.rule_fitting import MIN_ROWS
+from calibrate.rows.solved_rows import index_groups
+from calibrate.rows.weighting import MIN_GROUPS, turns
+
+HELD_OUT = 0.2  # of the groups
+MIN_HELD_OUT = 2  # groups: the spread of one is unknown
+
+
+class Split(NamedTuple):
+    """Two parts of the same rows."""
+
+    fitted: Arrays  # with the fingerprint of all rows
+    held_out: Arrays  # with one of its own, as the fit is not made of it
+    is_held_out: np.ndarray  # (rows,) bool, in the order of the rows
+
+
+def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
+    """Holds out a share of the groups; of each set size as nearly that share as can be.
+
+    Args:
+      arrays: the rows; each is a group of its own where they name none.
+      share: of the groups, more than 0 and less than 1.
+      seed: which groups: the same gives the same ones.
+    Raises:
+      CalibrateError: a share or seed that is out of range.
+      QualityError: too few rows or groups for a fit and its judgement.
+    """
+    if not 0 < share < 1:
+        raise CalibrateError(f"held_out is {share}; give a share of the rows between 0 and 1")
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
+        raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
+    size, group = arrays.size_and_group
+    index = index_groups(group)
+    _require(len(size), index.max() + 1, share, arrays.name)
+    rng = np.random.default_rng(seed)
+    turn = turns(size, index, rng) + rng.integers(math.ceil(1 / share))
+    chosen = np.floor((turn + 1) * share) > np.floor(turn * share)
+    held = chosen[index]
+    fitted, others = arrays.only(~held), arrays.only(held)
+    fitted.split = {"held_out": float(share), "seed": int(seed)}
+    text = f"{arrays.fingerprint}|held out|{share}|{seed}"
+    others.fingerprint = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return Split(fitted, others, held)
+
+
+def _require(n_rows: int, n_groups: int, share: float, name: str) -> None:
+    """Raises QualityError, with the number that would do, for too few rows or groups."""
+    rows = math.ceil(MIN_ROWS / (1 - share))
+    if n_rows < rows:
+        raise QualityError(
+            f"{name} has {n_rows} rows, of which {share:.0%} are held out, and a fit needs "
+            f"{MIN_ROWS} of the others; give at least {rows} rows"
+        )
+    groups = max(math.ceil(MIN_GROUPS / (1 - share)), math.ceil(MIN_HELD_OUT / share))
+    if n_groups < groups:
+        raise QualityError(
+            f"the rows of {name} come from {n_groups} groups (prompts), of which {share:.0%} are "
+            f"held out; give rows of at least {groups} groups"
+        )

@@ -1,0 +1,251 @@
+"""Logits files: logits that any model made, as arrays on disk.
+
+An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
+(rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
+`mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), the head of each row;
+`weight` (rows,), the weight of a row among those of its size, 1 if absent; and `group` (rows,), the
+number of the prompt, or of whatever makes rows dependent, that a row comes from: each from one of
+its own if absent. A number is one group in all files. Files may differ in n, and rows in their
+number of real items. Logits of -9,000 and less are masked (calibrate.maths.masking), with a warning
+of those that are finite.
+
+Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
+have one size, the most that any of them has.
+"""
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError, DamagedError
+from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
+from calibrate.maths.masking import FiniteMasks
+from calibrate.rows.logits_rows import (
+    KNOWN,
+    OF_ROWS,
+    Columns,
+    LoggedRows,
+    checked,
+    columns_of_rows,
+    compact_rows,
+    real_items,
+    size_of_rows,
+)
+
+MOST_FILE_BYTES = 1 << 34  # of one file, which is in memory as a whole
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """Arrays in place of a file."""
+
+    arrays: Columns
+    digest: str  # that of the file that numpy.savez would write
+    masks: FiniteMasks
+
+    @classmethod
+    def of(cls, arrays: Columns, subject: str = "") -> "InMemory":
+        """Checks the arrays; `subject` begins messages. Raises CalibrateError."""
+        right, masks = checked(arrays, subject)
+        return cls(right, digest_of(pack_arrays(arrays)), masks)
+
+
+File = Path | InMemory
+
+
+class Part(NamedTuple):
+    """Some rows of one set size, by file and row; another process can read them."""
+
+    files: list[File]  # paths are absolute
+    digests: list[str]  # of the files, when they were checked
+    place: np.ndarray  # (rows, 2): which file, and which row of it
+    size: int
+    sets_of_targets: bool
+
+    def read(self) -> LoggedRows:
+        """Reads the files.
+
+        Raises:
+          CalibrateError: a file changed since it was checked.
+        """
+        parts = []
+        for i in np.unique(self.place[:, 0]):
+            file = _opened(self.files[i])
+            if file.digest != self.digests[i]:
+                raise CalibrateError(
+                    f"{self.files[i]} changed while it was in use; run the command again"
+                )
+            rows = self.place[self.place[:, 0] == i, 1]
+            parts.append(compact_rows(file.arrays, rows, self.size, self.sets_of_targets))
+        return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class _OfRows(NamedTuple):
+    """What is known of every row, (rows,) each, in the order of the files."""
+
+    file: np.ndarray  # int32, as rows may be millions
+    row: np.ndarray  # of the file
+    n_real: np.ndarray
+    layer: np.ndarray
+    head: np.ndarray
+    group: np.ndarray
+
+
+class Arrays:
+    """The rows in files, or in memory, by set size."""
+
+    def __init__(self, path: Path | str, parts: Sequence[InMemory] = ()):
+        """Reads and checks every file once.
+
+        Args:
+          path: of a file or a folder of files; or, of rows in memory, their name.
+          parts: rows in memory.
+        Raises:
+          CalibrateError: no file, a file with invalid arrays, or no rows.
+        """
+        self.name, self._files = str(path), list[File](parts)
+        self.shown = self.name  # in messages
+        if not parts:
+            path = Path(path)
+            self.name = (path if path.name not in ("", "..") else path.resolve()).stem
+            path = path.absolute()  # as other processes know it
+            self._files = [*sorted(path.glob("*.npz"))] if path.is_dir() else [path]
+        if not self._files:
+            raise CalibrateError(
+                f"{path} has no .npz file; give files with arrays logits and target"
+            )
+        self._digests, masks, of_rows = [], [], []
+        kinds, several = set(), False
+        for number, file in enumerate(map(_opened, self._files)):
+            self._digests.append(file.digest)
+            masks.append(file.masks)
+            kinds.add(tuple(name for name in OF_ROWS if name in file.arrays))
+            target = file.arrays["target"]
+            several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
+            of_rows.append(_of_rows(number, file.arrays))
+        some = [name for name in OF_ROWS if 0 < sum(name in given for given in kinds) < len(kinds)]
+        if some:
+            raise CalibrateError(
+                f"{path}: only some files have {' and '.join(some)}; give it in all or none"
+            )
+        (given,) = kinds
+        self.names_heads = not {"layer", "head"}.isdisjoint(given)
+        both = ("layer", "head") if self.names_heads else ()
+        self.columns = [name for name in OF_ROWS if name in (*given, *both)]
+        self.sets_of_targets = several  # a mask with one target is stored as its position
+        self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
+        # How rows were chosen among those of the files: part of what determines a collection.
+        self.split: dict[str, float | int] = {}
+        _warn_of_masks(path, masks)
+        self._index(_OfRows(*map(np.concatenate, zip(*of_rows, strict=True))))
+        if not self._place:
+            raise CalibrateError(f"{path} has no rows; give some")
+
+    def _index(self, of_rows: _OfRows) -> None:
+        """Sorts rows by set size, heads and groups."""
+        size = size_of_rows(of_rows.n_real)
+        place = np.stack([of_rows.file, of_rows.row], axis=1)
+        self._of_rows = of_rows
+        self._place = {int(n): place[size == n] for n in np.unique(size)}
+        pairs = np.unique(np.stack([of_rows.layer, of_rows.head], axis=1), axis=0)
+        self.heads = [(layer, head) for layer, head in pairs.tolist()]
+        groups = np.unique(of_rows.group)
+        self.groups = groups[groups >= 0]  # empty where none is given
+
+    @property
+    def sizes(self) -> list[int]:
+        """Set sizes, lowest first."""
+        return list(self._place)
+
+    @property
+    def size_and_group(self) -> tuple[np.ndarray, np.ndarray]:
+        """(rows,) set size and group of each row, in the order of the files; -1: no group given."""
+        return size_of_rows(self._of_rows.n_real), self._of_rows.group
+
+    def count(self, size: int) -> int:
+        """How many rows have that size."""
+        return len(self._place[size])
+
+    def rows(self, size: int, first: int, count: int) -> LoggedRows:
+        """Rows first .. first + count - 1 of a size, in the order of the files."""
+        return self.part(size, first, count).read()
+
+    def part(self, size: int, first: int, count: int) -> Part:
+        """Rows first .. first + count - 1 of a size, to be read later."""
+        place = self._place[size][first : first + count]
+        used, which = np.unique(place[:, 0], return_inverse=True)
+        files = [self._files[i] for i in used]
+        digests = [self._digests[i] for i in used]
+        place = np.stack([which.astype(np.int32), place[:, 1]], axis=1)
+        return Part(files, digests, place, size, self.sets_of_targets)
+
+    def only(self, chosen: np.ndarray) -> "Arrays":
+        """Some of the rows, by (rows,) bool in the order of the files."""
+        some = copy.copy(self)
+        some._index(_OfRows(*(column[chosen] for column in self._of_rows)))
+        return some
+
+
+def _of_rows(number: int, arrays: Columns) -> _OfRows:
+    """Of the rows of one file."""
+    n_rows = len(arrays["target"])
+    layer, head, _, group = columns_of_rows(arrays)
+    n_real = real_items(arrays).sum(axis=1, dtype=np.int32)
+    row = np.arange(n_rows, dtype=np.int32)
+    return _OfRows(np.full(n_rows, number, np.int32), row, n_real, layer, head, group)
+
+
+def _opened(file: File) -> InMemory:
+    return file if isinstance(file, InMemory) else _parsed(file, _state(file))
+
+
+@lru_cache(maxsize=1)  # units of work that follow each other are of the same file
+def _parsed(file: Path, state: tuple[int, int]) -> InMemory:
+    """The arrays of a file, checked.
+
+    `state` is its size and time of change, so that a changed file is parsed again.
+    """
+    data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
+    try:
+        arrays = parse_arrays(data, file)
+    except DamagedError:
+        if file.suffix == ".npz":
+            raise
+        raise CalibrateError(
+            f"{file} is not an .npz file; write one from NumPy arrays: "
+            'numpy.savez("mine.npz", logits=logits, target=target)'
+        ) from None
+    for name in ("logits", "target"):
+        if name not in arrays:
+            raise CalibrateError(
+                f"{file} has no array {name!r} (it has {', '.join(arrays) or 'none'}); give "
+                "logits (rows, n) and target (rows,)"
+            )
+    unknown = sorted(set(arrays) - set(KNOWN))
+    if unknown:
+        raise CalibrateError(f"{file} has an unknown array {unknown[0]!r}; give {', '.join(KNOWN)}")
+    arrays, masks = checked(arrays, f"{file}: ")
+    return InMemory(arrays, digest_of(data), masks)
+
+
+def _warn_of_masks(path: Path | str, of_files: list[FiniteMasks]) -> None:
+    n, least, greatest = zip(*of_files, strict=True)
+    masks = FiniteMasks(sum(n), min(least), max(greatest))
+    if masks.n:
+        warnings.warn(masks.warning(f"{path} has"), stacklevel=3)
+
+
+def _state(file: Path) -> tuple[int, int]:
+    """Size of a file and time of its last change; (-1, -1) if it cannot be read."""
+    try:
+        status = file.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns

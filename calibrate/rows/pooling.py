@@ -1,0 +1,212 @@
+"""Rows added up by block and cell, which fits read in place of the rows.
+
+A cell is a range of entropies of one set size: its rows are treated as alike, and a rule gives them
+one beta. So the sum of their likelihood profiles loses nothing, and every kind of rule reads the
+same cells. Weights of blocks make a fold, a resample or a share of the rows.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import QualityError
+from calibrate.maths.climbing import Held, Objective
+from calibrate.maths.likelihood_profile import Profile, plain_power
+from calibrate.rows.gain import prior_share
+from calibrate.rows.solved_rows import Rows
+from calibrate.rows.weighting import N_BLOCKS, group_weights, row_weights
+
+N_CELLS = 512
+MOST_SIZES = 64  # more are put together with their neighbours
+FEWEST_PER_SIZE = 8
+HARM = 0.005  # nats of log p that a rule may cost at a size that the head was trained on
+TOO_FEW = "the usable rows come from too few groups to hold some out"
+
+
+class Cells(NamedTuple):
+    """Ranges of entropies of each set size, none of them empty."""
+
+    entropy: np.ndarray  # (cells,) mean of its rows' entropies, clipped to the domain
+    log_n: np.ndarray  # (cells,) mean of its rows'
+    size: np.ndarray  # (cells,) number of its set size, rising from 0
+
+
+def assign_cells(
+    entropy: np.ndarray, log_n: np.ndarray, domain: tuple[float, float]
+) -> tuple[Cells, np.ndarray]:
+    """Cells, and that of each row; entropies beyond the domain are with those at its end."""
+    sizes, size = np.unique(log_n, return_inverse=True)
+    if len(sizes) > MOST_SIZES:
+        size = _even_bins(log_n, np.zeros(len(log_n), int), MOST_SIZES)
+        size = np.unique(size, return_inverse=True)[1]
+    n_bins = max(FEWEST_PER_SIZE, N_CELLS // (size.max() + 1))
+    clipped = np.clip(entropy, *domain)
+    place = size * n_bins + _even_bins(clipped, size, n_bins)
+    places, cell = np.unique(place, return_inverse=True)
+    count = np.bincount(cell)
+    entropies, sizes = (np.bincount(cell, x) / count for x in (clipped, log_n))
+    return Cells(entropies, sizes, places // n_bins), cell
+
+
+def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
+    """(rows,) number of each row's bin, of equal widths between the ends of x in its part."""
+    lo, hi = np.full(part.max() + 1, np.inf), np.full(part.max() + 1, -np.inf)
+    np.minimum.at(lo, part, x)
+    np.maximum.at(hi, part, x)
+    width = np.where(hi > lo, hi - lo, 1)
+    place = (x - lo[part]) / width[part]
+    bins: np.ndarray = np.minimum((place * n_bins).astype(int), n_bins - 1)
+    return bins
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Scores of rows, added up by cell and block; a pair of them that has rows is one entry."""
+
+    cells: Cells
+    cell: np.ndarray  # (pairs,) rising
+    block: np.ndarray  # (pairs,) rising within a cell
+    scores: Profile  # of the pairs: sums of the score
+    weight: np.ndarray  # (pairs,)
+    held: np.ndarray  # (held sizes, cells) bool: those at which log p must be kept
+    held_log_p: Profile  # of the pairs of held cells: sums of log p
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """Those that have rows."""
+        return np.unique(self.block)
+
+    @property
+    def cell_weight(self) -> np.ndarray:
+        """(cells,)"""
+        return np.bincount(self.cell, self.weight)
+
+    def by_size(self) -> "Pool":
+        """With one cell for each set size: for rules that do not look at entropy."""
+        return self._merged(self.cells.size)
+
+    def at_once(self) -> "Pool":
+        """With one cell, unless sizes are held: for rules that look at nothing."""
+        return self.by_size() if len(self.held) else self._merged(np.zeros_like(self.cells.size))
+
+    def _merged(self, key: np.ndarray) -> "Pool":
+        """Cells with the same key, from 0, together; those of a key are neighbours."""
+        count = np.bincount(key)
+        entropy, log_n = (np.bincount(key, x) / count for x in self.cells[:2])
+        first = np.flatnonzero(np.diff(key, prepend=-1))
+        place = key[self.cell] * N_BLOCKS + self.block
+        at_held, ones = self._of_held(), np.ones(len(place))
+        places, scores = _add_up(self.scores, place, ones)
+        return replace(
+            self,
+            cells=Cells(entropy, log_n, key[first]),
+            cell=places // N_BLOCKS,
+            block=places % N_BLOCKS,
+            scores=scores,
+            weight=np.bincount(_ranks(place)[1], self.weight),
+            held=self.held[:, first],
+            held_log_p=_add_up(self.held_log_p, place[at_held], ones[at_held])[1],
+        )
+
+    def _of_held(self) -> np.ndarray:
+        """(pairs,) bool: whether the cell is held."""
+        of_held: np.ndarray = np.asarray(self.held.any(axis=0))[self.cell]
+        return of_held
+
+    def objective(self, block_weights: np.ndarray) -> Objective:
+        """The objective of (cells,) beta, with a weight for each block.
+
+        Raises:
+          QualityError: no row is left.
+        """
+        of_pair = block_weights[self.block]
+        total = of_pair @ self.weight
+        if not total > 0:
+            raise QualityError(TOO_FEW)
+        cells = self.scores.pool(self.cell, of_pair / total, len(self.cells.size))
+        return Objective(cells, np.ones(len(cells.series)))
+
+    def held_scores(self, block_weights: np.ndarray) -> Held | None:
+        """The mean log p of each held size, and the least that it may be; None without any."""
+        of_pair, at_held = block_weights[self.block], self._of_held()
+        weight = self.held @ np.bincount(self.cell, of_pair * self.weight)
+        held, weight = self.held[weight > 0], weight[weight > 0]
+        if not len(held):
+            return None
+        where = np.flatnonzero(self.held.any(axis=0))
+        share = held[:, where] / weight[:, None]
+        _, cells = _add_up(self.held_log_p, self.cell[at_held], of_pair[at_held])
+
+        def of_rows(beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            value, slope, _ = cells.derivatives(beta[where])
+            slopes = np.zeros(held.shape)
+            slopes[:, where] = share * slope
+            return share @ value, slopes
+
+        plain, _ = of_rows(np.full(held.shape[1], cells.low))
+        return Held(of_rows, plain - HARM)
+
+
+def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers >= 0 that occur, and the rank of each place among them."""
+    occurs = np.bincount(place) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[place]
+
+
+def _add_up(scores: Profile, place: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Profile]:
+    """The places that occur, in order, and the weighted sum of the rows at each."""
+    places, rank = _ranks(place)
+    return places, scores.pool(rank, weight, len(places))
+
+
+def pool(
+    rows: Rows,
+    block: np.ndarray,
+    domain: tuple[float, float],
+    q: float,
+    prior_rows: float,
+    trained_up_to: int,
+) -> Pool:
+    """Adds rows up.
+
+    Args:
+      rows: to fit.
+      block: (rows,) of each.
+      domain: of entropies.
+      q: of the score (p^q - 1) / q; 0 is log p.
+      prior_rows: see calibrate/rows/gain.py.
+      trained_up_to: set sizes up to this are held, those of one octave together; 0 holds none.
+    """
+    cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
+    weight, place = row_weights(rows), cell * N_BLOCKS + block
+    share, _ = prior_share(group_weights(rows), prior_rows)
+    held = _held_cells(cells, trained_up_to)
+
+    def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:
+        plain, mean = rows.plain_profile.take(some), rows.mean[some]
+        score = rows.profile.take(some).power(q).mix(plain_power(plain, mean, q), share)
+        return _add_up(score, place[some], weight[some])
+
+    places, scores = added_up(q, slice(None))
+    return Pool(
+        cells,
+        places // N_BLOCKS,
+        places % N_BLOCKS,
+        scores,
+        np.bincount(_ranks(place)[1], weight),
+        held,
+        added_up(0, np.asarray(held.any(axis=0))[cell])[1],
+    )
+
+
+def _held_cells(cells: Cells, trained_up_to: int) -> np.ndarray:
+    """(octaves, cells) bool: the cells of the set sizes that are held, those of an octave together.
+
+    Sizes that were put together are held together, by their mean.
+    """
+    log_n = (np.bincount(cells.size, cells.log_n) / np.bincount(cells.size))[cells.size]
+    octave = np.floor(log_n / np.log(2) + 1e-9)
+    is_held = log_n <= np.log(max(trained_up_to, 0.5)) + 1e-9
+    held = [is_held & (octave == o) for o in np.unique(octave[is_held])]
+    return np.array(held, bool).reshape(-1, len(log_n))

@@ -1,0 +1,71 @@
+"""Units of work: which sets are drawn, from which seed, in pieces that fit in memory."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from calibrate.rows.heads import Head
+from calibrate.rows.protocol import call, check_batch, check_logits
+
+# A unit is what one shard holds and what an interruption can lose: a second or two of work.
+ITEMS_PER_UNIT = 1 << 22
+SETS_PER_UNIT = (64, 1 << 14)  # least and most
+# A piece is what goes through the head at once: large enough to be efficient, small enough to
+# stay in the cache. Another value changes the last bits of the logits, and so of collections.
+ITEMS_PER_PIECE = 1 << 13
+
+
+class Unit(NamedTuple):
+    """Sets first .. first + sets - 1 of one size."""
+
+    size: int
+    number: int
+    first: int
+    sets: int
+
+
+def plan_units(size: int, sets: int) -> list[Unit]:
+    """Cuts `sets` sets of one size into units."""
+    least, most = SETS_PER_UNIT
+    per_unit = min(max(ITEMS_PER_UNIT // size, least), most)
+    return [
+        Unit(size, number, first, min(per_unit, sets - first))
+        for number, first in enumerate(range(0, sets, per_unit))
+    ]
+
+
+def unit_seed(stream: str, seed: int, unit: Unit) -> int:
+    """First 8 bytes of sha256("stream|seed|size|unit"): streams never share a set."""
+    text = f"{stream}|{seed}|{unit.size}|{unit.number}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def attended_pieces(
+    head: Head, stream: str, seed: int, unit: Unit
+) -> Iterator[tuple[slice, Any, Any]]:
+    """Runs the head over a unit: (which of the unit's sets, batch, attended) piece by piece."""
+    batch = call(head, "sample", unit_seed(stream, seed, unit), unit.size, unit.sets)
+    check_batch(head, batch, unit.size, unit.sets)
+    per_piece = max(1, ITEMS_PER_PIECE // unit.size)
+    for start in range(0, unit.sets, per_piece):
+        part = slice(start, min(start + per_piece, unit.sets))
+        piece = jax.tree.map(lambda leaf, part=part: leaf[part], batch)
+        attended = call(head, "attend", piece)
+        check_logits(head, attended, unit.size, part.stop - part.start)
+        yield part, piece, attended
+
+
+def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
+    """The same items, each handed out once the next is made.
+
+    JAX computes while Python goes on: with the next item's work in its queue, it has something to
+    do while this one is consumed.
+    """
+    iterator = iter(items)
+    for current in iterator:
+        for following in iterator:
+            yield current
+            current = following
+        yield current
