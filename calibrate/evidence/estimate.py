@@ -155,8 +155,8 @@ class Strata:
         """
         flat = np.asarray(values, float).reshape(-1, len(self._cell)) * self._weight
         n_cells, n_strata = len(self._part), len(self.share)
-        total = np.stack([np.bincount(self._cell, row, n_cells) for row in flat])
-        total = total * self._per_weight[self._stratum]
+        sums = np.stack([np.bincount(self._cell, row, n_cells) for row in flat])
+        total = sums * self._per_weight[self._stratum]
         means = np.stack([np.bincount(self._stratum, row, n_strata) for row in total])
         mean = means @ self.share
         alone = self._effective < MIN_EFFECTIVE

@@ -43,11 +43,11 @@ class Gain(NamedTuple):
     @property
     def evident(self) -> bool:
         """Whether it is beyond chance, and large enough to notice."""
-        return self.low > 0 and self.mean >= LEAST_GAIN
+        return self.is_at_least(LEAST_GAIN)
 
-    def leads(self, kind: str) -> bool:
-        """Whether it is beyond chance, and worth a rule of that kind in place of a simpler one."""
-        return self.low > 0 and self.mean >= least_lead(kind)
+    def is_at_least(self, nats: float) -> bool:
+        """Whether it is beyond chance, and so many nats or more."""
+        return self.low > 0 and self.mean >= nats
 
 
 def prior_share(groups: float, prior_rows: float) -> tuple[float, float]:
