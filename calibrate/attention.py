@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate import attention_blocks
-from calibrate.attention_blocks import Band, KeyHead, apply_to_each, attend_key_head
+from calibrate import query_blocks
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.shannon_entropy import wide
+from calibrate.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
 from calibrate.softmax import head_table
 
 
@@ -169,7 +169,7 @@ def _each_head(
     table = head_table(fit, q, -2)
     if table is not None:
         table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
-    at_once = _all_at_once() or B * N * T * k.shape[1] <= attention_blocks.BLOCK_LOGITS
+    at_once = _all_at_once() or B * N * T * k.shape[1] <= query_blocks.BLOCK_LOGITS
     together = B * K if at_once else 1
 
     @partial(jax.checkpoint, prevent_cse=False)

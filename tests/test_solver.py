@@ -1,4 +1,4 @@
-"""The optimal beta against a 50-digit root, a bisection in float64, a dense grid and its classes."""
+"""The optimal beta against a 50-digit root, bisection in float64, a dense grid and its classes."""
 
 import mpmath
 import numpy as np

@@ -22,7 +22,7 @@ from calibrate.errors import CoefficientsError
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.torch.attention import log_n_keys
 from calibrate.torch.beta import wide
-from calibrate.torch.blocks import masked_logits
+from calibrate.torch.query_blocks import masked_logits
 from calibrate.torch.softmax import entropy
 from calibrate.transformers.attention import attention_function, is_causal_alone, mask_and_bias
 from calibrate.transformers.parts import PLAIN, applied, layer_of, paths_of, refuse_twins

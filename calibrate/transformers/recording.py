@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.logits_recorder import Recorder
-from calibrate.torch.blocks import masked_logits
+from calibrate.torch.query_blocks import masked_logits
 from calibrate.transformers.attention import (
     attention_function,
     is_causal_alone,
