@@ -11,8 +11,7 @@ import numpy as np
 
 from calibrate.files import collection as files
 from calibrate.files.shard import Shard, shard_path
-from calibrate.maths.hashing import hashes
-from calibrate.maths.row_entropy import row_entropy
+from calibrate.maths.row_batches import hashes, row_entropy
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.heads import Head

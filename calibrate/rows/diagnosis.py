@@ -13,7 +13,7 @@ from calibrate.files.collection import Collection, refuse_bad_rows
 from calibrate.files.shard import Heads, Shard
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
-from calibrate.maths.row_blocks import slices
+from calibrate.maths.row_batches import slices
 from calibrate.rows import solved_rows
 from calibrate.rows.head_verdict import (
     FEW,

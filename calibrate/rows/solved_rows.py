@@ -11,7 +11,7 @@ from calibrate.files.collection import Collection
 from calibrate.files.shard import BYTES_OF_COLUMN, Heads, Shard
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
-from calibrate.maths.row_blocks import FEW_ITEMS
+from calibrate.maths.row_batches import FEW_ITEMS
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
