@@ -12,7 +12,8 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.npz import read_arrays
-from calibrate.rows.heads import load_head, training
+from calibrate.rows import training
+from calibrate.rows.heads import load_head
 
 quiet = print  # a module-level function, as worker processes need
 
