@@ -20,7 +20,6 @@ from calibrate.cli.progress import Heartbeat
 from calibrate.cli.report import report
 from calibrate.cli.run import run
 from calibrate.cli.train import train
-from calibrate.cli.verify import verify
 
 app = typer.Typer(
     cls=Commands,
@@ -32,7 +31,7 @@ app = typer.Typer(
     "what it does, fit a versioned coefficient file, load it at inference.",
 )
 
-for command in (run, collect, verify, fit, diagnose, evaluate, report, export, train):
+for command in (run, collect, fit, diagnose, evaluate, report, export, train):
     app.command()(command)
 app.add_typer(fits.app, name="fits")
 
