@@ -22,6 +22,8 @@ from calibrate.files import atomic_io
 from calibrate.files import collection as files
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
+from calibrate.files.rows import RowCollection, shard_name
+from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import fit_collection
 
