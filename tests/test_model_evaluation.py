@@ -34,8 +34,8 @@ from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
 from calibrate.model.comparison import LOG_P, RIGHT, compare  # noqa: E402
-from calibrate.model.parts import JUDGING, parts_of  # noqa: E402
 from calibrate.model.score_fits import Kept, score_fits  # noqa: E402
+from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
 from calibrate.model.verdict import best_sentence, by_length, verdict  # noqa: E402
 from calibrate.rows.baselines import log_size, one_constant  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
@@ -340,7 +340,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
     assert plain == pytest.approx(np.mean(means))
     judged = scored("runs/p", "--fits", "own,head")
-    which = parts_of(collection.set.examples) == JUDGING
+    which = splits_of(collection.set.examples) == JUDGING
     assert judged["answers"]["examples"] == which.sum() < 30
     assert judged["scored"] == (
         f"{which.sum()} of the 80 examples of runs/p: own@1 was made of the others"

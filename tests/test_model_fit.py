@@ -34,10 +34,10 @@ from calibrate.model.judging import Judged  # noqa: E402
 from calibrate.model.memo import Memo, processor  # noqa: E402
 from calibrate.model.model_fit import fit_through  # noqa: E402
 from calibrate.model.objective import Multipliers, Objective  # noqa: E402
-from calibrate.model.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
 from calibrate.model.passes import Passes  # noqa: E402
 from calibrate.model.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
 from calibrate.model.score_fits import score_fits  # noqa: E402
+from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of  # noqa: E402
 from calibrate.report.model_fit_record import rules_table  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
@@ -106,7 +106,7 @@ def made_up(lengths, texts=(), count=8):
 
 def test_parts_share_every_cell():
     examples = made_up([10, 20], count=8).examples
-    parts = parts_of(examples).reshape(2, 8)
+    parts = splits_of(examples).reshape(2, 8)
     for part, count in ((FITTING, 4), (CHOOSING, 2), (JUDGING, 2)):
         assert ((parts == part).sum(axis=1) == count).all()
 

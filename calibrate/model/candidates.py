@@ -20,9 +20,9 @@ from calibrate.model.descent import MOST_STEPS, Course, Descent, Point
 from calibrate.model.judging import NotWorthItError
 from calibrate.model.memo import Memo, processor
 from calibrate.model.objective import ALLOWED_LOSS, Objective
-from calibrate.model.parts import CHOOSING, FITTING, parts_of
 from calibrate.model.passes import Passes, Report
 from calibrate.model.rule_parameters import CONSTANT, ONE_RATIO, Form, Head, typical
+from calibrate.model.splits import CHOOSING, FITTING, splits_of
 from calibrate.model.steps import Plan
 from calibrate.transformers.betas import HeadBetas
 
@@ -101,7 +101,7 @@ Ended = Callable[[Candidate], None]
 
 def part(collection: ExampleCollection, which: int) -> list[int]:
     """The examples of a part."""
-    found: list[int] = np.flatnonzero(parts_of(collection.set.examples) == which).tolist()
+    found: list[int] = np.flatnonzero(splits_of(collection.set.examples) == which).tolist()
     return found
 
 

@@ -38,10 +38,10 @@ from calibrate.model.judging import (
     Judged,
     NotWorthItError,
 )
-from calibrate.model.parts import JUDGING, N_PARTS, parts_of
 from calibrate.model.passes import Report
 from calibrate.model.rule_parameters import CONSTANT, ONE_RATIO, Head
 from calibrate.model.score_fits import Kept, score_fits
+from calibrate.model.splits import JUDGING, N_SPLITS, splits_of
 from calibrate.transformers.betas import head_betas
 
 LEAST_EXAMPLES = 8  # of a template and length
@@ -128,7 +128,7 @@ def _require_answers(collection: ExampleCollection) -> None:
             "--task"
         )
     text = np.array([cell.text for cell in examples.cells])[cells]
-    if text.any() and len(np.unique(parts_of(examples.examples)[text])) < N_PARTS:
+    if text.any() and len(np.unique(splits_of(examples.examples)[text])) < N_SPLITS:
         longest = max(cell.length for cell in examples.cells if cell.text)
         raise QualityError(
             f"the {text.sum()} windows of plain text leave none to choose or to judge by; collect "
