@@ -52,7 +52,8 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
             "collect --model`, or score a head (--head) or logits (--logits) without RUN"
         )
     job, collection = job_of(source)
-    from calibrate.model.comparison import PLAIN, compare
+    from calibrate.evidence.evidence import PLAIN
+    from calibrate.model.answers import compare
 
     todo, scores = dict(rules.all), dict[str, Scores]()
     if collection:
