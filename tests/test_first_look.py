@@ -15,14 +15,14 @@ from calibrate.maths.rule import Rule
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
+from calibrate.model.derivatives import Derivatives, derivatives  # noqa: E402
 from test_cli import call, refusal  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import SIZES, causal_model, save  # noqa: E402
 
-from calibrate.files.example_set import Cell, Example, ExampleSet  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet  # noqa: E402
 from calibrate.model import answering  # noqa: E402
 from calibrate.model import derivatives as differentiating  # noqa: E402
-from calibrate.model.derivatives import Derivatives, derivatives  # noqa: E402
 from calibrate.model.first_look import DIFFUSE, SHARPER, UNCLEAR, first_look  # noqa: E402
 from calibrate.transformers import register  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402

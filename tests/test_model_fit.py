@@ -14,28 +14,28 @@ from calibrate.errors import CalibrateError, QualityError
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 pytest.importorskip("transformers", reason="needs the extra transformers")
 
+from calibrate.model.candidates import ModelOptions  # noqa: E402
+from calibrate.model.comparison import PLAIN, Estimate, compare  # noqa: E402
+from calibrate.model.judging import Judged  # noqa: E402
+from calibrate.model.model_fit import fit_through  # noqa: E402
+from calibrate.model.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
 from test_cli import call, refusal  # noqa: E402
 from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
 from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
-from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
 from calibrate.model import (  # noqa: E402
     answering,
     candidates,
     steps,
 )
-from calibrate.model.candidates import ModelOptions  # noqa: E402
-from calibrate.model.comparison import PLAIN, Estimate, compare  # noqa: E402
 from calibrate.model.descent import Point  # noqa: E402
-from calibrate.model.judging import Judged  # noqa: E402
 from calibrate.model.memo import Memo, processor  # noqa: E402
-from calibrate.model.model_fit import fit_through  # noqa: E402
 from calibrate.model.objective import Multipliers, Objective  # noqa: E402
 from calibrate.model.passes import Passes  # noqa: E402
-from calibrate.model.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
 from calibrate.model.score_fits import score_fits  # noqa: E402
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of  # noqa: E402
 from calibrate.report.model_fit_record import rules_table  # noqa: E402
@@ -307,7 +307,7 @@ def planted(folder, text=False):
     cells = (*collection.set.cells, Cell("text", 16, True))
     both = ExampleSet(cells, collection.set.examples + tuple(wrong))
     plain = answering.score(planted_model(), both, range(len(both.examples)))
-    return collection._replace(set=both, scores=plain)
+    return replace(collection, in_memory=(both, plain))
 
 
 def through(collection, **options):
@@ -358,7 +358,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     kept = next(Path("tiny-run/.passes").iterdir())
     kept.write_bytes(kept.read_bytes()[:-9])  # is made again
     whole = through(
-        collection._replace(folder=Path(planted("other").folder)), most_steps=10, kind="constant"
+        replace(collection, folder=Path(planted("other").folder)), most_steps=10, kind="constant"
     )
     assert len(calls) - n_calls == n_calls - 1  # what was interrupted is done twice
     assert (

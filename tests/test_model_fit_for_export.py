@@ -12,17 +12,7 @@ from calibrate.errors import CalibrateError
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
-from test_cli import call, refusal  # noqa: E402
-from test_first_look import planted_examples, planted_model  # noqa: E402
-from test_model_examples import collected, write_lines  # noqa: E402
-from test_model_fit import HEADS, numbers_of, planted, through  # noqa: E402
-from tiny_causal import SIZES, causal_model, save  # noqa: E402
-
-from calibrate.export.exportable import Exportable, exportable  # noqa: E402
-from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
-from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
 from calibrate.model.candidates import ModelOptions  # noqa: E402
-from calibrate.model.descent import _Walk  # noqa: E402
 from calibrate.model.rule_parameters import (  # noqa: E402
     CONSTANT,
     LEAST_FIRST,
@@ -31,6 +21,16 @@ from calibrate.model.rule_parameters import (  # noqa: E402
     ONE_RATIO,
     Form,
 )
+from test_cli import call, refusal  # noqa: E402
+from test_first_look import planted_examples, planted_model  # noqa: E402
+from test_model_examples import collected, write_lines  # noqa: E402
+from test_model_fit import HEADS, numbers_of, planted, through  # noqa: E402
+from tiny_causal import SIZES, causal_model, save  # noqa: E402
+
+from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
+from calibrate.export.proof import Exportable, exportable  # noqa: E402
+from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
+from calibrate.model.descent import _Walk  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 

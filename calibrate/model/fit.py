@@ -14,7 +14,7 @@ from calibrate.evidence.prior import LEAST_GAIN
 from calibrate.evidence.verdict import judge
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.example_collection import ExampleCollection
+from calibrate.files.examples import ExampleCollection
 from calibrate.files.provenance import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
