@@ -24,10 +24,9 @@ from browser import CHROMIUM  # noqa: E402
 from calibrate.model.comparison import LOG_P, RIGHT, compare  # noqa: E402
 from calibrate.model.verdict import best_sentence, by_length, verdict  # noqa: E402
 from test_cli import call, refusal  # noqa: E402
-from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
 from test_report import Text, check_in_a_browser  # noqa: E402
-from tiny_causal import causal_model, save  # noqa: E402
+from tiny_causal import causal_model, planted_examples, planted_model, save, some_examples  # noqa: E402
 
 from calibrate.cli.loading import find_model_fit  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402
