@@ -21,11 +21,12 @@ torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
 from browser import CHROMIUM  # noqa: E402
+from calibrate.model.comparison import LOG_P, RIGHT, compare  # noqa: E402
+from calibrate.model.verdict import best_sentence, by_length, verdict  # noqa: E402
 from test_cli import call, refusal  # noqa: E402
-from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
 from test_report import Text, check_in_a_browser  # noqa: E402
-from tiny_causal import causal_model, save  # noqa: E402
+from tiny_causal import causal_model, planted_examples, planted_model, save, some_examples  # noqa: E402
 
 from calibrate.cli.loading import find_model_fit  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402
@@ -33,10 +34,8 @@ from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: 
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
-from calibrate.model.comparison import LOG_P, RIGHT, compare  # noqa: E402
-from calibrate.model.parts import JUDGING, parts_of  # noqa: E402
 from calibrate.model.score_fits import Kept, score_fits  # noqa: E402
-from calibrate.model.verdict import best_sentence, by_length, verdict  # noqa: E402
+from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
 from calibrate.rows.baselines import log_size, one_constant  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 
@@ -340,7 +339,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
     assert plain == pytest.approx(np.mean(means))
     judged = scored("runs/p", "--fits", "own,head")
-    which = parts_of(collection.set.examples) == JUDGING
+    which = splits_of(collection.set.examples) == JUDGING
     assert judged["answers"]["examples"] == which.sum() < 30
     assert judged["scored"] == (
         f"{which.sum()} of the 80 examples of runs/p: own@1 was made of the others"

@@ -8,7 +8,7 @@ import pytest
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Example
 from calibrate.model.encoding import Encoder
-from calibrate.model.parts import CHOOSING, FITTING, JUDGING, N_TURNS, parts_of
+from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of
 from calibrate.model.text_windows import TextFile
 
 
@@ -33,7 +33,7 @@ def windows(words, lengths, most, begin=()):
     examples = [Example(x.tokens, x.start, cells.index(cell)) for cell, x in found]
     return [
         (cell.length, part, set(x.tokens.tolist()) - set(begin))
-        for (cell, x), part in zip(found, parts_of(examples), strict=True)
+        for (cell, x), part in zip(found, splits_of(examples), strict=True)
     ]
 
 

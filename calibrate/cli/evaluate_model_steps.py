@@ -48,7 +48,8 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
             "collect --model`, or score a head (--head) or logits (--logits) without RUN"
         )
     job, collection = job_of(source)
-    from calibrate.model.comparison import PLAIN, compare
+    from calibrate.evidence.evidence import PLAIN
+    from calibrate.model.answers import compare
 
     todo, scores = dict(rules.all), dict[str, Scores]()
     if collection:
@@ -87,13 +88,13 @@ def _to_judge(
     collection: ExampleCollection, fits: Mapping[str, Coefficients]
 ) -> tuple[list[int], str]:
     """The examples that no fit was made of or chosen by, and in words which these are."""
-    from calibrate.model.parts import JUDGING, parts_of
+    from calibrate.model.splits import JUDGING, splits_of
 
     examples, run = collection.set.examples, collection.folder
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
     if not own:
         return list(range(len(examples))), f"all {len(examples):,} examples of {run}"
-    which = np.flatnonzero(parts_of(examples) == JUDGING).tolist()
+    which = np.flatnonzero(splits_of(examples) == JUDGING).tolist()
     if not which:
         raise CalibrateError(
             f"{run} has no example that {own[0]} was not made of; collect more examples of each "
@@ -117,14 +118,14 @@ def _warn_of_other_models(fits: Mapping[str, Coefficients], model: str, fingerpr
 
 def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSet) -> None:
     """Warns of examples that fits were made of, as far as their collections are in ./runs."""
-    from calibrate.model.parts import JUDGING, parts_of
+    from calibrate.model.splits import JUDGING, splits_of
 
     tokens = [example.tokens.tobytes() for example in examples.examples]
     for name, fit in fits.items():
         if (run := examples_of(fit)) is None:
             continue
         made_of = open_collection(run, ExampleCollection).set.examples
-        parts = zip(made_of, parts_of(made_of), strict=True)
+        parts = zip(made_of, splits_of(made_of), strict=True)
         seen = {example.tokens.tobytes() for example, part in parts if part != JUDGING}
         if n_seen := sum(x in seen for x in tokens):
             warnings.warn(
