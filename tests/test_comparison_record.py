@@ -1,10 +1,10 @@
 """Comparison of rules as a result to show: each number in the row that names it."""
 
+from calibrate.rows.comparison import compare
 from test_comparison import make_score
 
 from calibrate.report.comparison_record import ComparisonRecord
 from calibrate.report.wording import p_value, percent
-from calibrate.rows.comparison import compare
 
 SHARES = {"plain": 0.5, "paper": 0.51, "own": 0.56, "hard": 0.53}
 

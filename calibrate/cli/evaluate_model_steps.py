@@ -11,6 +11,7 @@ from calibrate.cli.loading import examples_of
 from calibrate.cli.model_options import Source
 from calibrate.cli.model_steps import job_of, model_progress
 from calibrate.errors import CalibrateError
+from calibrate.evidence.baselines import log_size, one_constant, paper
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.example_collection import (
     ExampleCollection,
@@ -20,7 +21,6 @@ from calibrate.files.example_collection import (
 from calibrate.files.example_set import ExampleSet, Scores
 from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.streams import stderr
-from calibrate.rows.baselines import log_size, one_constant, paper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

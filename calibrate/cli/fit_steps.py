@@ -7,6 +7,7 @@ from pathlib import Path
 from calibrate.cli.fit import FitRequest
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
+from calibrate.evidence.baselines import paper
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
 from calibrate.files.publishing import check_store, publish, writing_store
@@ -15,7 +16,6 @@ from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.per_head_record import PerHeadRecord
 from calibrate.report.streams import stderr
-from calibrate.rows.baselines import paper
 from calibrate.rows.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,

@@ -8,6 +8,9 @@ from calibrate.cli.evaluate_steps import score_rows, score_with_progress
 from calibrate.cli.loading import find_fit, find_model_fit, head_of_fit, refuse_per_head
 from calibrate.cli.model_options import Source
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.baselines import beside, fixed_rules
+from calibrate.evidence.evidence import Evidence as LogitScores
+from calibrate.evidence.evidence import Evidence as Score
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import Collection
@@ -19,19 +22,10 @@ from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.selection import chosen_kind
 from calibrate.report.streams import stderr
-from calibrate.rows.baselines import (
-    ScoredRule,
-    beside,
-    by_sharpness,
-    fitted_rules,
-    fixed_rules,
-)
-from calibrate.rows.comparison import compare
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.model_selection import choose
-from calibrate.rows.score_head import Score
-from calibrate.rows.score_logits import LogitScores
+from calibrate.rows.rivals import by_sharpness, fitted_rules
 from calibrate.rows.solved_rows import solve_collection
 
 
@@ -91,10 +85,10 @@ def score_model_fit(
 
 
 def write_head_report(
-    page: Path, fit: Coefficients, head: Head, scores: list[Score], seed: int, needed: bool = True
+    page: Path, fit: Coefficients, head: Head, scores: Score, seed: int, needed: bool = True
 ) -> ReportRecord:
     """Writes the page on one head's scores; see `_write`."""
-    comparison = compare(head.name, scores)
+    comparison = scores
     path = _write(page, needed, lambda: write_head_page(page, fit, head, comparison, seed))
     rivals = f"{compare_rivals(comparison)} {describe_fit(fit, comparison)}"
     return ReportRecord(verdict(comparison, fit), path, rivals)
@@ -131,7 +125,7 @@ def _write(page: Path, needed: bool, write: Callable[[], None]) -> Path | None:
     return page
 
 
-def _fitted_rivals(fit: Coefficients, collection: Collection | None) -> dict[str, ScoredRule]:
+def _fitted_rivals(fit: Coefficients, collection: Collection | None) -> dict[str, Coefficients]:
     """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     if collection is None:
         return {}

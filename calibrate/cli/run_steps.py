@@ -23,8 +23,9 @@ def run_on_head(
     from calibrate.cli.fit_steps import fit_and_publish
     from calibrate.cli.loading import load_head
     from calibrate.cli.report_steps import write_head_report
+    from calibrate.evidence.baselines import beside, fixed_rules
     from calibrate.report.fit_record import FitRecord
-    from calibrate.rows.baselines import beside, by_sharpness, fitted_rules, fixed_rules
+    from calibrate.rows.rivals import by_sharpness, fitted_rules
 
     check_store(store)
     name = name or "quickstart"

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.evidence.baselines import LABELS, label
+from calibrate.evidence.evidence import Evidence as Comparison
 from calibrate.report.blocks import Block, Table
 from calibrate.report.wording import NOTHING, p_value, percent
-from calibrate.rows.baselines import LABELS, label
-from calibrate.rows.comparison import Comparison
 
 HINDSIGHT = "hindsight"
 ARRAYS = (

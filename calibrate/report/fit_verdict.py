@@ -4,15 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calibrate.evidence.baselines import label
+from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence, P
+from calibrate.evidence.evidence import Evidence as Comparison
+from calibrate.evidence.verdict import judge
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.rule_curves import beta_range
 from calibrate.report.selection import chosen_kind, gain_in_log_p, sharpness_tried
 from calibrate.report.wording import with_error
-from calibrate.rows.baselines import label
 from calibrate.rows.candidates import kind_label
-from calibrate.rows.comparison import Comparison
-from calibrate.rows.score_logits import MEASURES, LogitScores
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance
@@ -117,70 +118,60 @@ def compare_rivals(comparison: Comparison) -> str:
     return " ".join(sentences)
 
 
-def verdict_on_logits(scores: LogitScores, rule: int) -> str:
-    """How a fit changes the target's probability on logits, by head, and why not by more.
-
-    "Measurably" is more than two standard errors.
-    """
-    estimate, name = scores.estimate(), scores.rules[rule]
-    gain, error = estimate.of(rule, "log_p_gain")
-    before, after = (100 * estimate.of(i, "p")[0] for i in (0, rule))
-    direction = _direction(gain, error)
-    effect = (
-        "makes no measurable difference" if np.isfinite(error)
+def verdict_on_logits(evidence: Evidence, rule: str) -> str:
+    """How a fit changes the target's probability on logits, by head, and why not by more."""
+    whole = judge(evidence, rule).whole
+    before, after = (100 * float(evidence.mean(name, P).mean) for name in (PLAIN, rule))
+    gain, error, sign = float(whole.mean), float(whole.error), int(whole.sign)
+    effect = {
+        1: "makes the target more probable", -1: "makes the target less probable",
+        0: "makes no measurable difference" if np.isfinite(error)
         else "makes a difference that chance may have made (too few rows or groups for an error)",
-        "makes the target more probable", "makes the target less probable",
-    )[direction]  # fmt: skip
-    verb = ("changes", "rises", "falls")[direction]
-    change = with_error(abs(gain), error, ".4f") if direction else with_error(gain, error, "+.4f")
-    origin = "which it was not made of" if scores.held_out(rule) else "the very rows it was made of"
+    }[sign]  # fmt: skip
+    verb = {1: "rises", -1: "falls", 0: "changes"}[sign]
+    change = with_error(abs(gain), error, ".4f") if sign else with_error(gain, error, "+.4f")
+    seen = evidence.fits[rule].fingerprint == evidence.of.fingerprint
+    origin = "the very rows it was made of" if seen else "which it was not made of"
     return (
-        f"{name} {effect}: on the {estimate.rows:,} rows of {scores.name}, {origin}, the target's "
-        f"log-probability {verb} by {change} nats (mean probability {before:.1f} % to "
-        f"{after:.1f} %){_heads_text(scores, rule)}.{_why_behind(scores, rule)}"
+        f"{rule} {effect}: on the {evidence.n:,} rows of {evidence.of.name}, {origin}, the "
+        f"target's log-probability {verb} by {change} nats (mean probability {before:.1f} % to "
+        f"{after:.1f} %){_heads_text(evidence, rule)}.{_why_behind(evidence, rule)}"
     )
 
 
-def _why_behind(scores: LogitScores, rule: int) -> str:
+def _why_behind(evidence: Evidence, rule: str) -> str:
     """That a fit with less log p than another rule was made sharper, if it was; else ""."""
-    tried, chosen = sharpness_tried(scores.fits[rule])
-    gains = scores.estimate().mean[:, MEASURES.index("log_p_gain")]
-    best = int(np.nan_to_num(gains, nan=-np.inf).argmax())
-    if not chosen or chosen is tried[0] or not gains[best] > gains[rule]:
+    tried, chosen = sharpness_tried(evidence.fits[rule])
+    best = evidence.best(LOG_P)
+    if not chosen or chosen is tried[0] or best == rule:
         return ""
     mildest, kept = tried[0], chosen["gain"] / tried[0]["gain"]
     return (
-        f" In log p it is behind {label(scores.rules[best])}: it was made sharper on purpose (q = "
+        f" In log p it is behind {label(best)}: it was made sharper on purpose (q = "
         f"{chosen['q']:g}), which keeps {100 * kept:.0f} % of the gain that q = {mildest['q']:g} "
         f"has ({chosen['gain']:.4f} of {mildest['gain']:.4f} nats, held out from its own rows); "
         f"fit with --q {mildest['q']:g} (q={mildest['q']:g} in Python) for that gain."
     )
 
 
-def outcome_on_logits(scores: LogitScores, rule: int) -> str:
-    """What `verdict_on_logits` says in a word: one of OUTCOMES, or UNKNOWN."""
-    gain, error = scores.estimate().of(rule, "log_p_gain")
-    return OUTCOMES[_direction(gain, error)] if np.isfinite(error) else UNKNOWN
-
-
-def heads_moved(scores: LogitScores, rule: int) -> tuple[int, int, int]:
+def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
     """Numbers of heads with a rule that (do not change, gain, lose) measurably."""
-    directions = [
-        _direction(*scores.estimate(head=head).of(rule, "log_p_gain"))
-        for head in range(len(scores.heads))
-        if scores.names(rule, head)
+    signs = [
+        int(part.gain(rule, LOG_P).sign)
+        for head, part in evidence.by("head").items()
+        if evidence.names(rule, head)
     ]
-    same, up, down = map(directions.count, range(3))
+    same, up, down = (signs.count(sign) for sign in (0, 1, -1))
     return same, up, down
 
 
-def _heads_text(scores: LogitScores, rule: int) -> str:
+def _heads_text(evidence: Evidence, rule: str) -> str:
     """How many heads gain and lose, and how many have no rule; "" of one head alone."""
-    if len(scores.heads) == 1:
+    if len(evidence.heads) == 1:
         return ""
-    same, up, down = heads_moved(scores, rule)
+    same, up, down = heads_moved(evidence, rule)
     n_rules = same + up + down
-    others = len(scores.heads) - n_rules
+    others = len(evidence.heads) - n_rules
     if n_rules == 1:
         moves = "gains" if up else "loses" if down else "does not change"
         text = f"; the only head that it has a rule for {moves} measurably"
@@ -196,13 +187,6 @@ def _heads_text(scores: LogitScores, rule: int) -> str:
 def _verb(count: int, verb: str) -> str:
     """A verb that agrees with a count."""
     return verb if count != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"
-
-
-def _direction(gain: float, error: float) -> int:
-    """1 up, 2 down, 0 neither beyond chance."""
-    if not abs(gain) > LEAST_ERRORS * error:
-        return 0
-    return 1 if gain > 0 else 2
 
 
 def _join_words(words: Sequence[str]) -> str:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from markupsafe import escape
 
+from calibrate.evidence.baselines import label
+from calibrate.evidence.evidence import LOG_P, Evidence, P
 from calibrate.report.blocks import GAP, Table
 from calibrate.report.wording import with_error
-from calibrate.rows.baselines import label
-from calibrate.rows.score_logits import LogitScores
 
 
 class GainRow(NamedTuple):
@@ -63,15 +63,15 @@ def _text(block: Table) -> str:
     return "\n".join([block.title] * bool(block.title) + [*map(line, [block.columns, *block.rows])])
 
 
-def gains_table(scores: LogitScores) -> GainsTable:
+def gains_table(evidence: Evidence) -> GainsTable:
     """The records of all rules that were scored; plain softmax is the first of each size."""
-    estimates = [(n, scores.estimate(size=i)) for i, n in enumerate(scores.sizes)]
-    of_all = [(None, scores.estimate())] if len(estimates) > 1 else []
-    return GainsTable(
-        GainRow(
-            size, estimate.rows, label(rule), estimate.of(i, "log_p")[0], estimate.of(i, "p")[0],
-            *estimate.of(i, "log_p_gain"),
-        )
-        for size, estimate in [*estimates, *of_all]
-        for i, rule in enumerate(scores.rules)
-    )  # fmt: skip
+    parts: list[tuple[int | None, Evidence]] = list(evidence.by("size").items())
+    if len(parts) > 1:
+        parts.append((None, evidence))
+    return GainsTable(_gain_row(size, part, rule) for size, part in parts for rule in part.rules)
+
+
+def _gain_row(size: int | None, part: Evidence, rule: str) -> GainRow:
+    log_p, p = (float(part.mean(rule, measure).mean) for measure in (LOG_P, P))
+    gain = part.gain(rule, LOG_P)
+    return GainRow(size, part.n, label(rule), log_p, p, float(gain.mean), float(gain.error))

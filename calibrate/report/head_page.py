@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from calibrate.evidence.baselines import label, paper
+from calibrate.evidence.evidence import Evidence as Comparison
 from calibrate.files.coefficients import Coefficients
 from calibrate.report import example_plots, fit_plots, score_plots
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
@@ -27,8 +29,6 @@ from calibrate.report.page import (
 from calibrate.report.rule_curves import all_constant, of_both
 from calibrate.report.selection import selection_section
 from calibrate.report.wording import NOTHING, left_out, outside, percent, variable, with_error
-from calibrate.rows.baselines import label, paper
-from calibrate.rows.comparison import Comparison
 from calibrate.rows.example_sets import (
     STREAM,
     ExampleSets,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from calibrate.evidence.evidence import Evidence as LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import Block, Heading, Text
@@ -26,7 +27,6 @@ from calibrate.report.plot_style import HEAD_STYLES
 from calibrate.report.rule_curves import largest_size, of_both
 from calibrate.report.selection import selection_section
 from calibrate.report.wording import variable
-from calibrate.rows.score_logits import LogitScores
 from calibrate.rows.solved_rows import head_label
 from calibrate.rows.weighting import ENOUGH_ROWS
 

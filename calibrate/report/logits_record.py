@@ -4,14 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from calibrate.evidence.baselines import label
+from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import Evidence as LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.manifest import BAD
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.rule_curves import all_constant, beta_text
 from calibrate.report.wording import NOTHING, argument, polynomial, with_error
-from calibrate.rows.baselines import label
-from calibrate.rows.score_logits import MEASURES, Estimate, LogitScores
 
 FIRST_FIT = 2  # rules: plain softmax, the paper's numbers, and then fits
 
@@ -167,7 +168,7 @@ class LogitsRecord:
             "rules": {
                 name: {
                     measure: dict(zip(("mean", "error"), estimate.of(rule, measure), strict=True))
-                    for measure in MEASURES
+                    for measure in ("log_p", "p")
                 }
                 for rule, name in enumerate(self.scores.rules)
             },

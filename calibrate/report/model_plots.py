@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.evidence.baselines import label
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import beta_of
 from calibrate.model.comparison import PLAIN, RIGHT, Estimate, ExampleComparison
 from calibrate.report.plot_style import legend_below, plot_head_map, short
 from calibrate.report.score_plots import OTHERS, STYLES
-from calibrate.rows.baselines import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

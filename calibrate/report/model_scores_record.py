@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from calibrate.evidence.baselines import label
 from calibrate.model.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
 from calibrate.model.verdict import best_sentence, verdict
 from calibrate.report.blocks import Block, Facts, Heading, Table, Text
 from calibrate.report.wording import with_error
-from calibrate.rows.baselines import label
 
 TITLES = {
     RIGHT: "Answers wholly right, %",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrate.evidence.evidence import Evidence as Score
 from calibrate.report.blocks import Block, Facts, Table, Text
 from calibrate.report.fit_record import FitRecord, log_p_gains
 from calibrate.report.wording import NOTHING
-from calibrate.rows.score_head import Score
 
 if TYPE_CHECKING:
     from calibrate.report.logits_record import LogitsRecord
