@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from calibrate.errors import QualityError
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.rows.baselines import (
     PLAIN,
     ScoredRule,
@@ -23,7 +19,6 @@ from calibrate.rows.baselines import (
     in_order,
     label,
 )
-from calibrate.rows.collect import collect
 from calibrate.rows.comparison import (
     N_RESAMPLES,
     Comparison,
@@ -31,6 +26,11 @@ from calibrate.rows.comparison import (
     headroom_share,
     paired_p,
 )
+
+from calibrate.errors import QualityError
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.model_selection import choose

@@ -28,6 +28,7 @@ from test_report import Text, check_in_a_browser  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
 from calibrate.cli.loading import find_model_fit  # noqa: E402
+from calibrate.evidence.baselines import log_size, one_constant  # noqa: E402
 from calibrate.files.example_collection import open_examples  # noqa: E402
 from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
@@ -37,7 +38,6 @@ from calibrate.model.comparison import LOG_P, RIGHT, compare  # noqa: E402
 from calibrate.model.score_fits import Kept, score_fits  # noqa: E402
 from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
 from calibrate.model.verdict import best_sentence, by_length, verdict  # noqa: E402
-from calibrate.rows.baselines import log_size, one_constant  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 
 torch.set_num_threads(1)

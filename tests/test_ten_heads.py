@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibrate.rows.baselines import HARD, HINDSIGHT, LABELS, PLAIN
 from conftest import ToyHead
 from scipy import stats
 from test_comparison import make_score
-
-from calibrate.rows.baselines import HARD, HINDSIGHT, LABELS, PLAIN
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import ten_heads

@@ -1,6 +1,7 @@
 """Collecting the examples of a model and the first look at it, with progress on stderr."""
 
 import contextlib
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from calibrate.model.collect_examples import Job
     from calibrate.model.sources import Wanted
     from calibrate.report.first_look_record import FirstLookRecord
-    from calibrate.report.model_fit_record import ModelFitRecord
+    from calibrate.report.fit_record import FitRecord
     from calibrate.transformers.folders import ModelFolder
 
 
@@ -112,7 +113,7 @@ class ModelFitRequest:
     figure: Path | None = None
 
 
-def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
+def fit_model_and_publish(request: ModelFitRequest) -> "FitRecord":
     """Fits the heads of a collection's model through the model, and publishes the fit.
 
     Raises:
@@ -127,7 +128,8 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     from calibrate.model.candidates import ModelOptions
     from calibrate.model.model_fit import fit_through
     from calibrate.report.examples_record import nearly_none_right
-    from calibrate.report.model_fit_record import ModelFitRecord
+    from calibrate.report.fit_record import FitRecord
+    from calibrate.report.model_plots import save_head_betas
 
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
@@ -150,10 +152,12 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
             ),
         )  # fmt: skip
     coefficients, written = publish_fit(fit.coefficients, request.store)
-    record = ModelFitRecord(replace(fit, coefficients=coefficients), None)
-    return replace(
-        record, figure=draw_fit(coefficients, written, request.figure, record.save_beta_map)
-    )
+    n = round(math.exp(fit.chosen.published.form.center))
+    figure = draw_fit(
+        coefficients, written, request.figure,
+        lambda path: save_head_betas(path, coefficients, n, fit.heads),
+    )  # fmt: skip
+    return FitRecord(coefficients, figure)
 
 
 @contextlib.contextmanager

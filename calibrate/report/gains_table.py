@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from markupsafe import escape
 
-from calibrate.evidence.evidence import LOG_P, OWN, P, Evidence
+from calibrate.evidence.evidence import LOG_P, Evidence, P
 from calibrate.report.blocks import Table
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import as_text
@@ -36,15 +36,15 @@ class GainsTable(tuple[GainRow, ...]):
         return "".join(map(_html, self.tables))
 
 
-def gains_table(evidence: Evidence, own: str) -> GainsTable:
+def gains_table(evidence: Evidence, fit: str) -> GainsTable:
     """The records of all rules; plain softmax is the first of each size.
 
     Args:
       evidence: of rows.
-      own: the name of the rule OWN, for people.
+      fit: the rule that was fitted.
     """
-    record = ScoresRecord(evidence, (OWN,), own)
-    sizes = list(evidence.by("size").items())
+    record = ScoresRecord(evidence, (fit,))
+    sizes: list[tuple[int | None, Evidence]] = list(evidence.by("size").items())
     if len(sizes) > 1:
         sizes.append((None, evidence))
     made = GainsTable(
