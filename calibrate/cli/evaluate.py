@@ -80,8 +80,8 @@ def evaluate(
 ) -> None:
     """Score a head, logits or a model under fits and simpler rules.
 
-    --fits are compared with plain softmax, the paper's numbers, log n and hard attention on the same
-    sets. Nothing is collected or fitted.
+    --fits are compared with plain softmax, the paper's numbers, log n and hard attention, on the
+    same sets. Nothing is collected or fitted.
 
     With --logits, --fits are scored on the rows of a file or folder by the probability of the
     target, each head with its own entry. Use rows that were not fitted.

@@ -36,9 +36,7 @@ def fit_and_publish(request: FitRequest) -> FitRecord:
     return fit_one_and_publish(collection, request)[1]
 
 
-def fit_one_and_publish(
-    collection: Collection, request: FitRequest
-) -> tuple[FitResult, FitRecord]:
+def fit_one_and_publish(collection: Collection, request: FitRequest) -> tuple[FitResult, FitRecord]:
     """Fits one head, and publishes the fit with its figure."""
     stderr.print(f"solving and fitting {collection.folder}")
     if request.paper:

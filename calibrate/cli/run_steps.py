@@ -5,9 +5,9 @@ from pathlib import Path
 
 from calibrate.cli.fit import FitRequest
 from calibrate.cli.model_options import Source
+from calibrate.evidence.evidence import OWN
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_store
-from calibrate.evidence.evidence import OWN
 from calibrate.report.run_record import RunRecord
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
@@ -33,7 +33,9 @@ def run_on_head(
     name = name or "quickstart"
     loaded, folder = load_head(head), Path("runs") / name
     collect_from_head(loaded, sizes, sets, seed, folder=folder, max_bytes=max_bytes, fresh=fresh)
-    fit, record = fit_one_and_publish(open_collection(folder), FitRequest(folder, name, store=store))
+    fit, record = fit_one_and_publish(
+        open_collection(folder), FitRequest(folder, name, store=store)
+    )
     assert fit.choice is not None  # not the paper's procedure
     others = by_sharpness(fit.choice) | fitted_rules(fit.rows, fit.choice)
     rules = beside(fit.coefficients, fixed_rules() | others)
@@ -67,9 +69,7 @@ def run_on_logits(
     return RunRecord(record, scores, write_report(_page(fit), fit, scores, needed=False))
 
 
-def run_on_model(
-    source: Source, name: str | None, store: Path | None, *, fresh: bool
-) -> RunRecord:
+def run_on_model(source: Source, name: str | None, store: Path | None, *, fresh: bool) -> RunRecord:
     """Makes examples, fits a model's heads to most of them, and judges the fit by the others."""
     from calibrate.cli.model_steps import ModelFitRequest, collect_from_model, fit_model_and_publish
     from calibrate.cli.report_steps import score_model_fit, write_report

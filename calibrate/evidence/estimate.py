@@ -64,7 +64,9 @@ class Estimate(NamedTuple):
         """A mean and its error as text, "+0.51 ± 0.06" in the shape "+.2f"; a dot if it is NaN."""
         if not np.isfinite(self.mean):
             return NOTHING
-        error = f" ± {factor * self.error:{shape.removeprefix('+')}}" * bool(np.isfinite(self.error))
+        error = f" ± {factor * self.error:{shape.removeprefix('+')}}" * bool(
+            np.isfinite(self.error)
+        )
         return f"{factor * self.mean:{shape}}{error}"
 
 

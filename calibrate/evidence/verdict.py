@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.evidence.baselines import label
 from calibrate.evidence.estimate import Estimate, evident_among
-from calibrate.evidence.evidence import LOG_P, P, PLAIN, RIGHT, Evidence
+from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, P
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import ENTROPY_POLYNOMIAL
 
@@ -112,18 +112,20 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
     if verdict.outcome == UNKNOWN:
         groups = f" of {items.n_groups:,} groups" if items.n_groups else ""
-        return (
-            f"Unknown: {items.n:,} {items.of.items}{groups} are too few to tell what {name} does"
-        )
+        return f"Unknown: {items.n:,} {items.of.items}{groups} are too few to tell what {name} does"
     if verdict.outcome == SAME:
         return f"Leave softmax as it is: {name} makes no difference beyond chance"
     if verdict.outcome == LOSS:
         return f"Leave softmax as it is: {name} makes it worse"
+    if not verdict.better:
+        return f"Use {name}" + (
+            f", but not {_where(items, verdict.worse)}" if verdict.worse else ""
+        )
+    where = _where(items, verdict.better)
     if verdict.worse:
-        only = f" {_where(items, verdict.better)} only" if verdict.better else ""
-        return f"Use {name}{only or f', but not {_where(items, verdict.worse)}'}"
-    everywhere = verdict.whole.sign > 0
-    return f"Use {name}" + ("" if everywhere else f" {_where(items, verdict.better)}")
+        return f"Use {name} only {where}"
+    everywhere = len(verdict.better) == len(items.by("size"))
+    return f"Use {name}" + ("" if everywhere else f", which gains {where}")
 
 
 def _change(items: Evidence, rule: str, measure: str) -> str:
@@ -153,13 +155,15 @@ def _extreme(items: Evidence, rule: str, verdict: Verdict) -> list[str]:
     """Where it gains most, if only somewhere, and where it loses most."""
     told = []
     by_size = items.by("size")
-    only = verdict.better if verdict.worse or not verdict.whole.sign > 0 else []
+    only = verdict.better if len(verdict.better) < len(by_size) else []
     for sizes, word in ((only, "most"), (verdict.worse, "worse")):
         if sizes and len(by_size) > 1:
             gains = {n: by_size[n].gain(rule, verdict.measure) for n in sizes}
             size = max(gains, key=lambda n: abs(gains[n].mean))
             shape, factor, unit = _units(verdict.measure)
-            told.append(f"; {word} {_where(items, [size])} ({gains[size].shown(shape, factor)} {unit})")
+            told.append(
+                f"; {word} {_where(items, [size])} ({gains[size].shown(shape, factor)} {unit})"
+            )
     return told
 
 
@@ -174,7 +178,9 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
     up, down, same = heads_moved(evidence, rule)
     n_rules = up + down + same
     others = len(evidence.heads) - n_rules
-    unchanged = f"; {others:,} without a rule {_verb(others, 'is', 'are')} unchanged" if others else ""
+    unchanged = (
+        f"; {others:,} without a rule {_verb(others, 'is', 'are')} unchanged" if others else ""
+    )
     return (
         f"Of {n_rules:,} {_verb(n_rules, 'head', 'heads')} with a rule, {up:,} "
         f"{_verb(up, 'gains', 'gain')}, {down:,} {_verb(down, 'loses', 'lose')} and {same:,} "
@@ -190,16 +196,16 @@ def _on_rivals(evidence: Evidence, rule: str, name: str) -> str:
     ahead = sorted((r for r in rivals if gains[r].sign > 0), key=lambda r: -gains[r].mean)
     level = [r for r in rivals if r not in ahead and _is_simpler(r)]
     shape, factor, unit = _units(measure)
-    better = [
-        f"{label(r)} ({gains[r].shown(shape, factor)} {unit})" for r in ahead[:MOST_RIVALS]
-    ]
+    better = [f"{label(r)} ({factor * gains[r].mean:{shape}} {unit})" for r in ahead[:MOST_RIVALS]]
     told = []
     if better:
         told.append(f"{_join(better)} {_verb(len(better), 'does', 'do')} better")
     if level:
         told.append(f"{_join([*map(label, level)])} {_verb(len(level), 'does', 'do')} as well")
     text = ", and ".join(told)
-    why = f"; {WHY_HARD}" * (HARD in ahead) + _sharper_on_purpose(evidence.fits.get(rule), ahead)
+    why = f"; {WHY_HARD}" * (HARD in ahead and measure == RIGHT) + _sharper_on_purpose(
+        evidence.fits.get(rule), ahead
+    )
     return f"{text[:1].upper()}{text[1:]}{why}." if text else ""
 
 
@@ -214,9 +220,9 @@ def _sharper_on_purpose(fit: Coefficients | None, ahead: Sequence[str]) -> str:
         return ""
     kept, mildest = chosen["gain"] / tried[0]["gain"], tried[0]["q"]
     return (
-        f"; this fit was made sharper on purpose (q = {chosen['q']:g}), which keeps {100 * kept:.0f} "
-        f"% of the gain that q = {mildest:g} has: fit with --q {mildest:g} (q={mildest:g} in Python) "
-        "for that gain"
+        f"; this fit was made sharper on purpose (q = {chosen['q']:g}), which keeps "
+        f"{100 * kept:.0f} % of the gain that q = {mildest:g} has: fit with --q {mildest:g} "
+        f"(q={mildest:g} in Python) for that gain"
     )
 
 

@@ -1,4 +1,4 @@
-"""A fit as a result to show: of one head, of many, or of a model; as made, or as its file has it."""
+"""A fit as a result to show, as made or as its file has it: of one head, of many, of a model."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.estimate import NOTHING, Estimate
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
@@ -25,17 +25,15 @@ from calibrate.report.rule_curves import (
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import load_line, usage
 from calibrate.report.wording import (
-    NOTHING,
     argument,
     facts,
     guards,
-    head_text,
-    left_out,
     outside,
     polynomial,
     span,
     value_text,
 )
+from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:
     from calibrate.report.scores_record import ScoresRecord
@@ -104,7 +102,7 @@ class FitRecord:
             n_heads = f" of {len(self.heads):,}" if self.heads else ""
             yield "rules", f"{len(fit.entries):,}{n_heads} entries{rest}"
         elif (first.layer, first.head) != (None, None):
-            yield "for", head_text(first.layer, first.head) + rest
+            yield "for", head_label(first.layer, first.head) + rest
         if all_constant(fit):
             yield from [] if others else [("rule", constant_text(first))]
             return
@@ -130,14 +128,12 @@ class FitRecord:
         return Table(columns, rows, note=note + and_more(len(fit.entries)), left=[rule])
 
     def _details(self) -> Iterable[Block]:
-        fit, quality = self.coefficients, self.coefficients.quality
+        fit = self.coefficients
         if len(fit.entries) == 1 and of_both(fit.rule):
             yield beta_table(fit, fit.entries[0])
         yield from selection_tables(fit)
         rows = [] if all_constant(fit) else [("guards", guards(fit.rule))]
-        if reasons := left_out(quality.get("rows", {})):
-            rows.append(("left out", ", ".join(f"{n:,} {why}" for n, why in reasons)))
-        if advice := advice_on_rows(quality):
+        if advice := advice_on_rows(fit.quality):
             rows.append(("more rows", advice))
         rows += [*facts(fit), ("id", digest(fit))]
         yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))

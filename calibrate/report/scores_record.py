@@ -6,20 +6,20 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import batched
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrate.evidence.baselines import label
-from calibrate.evidence.evidence import LOG_P, OWN, P, PLAIN, RIGHT, Evidence, Head
-from calibrate.evidence.verdict import judge, judged_items, main_measure, sentences
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
+from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_text
 from calibrate.report.rule_curves import all_constant
 from calibrate.report.wording import argument
 from calibrate.rows.solved_rows import head_label
 
+FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
 AT_ONCE = 3  # rules beside plain softmax in a table
 NUMBERS = ("mean", "error", "gain", "gain_error", "p")
 HEADING_WIDTH = 24  # letters of a line
@@ -28,7 +28,6 @@ HEADING_WIDTH = 24  # letters of a line
 class Shown(NamedTuple):
     """How a measure is printed."""
 
-    name: str
     factor: int
     digits: int
     meaning: str
@@ -36,13 +35,20 @@ class Shown(NamedTuple):
 
 SHOWN = {
     LOG_P: Shown(
-        "log p, nats", 1, 3,
-        "log p is the logarithm of the probability of what is right: 0 is certain, 0.69 less is "
-        "half as probable",
+        1,
+        3,
+        "log p is the logarithm of a probability, in nats: 0 is certain, 0.69 less is half",
     ),
-    P: Shown("p of the target, %", 100, 1, "gains are in points"),
-    RIGHT: Shown("Right, %", 100, 1, "gains are in points"),
-}  # fmt: skip
+    P: Shown(100, 1, "gains are in points"),
+    RIGHT: Shown(100, 1, "gains are in points"),
+}
+TITLES = {  # by measure, and by what items are called
+    (LOG_P, "answers"): "log p of the answer; of text, per token",
+    (LOG_P, "rows"): "log p of the target",
+    (P, "rows"): "p of the target, %",
+    (RIGHT, "answers"): "Answers wholly right, %",
+    (RIGHT, "sets"): "Accuracy, %",
+}
 
 
 @dataclass(frozen=True)
@@ -82,16 +88,22 @@ class ScoresRecord:
 
     @property
     def rules(self) -> list[str]:
-        """Plain softmax, the fits, the others, and what cannot be deployed."""
-        rules, oracles = self.evidence.rules, self.evidence.oracles
-        order = {rule: (rule != PLAIN, rule not in self.fits, rule in oracles) for rule in rules}
-        return sorted(rules, key=order.__getitem__)
+        """Plain softmax, the fits, what people compare first, and the others."""
+
+        def place(rule: str) -> tuple[bool, bool, int]:
+            known = FIRST.index(rule) if rule in FIRST else len(FIRST)
+            return rule != PLAIN, rule not in self.fits, known
+
+        return sorted(self.evidence.rules, key=place)
+
+    def _is_oracle(self, rule: str) -> bool:
+        return rule == HARD or rule in self.evidence.oracles
 
     def scored_items(self) -> str:
         """The items that were scored, their heads and groups, and how many were left out."""
-        found = self.evidence
         if self.scored:
             return self.scored
+        found = self.evidence
         heads = f" of {len(found.heads):,} heads" * (len(found.heads) > 1)
         groups = f" from {found.n_groups:,} groups" * bool(found.n_groups)
         left_out = [f"{n:,} {why.replace('_', ' ')}" for why, n in found.of.left_out.items() if n]
@@ -125,28 +137,36 @@ class ScoresRecord:
     def _tables(self, rows: "list[_Row]", measure: str, detail: bool) -> list[Table]:
         """A few rules at a time; all but the first of these tables are details."""
         _, *others = self.rules
-        groups = list(batched(others, AT_ONCE)) or [()]
+        groups = [others[i : i + AT_ONCE] for i in range(0, max(len(others), 1), AT_ONCE)]
         tables = [self._table(rows, measure, group) for group in groups]
-        return [replace(table, detail=detail or i > 0) for i, table in enumerate(tables)]
+        return [
+            replace(table, detail=detail or i > 0, note="" if i else self._note(measure))
+            for i, table in enumerate(tables)
+        ]
+
+    def _note(self, measure: str) -> str:
+        return (
+            "± standard error; in brackets, the gain over plain softmax on the same "
+            f"{self.evidence.of.items}; {SHOWN[measure].meaning}. Bold: the best rule to use."
+        )
+
+    def _title(self, measure: str, by: str) -> str:
+        of = self.evidence.of
+        return f"{of.name}: {TITLES.get((measure, of.items), measure)}, by {by}"
 
     def _table(self, rows: "list[_Row]", measure: str, rules: Sequence[str]) -> Table:
         cells, bold = list[list[str]](), set[tuple[int, int]]()
         columns = [PLAIN, *rules]
-        deployable = [rule for rule in self.evidence.rules if rule not in self.evidence.oracles]
+        deployable = [rule for rule in self.evidence.rules if not self._is_oracle(rule)]
         for i, row in enumerate(rows):
             best = row.items.best(measure, deployable)
             bold |= {(i, 2 + columns.index(best))} if best in columns else set()
             numbers = (_cell(row.items, rule, measure) for rule in columns)
             cells.append([row.name, f"{row.items.n:,}", *numbers])
-        by, items, shown = rows[0].by, self.evidence.of.items, SHOWN[measure]
-        note = (
-            f"± standard error; in brackets, the gain over plain softmax on the same {items}; "
-            f"{shown.meaning}. Bold: the best rule that can be deployed."
-        )
+        headings = [rows[0].by, self.evidence.of.items, *map(self._heading, columns)]
         return Table(
-            [by, items, *map(self._heading, columns)], cells, f"{shown.name}, by {by}", note,
-            left=["template, tokens"], marked=[i for i, row in enumerate(rows) if row.is_mean],
-            bold=bold,
+            headings, cells, self._title(measure, rows[0].by), left=["template, tokens"],
+            marked=[i for i, row in enumerate(rows) if row.is_mean], bold=bold,
         )  # fmt: skip
 
     def _heading(self, rule: str) -> str:
@@ -160,11 +180,10 @@ class ScoresRecord:
         ranked = self.ranked(lead)
         rows = []
         for head, part in ranked[:SHOWN_HEADS]:
-            cells = [_cell(part, r, measure) if found.names(r, head) else "unchanged" for r in rules]
-            rows.append([
-                head_label(*head) or found.of.name, f"{part.n:,}", _cell(part, PLAIN, measure),
-                *cells,
-            ])  # fmt: skip
+            cells = [_cell(part, rule, measure) for rule in (PLAIN, *rules)]
+            known = [True, *(found.names(rule, head) for rule in rules)]
+            cells = [x if named else "unchanged" for x, named in zip(cells, known, strict=True)]
+            rows.append([head_label(*head) or found.of.name, f"{part.n:,}", *cells])
         columns = ["head", found.of.items, *map(self._heading, [PLAIN, *rules])]
         fit = found.fits.get(lead)
         if fit is not None and len(self.fits) == 1:
@@ -174,7 +193,7 @@ class ScoresRecord:
                 [*row, entry_text(fit, fit.entry_of(*head))]
                 for row, (head, _) in zip(rows, ranked, strict=False)
             ]
-        title = f"{SHOWN[measure].name}, by head, the largest gain of {self.label(lead)} first"
+        title = f"{self._title(measure, 'head')}, the largest gain of {self.label(lead)} first"
         note = "Sizes have equal weight." + and_more(len(ranked))
         return Table(columns, rows, title, note, left=["head"])
 
@@ -201,7 +220,7 @@ class ScoresRecord:
                 {
                     "rule": rule,
                     "label": self.label(rule),
-                    "oracle": rule in found.oracles,
+                    "oracle": self._is_oracle(rule),
                     "heads": sum(found.names(rule, head) for head in heads),
                 }
                 for rule in self.rules
@@ -214,10 +233,10 @@ class ScoresRecord:
                 {"layer": layer, "head": head} | scores_json(part) | {"sizes": _sizes_json(part)}
                 for (layer, head), part in (self.ranked(self.rules[1]) if len(heads) > 1 else [])
             ],
-            "verdicts": [
-                {"rule": rule, "verdict": text, **_verdict_json(found, rule)}
+            "verdicts": {
+                rule: {"text": text, **_verdict_json(found, rule)}
                 for rule, text in self.verdicts().items()
-            ],
+            },
         }
 
     def as_csv(self) -> str:
@@ -264,7 +283,7 @@ def _by_stratum(evidence: Evidence, measure: str) -> list[_Row]:
 
 def _cell(items: Evidence, rule: str, measure: str) -> str:
     """The mean, with its error for plain softmax, and else with the gain over that."""
-    _, factor, digits, _ = SHOWN[measure]
+    factor, digits, _ = SHOWN[measure]
     digits += not items.answers.n  # text: per token
     mean = items.mean(rule, measure)
     if rule == PLAIN or not math.isfinite(mean.mean):

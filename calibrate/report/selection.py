@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calibrate.evidence.estimate import NOTHING
 from calibrate.evidence.verdict import chosen_kind, sharpness_tried
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Block, Heading, Table, Text
-from calibrate.report.wording import NOTHING, value_text
+from calibrate.report.wording import value_text
 from calibrate.rows.candidates import kind_label
 from calibrate.rows.model_selection import KEPT
 
@@ -16,7 +17,7 @@ _COLUMNS = {  # heading: how fields of a record are shown; a column without any 
     "log p": ("{:.4f}", ("log_p",)),
     "gain over plain": ("{:+.4f}", ("gain",)),
     "95 % interval": ("{:+.4f} to {:+.4f}", ("low", "high")),
-    "p (%)": ("{:.1%}", ("p",)),
+    "p": ("{:.1%}", ("p",)),
 }
 
 _Records = Sequence[Mapping[str, Any]]

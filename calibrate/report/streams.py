@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-
 WHOLE = 1_000  # letters of a line: wide enough for any table
 
 
