@@ -15,8 +15,8 @@ from calibrate.files.collection import collection_lock
 from calibrate.files.example_set import ExampleSet
 from calibrate.files.manifest import MANIFEST, another_collection
 from calibrate.files.shard import is_as_listed
-from calibrate.model.answering import batch_tokens, score
-from calibrate.model.sources import Wanted, make_examples
+from calibrate.model.passes import batch_tokens, score
+from calibrate.model.prompts import Wanted, make_examples
 from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
 

@@ -16,7 +16,7 @@ from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.example_collection import UNIT_TOKENS, find_scores
 from calibrate.files.example_set import ExampleSet, Scores, parse_scores
-from calibrate.model.answering import batch_tokens, check_vocabulary, score
+from calibrate.model.passes import batch_tokens, check_vocabulary, score
 from calibrate.transformers.attention import attention_function
 from calibrate.transformers.parts import applied
 from calibrate.transformers.temporary import temporary_attention

@@ -31,14 +31,14 @@ def split(examples: ExampleSet, which: int) -> list[int]:
 def stretches_of(examples: ExampleSet) -> np.ndarray:
     """(examples,) int, the stretch of text that a window is cut from; -1 of answers.
 
-    The longest windows are one a stretch. Windows that are fewer at another length have the
-    stretches of their places: they share groups with the longest ones, and never fewer.
+    A stretch is as long as the longest windows, which tell how many there are. Where windows were
+    cut otherwise, those of one place at each length share a number.
     """
     cell = np.array([example.cell for example in examples.examples])
     of_text = np.array([c.text for c in examples.cells])[cell]
     if not of_text.any():
         return np.full(len(cell), -1)
-    longest = max((i for i in set(cell[of_text])), key=lambda i: examples.cells[i].length)
+    longest = max(set(cell[of_text]), key=lambda i: examples.cells[i].length)
     n_stretches = int((cell == longest).sum())
     places = _places(examples.examples)
     pairs = zip(places.tolist(), of_text.tolist(), strict=True)

@@ -94,7 +94,10 @@ def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
         ]
     else:
         reasons += [
-            (rows["rows"] - rows["misranked"], "not misranked: no item's logit is above the target's"),
+            (
+                rows["rows"] - rows["misranked"],
+                "not misranked: no item's logit is above the target's",
+            ),
             (rows["misranked"] - rows["kept"], "over the byte budget"),
             (rows.get("flat", 0), "flat (no positive optimum)"),
             (rows.get("unsolved", 0), "unsolved"),
