@@ -127,7 +127,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "FitRecord":
     from calibrate.model.fit import fit_through
     from calibrate.model.passes import batch_tokens
     from calibrate.model.problem import ModelOptions
-    from calibrate.report.examples_record import nearly_none_right
+    from calibrate.report.collection_record import nearly_none_right
     from calibrate.report.fit_record import FitRecord
     from calibrate.report.model_plots import save_head_betas
     from calibrate.report.scores_record import ScoresRecord

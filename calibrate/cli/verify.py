@@ -27,7 +27,7 @@ def verify(
     from calibrate.files.collection_audit import audit_collection
     from calibrate.files.example_collection import is_example_collection, open_examples
     from calibrate.report.audit_records import CollectionAuditRecord
-    from calibrate.report.examples_record import ExamplesRecord
+    from calibrate.report.collection_record import ExamplesRecord
 
     if is_example_collection(run):
         show(ExamplesRecord(open_examples(run)), as_json)
