@@ -37,8 +37,8 @@ class CollectionRecord:
         total = sum(shard["bytes"] for shard in manifest["shards"])
         columns = ("n", "sets", "misranked", "share", "ties", "bad", "kept")
         note = (
-            f"{len(manifest['shards'])} shards, {total / 1e6:,.1f} MB. Misranked: the target has not "
-            "the highest logit."
+            f"{len(manifest['shards'])} shards, {total / 1e6:,.1f} MB. Misranked: the target has "
+            "not the highest logit."
         )
         yield Table(columns, rows, f"Collection {self.collection.folder}", note)
 

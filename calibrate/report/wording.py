@@ -118,6 +118,8 @@ def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
         yield "residuals", _pairs(quality["residuals"])
     if quality.get("learning_curve"):
         yield "learning", "; ".join(map(_pairs, quality["learning_curve"]))
+    if "condition" in quality:
+        yield "condition", f"{quality['condition']:.4g}"
     for key in ("head", "fingerprint", "collection", "seed", "citation"):
         if key in source:
             yield key, str(source[key])
