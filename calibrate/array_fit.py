@@ -10,26 +10,28 @@ import numpy as np
 from markupsafe import escape
 
 from calibrate.errors import CalibrateError, CoefficientsError
+from calibrate.evidence.evidence import Evidence
+from calibrate.evidence.verdict import judge, sentences
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.rows import count_bad
 from calibrate.files.static_node import make_static
-from calibrate.report.fit_verdict import outcome_on_logits, verdict_on_logits
 from calibrate.report.gains_table import GainsTable, gains_table
-from calibrate.report.logits_record import FIRST_FIT
 from calibrate.report.streams import spinner
-from calibrate.rows.baselines import rivals_on_logits
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.rows.hold_out import HELD_OUT, Split, hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
+from calibrate.rows.rivals import rivals_on_logits
 from calibrate.rows.rule_fitting import Options
-from calibrate.rows.score_logits import LogitScores, score_logits
+from calibrate.rows.score_logits import score_logits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+THIS_FIT = "this fit"  # what a verdict and a table call it
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -39,7 +41,7 @@ class Fit(Coefficients):
     It equals what was loaded from its file, and works wherever that does.
     """
 
-    scores: LogitScores
+    evidence: Evidence  # on the rows that it was judged by, THIS_FIT beside other rules
     held_out: np.ndarray  # (rows,) bool: which rows it was judged by
 
     def __eq__(self, other: object) -> bool:
@@ -52,7 +54,7 @@ class Fit(Coefficients):
     @property
     def verdict(self) -> str:
         """A sentence: whether the target becomes more probable on the rows held out, and how."""
-        return verdict_on_logits(self.scores, FIRST_FIT)
+        return " ".join(sentences(self.evidence, THIS_FIT))
 
     @property
     def outcome(self) -> str:
@@ -60,7 +62,7 @@ class Fit(Coefficients):
 
         Or "unknown", of too few rows held out, or groups of them, for an error.
         """
-        return outcome_on_logits(self.scores, FIRST_FIT)
+        return judge(self.evidence, THIS_FIT).outcome
 
     @property
     def table(self) -> GainsTable:
@@ -68,7 +70,7 @@ class Fit(Coefficients):
 
         "Hard attention" is beta = 64. Each record is (size, rows, rule, log_p, p, gain, error).
         """
-        return gains_table(self.scores)
+        return gains_table(self.evidence, THIS_FIT)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the gain in log p by set size, with bars of two standard errors.
@@ -84,7 +86,7 @@ class Fit(Coefficients):
             from matplotlib import pyplot
 
             ax = pyplot.subplots(layout="constrained")[1]
-        return plot_by_size(ax, self.scores, FIRST_FIT, "log_p_gain")
+        return plot_by_size(ax, self.evidence, THIS_FIT)
 
     def save(self, path: str | Path) -> Path:
         """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
@@ -201,16 +203,17 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
     else:
         result = fit_collection(collection, name, options)
         coefficients, choice = result.coefficients, result.choice
-    scores = score_logits(split.held_out, {"this fit": coefficients, **rivals_on_logits(choice)})
-    counts = [*collection.manifest["sizes"], *scores.counts]
-    if bad := sum(map(count_bad, counts)):
+    fits = {THIS_FIT: coefficients, **rivals_on_logits(choice)}
+    evidence = score_logits(split.held_out, fits)
+    bad = sum(map(count_bad, collection.manifest["sizes"])) + count_bad(evidence.of.left_out)
+    if bad:
         warnings.warn(
-            f"{bad:,} of {sum(size['rows'] for size in counts):,} rows are left out: they have "
-            "NaN, +inf or a masked target",
+            f"{bad:,} of {len(split.is_held_out):,} rows are left out: they have NaN, +inf or a "
+            "masked target",
             stacklevel=3,
         )
     of_fit = {field.name: getattr(coefficients, field.name) for field in fields(Coefficients)}
-    return Fit(**of_fit, scores=scores, held_out=split.is_held_out)
+    return Fit(**of_fit, evidence=evidence, held_out=split.is_held_out)
 
 
 def _check_options(q: float | None, trained_up_to: int | None) -> None:

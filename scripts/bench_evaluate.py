@@ -12,10 +12,12 @@ from typing import Any
 import jax
 from timing import answer_help
 
-from calibrate.rows.baselines import ScoredRule, fitted_rules, fixed_rules, in_order
+from calibrate.evidence.baselines import fixed_rules, in_order
+from calibrate.files.coefficients import Coefficients
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import solve_collection
 from calibrate.rows.heads import load_head
+from calibrate.rows.rivals import fitted_rules
 from calibrate.rows.score_head import STREAM, held_out_sets, score_head
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
@@ -65,7 +67,7 @@ def run_forward(head: Any, size: int, sets: int) -> None:
             jax.block_until_ready(attended)
 
 
-def run_scoring(head: Any, size: int, sets: int, rules: dict[str, ScoredRule]) -> None:
+def run_scoring(head: Any, size: int, sets: int, rules: dict[str, Coefficients]) -> None:
     score_head(head, [size], sets, 0, rules)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from calibrate.rows.baselines import PLAIN, fitted_rules, fixed_rules, one_constant
 from scipy.special import stdtr
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.rows import baselines
-from calibrate.rows.baselines import PLAIN, fitted_rules, fixed_rules, one_constant
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head

@@ -15,6 +15,7 @@ from test_cli import call
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
+from calibrate.evidence.evidence import P
 from calibrate.rows.collect import collect_arrays, collect_in_memory
 from calibrate.rows.hold_out import hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
@@ -90,13 +91,12 @@ def test_the_numbers_are_those_of_the_command_line(fitted, here):
     assert published == fitted
     assert published.quality == fitted.quality
     scores = score_logits(Arrays(Path("others")), {"mine": published})
-    assert fitted.scores.sizes == scores.sizes == list(SIZES)
-    for i in range(2):
+    ours, theirs = fitted.evidence.by("size"), scores.by("size")
+    assert list(ours) == list(theirs) == list(SIZES)
+    for size in SIZES:
         for rule in ("plain", "paper", "mine"):
-            theirs, ours = scores.rules.index(rule), fitted.scores.rules.index(
-                rule.replace("mine", "this fit")
-            )  # fmt: skip
-            assert scores.estimate(i).of(theirs, "p") == fitted.scores.estimate(i).of(ours, "p")
+            mine = ours[size].mean(rule.replace("mine", "this fit"), P)
+            assert theirs[size].mean(rule, P) == mine
 
 
 def test_a_collection_in_memory_is_the_one_on_disk(here):

@@ -1,39 +1,39 @@
 """Rules: what each makes of beta, and how the fitted ones are fitted."""
 
-import math
-
 import numpy as np
 import pytest
 from planted import planted_rows
 
 import calibrate
 from calibrate.errors import QualityError
-from calibrate.rows.baselines import (
-    HINDSIGHT,
-    HINDSIGHT_BETAS,
+from calibrate.evidence.baselines import (
     LABELS,
-    LogSize,
     beside,
-    by_sharpness,
-    fitted_rules,
     fixed_rules,
     in_order,
     label,
+    log_size,
+    one_constant,
     rounded_paper,
 )
 from calibrate.rows.model_selection import choose
 from calibrate.rows.paper_procedure import fit_as_in_the_paper
+from calibrate.rows.rivals import by_sharpness, fitted_rules
 from calibrate.rows.rule_fitting import Options, fit_rule
+
+
+def beta(fit, n):
+    return float(calibrate.inverse_temperature(1.0, fit, n=n))
 
 
 def test_fixed_rules():
     rules = fixed_rules()
-    assert rules["plain"].beta(999) == 1
-    assert rules["log-n"].beta(16) == 1
-    assert rules["log-n"].beta(256) == pytest.approx(2)
+    assert list(rules) == ["plain", "paper", "rounded", "log-n", "hard"]
+    assert beta(rules["plain"], 999) == 1
+    assert [beta(rules["log-n"], n) for n in (4, 16, 256)] == pytest.approx([1, 1, 2])
+    assert beta(log_size(64), 4096) == pytest.approx(2)
+    assert beta(one_constant(0.3), 99) == pytest.approx(0.3)
     assert rules["paper"].only.coefficients == calibrate.load("paper").only.coefficients
-    trials = HINDSIGHT_BETAS
-    assert (len(trials), trials[0], trials[-1]) == (40, 1, pytest.approx(1000))
 
 
 def test_what_rounding_costs():
@@ -74,7 +74,7 @@ def test_a_fit_up_to_512_needs_larger_sizes_to_differ_from_and_rows_to_be_made_o
 
 
 def test_beside_a_fit_are_others_only():
-    one, two, own = (LogSize(0, b) for b in (1, 2, 2))
+    one, two, own = (one_constant(b) for b in (1, 2, 2))
     rules = beside(own, {"plain": one, "hard": two, "own": one, "again": one})
     assert rules == {"plain": one, "own": own}
 
@@ -91,8 +91,7 @@ def test_each_q_of_the_chosen_kind_is_a_rule_of_its_own():
 
 
 def test_order_and_labels():
-    names = in_order({"x@1": LogSize(0, 2), "hindsight": HINDSIGHT, "own": LogSize(0, 1),
-                      "plain": LogSize(0, 1)})  # fmt: skip
-    assert list(names) == ["plain", "own", "x@1", "hindsight"]
+    rules = {"x@1": one_constant(2), "hard": one_constant(3), "own": one_constant(1)}
+    assert list(in_order(rules)) == ["own", "hard", "x@1"]
     assert set(fixed_rules()) < set(LABELS)
-    assert LogSize(2.0, 1.0).beta(100) == pytest.approx(2 * math.log(100) + 1)
+    assert label("own", "mine@1") == "mine@1"

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibrate.report.fit_verdict import verdict_on_logits
+from calibrate.report.logits_page import write_logits_page
+from calibrate.report.logits_record import LogitsRecord
+from calibrate.rows.moments import Moments
 from matplotlib.figure import Figure
 from test_cli import call, refusal
 from test_report import Text, browser, check_in_a_browser
 from test_score_logits import FITS, HEADS, LINES, planted
 
 import calibrate
+from calibrate.evidence.baselines import one_constant
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report import fit_plots, score_plots
 from calibrate.report.blocks import WIDEST, Table, as_json
-from calibrate.report.fit_verdict import verdict_on_logits
-from calibrate.report.logits_page import write_logits_page
-from calibrate.report.logits_record import LogitsRecord
 from calibrate.report.rule_curves import beta_range
 from calibrate.report.terminal import print_block, show
-from calibrate.rows.baselines import one_constant
 from calibrate.rows.logits_files import Arrays, InMemory
-from calibrate.rows.moments import Moments
 from calibrate.rows.score_logits import LogitScores, score_logits
 
 

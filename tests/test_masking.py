@@ -9,7 +9,7 @@ from calibrate.files.collection import open_collection
 from calibrate.maths.masking import as_masks, finite_masks, is_masked
 from calibrate.maths.rule import Rule
 from calibrate.rows.collect import collect
-from calibrate.rows.score_head import RulesAtSize
+from calibrate.rows.score_head import attention_weights
 
 MASKS = (-np.inf, float(np.finfo("float32").min), -65_504.0, -1e9, -1e4, -9_984.0, -9_000.0)
 REAL = (np.inf, np.nan, 0.0, 700.0, -8_999.0)
@@ -46,8 +46,8 @@ def test_scores_of_a_head_leave_finite_masks_out():
     """By n: under beta = log n, twelve masked items of sixteen would double beta."""
     z = np.random.default_rng(0).standard_normal((5, 16)).astype("float32")
     masked = np.arange(16) >= 4
-    rules = RulesAtSize([Coefficients(Rule.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))], [])
+    rules = [Coefficients(Rule.log_size(), (Entry((1.0, 0.0), (0.1, 9.0)),))]
     ours, exact = (
-        np.asarray(rules.weights(np.where(masked, np.float32(fill), z))) for fill in (-1e4, -np.inf)
+        attention_weights(np.where(masked, np.float32(fill), z), rules) for fill in (-1e4, -np.inf)
     )
     np.testing.assert_array_equal(ours, exact)

@@ -29,6 +29,7 @@ from test_report import Text, check_in_a_browser  # noqa: E402
 from tiny_causal import causal_model, planted_examples, planted_model, save, some_examples  # noqa: E402
 
 from calibrate.cli.loading import find_model_fit  # noqa: E402
+from calibrate.evidence.baselines import log_size, one_constant  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
@@ -36,7 +37,6 @@ from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
 from calibrate.model.score_fits import Kept, score_fits  # noqa: E402
 from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
-from calibrate.rows.baselines import log_size, one_constant  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 
 torch.set_num_threads(1)

@@ -8,12 +8,12 @@ import pytest
 from matplotlib.figure import Figure
 from planted import planted_rows
 
+from calibrate.evidence.baselines import LABELS, label, paper
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report import fit_plots, plot_style, score_plots
 from calibrate.report.page import NARROW
 from calibrate.report.rule_curves import rule_curve, shown_sizes
-from calibrate.rows.baselines import LABELS, label, paper
 from calibrate.rows.rule_fitting import KINDS, fit_rule
 from calibrate.softmax import inverse_temperature
 

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
-from calibrate.rows.baselines import PLAIN
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import score_head
@@ -157,7 +156,7 @@ def test_each_member_of_the_protocol_that_is_broken_is_named(members, message, h
     def use():
         found = load_head("broken:head")
         collect(found, [8], 40, 0, here / "run")
-        score_head(found, [8], 40, 0, {"plain": PLAIN})
+        score_head(found, [8], 40, 0, {})
 
     with pytest.raises(CalibrateError, match=message):
         use()
@@ -167,4 +166,4 @@ def test_a_head_that_cannot_be_scored_is_collected(here):
     head = broken(correct=None)
     collect(head, [8], 200, 0, here / "run")
     with pytest.raises(CalibrateError, match=r"head 'toy' has no correct\(attended, weights\); "):
-        score_head(head, [8], 40, 0, {"plain": PLAIN})
+        score_head(head, [8], 40, 0, {})

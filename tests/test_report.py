@@ -9,6 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
+from calibrate.report.comparison_record import ComparisonRecord
+from calibrate.report.fit_verdict import WHY_HARD, compare_rivals, describe_fit, verdict
+from calibrate.report.head_page import write_head_page
+from calibrate.rows.comparison import compare
 from conftest import ToyHead
 from test_cli import call, refusal
 from test_comparison import make_score
@@ -16,10 +20,6 @@ from test_comparison import make_score
 import calibrate
 from calibrate.files.coefficient_file import dumps
 from calibrate.report import head_page, plot_style
-from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.fit_verdict import WHY_HARD, compare_rivals, describe_fit, verdict
-from calibrate.report.head_page import write_head_page
-from calibrate.rows.comparison import compare
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
 RULES = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibrate.report.logits_record import LogitsRecord
 from test_array_fit import SIZES, by_size
 from test_cli import call, refusal
 from typer.testing import CliRunner
@@ -18,7 +19,6 @@ from calibrate.cli import model_steps
 from calibrate.cli.main import app
 from calibrate.files.collection import open_collection
 from calibrate.report.blocks import as_json
-from calibrate.report.logits_record import LogitsRecord
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.score_logits import score_logits
 

@@ -9,7 +9,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from test_array_fit import scored
 
 import calibrate
-from calibrate.rows.baselines import log_size
+from calibrate.evidence.baselines import log_size
 from calibrate.sklearn import EXPECTED_FAILED_CHECKS
 
 Calibrator = calibrate.SoftmaxCalibrator

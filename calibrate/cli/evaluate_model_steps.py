@@ -11,12 +11,12 @@ from calibrate.cli.loading import examples_of
 from calibrate.cli.model_options import Source
 from calibrate.cli.model_steps import job_of, model_progress
 from calibrate.errors import CalibrateError
+from calibrate.evidence.baselines import log_size, one_constant, paper
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import kind_of, open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
-from calibrate.report.model_scores_record import ModelScoresRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
-from calibrate.rows.baselines import log_size, one_constant, paper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +32,7 @@ class Rules(NamedTuple):
     constants: list[str]  # the names of those that are one constant on every head
 
 
-def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
+def score_model(source: Source, rules: Rules) -> ScoresRecord:
     """Scores the examples of a model under plain softmax and other rules.
 
     Raises:
@@ -48,7 +48,7 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
             "collect --model`, or score a head (--head) or logits (--logits) without RUN"
         )
     job, collection = job_of(source)
-    from calibrate.evidence.evidence import PLAIN
+    from calibrate.evidence.evidence import PLAIN, Scored
     from calibrate.model.answers import compare
 
     todo, scores = dict(rules.all), dict[str, Scores]()
@@ -64,13 +64,11 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
     _warn_of_other_models(rules.fits, job.folder.name, fingerprint)
     kept = (collection.folder, collection.digest) if collection else None
     scores |= _score(job, which, todo, kept)
-    comparison = compare(
-        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all}
-    )
-    return ModelScoresRecord(
-        comparison, job.folder.name, fingerprint, collection.digest if collection else None, scored,
-        tuple(rules.fits), tuple(rules.constants),
+    evidence = compare(
+        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all},
+        Scored(job.folder.name, fingerprint, "answers"),
     )  # fmt: skip
+    return ScoresRecord(evidence, tuple(rules.fits), scored=scored)
 
 
 def rules_beside(

@@ -157,6 +157,11 @@ class Evidence:
         fit = self.fits.get(rule)
         return rule != PLAIN and (fit is None or fit.entry_of(*head) is not None)
 
+    def is_held_out(self, rule: str) -> bool:
+        """Whether a rule was made of other items, by the fingerprint in a fit's file."""
+        fit = self.fits.get(rule)
+        return fit is None or fit.fingerprint != self.of.fingerprint
+
     def with_rule(self, rule: str, values: Mapping[str, np.ndarray]) -> "Evidence":
         """With one more rule, by measure (items,)."""
         more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Iterable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.evidence.baselines import label
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import beta_of
 from calibrate.model.comparison import PLAIN, RIGHT, Estimate, ExampleComparison
-from calibrate.report.plot_style import legend_below, plot_head_map, short
+from calibrate.report.plot_style import legend_below, new_figure, plot_head_map, save_figure, short
 from calibrate.report.score_plots import OTHERS, STYLES
-from calibrate.rows.baselines import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,6 +90,17 @@ def plot_head_betas(
     most = max([0.1, *(abs(value) for value in values.values() if value is not None)])
     plot_head_map(ax, values, "all", r"$\log_2 \beta$", cmap="RdBu_r", vmin=-most, vmax=most)
     return ax
+
+
+def save_head_betas(
+    path: Path, fit: Coefficients, n: int, heads: Sequence[tuple[int, int]]
+) -> None:
+    """The heads of a model, coloured by beta, as a PNG."""
+    n_layers = len({layer for layer, _ in heads})
+    figure = new_figure(6.0, min(max(3.6, 0.28 * n_layers), 12))
+    ax = plot_head_betas(figure.subplots(), fit, n, heads)
+    ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
+    save_figure(path, figure)
 
 
 def typical_betas(fit: Coefficients, n: int, heads: Iterable[Head]) -> dict[Head, float | None]:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.evidence.baselines import LABELS, label
+from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
+from calibrate.evidence.evidence import Evidence as Comparison
 from calibrate.report import plot_style
 from calibrate.report.plot_style import OURS, PAPER, legend_below, short, sizes_axis
-from calibrate.rows.baselines import LABELS, label
-from calibrate.rows.comparison import Comparison
-from calibrate.rows.score_logits import LogitScores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,31 +76,33 @@ def _compared(rules: Sequence[str]) -> list[str]:
     return [rule for rule in rules if rule in shown]
 
 
-def plot_by_size(ax: "Axes", scores: LogitScores, rule: int, measure: str) -> "Axes":
-    """One measure against set size, in nats: plain softmax, the paper's numbers and one fit.
+def plot_by_size(ax: "Axes", evidence: Evidence, rule: str, gain: bool = True) -> "Axes":
+    """log p, or its gain, against set size: plain softmax, the paper's numbers and one fit.
 
     Bars are two standard errors long on either side.
     """
-    estimates = [scores.estimate(size=i) for i in range(len(scores.sizes))]
-    for name, i in (("plain", 0), ("paper", 1), ("own", rule)):
-        colour, marker, dash = STYLES[name]
-        mean, error = np.array([estimate.of(i, measure) for estimate in estimates]).T
+    by_size = evidence.by("size")
+    for style, name in (("plain", PLAIN), ("paper", "paper"), ("own", rule)):
+        colour, marker, dash = STYLES[style]
+        estimates = [
+            part.gain(name, LOG_P) if gain else part.mean(name, LOG_P) for part in by_size.values()
+        ]
+        mean, error = np.array([(one.mean, one.error) for one in estimates]).T
         ax.errorbar(
-            scores.sizes, mean, 2 * error, ls=dash, color=colour, marker=marker, ms=5, lw=1.4,
-            capsize=3, label=short(label(scores.rules[i])),
+            list(by_size), mean, 2 * error, ls=dash, color=colour, marker=marker, ms=5, lw=1.4,
+            capsize=3, label=short(label(name)),
         )  # fmt: skip
-    sizes_axis(ax, scores.sizes)
-    gain = "gain in " * measure.endswith("_gain")
-    ax.set_ylabel(f"{gain}log p of the target (nats)")
+    sizes_axis(ax, list(by_size))
+    ax.set_ylabel(f"{'gain in ' * gain}log p of the target (nats)")
     ax.grid(alpha=0.25, lw=0.5)
     ax.legend(fontsize=8, framealpha=0.9)
     return ax
 
 
-def plot_gain_map(ax: "Axes", scores: LogitScores, rule: int) -> "Axes":
+def plot_gain_map(ax: "Axes", evidence: Evidence, rule: str) -> "Axes":
     """A map of layers and heads: what a fit adds to log p; x where it has no rule for a head."""
     gains = {
-        name: scores.estimate(head=i).of(rule, "log_p_gain")[0] if scores.names(rule, i) else None
-        for i, name in enumerate(scores.heads)
+        head: float(part.gain(rule, LOG_P).mean) if evidence.names(rule, head) else None
+        for head, part in evidence.by("head").items()
     }
     return plot_style.plot_gain_map(ax, gains, "-", "gain in log p of the target (nats)")

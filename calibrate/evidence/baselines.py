@@ -1,0 +1,95 @@
+"""Baselines: the rules that a fit is compared with, and what people call them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from calibrate.evidence.evidence import OWN, PLAIN
+from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
+from calibrate.files.store import load, published_store
+from calibrate.maths.rule import Rule
+
+# The paper's first version prints its polynomial, and applies it, in two decimals.
+ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
+TRAINED_SIZE = 16  # items: the largest sets that the built-in heads were trained on
+EXTRAPOLATED_FROM = 512
+ALMOST_INFINITE = 1e30
+
+LABELS = {
+    "plain": "plain softmax",
+    "paper": "the paper's numbers",
+    "rounded": "the paper's, rounded",
+    "procedure": "the paper's procedure",
+    "own": "own fit",
+    "own-512": f"own fit, sizes up to {EXTRAPOLATED_FROM}",
+    "polynomial": "polynomial, fitted",
+    "kappa-log-n": "kappa log n + b, fitted",
+    "constant": "one constant, fitted",
+    "entropy-and-size": "entropy and size, fitted",
+    "log-n": f"log n / log {TRAINED_SIZE}",
+    "hard": "hard attention",
+}
+
+
+def paper() -> Coefficients:
+    """The paper's numbers, from the package even if a user's store has a fit named "paper"."""
+    return load("paper@1", published_store())
+
+
+def rounded_paper() -> Coefficients:
+    """The paper's numbers as its first version prints them."""
+    exact = paper()
+    return replace(exact, name="rounded", entries=(Entry(ROUNDED, exact.only.domain),))
+
+
+def log_size(trained_up_to: int) -> Coefficients:
+    """beta = log n / log N, and 1 where that is less.
+
+    Reference: Su 2022, "A quick derivation of entropy-invariant softmax".
+    """
+    entry = Entry((1 / math.log(trained_up_to), 0.0), (0.0, math.log(trained_up_to)))
+    return Coefficients(Rule.log_size(), (entry,), name="log-n")
+
+
+def one_constant(beta: float, name: str = "constant") -> Coefficients:
+    """The same beta on every head, at every entropy and size."""
+    bounds = Rule.log_size(min_beta=min(beta, 1.0), max_beta=max(beta, 1.0))
+    return Coefficients(bounds, (Entry((0.0, beta), (0.0, MAX_ENTROPY)),), name=name)
+
+
+def hard_attention() -> Coefficients:
+    """All attention on the item with the highest logit; equal ones share it."""
+    return one_constant(ALMOST_INFINITE, "hard")
+
+
+def fixed_rules() -> dict[str, Coefficients]:
+    """The rules that need no fitting."""
+    return {
+        PLAIN: identity(),
+        "paper": paper(),
+        "rounded": rounded_paper(),
+        "log-n": log_size(TRAINED_SIZE),
+        "hard": hard_attention(),
+    }
+
+
+def in_order(rules: Mapping[str, Coefficients]) -> dict[str, Coefficients]:
+    """The rules in the order of LABELS, and then others."""
+    known = list(LABELS)
+    return dict(sorted(rules.items(), key=lambda rule: (*known, rule[0]).index(rule[0])))
+
+
+def beside(own: Coefficients, rules: Mapping[str, Coefficients]) -> dict[str, Coefficients]:
+    """A fit as "own" and other rules, in order, each rule once: of equal ones the first is kept."""
+    kept = {OWN: own}
+    for name, rule in rules.items():
+        if name != OWN and rule not in kept.values():
+            kept[name] = rule
+    return in_order(kept)
+
+
+def label(name: str, own: str = LABELS["own"]) -> str:
+    """The name of a rule in tables and figures; `own` is the name of the head's fit."""
+    if name.startswith("q-"):
+        return f"the same kind at q = {name.removeprefix('q-')}"
+    return own if name == OWN else LABELS.get(name, name)
