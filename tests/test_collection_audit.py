@@ -58,60 +58,6 @@ def faults(folder: Path = Path("run")) -> list[tuple[str, str]]:
     return [(fault.kind, fault.path.name) for fault in audit_collection(folder).faults]
 
 
-def test_a_sound_collection_is_counted(here):
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert (done.exit_code, done.stdout) == (0, "6 intact shards in run\n")
-    reopen(Path("run"), "n00064-unit00002.npz")
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert (done.exit_code, done.stdout) == (0, "5 intact shards in run (unfinished)\n")
-
-
-def test_every_fault_has_a_line(here):
-    SHARD.write_bytes(b"")
-    Path("run/n00064-unit00000.npz").unlink()
-    Path("run/n00064-unit00009.npz").touch()
-    Path("run/notes.txt").touch()
-    Path("run/.n00016-unit00001.npz.0123abcd.tmp").touch()  # what a killed process left
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert done.exit_code == 1
-    lines = done.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[:-1]] == [
-        ["bad", "run/n00016-unit00001.npz"],
-        ["missing", "run/n00064-unit00000.npz"],
-        ["foreign", "run/n00064-unit00009.npz"],
-        ["foreign", "run/notes.txt"],
-    ]
-    assert lines[-1] == "4 intact shards in run"
-    assert done.stderr == (
-        "calibrate: run has 1 bad, 1 missing, 2 foreign; see above for each; run the same "
-        "`calibrate collect` command again to repair shards\n"
-    )
-    record = json.loads(CliRunner().invoke(app, ["verify", "run", "--json"]).stdout)
-    assert record["sound"] == 4
-    assert record["status"] == "complete"
-    assert record["faults"][3] == {
-        "path": "run/notes.txt", "kind": "foreign",
-        "error": "run/notes.txt is not part of this collection; move it out",
-    }  # fmt: skip
-
-
-def test_a_name_that_plays_tricks_on_the_terminal_is_escaped(here):
-    for name in (b"a\x1b[2J\n9 intact shards in run", b"\xff"):
-        Path("run", os.fsdecode(name)).touch()
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert done.stdout.splitlines() == [
-        r"foreign  run/a\x1b[2J 9 intact shards in run is not part of this collection; move it out",
-        r"foreign  run/\udcff is not part of this collection; move it out",
-        "6 intact shards in run",
-    ]
-
-
-def test_no_collection_is_an_error(here):
-    done = CliRunner().invoke(app, ["verify", "elsewhere"])
-    assert done.exit_code == 1
-    assert "elsewhere is not a collection; give a folder" in done.stderr
-
-
 def test_counts_that_are_not_the_shards_are_named(here):
     text = Path("run/manifest.json").read_text()
     counts = json.loads(text)["sizes"][0]

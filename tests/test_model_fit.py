@@ -316,7 +316,8 @@ def through(collection, **options):
 
 def test_the_command_finds_the_heads_and_leaves_the_others_alone(here):
     planted("tiny")
-    out = call("fit", "tiny-run", "--name", "tiny", "--steps", "40", "--kind", "constant")
+    command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "40", "--kind", "constant")
+    out = call(*command)
     assert "2 of 8 heads have a rule (constant)" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout
     fit = calibrate.load("tiny@1")
@@ -329,8 +330,7 @@ def test_the_command_finds_the_heads_and_leaves_the_others_alone(here):
     before, after = ([size[k] for size in fit.quality["held_out"]] for k in ("before", "after"))
     assert np.mean(after) > np.mean(before) + 1
     assert Path("fits/tiny/1.png").read_bytes().startswith(b"\x89PNG")
-    again = call("fit", "tiny-run", "--name", "tiny", "--steps", "40", "--kind", "constant",
-                 "--json")  # fmt: skip
+    again = call(*command, "--json")
     assert "tiny@1 is unchanged; no new version is written" in again.stderr
     record = json.loads(again.stdout)
     assert record["rules"]["own"]["right"] > record["rules"]["plain"]["right"] + 0.5
@@ -397,22 +397,22 @@ def test_what_a_fit_through_a_model_refuses(here, monkeypatch):
     save(Path("random"), causal_model())
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected("random", "few", templates=("numbers",), lengths=(64,), count=4)
-    line = refusal("fit", "few", "--name", "x", code=3)
+    line = refusal("model", "fit", "few", "--name", "x", code=3)
     assert "template numbers at 64 tokens has 4 examples; collect 8 at least" in line
     collected("random", "text", templates=(), text=Path("text.txt"), lengths=(64,), count=4)
     assert "text has plain text alone; collect answers too" in refusal(
-        "fit", "text", "--name", "x", code=3
+        "model", "fit", "text", "--name", "x", code=3
     )
     text = {"text": Path("text.txt"), "lengths": (120,), "count": 8}  # 420 tokens
     collected("random", "short", templates=("numbers",), **text)
-    line = refusal("fit", "short", "--name", "x", code=3)
+    line = refusal("model", "fit", "short", "--name", "x", code=3)
     assert "the 3 windows of plain text leave none to choose or to judge by" in line
     assert "of four times 120 tokens at least, or shorter --lengths" in line
-    assert "--rows cannot be used with a collection of examples" in refusal(
-        "fit", "few", "--name", "x", "--rows", "all", code=2
+    assert "few holds examples of a model, not rows; use `calibrate model fit few`" in refusal(
+        "fit", "few", "--name", "x"
     )
     Path("random").rename("moved")
-    assert "few does not know where its model is" in refusal("fit", "few", "--name", "x")
+    assert "few does not know where its model is" in refusal("model", "fit", "few", "--name", "x")
     assert not Path("fits").exists()
 
 
@@ -420,7 +420,7 @@ def test_what_a_fit_through_a_model_refuses(here, monkeypatch):
 def test_a_random_model_gets_no_fit(here):
     save(Path("random"), causal_model())
     collected("random", "run", templates=("numbers",), lengths=(40, 64), count=16)
-    arguments = ("fit", "run", "--name", "x", "--steps", "10", "--kind", "constant")
+    arguments = ("model", "fit", "run", "--name", "x", "--steps", "10", "--kind", "constant")
     lines = call(*arguments, code=3).stderr.splitlines()
     assert "not for this model" in lines[-1]
     assert [line.split(" tokens ")[0] for line in lines[-3:-1]] == ["  at 40", "  at 64"]

@@ -161,7 +161,7 @@ def planted_for_size(folder):
 def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
     planted_for_size("tiny")
     out = call(
-        "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "log-size",
+        "model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "log-size",
         "--trained-up-to", "5", "--allowed-loss", "0.1", "--for-export", "--json",
     )  # fmt: skip
     record, fit = json.loads(out.stdout), calibrate.load("tiny@1")
@@ -253,7 +253,9 @@ def test_what_no_engine_runs_is_refused(here):
     with pytest.raises(CalibrateError, match="by log n of this model: it has biases; for export"):
         ModelOptions(LOG_SIZE, engines=Exportable(HEAD, "it has biases"))
     planted("tiny")
-    line = refusal("fit", "tiny-run", "--name", "x", "--for-export", "--kind", "entropy-and-size")
+    line = refusal(
+        "model", "fit", "tiny-run", "--name", "x", "--for-export", "--kind", "entropy-and-size"
+    )
     assert "for export, give --kind constant or log-size" in line
     save(Path("bloom"), causal_model("bloom"), tokenizer=False)
     with pytest.raises(CalibrateError, match="cannot be exported: its logits have a bias by pos"):

@@ -87,7 +87,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
 
     def command(name, *arguments):
         done.append(name)
-        call(name, *arguments, code=3 if name == "fit" else 0)
+        call("model", name, *arguments, code=3 if name == "fit" else 0)
         study.add_time(name, 60.0, 100.0)
 
     monkeypatch.setattr(study, "command", command)

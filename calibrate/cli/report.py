@@ -1,53 +1,53 @@
 """`calibrate report`: one self-contained page on a fit."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option
 
-from calibrate.cli.model_options import (
-    OF_MODEL,
-    ConstantsOption,
-    ModelRequest,
-    Source,
-    parse_betas,
-    takes_model,
-)
-from calibrate.cli.options import (
-    JsonOption,
-    LogitsOption,
-    ReadStoreOption,
-    SeedOption,
-    SizesOption,
-    check_page,
-    parse_sizes,
-    refuse_with,
-)
-from calibrate.report.terminal import show
+from calibrate.cli.evaluate import score_head, score_logits
+from calibrate.cli.loading import find_fit, load_head_of, read_logits, refuse_per_head
+from calibrate.cli.model_examples import Constants, Examples, Model, open_or_make, parse_betas
+from calibrate.cli.options import HeadOrLogits, ReadStore, Sizes, check_page
+from calibrate.cli.request import Request
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.atomic_io import check_writable
+from calibrate.report.streams import stderr
 
-FitArgument = Annotated[str, typer.Argument(help="A fit (NAME, NAME@3), or a collection's folder.")]
-OutOption = Annotated[Path, typer.Option(callback=check_page, help="File of the page, .html.")]
-OtherHeadOption = Annotated[
-    str | None, typer.Option(help="Head to score [default: the head that the fit names]")
-]
-HeldOutSetsOption = Annotated[int, typer.Option(min=2, help="Held-out sets of each size.")]
+if TYPE_CHECKING:
+    from calibrate.files.coefficients import Coefficients
+    from calibrate.report.model_scores_record import ModelScoresRecord
+    from calibrate.report.run_record import ReportRecord
+    from calibrate.rows.baselines import ScoredRule
+    from calibrate.rows.heads import Head
+    from calibrate.rows.score_head import Score
+    from calibrate.rows.score_logits import LogitScores
 
 
-@takes_model
-def report(
-    run_or_fit: FitArgument,
-    out: OutOption,
-    head: OtherHeadOption = None,
-    logits: LogitsOption = None,
-    sizes: SizesOption = "16..4096",
-    sets: HeldOutSetsOption = 4096,
-    seed: SeedOption = 0,
-    store: ReadStoreOption = None,
-    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
-    constants: ConstantsOption = "",
-    as_json: JsonOption = False,
-    context: typer.Context = None,  # type: ignore[assignment]
-) -> None:
+@dataclass(frozen=True)
+class ReportRequest(Request, Examples, HeadOrLogits):
+    """What `calibrate report` is asked for."""
+
+    fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or a collection.")]
+    out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")]
+    store: ReadStore = None
+    model: Model = None
+    constants: Constants = ""
+    _: KW_ONLY
+    sizes: Sizes = "16..4096"
+    sets: Annotated[int, Option(min=2, help="Held-out sets of each size.")] = 4096
+
+    def __post_init__(self) -> None:
+        """Checks what goes together."""
+        super().__post_init__()
+        if self.named and self.model is None:
+            raise BadParameter("examples need the model: give --model FOLDER")
+        parse_betas(self.constants)
+
+
+def report(request: ReportRequest) -> "ReportRecord":
     """Write one self-contained page on a fit.
 
     It has the verdict, scores, figures and provenance. If the fit's collection is in ./runs, the
@@ -55,31 +55,130 @@ def report(
     logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
 
     A fit made through a model is scored by the model's answers: on the examples of its collection
-    that it has not seen, or on those of --model and the options of `collect`.
+    that it has not seen, or on those that --model and the options of `model collect` make.
 
     Example: calibrate report max-retrieval --out report.html
     """
-    from calibrate.cli.loading import made_through_model
-    from calibrate.cli.report_steps import report_on_head, report_on_logits, report_on_model
+    found = find_fit(request.fit, request.store)
+    if request.logits is not None:
+        check_writable(request.out)
+        scores = score_logits(read_logits(request.logits), {found.fit.reference: found.fit})
+        return write_logits_report(request.out, found.fit, scores)
+    if request.model is not None or found.fit.of_whole_model:
+        return _report_on_model(request, found.fit, found.run)
+    return _report_on_head(request, found.fit, found.run)
 
-    n = parse_sizes(sizes)
-    if logits is None and (request.model is not None or made_through_model(run_or_fit, store)):
-        refuse_with(context, "a fit of a model", ("head", "sizes", "sets"))
-        source = Source(None, request.model, None, device=request.device)
-        if request.prompts or request.task or request.text:
-            if request.model is None:
-                raise typer.BadParameter("examples need the model: give --model FOLDER")
-            source = request.source(seed)
-        else:
-            refuse_with(
-                context, "a collection, which has its own", ("lengths", "examples", "dtype")
-            )
-        show(report_on_model(run_or_fit, store, out, source, parse_betas(constants)), as_json)
-        return
-    refuse_with(context, "a head or logits", ("model", "constants", *OF_MODEL))
-    if logits is not None:
-        refuse_with(context, "--logits", ("head", "sizes", "sets", "seed"))
-        record = report_on_logits(run_or_fit, store, out, logits)
-    else:
-        record = report_on_head(run_or_fit, store, out, head, sizes=n, sets=sets, seed=seed)
-    show(record, as_json)
+
+def _report_on_head(
+    request: ReportRequest, fit: "Coefficients", run: Path | None
+) -> "ReportRecord":
+    """Scores a fit on its head, beside rules that are fitted to the same collection."""
+    from calibrate.rows.baselines import beside, fixed_rules
+
+    refuse_per_head(fit)
+    head = load_head_of(fit, request.head)
+    check_writable(request.out)
+    rules = beside(fit, {**fixed_rules(), **_fitted_rivals(fit, run)})
+    scores = score_head(head, request, rules)
+    return write_head_report(request.out, fit, head, scores, request.seed)
+
+
+def _report_on_model(
+    request: ReportRequest, fit: "Coefficients", run: Path | None
+) -> "ReportRecord":
+    """Scores a fit by a model's answers, on its collection or on examples made for the page.
+
+    Raises:
+      CalibrateError: the fit's collection is not in ./runs, and no examples are given.
+    """
+    from calibrate.cli.model_evaluate import score_fit
+
+    if run is None and not request.named:
+        raise CalibrateError(
+            f"the collection of {fit.reference} is not in ./runs; give its folder in place of the "
+            "fit, or --model FOLDER with examples, such as --task retrieval"
+        )
+    check_writable(request.out)
+    job, collection = open_or_make(request.model, request, None if request.named else run)
+    scores = score_fit(fit, job, collection, parse_betas(request.constants))
+    return write_model_report(request.out, fit, scores)
+
+
+def _fitted_rivals(fit: "Coefficients", run: Path | None) -> "Mapping[str, ScoredRule]":
+    """Rules fitted to a fit's collection; none without a collection or with too few rows."""
+    from calibrate.files.collection import open_collection
+    from calibrate.report.selection import chosen_kind
+    from calibrate.rows.baselines import by_sharpness, fitted_rules
+    from calibrate.rows.fit_collection import resolve_options
+    from calibrate.rows.model_selection import choose
+    from calibrate.rows.solved_rows import solve_collection
+
+    if run is None:
+        return {}
+    collection = open_collection(run)
+    try:
+        rows = solve_collection(collection)
+        choice = choose(rows, resolve_options(collection))
+        fitted = fitted_rules(rows, choice)
+    except QualityError as failure:
+        stderr.print(f"rules fitted to {run} are not compared: {failure}")
+        return {}
+    same_kind = choice.chosen.kind == chosen_kind(fit) and choice.chosen.fit.rule == fit.rule
+    return (by_sharpness(choice) if same_kind else {}) | fitted
+
+
+def write_head_report(
+    page: Path,
+    fit: "Coefficients",
+    head: "Head",
+    scores: "Sequence[Score]",
+    seed: int,
+    needed: bool = True,
+) -> "ReportRecord":
+    """Writes the page on one head's scores; see `_write`."""
+    from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict
+    from calibrate.report.head_page import write_head_page
+    from calibrate.report.run_record import ReportRecord
+    from calibrate.rows.comparison import compare
+
+    comparison = compare(head.name, scores)
+    path = _write(page, needed, lambda: write_head_page(page, fit, head, comparison, seed))
+    rivals = f"{compare_rivals(comparison)} {describe_fit(fit, comparison)}"
+    return ReportRecord(verdict(comparison, fit), path, rivals)
+
+
+def write_logits_report(
+    page: Path, fit: "Coefficients", scores: "LogitScores", needed: bool = True
+) -> "ReportRecord":
+    """Writes the page on scores of logits; see `_write`."""
+    from calibrate.report.fit_verdict import verdict_on_logits
+    from calibrate.report.logits_page import write_logits_page
+    from calibrate.report.logits_record import FIRST_FIT
+    from calibrate.report.run_record import ReportRecord
+
+    path = _write(page, needed, lambda: write_logits_page(page, fit, scores))
+    return ReportRecord(verdict_on_logits(scores, FIRST_FIT), path)
+
+
+def write_model_report(
+    page: Path, fit: "Coefficients", scores: "ModelScoresRecord", needed: bool = True
+) -> "ReportRecord":
+    """Writes the page on scores of a model; see `_write`."""
+    from calibrate.report.model_page import page_verdict, write_model_page
+    from calibrate.report.run_record import ReportRecord
+
+    path = _write(page, needed, lambda: write_model_page(page, fit, scores))
+    return ReportRecord(page_verdict(scores), path)
+
+
+def _write(page: Path, needed: bool, write: Callable[[], None]) -> Path | None:
+    """The path of the page; None if it cannot be written and is not `needed`."""
+    stderr.print(f"writing the report {page}")
+    try:
+        write()
+    except CalibrateError as error:
+        if needed:
+            raise
+        stderr.print(f"the report is not written: {error}")
+        return None
+    return page

@@ -110,12 +110,12 @@ def open_examples(folder: Path) -> ExampleCollection:
     found = read_manifest(folder)
     if found is None:
         raise CalibrateError(
-            f"{folder} is not a collection of examples; make one with `calibrate collect --model`"
+            f"{folder} is not a collection of examples; make one with `calibrate model collect`"
         )
     manifest, digest = found
     if manifest["status"] != "complete":
         raise CalibrateError(
-            f"{folder} is unfinished; run the same `calibrate collect` command again to finish it"
+            f"{folder} is unfinished; run the same `calibrate model collect` command again"
         )
     configuration = manifest["configuration"]
     path = folder / EXAMPLES

@@ -103,7 +103,7 @@ class Judged:
         """
         gain, seen = self.gain(OWN), self._seen()
         if gain.mean < LEAST_GAIN or gain.sign < 1:
-            advice = "collect more examples, or see `calibrate diagnose`"
+            advice = "collect more examples, or see `calibrate model diagnose`"
             if not self.right(PLAIN):
                 advice = "the model gets no answer right: give prompts that it can answer in part"
             raise NotWorthItError(

@@ -93,7 +93,7 @@ def fit_through(
     if fit is None:
         raise NotWorthItError(
             "not for this model: no rule on its heads answers better on examples that choose; "
-            "`calibrate diagnose` shows what each head wants",
+            "`calibrate model diagnose` shows what each head wants",
             plain_alone(collection.set, collection.scores),
         )
     fit = replace(

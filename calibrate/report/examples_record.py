@@ -26,7 +26,7 @@ class CellScore(NamedTuple):
 
 @dataclass(frozen=True)
 class ExamplesRecord:
-    """The result of `calibrate collect --model`."""
+    """The result of `calibrate model collect`."""
 
     collection: ExampleCollection
 

@@ -25,7 +25,7 @@ MOST_LENGTHS = 4  # columns of the table; --json has all
 
 @dataclass(frozen=True)
 class FirstLookRecord:
-    """The result of `calibrate diagnose` on a model."""
+    """The result of `calibrate model diagnose`."""
 
     look: Look
     model: str

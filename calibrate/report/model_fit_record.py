@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFitRecord:
-    """The result of `calibrate fit` on a model; the figure is None if it was not drawn."""
+    """The result of `calibrate model fit`; the figure is None if it was not drawn."""
 
     fit: "ModelFit"
     figure: Path | None

@@ -21,7 +21,7 @@ FIRST_RULE = 3  # column of the tables
 
 @dataclass(frozen=True)
 class ModelScoresRecord:
-    """The result of `calibrate evaluate` on a model."""
+    """The result of `calibrate model evaluate`."""
 
     comparison: ExampleComparison
     model: str

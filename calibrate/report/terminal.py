@@ -24,7 +24,7 @@ from calibrate.report.text_plot import draw_curve
 LABEL_WIDTH = 10
 
 
-def show(record: Record, json_wanted: bool = False) -> None:
+def show(record: Record, json_wanted: bool = False, verbose: bool = True) -> None:
     """Prints the result of a command, for people or as JSON."""
     if json_wanted:
         print(json.dumps(as_json(record), indent=1))

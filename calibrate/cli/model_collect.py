@@ -1,0 +1,49 @@
+"""`calibrate model collect`: keep examples of a model, with its scores under plain softmax."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from calibrate.cli.model_examples import Examples, RequiredModel, make_examples, model_steps
+from calibrate.cli.options import Fresh
+from calibrate.cli.request import Request
+from calibrate.files.collection import discard_collection
+from calibrate.files.example_collection import UNIT_TOKENS
+
+if TYPE_CHECKING:
+    from calibrate.report.examples_record import ExamplesRecord
+
+
+@dataclass(frozen=True)
+class ModelCollectRequest(Request, Examples):
+    """What `calibrate model collect` is asked for."""
+
+    model: RequiredModel
+    out: Annotated[Path | None, Option(help="Its folder [default: runs/NAME of the model]")] = None
+    fresh: Fresh = False
+
+
+def collect(request: ModelCollectRequest) -> "ExamplesRecord":
+    """Collect examples of a model: prompts with their right answers.
+
+    They are kept with the model's scores under plain softmax. Give --prompts, --task and --text, or
+    some of them. Run the same command again to continue an interrupted collection or to repair
+    damaged and missing files; a complete collection is left as it is.
+
+    Example: calibrate model collect --model MODEL --task retrieval --text book.txt --out runs/model
+    """
+    job = make_examples(request.model, request)
+    from calibrate.model.collect_examples import collect_examples
+    from calibrate.report.examples_record import ExamplesRecord
+
+    folder = request.out or Path("runs") / job.folder.name
+    if request.fresh:
+        discard_collection(folder)
+    with model_steps("scoring", job.examples, job.examples.units(UNIT_TOKENS)) as steps:
+        return ExamplesRecord(
+            collect_examples(
+                job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
+            )
+        )
