@@ -15,9 +15,9 @@ from calibrate.cli.request import Request
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.files.collection import Collection
+    from calibrate.files.collection import Progress
+    from calibrate.files.rows import RowCollection
     from calibrate.report.collection_record import CollectionRecord
-    from calibrate.rows.collect import Progress
     from calibrate.rows.heads import Head
     from calibrate.rows.logits_files import Arrays
     from calibrate.rows.work_units import Unit
@@ -61,7 +61,7 @@ def collect(request: CollectRequest) -> "CollectionRecord":
     return CollectionRecord(collect_from_head(request, load_head(request.head)))
 
 
-def collect_from_head(request: CollectRequest, head: "Head") -> "Collection":
+def collect_from_head(request: CollectRequest, head: "Head") -> "RowCollection":
     """Collects rows of a head, with a line per set size."""
     from calibrate.rows.collect import collect as collect_rows
     from calibrate.rows.work_units import plan_units
@@ -75,7 +75,7 @@ def collect_from_head(request: CollectRequest, head: "Head") -> "Collection":
         )  # fmt: skip
 
 
-def collect_from_logits(request: CollectRequest, arrays: "Arrays") -> "Collection":
+def collect_from_logits(request: CollectRequest, arrays: "Arrays") -> "RowCollection":
     """Collects rows of logits on disk, with a line per set size."""
     from calibrate.rows.collect import collect_arrays
     from calibrate.rows.work_units import plan_units
@@ -101,12 +101,12 @@ def _into(
     with Steps("collecting", len(units), items, at_once=request.workers.uses_workers) as steps:
 
         def report(progress: "Progress") -> None:
-            size = progress.receipt.size
+            size = progress.entry["size"]
             finished[size].append(progress)
             line = None
             if len(finished[size]) == n_units[size]:
                 line = _line(size, finished[size])
-            steps.advance(line, size * progress.receipt.counts["rows"], progress.resumed)
+            steps.advance(line, size * progress.entry["counts"]["rows"], progress.resumed)
 
         yield report
     if not steps.done:
@@ -115,9 +115,9 @@ def _into(
 
 def _line(size: int, finished: Sequence["Progress"]) -> str:
     """The counts of one set size."""
-    from calibrate.files.manifest import COUNTS, share_misranked
+    from calibrate.files.rows import COUNTS, share_misranked
 
-    counts = {key: sum(p.receipt.counts[key] for p in finished) for key in COUNTS}
+    counts = {key: sum(p.entry["counts"][key] for p in finished) for key in COUNTS}
     line = f"  n = {size:>6,}  {counts['rows']:,} sets  {share_misranked(counts):6.1%} misranked"
     already = "  (already collected)" if all(progress.resumed for progress in finished) else ""
     return line + already

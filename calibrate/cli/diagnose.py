@@ -44,12 +44,13 @@ def diagnose(request: DiagnoseRequest) -> "DiagnosisRecord":
     from calibrate.cli.loading import refuse_examples
     from calibrate.files.atomic_io import check_writable
     from calibrate.files.collection import open_collection
+    from calibrate.files.rows import RowCollection
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
     from calibrate.rows import diagnosis
     from calibrate.rows.solved_rows import group_heads
 
     refuse_examples(request.run, "diagnose")
-    collection = open_collection(request.run)
+    collection = open_collection(request.run, RowCollection)
     diagnosis.require_all_rows(collection)
     folder = diagnosis_folder(request.run, request.out, request.run)
     check_writable(folder / RECORD)

@@ -97,7 +97,6 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
       CalibrateError: engines cannot run the fit exactly in this model, or a folder is taken.
     """
     require_transformers()
-    from calibrate.export.carried import Carried
     from calibrate.export.checkpoint import prepare, write
     from calibrate.report.export_record import ExportRecord
     from calibrate.transformers.folders import ModelFolder
@@ -113,9 +112,7 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
             for _ in range(done // _STEP - before):
                 steps.advance(work=_STEP)
 
-        said = write(export, out, report)
-    kind = str(export.configuration["model_type"])
-    return ExportRecord(Carried(out, said, kind, export.plan))
+        return ExportRecord(write(export, out, report))
 
 
 def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> "ExportRecord":
@@ -163,6 +160,6 @@ def _read_back(path: Path) -> "ExportRecord":
         from calibrate.export.gguf_file import read_gguf_export as read
     else:
         require_transformers()
-        from calibrate.export.check import read_export as read
+        from calibrate.export.checkpoint import read_export as read
     stderr.print(f"reading {path}")
     return ExportRecord(read(path))

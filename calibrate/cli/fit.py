@@ -15,7 +15,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.files.collection import Collection
+    from calibrate.files.rows import RowCollection
     from calibrate.report.fit_record import FitRecord
     from calibrate.report.per_head_record import PerHeadRecord
     from calibrate.rows.rule_fitting import Options
@@ -100,7 +100,7 @@ def fit(request: FitRequest) -> "FitRecord | PerHeadRecord":
     return _fit_one(collection, request)
 
 
-def _fit_one(collection: "Collection", request: FitRequest) -> "FitRecord":
+def _fit_one(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     from calibrate.report.fit_plots import save_fit_figure
     from calibrate.report.fit_record import FitRecord
     from calibrate.rows import fit_collection as fits
@@ -119,7 +119,7 @@ def _fit_one(collection: "Collection", request: FitRequest) -> "FitRecord":
     return FitRecord(replace(fit, coefficients=coefficients), figure)
 
 
-def _fit_heads(collection: "Collection", request: FitRequest) -> "PerHeadRecord":
+def _fit_heads(collection: "RowCollection", request: FitRequest) -> "PerHeadRecord":
     """Fits each head, with a step per group of heads."""
     from calibrate.report.fit_plots import save_gains_figure
     from calibrate.report.per_head_record import PerHeadRecord

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.files import example_collection as examples
 from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import open_collection
+from calibrate.files.collection import kind_of, open_collection
+from calibrate.files.examples import ExampleCollection
 from calibrate.files.manifest import MANIFEST, MOST_MANIFEST_BYTES
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.report.streams import stderr
@@ -122,8 +122,7 @@ def collection_of(fit: Coefficients) -> Path | None:
 
 def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
     """The newest published fit of a collection that is not yanked."""
-    of_model = examples.is_example_collection(folder)
-    collection = examples.open_examples(folder) if of_model else open_collection(folder)
+    digest: str = open_collection(folder).digest
     fits = []
     for stored in (
         fit_store.open_name(place, name)
@@ -135,11 +134,11 @@ def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
         for version in sorted(usable, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged file is passed over
                 fit = stored.read(version)
-                if fit.source.get("collection") == collection.digest:
+                if fit.source.get("collection") == digest:
                     fits.append(fit)
                     break
     if not fits:
-        command = "calibrate model fit" if of_model else "calibrate fit"
+        command = "calibrate model fit" if kind_of(folder) == "examples" else "calibrate fit"
         raise CalibrateError(
             f"{folder} has no published fit; make one with `{command} {folder} --name NAME` (if "
             "that refused, there is none)"
@@ -149,21 +148,19 @@ def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
 
 def refuse_examples(run: Path, command: str) -> None:
     """Raises CalibrateError if a folder holds examples of a model, where rows are needed."""
-    if examples.is_example_collection(run):
+    if kind_of(run) == "examples":
         raise CalibrateError(
             f"{run} holds examples of a model, not rows; use `calibrate model {command} {run}`"
         )
 
 
-def open_run(
-    run: Path, model: Path | None, device: str
-) -> "tuple[Job, examples.ExampleCollection]":
+def open_run(run: Path, model: Path | None, device: str) -> "tuple[Job, ExampleCollection]":
     """A collection of examples with its model; `model` is None where the collection was made.
 
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, or the model is not its own.
     """
-    if not examples.is_example_collection(run):
+    if kind_of(run) != "examples":
         raise CalibrateError(
             f"{run} is not a collection of a model's examples; make one with `calibrate model "
             "collect`"
@@ -172,8 +169,8 @@ def open_run(
     from calibrate.model.collect_examples import Job
     from calibrate.transformers.folders import ModelFolder
 
-    collection = examples.open_examples(run)
-    folder = ModelFolder(model or examples.recorded_model(run))
+    collection = open_collection(run, ExampleCollection)
+    folder = ModelFolder(model or collection.recorded_model())
     if folder.fingerprint() != collection.fingerprint:
         raise CalibrateError(
             f"{folder.path} is not the model that {run} was made with, or has changed since; give "

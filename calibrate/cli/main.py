@@ -49,11 +49,11 @@ for act in (
     export.export,
 ):  # fmt: skip
     add_command(app, act)
-for act in (
+for of_model in (
     model_run.run, model_collect.collect, model_diagnose.diagnose, model_fit.fit,
     model_evaluate.evaluate,
 ):  # fmt: skip
-    add_command(model, act)
+    add_command(model, of_model)
 app.add_typer(model, name="model")
 app.add_typer(fits.app, name="fits")
 

@@ -10,7 +10,8 @@ from calibrate.cli.model_examples import Examples, RequiredModel, make_examples,
 from calibrate.cli.options import Fresh
 from calibrate.cli.request import Request
 from calibrate.files.collection import discard_collection
-from calibrate.files.example_collection import UNIT_TOKENS
+from calibrate.files.examples import UNIT_TOKENS
+from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.report.examples_record import ExamplesRecord
@@ -42,8 +43,9 @@ def collect(request: ModelCollectRequest) -> "ExamplesRecord":
     if request.fresh:
         discard_collection(folder)
     with model_steps("scoring", job.examples, job.examples.units(UNIT_TOKENS)) as steps:
-        return ExamplesRecord(
-            collect_examples(
-                job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
-            )
+        collection = collect_examples(
+            job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
         )
+    if not steps.done:
+        stderr.print(f"{folder} is already complete")
+    return ExamplesRecord(collection)

@@ -46,5 +46,6 @@ def diagnose(request: ModelDiagnoseRequest) -> "FirstLookRecord":
     with model_steps("differentiating", job.examples, everything) as steps:
         found = derivatives(loaded, job.examples, lambda tokens: steps.advance(work=tokens))
     look = first_look(found, job.examples)
-    fingerprint, digest = job.configuration["fingerprint"], collection and collection.digest
+    fingerprint = job.configuration["fingerprint"]
+    digest = collection.digest if collection else None
     return save_first_look(folder, look, job.folder.name, fingerprint, digest)

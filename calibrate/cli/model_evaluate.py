@@ -19,8 +19,8 @@ from calibrate.cli.model_examples import (
 )
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.example_collection import ExampleCollection, open_examples
-from calibrate.files.example_set import ExampleSet, Scores
+from calibrate.files.collection import open_collection
+from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def score_rules(
         job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all}
     )
     return ModelScoresRecord(
-        comparison, job.folder.name, fingerprint, collection and collection.digest, scored,
+        comparison, job.folder.name, fingerprint, collection.digest if collection else None, scored,
         tuple(rules.fits), tuple(rules.constants),
     )  # fmt: skip
 
@@ -173,7 +173,7 @@ def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSe
     for name, fit in fits.items():
         if not fit.of_whole_model or (run := collection_of(fit)) is None:
             continue
-        made_of = open_examples(run).set.examples
+        made_of = open_collection(run, ExampleCollection).set.examples
         parts = zip(made_of, parts_of(made_of), strict=True)
         seen = {example.tokens.tobytes() for example, part in parts if part != JUDGING}
         if n_seen := sum(x in seen for x in tokens):

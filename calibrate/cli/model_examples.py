@@ -15,8 +15,7 @@ from calibrate.files.model_fingerprint import require_folder
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.files.example_collection import ExampleCollection
-    from calibrate.files.example_set import ExampleSet
+    from calibrate.files.examples import ExampleCollection, ExampleSet
     from calibrate.model.collect_examples import Job
     from calibrate.model.sources import Wanted
 

@@ -18,8 +18,8 @@ from calibrate.files.publishing import check_store
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.export.exportable import Exportable
-    from calibrate.files.example_collection import ExampleCollection
+    from calibrate.export.proof import Exportable
+    from calibrate.files.examples import ExampleCollection
     from calibrate.model.candidates import ModelOptions
     from calibrate.model.collect_examples import Job
     from calibrate.model.model_fit import ModelFit
@@ -132,8 +132,8 @@ def _why_refused() -> Iterator[None]:
 
 def _engines(folder: "ModelFolder") -> "Exportable":
     """What engines run of a model, and on stderr what they do not."""
-    from calibrate.export.exportable import exportable
     from calibrate.export.plan import HEAD
+    from calibrate.export.proof import exportable
 
     stderr.print(f"trying exports of a small copy of {folder.path}")
     found = exportable(folder)

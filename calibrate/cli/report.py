@@ -107,6 +107,7 @@ def _report_on_model(
 def _fitted_rivals(fit: "Coefficients", run: Path | None) -> "Mapping[str, ScoredRule]":
     """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     from calibrate.files.collection import open_collection
+    from calibrate.files.rows import RowCollection
     from calibrate.report.selection import chosen_kind
     from calibrate.rows.baselines import by_sharpness, fitted_rules
     from calibrate.rows.fit_collection import resolve_options
@@ -115,7 +116,7 @@ def _fitted_rivals(fit: "Coefficients", run: Path | None) -> "Mapping[str, Score
 
     if run is None:
         return {}
-    collection = open_collection(run)
+    collection = open_collection(run, RowCollection)
     try:
         rows = solve_collection(collection)
         choice = choose(rows, resolve_options(collection))
