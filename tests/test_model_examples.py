@@ -290,7 +290,7 @@ def test_killed_and_run_again(model, kept):
         "from calibrate.__main__ import main; main()"
     )
     command = [
-        sys.executable, "-c", code, "collect", "--model", str(model), "--task",
+        sys.executable, "-c", code, "model", "collect", "--model", str(model), "--task",
         "retrieval:numbers,list", "--lengths", "64,96", "--examples", "4", "--out", "a",
     ]  # fmt: skip
     for shards in (0, 1, 3):

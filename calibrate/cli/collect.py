@@ -28,7 +28,8 @@ class CollectRequest(Request, Workers, HeadOrLogits):
     """What `calibrate collect` is asked for."""
 
     out: Annotated[
-        Path | None, Option(help="Its folder [default: runs/NAME of the head or file]")
+        Path | None,
+        Option(help="Folder of the collection [default: runs/NAME of the head or file]"),
     ] = None
     fresh: Fresh = False
     keep: Annotated[

@@ -14,7 +14,9 @@ from calibrate.report.streams import stderr
 if TYPE_CHECKING:
     from calibrate.report.diagnosis_record import DiagnosisRecord
 
-DiagnosisFolder = Annotated[Path | None, Option(help="Its folder [default: RUN-diagnosis]")]
+DiagnosisFolder = Annotated[
+    Path | None, Option(help="Folder of the record and figures [default: RUN-diagnosis]")
+]
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,22 @@ class FitRequest(Request, Workers):
         ),
     ] = None
     force_polynomial: Annotated[
-        bool, Option("--force-polynomial", help="Publish it even if a simpler rule is as good.")
+        bool,
+        Option(
+            "--force-polynomial", help="Publish the polynomial even if a simpler rule is as good."
+        ),
     ] = False
     paper: Annotated[
-        bool, Option("--paper", help="The paper's procedure: least squares, no verdict.")
+        bool,
+        Option(
+            "--paper", help="The paper's procedure: least squares on misranked rows, no verdict."
+        ),
     ] = False
     allow_partial: Annotated[
-        bool, Option("--allow-partial", help="Fit an unfinished collection.")
+        bool,
+        Option(
+            "--allow-partial", help="Fit an unfinished collection; the file of the fit says so."
+        ),
     ] = False
     store: Store = None
     figure: Figure = None

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibrate.cli.diagnose import DiagnosisFolder, diagnosis_folder
-from calibrate.cli.model_examples import RunOrExamples, model_steps, open_or_make
+from calibrate.cli.model_collect import RunOrExamples, model_steps, open_or_make
 from calibrate.cli.request import Request
 from calibrate.files.atomic_io import check_writable
 from calibrate.report.streams import stderr

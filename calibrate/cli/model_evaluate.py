@@ -10,7 +10,7 @@ from typer import BadParameter, Option
 
 from calibrate.cli.evaluate import Scored
 from calibrate.cli.loading import collection_of, load_fits
-from calibrate.cli.model_examples import (
+from calibrate.cli.model_collect import (
     Constants,
     RunOrExamples,
     model_steps,

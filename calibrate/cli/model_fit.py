@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from calibrate.cli.fit import FitName, publish_fit
 from calibrate.cli.loading import open_run
-from calibrate.cli.model_examples import Device, Model
+from calibrate.cli.model_collect import Device, Model
 from calibrate.cli.options import Figure, Store
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from calibrate.cli import model_collect, model_fit
 from calibrate.cli.loading import open_run
+from calibrate.cli.model_collect import Examples, RequiredModel
 from calibrate.cli.model_evaluate import score_fit
-from calibrate.cli.model_examples import Examples, RequiredModel
 from calibrate.cli.report import write_model_report
 from calibrate.cli.run import RunOptions, name_after, page_beside
 from calibrate.files.publishing import check_store

@@ -51,14 +51,6 @@ def check_fit_name(name: str | None) -> str | None:
     return name
 
 
-def check_input(path: Path | None) -> Path | None:
-    """The path of a file to read, at once."""
-    if path is not None and not path.is_file():
-        state = "is a folder" if path.is_dir() else "does not exist"
-        raise BadParameter(f"{path} {state}; give a file")
-    return path
-
-
 def check_page(path: Path) -> Path:
     """The path of a page, an .html file in a folder that exists."""
     if path.suffix != ".html":

@@ -9,7 +9,7 @@ from typer import Argument, BadParameter, Option
 
 from calibrate.cli.evaluate import score_head, score_logits
 from calibrate.cli.loading import find_fit, load_head_of, read_logits, refuse_per_head
-from calibrate.cli.model_examples import Constants, Examples, Model, open_or_make, parse_betas
+from calibrate.cli.model_collect import Constants, Examples, Model, open_or_make, parse_betas
 from calibrate.cli.options import HeadOrLogits, ReadStore, Sizes, check_page
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, QualityError
