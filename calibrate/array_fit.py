@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import escape
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.evidence.evidence import Evidence
+from calibrate.evidence.evidence import LOG_P, Evidence
 from calibrate.evidence.verdict import judge, sentences
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
@@ -80,13 +80,13 @@ class Fit(Coefficients):
         Returns:
           The axes.
         """
-        from calibrate.report.score_plots import plot_by_size
+        from calibrate.report.plots import plot_scores
 
         if ax is None:
             from matplotlib import pyplot
 
             ax = pyplot.subplots(layout="constrained")[1]
-        return plot_by_size(ax, self.evidence, THIS_FIT)
+        return plot_scores(ax, self.evidence, LOG_P, own=THIS_FIT, gain=True)
 
     def save(self, path: str | Path) -> Path:
         """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.

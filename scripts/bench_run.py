@@ -15,10 +15,10 @@ from pathlib import Path
 from timing import answer_help
 
 STEPS = {
-    "collect": "calibrate.cli.collect_steps.collect_from_head",
-    "fit": "calibrate.cli.fit_steps.fit_and_publish",
-    "score": "calibrate.cli.evaluate_steps.score_with_progress",
-    "report": "calibrate.cli.report_steps.write_head_report",
+    "collect": "calibrate.cli.run.collect_from_head",
+    "fit": "calibrate.cli.run.fit",
+    "score": "calibrate.cli.run.score_head",
+    "report": "calibrate.cli.run.write_head_report",
 }
 FORWARD_SETS, SIZES = 1_024, [2**i for i in range(4, 13)]  # those of `calibrate run`, twice
 

@@ -70,9 +70,10 @@ def work(job: str, folder: Path, disk: Disk) -> None:
     # Slow imports come before "ready".
     import training
 
-    from calibrate.cli import collect_steps, fit_steps, main, report_steps  # noqa: F401
+    from calibrate.cli import main
     from calibrate.files import atomic_io
-    from calibrate.rows import work_units
+    from calibrate.report import collection_record, fit_plots, fit_record  # noqa: F401
+    from calibrate.rows import collect, fit_collection, work_units  # noqa: F401
 
     work_units.SETS_PER_UNIT = (1, 64)
     training.SIZES, training.STEPS_PER_LOG_ROW, training.STEPS_PER_CHECKPOINT = (5, 5), 10, 20

@@ -12,14 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from conftest import ToyHead
 from typer.testing import CliRunner
 
 import calibrate
 from calibrate.cli import options
+from calibrate.cli.collect import CollectRequest
+from calibrate.cli.fit import FitRequest, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.files.publishing import publish
+from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
 
 SMALL = ["--sizes", "64,512", "--sets", "512"]
@@ -54,7 +58,7 @@ def run_a(here, collected):
 
 
 def test_the_main_job(here):
-    out = call("run", *SMALL).stdout
+    out = call("run", *SMALL, "--verbose").stdout
     assert "Fit quickstart@1" in out
     assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
@@ -113,6 +117,8 @@ def test_fit_then_load(here, run_a):
         (["collect", "--sizes", "16,x", "--out", "r"], 2, "'x' is not a set size; write 16..16384"),
         (["collect", "--sizes", "16..99999999999", "--out", "r"], 2, "are 2 to 1,048,576"),
         (["collect", "--sets", "0", "--out", "r"], 2, "--sets"),
+        (["collect", "--stall", "0", "--out", "r"], 2, "--stall"),
+        (["fit", "runs/a", "--name", "x", "--q", "2"], 2, "--q"),
         (["collect", "--max-bytes", "lots", "--out", "r"], 2, "'lots' is an invalid size; write"),
         (["collect", "--max-bytes", "1kB", "--out", "r"], 1, "give at least"),
         (["collect", "--max-bytes", "1e999", "--out", "r"], 2, "'1e999' is an invalid size; write"),
@@ -134,7 +140,7 @@ def test_fit_then_load(here, run_a):
         (
             ["fit", "nowhere", "--name", "x", "--paper", "--gate", "0.5"],
             2,
-            "--gate cannot be used with --paper",
+            "--force-polynomial cannot be used with --paper",
         ),
         (["collect", "--keep", "some", "--out", "r"], 2, "'some' is not one of 'all', 'misranked'"),
         (["fit", "nowhere", "--name", "../x"], 2, "'../x' is not a valid fit name"),
@@ -144,6 +150,8 @@ def test_fit_then_load(here, run_a):
             "'some' is not one of 'all', 'misranked'",
         ),
         (["run", "--name", "Bad Name"], 2, "not a valid fit name"),
+        (["train"], 2, "No such command"),
+        (["verify", "nowhere"], 2, "No such command"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
@@ -354,17 +362,58 @@ def test_an_interrupt_in_the_last_step_is_not_lost(interruptible):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("command", ["run", "collect", "fit", "diagnose", "evaluate", "report"])
-def test_help_says_what_it_does_with_an_example(command):
-    text = " ".join(call(command, "--help").stdout.split())
-    assert f"Example: calibrate {command}" in text
+def commands(group=None, words=()):
+    """Every command: its words, and Typer's object."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name))
+        else:
+            yield (*words, name), command
 
 
-@pytest.mark.parametrize(("group", "last"), [([], "export"), (["fits"], "verify")])
-def test_summaries_of_help_are_whole(group, last):
+COMMANDS = dict(commands())
+WORDS = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+
+
+def test_the_commands():
+    assert [" ".join(words) for words in COMMANDS] == [
+        "run", "collect", "diagnose", "fit", "evaluate", "report", "export",
+        "model run", "model collect", "model diagnose", "model fit", "model evaluate",
+        "fits list", "fits show", "fits diff", "fits verify", "fits alias", "fits yank",
+    ]  # fmt: skip
+
+
+@WORDS
+def test_help_fits_a_screen_and_has_an_example(words):
+    done = CliRunner().invoke(app, [*words, "--help"], terminal_width=100)
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 45
+    assert any(line.startswith(f"  Example: calibrate {' '.join(words)}") for line in lines)
+
+
+@WORDS
+def test_every_option_is_documented_and_tested(words):
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py"))
+    options = [p for p in COMMANDS[words].params if p.param_type_name == "option"]
+    assert "--json" in {name for option in options for name in option.opts}
+    for option in options:
+        assert option.help, option.opts
+        assert f'"{option.opts[0]}"' in tests, option.opts
+
+
+@pytest.mark.parametrize("group", [[], ["model"], ["fits"]])
+def test_summaries_of_help_are_whole(group):
     listed = call(*group, "--help").stdout.split("Commands:")[1]
-    assert last in listed
     assert "..." not in listed
+
+
+def test_python_acts_on_the_same_requests(run_a):
+    """The defaults are those of the command, and so are the checks."""
+    record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
+    assert as_json(fit(FitRequest(run_a, "mine", paper=True))) == record
+    assert CollectRequest().sets == 4096
+    with pytest.raises(typer.BadParameter, match="cannot be used with --paper"):
+        FitRequest(run_a, "mine", gate=0.5, paper=True)
 
 
 def test_version_and_bare_call():
@@ -381,8 +430,7 @@ def test_sizes(text, sizes):
     assert options.parse_sizes(text) == sizes
 
 
-def test_seeds_and_bytes():
-    assert options.parse_seeds("0-3,7") == [0, 1, 2, 3, 7]
+def test_bytes():
     assert [options.parse_bytes(t) for t in ("1GB", "500 MB", "2e8", "1.5k")] == [
         10**9, 5 * 10**8, 2 * 10**8, 1_500,
     ]  # fmt: skip
@@ -390,8 +438,8 @@ def test_seeds_and_bytes():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["collect"], ["diagnose"], ["evaluate"], ["report", "paper"], ["fit", "runs/a"],
-     ["export", "paper", "--out", "out"]],
+    [["model", "run"], ["model", "collect"], ["model", "diagnose"], ["model", "evaluate"],
+     ["model", "fit", "runs/a"], ["report", "paper"], ["export", "paper", "--out", "out"]],
 )  # fmt: skip
 def test_a_mistyped_folder_of_a_model_is_named_before_anything_is_loaded(
     here, monkeypatch, arguments
@@ -403,9 +451,9 @@ def test_a_mistyped_folder_of_a_model_is_named_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run", "--task", "retrieval", "--name", "My Fit"], 2, "'My Fit' is not a valid fit name"),
-        (["run", "--prompts", "no.jsonl"], 2, "no.jsonl does not exist; give a file"),
-        (["collect", "--text", "."], 2, ". is a folder; give a file"),
+        (["model", "run", "--name", "My Fit"], 2, "'My Fit' is not a valid fit name"),
+        (["model", "run", "--prompts", "no.jsonl"], 2, "file 'no.jsonl' does not exist"),
+        (["model", "collect", "--text", "."], 2, "file '.' is a directory"),
         (["export", "nofit", "--out", "new"], 1, "no fit is named 'nofit'"),
     ],
 )
@@ -418,7 +466,7 @@ def test_what_else_is_mistyped_is_named_before_anything_is_loaded(
 
 def test_a_device_that_is_not_there_is_named(here):
     pytest.importorskip("transformers", reason="needs the extra transformers")
-    line = refusal("collect", "--model", ".", "--task", "retrieval", "--device", "nothing")
+    line = refusal("model", "collect", "--model", ".", "--task", "retrieval", "--device", "nothing")
     assert "--device nothing cannot be used: " in line
     assert line.endswith("; give cpu")
 
@@ -462,7 +510,7 @@ def test_evaluate_prints_a_table_json_and_csv(here):
         (["--head", "max-retrieval-10"], 1, "no head is named 'max-retrieval-10'"),
         (["--fits", "nope"], 1, "nope"),
         (["--sets", "1"], 2, "--sets"),
-        (["--json", "--csv"], 2, "--json cannot be used with --csv"),
+        (["--json", "--csv"], 2, "--csv cannot be used with --json"),
         (["--sizes", "1"], 2, "set sizes are 2 to"),
     ],
 )

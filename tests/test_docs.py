@@ -122,9 +122,9 @@ def test_readme_commands_exist():
 
     from calibrate.cli.main import app
 
-    line = r"^(?:    )?(?:\.venv/bin/)?calibrate ((?:fits )?\w+)(.*)$"
+    line = r"^(?:    )?(?:\.venv/bin/)?calibrate ((?:fits |model )?\w+)(.*)$"
     lines = re.findall(line, "\n".join(PAGES), re.MULTILINE)
-    assert {command for command, _ in lines} >= {"collect", "fit", "fits show"}
+    assert {command for command, _ in lines} >= {"collect", "fit", "model fit", "fits show"}
     for command, rest in lines:
         result = CliRunner().invoke(app, [*command.split(), "--help"])
         assert result.exit_code == 0, command

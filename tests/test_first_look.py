@@ -255,7 +255,7 @@ def model(tmp_path_factory):
 def test_the_first_look_at_a_collection(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))
-    record = json.loads(call("diagnose", "runs/a", "--json").stdout)
+    record = json.loads(call("model", "diagnose", "runs/a", "--json").stdout)
     assert len(record["heads"]) == 8
     assert record["model"] == "tiny"
     assert record["answers"]["examples"] == 16
@@ -266,11 +266,11 @@ def test_the_first_look_at_a_collection(model, here):
     assert gains == sorted(gains, reverse=True)
     assert json.loads(Path("runs/a-diagnosis/first-look.json").read_text()) == record
     assert Path("runs/a-diagnosis/heads.png").read_bytes().startswith(b"\x89PNG")
-    out = call("diagnose", "runs/a", "--out", "look").stdout
+    out = call("model", "diagnose", "runs/a", "--out", "look").stdout
     assert "First look at tiny" in out
     assert "of 8 heads want" in out
-    plain = call("collect", "--model", model, "--task", "retrieval:numbers,list", "--text",
-                 "text.txt", "--lengths", "64,96", "--examples", "4", "--out", "runs/a",
+    plain = call("model", "collect", "--model", model, "--task", "retrieval:numbers,list",
+                 "--text", "text.txt", "--lengths", "64,96", "--examples", "4", "--out", "runs/a",
                  "--json").stdout  # fmt: skip
     answers = [c["log_p"] for c in json.loads(plain)["plain"] if not c["text"]]
     assert record["answers"]["log_p"] == pytest.approx(np.mean(answers), rel=1e-5)
@@ -284,12 +284,12 @@ def test_a_planted_model_in_words(here):
     ]
     prompts = write_lines("p.jsonl", lines)
     arguments = ("--model", "planted", "--prompts", prompts)
-    out = call("diagnose", *arguments).stdout
+    out = call("model", "diagnose", *arguments).stdout
     assert "1 of 8 heads wants to be sharper: L0H0\n" in out
     assert "1 of 8 heads wants to be more diffuse: L0H2\n" in out
     assert Path("runs/planted-diagnosis/first-look.json").exists()
-    call("collect", *arguments, "--out", "runs/p")
-    same = call("diagnose", "runs/p").stdout
+    call("model", "collect", *arguments, "--out", "runs/p")
+    same = call("model", "diagnose", "runs/p").stdout
     assert same.replace("runs/p-", "runs/planted-") == out
 
 
@@ -297,26 +297,25 @@ def test_the_model_of_a_collection(model, here):
     moved = Path(shutil.copytree(model, "moved"))
     collected(moved, templates=("towns",), lengths=(64,), count=2)
     moved.rename("elsewhere")
-    line = refusal("diagnose", "runs/a")
+    line = refusal("model", "diagnose", "runs/a")
     assert line.endswith("runs/a does not know where its model is; name its folder with --model")
-    call("diagnose", "runs/a", "--model", "elsewhere")
+    call("model", "diagnose", "runs/a", "--model", "elsewhere")
     other = save(Path("other"), causal_model(rms_norm_eps=1e-4))
-    line = refusal("diagnose", "runs/a", "--model", other)
+    line = refusal("model", "diagnose", "runs/a", "--model", other)
     assert "is not the model that runs/a was made with, or has changed since" in line
     assert "give that one with --model, or collect again" in line
-    line = refusal("diagnose", "runs/a", "--model", model, "--out", "runs/a/look")
+    line = refusal("model", "diagnose", "runs/a", "--model", model, "--out", "runs/a/look")
     assert "runs/a/look is a collection's folder" in line
 
 
 def test_what_diagnose_refuses(model, here):
     collected(model, templates=("towns",), lengths=(64,), count=2)
     for arguments, message in (
-        ((), "nothing to look at; give RUN, or --model FOLDER"),
+        ((), "give RUN, or --model FOLDER and examples for it"),
         (("--model", model), "--model needs examples"),
-        (("runs/a", "--task", "retrieval"), "--task cannot be used with a collection, which has"),
-        (("runs/a", "--eps", "0.4"), "--eps cannot be used with examples of a model"),
-        (("nowhere", "--model", model), "--model cannot be used with a collection of rows"),
+        (("runs/a", "--task", "retrieval"), "--prompts, --task and --text cannot be used with RUN"),
+        (("runs/a", "--eps", "0.4"), "No such option: --eps"),
     ):
-        result = call("diagnose", *arguments, code=2)
+        result = call("model", "diagnose", *arguments, code=2)
         assert message in " ".join(result.stderr.replace("│", " ").split())
     assert "nowhere is not a collection" in refusal("diagnose", "nowhere")

@@ -54,9 +54,9 @@ def test_the_tokenizer_of_a_file_or_beside_it():
 
 def test_collecting_and_looking_at_a_file():
     write_gguf(Path("m"), small_model(), PACKED)
-    call("collect", "--model", "m", "--task", "retrieval:towns", "--lengths", "250", "--examples",
-         "2", "--out", "r")  # fmt: skip
-    call("diagnose", "r")
+    made = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "2")
+    call("model", "collect", "--model", "m", *made, "--out", "r")
+    call("model", "diagnose", "r")
     assert Path("r-diagnosis/first-look.json").exists()
 
 
@@ -67,13 +67,13 @@ def test_files_that_lack_something():
         ModelFolder("cut")
     arguments = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "1")
     bare = write_gguf(Path("bare"), small_model(), tokenizer=False)
-    line = refusal("collect", "--model", bare, *arguments)
+    line = refusal("model", "collect", "--model", bare, *arguments)
     assert "bare has no tokenizer that loads" in line
     assert "put the model's tokenizer files there" in line
     weight = "model.layers.1.mlp.up_proj.weight"
     lacking = write_gguf(Path("lacking"), small_model(), without=[weight])
     assert f"lacks weights of LlamaForCausalLM: {weight}" in refusal(
-        "collect", "--model", lacking, *arguments
+        "model", "collect", "--model", lacking, *arguments
     )
 
 

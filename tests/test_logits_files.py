@@ -333,7 +333,7 @@ def test_the_commands(here):
     assert source["fingerprint"] == Arrays(here / "example.npz").fingerprint
     again = run(app, ["collect", "--logits", "example.npz"])
     assert "is already complete" in again.stderr
-    for option in (["--sizes", "16"], ["--head", "max-retrieval"], ["--seed", "1"]):
+    for option in (["--sizes", "16"], ["--head", "max-retrieval"], ["--sets", "1"]):
         refused = run(app, ["collect", "--logits", "example.npz", *option])
         assert refused.exit_code == 2
         assert "cannot be used with --logits" in refused.stderr

@@ -219,10 +219,10 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["evaluate", "--logits", "held-out.npz", "--sizes", "16"], 2, "--sizes cannot be used wi"),
-        (["evaluate", "--logits", "held-out.npz", "--head", "x"], 2, "--head cannot be used with"),
+        (["evaluate", "--logits", "held-out.npz", "--sizes", "16"], 2, "be used with --logits"),
+        (["evaluate", "--logits", "held-out.npz", "--head", "x"], 2, "be used with --logits"),
         (["evaluate", "--logits", "held-out.npz", "--sets", "9"], 2, "--sets cannot be used with"),
-        (["evaluate", "--logits", "held-out.npz", "--csv"], 2, "--csv cannot be used with --lo"),
+        (["evaluate", "--logits", "held-out.npz", "--csv"], 2, "used with --json or --logits"),
         (["evaluate", "--logits", "none.npz"], 1, "none.npz does not exist"),
         (["evaluate", "--logits", "held-out.npz", "--fits", "nope"], 1, "nope"),
         (["evaluate", "--fits", "lines"], 1, "score each head on logits on disk: --logits FILE"),

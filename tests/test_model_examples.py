@@ -58,7 +58,7 @@ def write_lines(name, lines):
 def test_a_prompt_given_twice_is_refused(model, here):
     """Its copies would fit a rule, and judge it."""
     twice = write_lines("p.jsonl", [*PROMPTS[1:2], "", *PROMPTS[1:2]])
-    line = refusal("collect", "--model", model, "--prompts", twice, "--out", "runs/twice")
+    line = refusal("model", "collect", "--model", model, "--prompts", twice, "--out", "runs/twice")
     assert "p.jsonl, line 3: the same prompt and answer as in line 1; give each once" in line
     assert not Path("runs/twice/examples.npz").exists()
 
@@ -189,33 +189,33 @@ def test_scores_are_those_of_the_model(model, prompts, here):
 
 def test_the_command_says_what_plain_softmax_scores(model, prompts):
     arguments = ("--prompts", prompts, "--task", "retrieval:list", "--lengths", "64", "--out", "r")
-    call("collect", "--model", model, *arguments, "--examples", "3")
+    call("model", "collect", "--model", model, *arguments, "--examples", "3")
     record = json.loads(
-        call("collect", "--model", model, *arguments, "--examples", "3", "--json").stdout
+        call("model", "collect", "--model", model, *arguments, "--examples", "3", "--json").stdout
     )
     assert [(c["template"], c["length"], c["examples"]) for c in record["plain"]] == [
         ("prompts", 8, 2), ("ids", 8, 1), ("list", 64, 3)
     ]  # fmt: skip
     assert record["configuration"]["model"] == "tiny"
-    out = call("collect", "--model", model, *arguments, "--examples", "3").stdout
+    out = call("model", "collect", "--model", model, *arguments, "--examples", "3").stdout
     assert "Examples r: tiny, plain softmax" in out
     told = "the model answers nearly nothing right: 0.0% at 8 tokens (log p -"
     assert told in out.replace("\n", " ")
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
-    line = refusal("collect", "--model", model, *arguments, "--examples", "4")
+    line = refusal("model", "collect", "--model", model, *arguments, "--examples", "4")
     assert "r is another collection: examples is 3 in the folder and 4 in this call; give" in line
     write_lines(prompts, PROMPTS[::-1])
-    line = refusal("collect", "--model", model, *arguments, "--examples", "3")
+    line = refusal("model", "collect", "--model", model, *arguments, "--examples", "3")
     assert "the --prompts file has changed since r was made (or is another one); give" in line
     assert "another folder with --out (`run`: another --name), or --fresh to replace it" in line
     shutil.copytree(model, "other/tiny")
     edit_config(rope_theta=5.0)(Path("other/tiny"))
     write_lines(prompts, PROMPTS)
-    line = refusal("collect", "--model", "other/tiny", *arguments, "--examples", "3")
+    line = refusal("model", "collect", "--model", "other/tiny", *arguments, "--examples", "3")
     assert "the model tiny has changed since r was made" in line
     line = refusal("collect", "--out", "r", "--sizes", "64", "--sets", "512")
     assert "is calibrate.examples 0.1, expected calibrate.collection" in line
-    call("collect", "--model", "other/tiny", *arguments, "--examples", "3", "--fresh")
+    call("model", "collect", "--model", "other/tiny", *arguments, "--examples", "3", "--fresh")
     fingerprint = ModelFolder(Path("other/tiny")).fingerprint()
     assert open_collection(Path("r")).fingerprint == fingerprint
 
@@ -239,7 +239,9 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
     partial = visible("a")
     assert json.loads(partial["manifest.json"])["status"] == "partial"
     assert 0 < len(partial) - 2 < len(visible(kept)) - 2
-    with pytest.raises(CalibrateError, match="a is unfinished; run the same `calibrate collect`"):
+    with pytest.raises(
+        CalibrateError, match="a is unfinished; run the same `calibrate model collect`"
+    ):
         open_collection(Path("a"))
     first = Path("a", files.scores_name(0))
     os.truncate(first, 100)
@@ -288,7 +290,7 @@ def test_killed_and_run_again(model, kept):
         "from calibrate.__main__ import main; main()"
     )
     command = [
-        sys.executable, "-c", code, "collect", "--model", str(model), "--task",
+        sys.executable, "-c", code, "model", "collect", "--model", str(model), "--task",
         "retrieval:numbers,list", "--lengths", "64,96", "--examples", "4", "--out", "a",
     ]  # fmt: skip
     for shards in (0, 1, 3):
@@ -394,22 +396,25 @@ def test_files_that_are_no_prompts_and_no_text(model):
     ):
         Path(name).write_bytes(data)
         option = "--text" if name.endswith("txt") else "--prompts"
-        assert message in refusal("collect", "--model", model, option, name, "--lengths", "64")
+        assert message in refusal(
+            "model", "collect", "--model", model, option, name, "--lengths", "64"
+        )
 
 
 def test_options_that_do_not_go_together(model):
     task = ("--task", "retrieval")
     for arguments, message in (
         (("--model", model), "--model needs examples: --prompts FILE.jsonl"),
-        (("--model", model, *task, "--head", "x"), "--head cannot be used with --model"),
-        (("--model", model, *task, "--jobs", "2"), "--jobs cannot be used with --model"),
-        (task, "--task cannot be used with a head or logits; they need --model"),
+        (("--model", model, *task, "--head", "x"), "No such option: --head"),
+        (task, "Missing option '--model'"),
         (("--model", model, "--task", "poetry"), "'poetry' is not a task; write retrieval"),
         (("--model", model, "--task", "retrieval:no"), "'retrieval:no' is not a task"),
     ):
-        result = call("collect", *arguments, "--out", "r", code=2)
+        result = call("model", "collect", *arguments, "--out", "r", code=2)
         assert message in " ".join(result.stderr.replace("│", " ").split())
-    line = refusal("collect", "--model", model, *task, "--lengths", "64..512", "--out", "r")
+    line = refusal(
+        "model", "collect", "--model", model, *task, "--lengths", "64..512", "--out", "r"
+    )
     assert "--lengths go to 512 tokens, and the model's context is 256" in line
     assert not Path("r").exists()
 
@@ -465,18 +470,15 @@ def two_gguf(folder):
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_used(model, change, message):
-    line = refusal(
-        "collect", "--model", spoilt(model, change), "--task", "retrieval:towns", "--lengths",
-        "64", "--examples", "1",
-    )  # fmt: skip
-    assert message in line
+    few = ("--task", "retrieval:towns", "--lengths", "64", "--examples", "1")
+    assert message in refusal("model", "collect", "--model", spoilt(model, change), *few)
 
 
 def test_no_folder_and_prompts_of_ids_without_a_tokenizer(model):
     assert "nowhere is not a folder" in refusal(
-        "collect", "--model", "nowhere", "--task", "retrieval"
+        "model", "collect", "--model", "nowhere", "--task", "retrieval"
     )
-    line = refusal("collect", "--model", model / "config.json", "--task", "retrieval")
+    line = refusal("model", "collect", "--model", model / "config.json", "--task", "retrieval")
     assert f"config.json is a file; give its folder, {model}" in line
     folder = spoilt(model, lambda f: [p.unlink() for p in f.glob("tokenizer*")])
     collected(folder, templates=(), prompts=write_lines("ids.jsonl", PROMPTS[1:2]))
@@ -499,13 +501,15 @@ def test_models_that_look_no_attention_up_or_ahead(here):
         (t5, "Unrecognized configuration class"),
     ):
         folder = save(Path(type(model).__name__), model)
-        line = refusal("collect", "--model", folder, "--task", "retrieval:list", "--lengths", "64")
+        line = refusal(
+            "model", "collect", "--model", folder, "--task", "retrieval:list", "--lengths", "64"
+        )
         assert message in line
 
 
 def test_a_folder_without_scores_takes_other_options(model, monkeypatch):
     """As after a model that does not fit into memory."""
-    arguments = ("collect", "--model", model, "--task", "retrieval:list", "--out", "r")
+    arguments = ("model", "collect", "--model", model, "--task", "retrieval:list", "--out", "r")
 
     def exhausted(*_, **__):
         raise MemoryError
@@ -519,13 +523,13 @@ def test_a_folder_without_scores_takes_other_options(model, monkeypatch):
 
 def test_without_the_extra(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "calibrate.transformers", None)
-    line = refusal("collect", "--model", model, "--task", "retrieval")
+    line = refusal("model", "collect", "--model", model, "--task", "retrieval")
     assert line.startswith("calibrate: ")
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "transformers", None)
     for name in [name for name in sys.modules if name.startswith("calibrate.transformers")]:
         monkeypatch.delitem(sys.modules, name)
-    line = refusal("collect", "--model", model, "--task", "retrieval")
+    line = refusal("model", "collect", "--model", model, "--task", "retrieval")
     assert "needs PyTorch and Transformers: pip install -e '.[transformers]'" in line
 
 
@@ -619,8 +623,8 @@ def test_progress_is_told(model, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     text = Path("text.txt")
     text.write_text("The apple is on the table. " * 30)  # 210 tokens
-    result = call("collect", "--model", model, "--task", "retrieval:towns", "--lengths", "64",
-                  "--examples", "9", "--text", text)  # fmt: skip
+    examples = ("--task", "retrieval:towns", "--lengths", "64", "--examples", "9", "--text", text)
+    result = call("model", "collect", "--model", model, *examples)
     assert "steps, about" in result.stderr
     assert "left" in result.stderr
     assert "text.txt gives 3 windows of 64 tokens, not 9: a longer text gives more" in result.stderr

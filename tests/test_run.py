@@ -15,7 +15,7 @@ from test_cli import call, refusal
 from typer.testing import CliRunner
 
 import calibrate
-from calibrate.cli import model_steps
+from calibrate.cli import model_fit
 from calibrate.cli.main import app
 from calibrate.files.collection import open_collection
 from calibrate.report.blocks import as_json
@@ -71,13 +71,14 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--logits", "Own Rows", "--sizes", "16"], 2, "--sizes cannot be used with --logits"),
+        (
+            ["--logits", "Own Rows", "--sizes", "16"],
+            2,
+            "--sizes and --sets cannot be used with --logits",
+        ),
         (["--logits", "Own Rows", "--held-out", "1.5"], 2, "1.5 is not between 0 and 1; give"),
         (["--logits", "Own Rows", "--held-out", "0.875"], 3, "give at least 800 rows"),
-        (["--held-out", "0.1"], 2, "--held-out cannot be used with a head"),
-        (["--task", "retrieval"], 2, "--task cannot be used with a head or logits; they need --m"),
-        (["--model", "."], 2, "--model needs examples: --prompts FILE.jsonl"),
-        (["--model", ".", "--task", "retrieval", "--sets", "2"], 2, "--sets cannot be used with"),
+        (["--task", "retrieval"], 2, "No such option: --task"),
     ],
 )
 def test_what_does_not_go_together_is_refused(own_rows, arguments, code, message):
@@ -97,13 +98,13 @@ def own_model(here, monkeypatch):
         for e in planted_examples(count=24).examples
     ]
     Path("p.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    quick = partial(model_steps.ModelFitRequest, kind="constant", steps=5)
-    monkeypatch.setattr(model_steps, "ModelFitRequest", quick)
-    return "--model", "Planted", "--prompts", "p.jsonl"
+    quick = partial(model_fit.ModelFitRequest, kind="constant", steps=5)
+    monkeypatch.setattr(model_fit, "ModelFitRequest", quick)
+    return "model", "run", "--model", "Planted", "--prompts", "p.jsonl"
 
 
 def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
-    record = json.loads(call("run", *own_model, "--json").stdout)
+    record = json.loads(call(*own_model, "--json", "--verbose").stdout)
     fit = calibrate.load("planted@1")
     assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 0)}
     assert record["scores"]["scored"].endswith("planted@1 was made of the others")
@@ -116,7 +117,7 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
 
 @pytest.mark.slow
 def test_logits_interrupted_again_and_again(own_rows):
-    interrupted_again_and_again(("--logits", "Own Rows"), files=3)
+    interrupted_again_and_again(("run", "--logits", "Own Rows"), files=3)
 
 
 @pytest.mark.slow
@@ -126,7 +127,7 @@ def test_a_model_interrupted_again_and_again(own_model):
 
 def interrupted_again_and_again(arguments, files):
     """The same command until it is done: the same fit, and no file that is not whole."""
-    command = ["run", *arguments, "--name", "mine"]
+    command = [*arguments, "--name", "mine"]
     call(*command)
     Path("runs").rename("whole-runs")
     Path("fits").rename("whole-fits")

@@ -87,7 +87,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
 
     def command(name, *arguments):
         done.append(name)
-        call(name, *arguments, code=3 if name == "fit" else 0)
+        call("model", name, *arguments, code=3 if name == "fit" else 0)
         study.add_time(name, 60.0, 100.0)
 
     monkeypatch.setattr(study, "command", command)
@@ -140,13 +140,13 @@ def test_texts_are_prose_of_two_halves(study):
 
 
 def test_commands_are_timed_and_may_fail(study, capfd):
-    with pytest.raises(SystemExit, match="calibrate fits failed with exit code 1"):
-        study.command("fits", "show", "nowhere")
-    took = json.loads((study.RUNS / "times.json").read_text())["fits"]
+    with pytest.raises(SystemExit, match="fit failed with exit code 1"):
+        study.command("fit", "nowhere", "--name", "x")
+    took = json.loads((study.RUNS / "times.json").read_text())["fit"]
     assert took["minutes"] > 0
     assert took["peak_mib"] > 10
-    study.add_time("fits", 60.0)
-    again = json.loads((study.RUNS / "times.json").read_text())["fits"]
+    study.add_time("fit", 60.0)
+    again = json.loads((study.RUNS / "times.json").read_text())["fit"]
     assert again == {"minutes": took["minutes"] + 1, "peak_mib": took["peak_mib"]}
 
 

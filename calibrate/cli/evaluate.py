@@ -1,126 +1,103 @@
-"""`calibrate evaluate`: score a head, or a model, under fits and simpler rules."""
+"""`calibrate evaluate`: score a head, or logits on disk, under fits and simpler rules."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import BadParameter, Option
 
-from calibrate.cli.model_options import (
-    OF_EXAMPLES,
-    OF_MODEL,
-    ConstantsOption,
-    ModelRequest,
-    parse_betas,
-    takes_model,
-)
-from calibrate.cli.options import (
-    DaskOption,
-    HeadOption,
-    JobsOption,
-    JsonOption,
-    LogitsOption,
-    ReadStoreOption,
-    SeedOption,
-    SizesOption,
-    StallOption,
-    parse_sizes,
-    refuse_with,
-)
-from calibrate.parallel.jobs import Jobs
-from calibrate.report.terminal import show
+from calibrate.cli.loading import load_fits, load_head, read_logits, refuse_per_head
+from calibrate.cli.options import HeadOrLogits, ReadStore, Workers
+from calibrate.cli.progress import Steps
+from calibrate.cli.request import Request
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 
 if TYPE_CHECKING:
+    from calibrate.evidence.evidence import Evidence
+    from calibrate.files.coefficients import Coefficients
     from calibrate.report.scores_record import ScoresRecord
-
-HeldOutSetsOption = Annotated[
-    int | None,
-    typer.Option(
-        min=2,
-        help="Held-out sets of each size "
-        "[default: 32,768 up to n = 256, 4,096 up to 4,096, 1,024 above]",
-    ),
-]
-FitsOption = Annotated[str, typer.Option(help="Fits to score: REFERENCE,...")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print scores as CSV.")]
-
-RunArgument = Annotated[
-    Path | None, typer.Argument(help="Folder of a complete collection of a model's examples.")
-]
-TrainedOption = Annotated[
-    int | None,
-    typer.Option(
-        min=2, help="Of a model: tokens it was trained up to, N; log n / log N is compared."
-    ),
-]
-
-# Options that concern a head, and not logits on disk or a model.
-_HEAD_OPTIONS = ("head", "sizes", "sets", "jobs", "dask", "stall")
-_MODEL_OPTIONS = ("model", "constants", "trained_up_to", *OF_MODEL)
+    from calibrate.rows.heads import Head
+    from calibrate.rows.logits_files import Arrays
+    from calibrate.rows.work_units import Unit
 
 
-@takes_model
-def evaluate(
-    run: RunArgument = None,
-    head: HeadOption = "max-retrieval",
-    logits: LogitsOption = None,
-    sizes: SizesOption = "16..16384",
-    sets: HeldOutSetsOption = None,
-    seed: SeedOption = 0,
-    fits: FitsOption = "",
-    store: ReadStoreOption = None,
-    jobs: JobsOption = 1,
-    dask: DaskOption = None,
-    stall: StallOption = 600.0,
-    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
-    constants: ConstantsOption = "",
-    trained_up_to: TrainedOption = None,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-    context: typer.Context = None,  # type: ignore[assignment]
-) -> None:
-    """Score a head, logits or a model under fits and simpler rules.
+@dataclass(frozen=True)
+class Scored(Request):
+    """Fits to score, and how scores are printed."""
 
-    --fits are compared with plain softmax, the paper's numbers, log n and hard attention, on the
-    same sets. Nothing is collected or fitted.
+    fits: Annotated[str, Option(help="Fits to score: REFERENCE,...")] = ""
+    store: ReadStore = None
+    as_csv: Annotated[bool, Option("--csv", help="Print the scores as CSV.")] = False
+
+    def show(self, record: Any) -> None:
+        """Prints the scores."""
+        if self.as_csv:
+            print(record.as_csv(), end="")
+        else:
+            super().show(record)
+
+
+@dataclass(frozen=True)
+class EvaluateRequest(Scored, Workers, HeadOrLogits):
+    """What `calibrate evaluate` is asked for."""
+
+    def __post_init__(self) -> None:
+        """Checks what goes together."""
+        super().__post_init__()
+        if self.as_csv and self.as_json:
+            raise BadParameter("--csv cannot be used with --json")
+
+
+def evaluate(request: EvaluateRequest) -> "ScoresRecord":
+    """Score a head or logits under fits and simpler rules.
+
+    --fits are compared with plain softmax, the paper's numbers, log n and hard attention. Nothing
+    is collected or fitted.
 
     With --logits, --fits are scored on the rows of a file or folder by the probability of the
     target, each head with its own entry. Use rows that were not fitted.
 
-    With RUN, a collection of examples, or --model and the options of `collect`, --fits are scored
-    by the model's answers: log p and how many are right, by template and length. Of the collection
-    that a fit was made of, only the examples count that it has not seen. With RUN, scores are kept:
-    the same command continues where it was interrupted.
-
     Example: calibrate evaluate --head max-retrieval-3 --sizes 16..256 --fits max-retrieval@1
-
-    Example: calibrate evaluate runs/model --fits mine --constants 1.15,1.3
     """
-    if as_json and as_csv:
-        raise typer.BadParameter("--json cannot be used with --csv")
-    if run is not None or request.model is not None:
-        refuse_with(context, "RUN or --model", (*_HEAD_OPTIONS, "logits"))
-        if run is not None:
-            refuse_with(context, "a collection, which has its own", OF_EXAMPLES)
-        from calibrate.cli.evaluate_model_steps import rules_beside, score_model
-        from calibrate.cli.loading import load_fits
+    from calibrate.evidence.baselines import fixed_rules, in_order
+    from calibrate.report.scores_record import ScoresRecord
 
-        rules = rules_beside(load_fits(fits, store), parse_betas(constants), trained_up_to)
-        _show_scores(score_model(request.source(seed, run), rules), as_json, as_csv)
-        return
-    refuse_with(context, "a head or logits; they need RUN or --model", _MODEL_OPTIONS)
-    from calibrate.cli.evaluate_steps import compare_rules, score_logits_files
-
-    if logits is not None:
-        refuse_with(context, "--logits", (*_HEAD_OPTIONS, "seed"))
-        _show_scores(score_logits_files(logits, fits, store), as_json, as_csv)
-        return
-    n, workers = parse_sizes(sizes), Jobs(jobs, dask, stall)
-    record = compare_rules(head, fits, store, sizes=n, sets=sets, seed=seed, jobs=workers)
-    _show_scores(record, as_json, as_csv)
+    fits = load_fits(request.fits, request.store)
+    if request.logits is not None:
+        return ScoresRecord(score_logits(read_logits(request.logits), fits), tuple(fits))
+    for fit in fits.values():
+        refuse_per_head(fit)
+    head, rules = load_head(request.head), in_order({**fixed_rules(), **fits})
+    return ScoresRecord(score_head(head, request, rules, request.workers), tuple(fits))
 
 
-def _show_scores(record: "ScoresRecord", as_json: bool, as_csv: bool) -> None:
-    if as_csv:
-        print(record.as_csv(), end="")
-    else:
-        show(record, as_json)
+def score_head(
+    head: "Head", sets: HeadOrLogits, rules: "Mapping[str, Coefficients]", jobs: Jobs = ONE_PROCESS
+) -> "Evidence":
+    """Scores one head on fresh sets, with a line per set size."""
+    from calibrate.rows.score_head import score_head
+
+    sizes = sets.set_sizes
+    with Steps("scoring", len(sizes), at_once=jobs.uses_workers) as steps:
+        return score_head(
+            head, sizes, sets.sets, sets.seed, rules, jobs=jobs,
+            report=lambda size, sets: steps.advance(
+                f"  n = {size:>6,}  scored on {sets:,} fresh sets"
+            ),
+        )  # fmt: skip
+
+
+def score_logits(arrays: "Arrays", fits: "Mapping[str, Coefficients]") -> "Evidence":
+    """Scores fits on logits, with a line per set size."""
+    from calibrate.rows.score_logits import score_logits
+    from calibrate.rows.work_units import plan_units
+
+    units = sum(len(plan_units(size, arrays.count(size))) for size in arrays.sizes)
+    with Steps("scoring", units) as steps:
+
+        def report(unit: "Unit") -> None:
+            count = arrays.count(unit.size)
+            done = unit.first + unit.sets == count
+            steps.advance(f"  n = {unit.size:>6,}  {count:,} rows" if done else None)
+
+        return score_logits(arrays, fits, report)

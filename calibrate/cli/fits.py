@@ -1,13 +1,16 @@
 """`calibrate fits`: list, show, compare and verify published fits, alias and yank versions."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from calibrate.cli.options import JsonOption, ReadStoreOption, check_figure
+from calibrate.cli.options import ReadStore, check_figure
+from calibrate.cli.request import Request, add_command
 from calibrate.errors import CoefficientsError
-from calibrate.report.terminal import show as show_record
+from calibrate.report.blocks import Record
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,48 +18,57 @@ app = typer.Typer(
     help="List, show, compare and verify published fits; alias and yank.",
 )
 
-FigureOption = Annotated[
-    Path | None,
-    typer.Option(callback=check_figure, help="Draw beta over entropy or set size into this .png."),
-]
-ReferenceArgument = Annotated[str, typer.Argument(help="NAME, NAME@3, NAME@ALIAS, or a file.")]
-PinnedArgument = Annotated[str, typer.Argument(help="The version: NAME@3.")]
+Reference = Annotated[str, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file.")]
+Pinned = Annotated[str, Argument(help="The version: NAME@3.")]
 
 
-@app.command("list")
-def list_fits(store: ReadStoreOption = None, as_json: JsonOption = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ListRequest(Request):
+    """What `calibrate fits list` is asked for, and every other command of fits."""
+
+    store: ReadStore = None
+
+
+def list_fits(request: ListRequest) -> Record:
     """List the published fits of every store.
 
     Example: calibrate fits list
     """
     from calibrate.report.store_records import list_stores
 
-    show_record(list_stores(store), as_json)
+    return list_stores(request.store)
 
 
-@app.command()
-def show(
-    reference: ReferenceArgument,
-    store: ReadStoreOption = None,
-    figure: FigureOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True)
+class ShowRequest(ListRequest):
+    """What `calibrate fits show` is asked for."""
+
+    reference: Reference
+    figure: Annotated[
+        Path | None,
+        Option(callback=check_figure, help="Draw beta over entropy or set size into this .png."),
+    ] = None
+
+
+def show(request: ShowRequest) -> Record:
     """Show one fit: curve, quality, source, load line.
 
     Example: calibrate fits show max-retrieval
     """
     from calibrate.report.fit_record import show_fit
 
-    show_record(show_fit(reference, store, figure), as_json)
+    return show_fit(request.reference, request.store, request.figure)
 
 
-@app.command()
-def diff(
-    a: ReferenceArgument,
-    b: ReferenceArgument,
-    store: ReadStoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True)
+class DiffRequest(ListRequest):
+    """What `calibrate fits diff` is asked for."""
+
+    a: Reference
+    b: Reference
+
+
+def diff(request: DiffRequest) -> Record:
     """Compare two fits: the largest change of beta, and fields.
 
     Beta is compared over the domain of both fits, and anywhere.
@@ -65,18 +77,25 @@ def diff(
     """
     from calibrate.report.difference_record import compare_fits
 
-    show_record(compare_fits(a, b, store), as_json)
+    return compare_fits(request.a, request.b, request.store)
 
 
-@app.command()
-def verify(
+@dataclass(frozen=True)
+class VerifyRequest(ListRequest):
+    """What `calibrate fits verify` is asked for."""
+
     reference: Annotated[
-        str | None,
-        typer.Argument(help="NAME, NAME@3, NAME@ALIAS, or a file [default: every fit]"),
-    ] = None,
-    store: ReadStoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
+        str | None, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file [default: every fit]")
+    ] = None
+
+    def show(self, record: Any) -> None:
+        """Prints what was checked; raises CoefficientsError if some of it failed."""
+        super().show(record)
+        if failure := record.failure():
+            raise CoefficientsError(failure)
+
+
+def verify(request: VerifyRequest) -> Record:
     """Check digests, check pairs and logs; exit 1 on a failure.
 
     With --store and no reference, only that store is checked.
@@ -85,19 +104,18 @@ def verify(
     """
     from calibrate.report.store_records import audit_fits
 
-    record = audit_fits(reference, store)
-    show_record(record, as_json)
-    if failure := record.failure():
-        raise CoefficientsError(failure)
+    return audit_fits(request.reference, request.store)
 
 
-@app.command()
-def alias(
-    reference: PinnedArgument,
-    name: Annotated[str, typer.Argument(help="The alias, such as stable.")],
-    store: ReadStoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True)
+class AliasRequest(ListRequest):
+    """What `calibrate fits alias` is asked for."""
+
+    reference: Pinned
+    name: Annotated[str, Argument(help="The alias, such as stable.")]
+
+
+def alias(request: AliasRequest) -> Record:
     """Point NAME@ALIAS to a version.
 
     An alias that exists is moved; the log records every move.
@@ -106,16 +124,18 @@ def alias(
     """
     from calibrate.report.store_records import move_alias
 
-    show_record(move_alias(reference, name, store), as_json)
+    return move_alias(request.reference, request.name, request.store)
 
 
-@app.command()
-def yank(
-    reference: PinnedArgument,
-    store: ReadStoreOption = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Undo the yank.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True)
+class YankRequest(ListRequest):
+    """What `calibrate fits yank` is asked for."""
+
+    reference: Pinned
+    undo: Annotated[bool, Option("--undo", help="Undo the yank.")] = False
+
+
+def yank(request: YankRequest) -> Record:
     """Withdraw a version, or undo that.
 
     The bare name skips a yanked version; its number still loads, with a warning.
@@ -124,4 +144,9 @@ def yank(
     """
     from calibrate.report.store_records import yank_version
 
-    show_record(yank_version(reference, store, undo), as_json)
+    return yank_version(request.reference, request.store, request.undo)
+
+
+add_command(app, list_fits, "list")
+for act in (show, diff, verify, alias, yank):
+    add_command(app, act)

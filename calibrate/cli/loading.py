@@ -1,50 +1,68 @@
-"""Loading what a command names: heads, fits, and the collection that a fit was made from."""
+"""Loading what a command names: heads, logits, fits, collections, and models."""
 
 import contextlib
+import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import kind_of, open_collection
 from calibrate.files.examples import ExampleCollection
-from calibrate.files.manifest import MANIFEST, Collection
-from calibrate.files.rows import RowCollection
+from calibrate.files.manifest import MANIFEST, MOST_MANIFEST_BYTES
+from calibrate.files.npz import digest_of, read_bytes
 from calibrate.report.streams import stderr
-from calibrate.rows.heads import Head, is_built_in
-from calibrate.rows.heads import load_head as load_head_quietly
+
+if TYPE_CHECKING:
+    from calibrate.model.collect_examples import Job
+    from calibrate.rows.heads import Head
+    from calibrate.rows.logits_files import Arrays
 
 
-def load_head(reference: str) -> Head:
-    """Loads a head by name, file or module:attribute, with a line on stderr."""
+def load_head(reference: str | None) -> "Head":
+    """Loads a head by name (max-retrieval if none), file or module:attribute."""
+    from calibrate.rows.heads import load_head as load
+
+    reference = reference or "max-retrieval"
     stderr.print(f"loading head {reference}")
-    return load_head_quietly(reference)
+    return load(reference)
 
 
-def head_of_fit(coefficients: Coefficients, reference: str | None) -> Head:
+def load_head_of(fit: Coefficients, reference: str | None) -> "Head":
     """Loads the head that a fit was made for, or the one that `reference` names.
 
     Raises:
       CalibrateError: the fit names no head, or was made for another one.
     """
-    name = reference or coefficients.source.get("head")
+    from calibrate.rows.heads import is_built_in
+
+    name = reference or fit.source.get("head")
     if name is None:
         raise CalibrateError(
-            f"{coefficients.reference} names no head; name the one to score: --head max-retrieval"
+            f"{fit.reference} names no head; name the one to score: --head max-retrieval"
         )
     if not reference and not is_built_in(name):  # files record no local paths
         raise CalibrateError(
-            f"{coefficients.reference} was made for head {name!r}, which does not come with the "
+            f"{fit.reference} was made for head {name!r}, which does not come with the "
             "package; give its weights file or module:attribute with --head, or, if it was made "
             "from logits on disk, held-out logits with --logits FILE.npz"
         )
     head = load_head(name)
-    if coefficients.fingerprint not in (None, head.fingerprint):
+    if fit.fingerprint not in (None, head.fingerprint):
         raise CalibrateError(
-            f"{coefficients.reference} was made for {coefficients.fingerprint}, and {head.name} "
-            f"is {head.fingerprint}; give the head that it was made for, with --head"
+            f"{fit.reference} was made for {fit.fingerprint}, and {head.name} is "
+            f"{head.fingerprint}; give the head that it was made for, with --head"
         )
     return head
+
+
+def read_logits(path: Path) -> "Arrays":
+    """Opens logits on disk, with a line on stderr."""
+    from calibrate.rows.logits_files import Arrays
+
+    stderr.print(f"reading {path}")
+    return Arrays(path)
 
 
 def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
@@ -62,88 +80,115 @@ def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
     return fits
 
 
-def refuse_per_head(coefficients: Coefficients) -> None:
+def refuse_per_head(fit: Coefficients) -> None:
     """Raises CoefficientsError if a fit has an entry per head: no single head is scored with it."""
     try:
-        assert coefficients.only
+        assert fit.only
     except CoefficientsError as failure:
         raise CoefficientsError(
             f"{failure}, or score each head on logits on disk: --logits FILE.npz"
         ) from None
 
 
-def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, RowCollection | None]:
-    """A fit by reference, or that of a collection's folder; and its collection, if in ./runs.
+class FoundFit(NamedTuple):
+    """A fit, and the folder of the collection that it was made of, if that is known."""
+
+    fit: Coefficients
+    run: Path | None
+
+
+def find_fit(reference: str, store: Path | None) -> FoundFit:
+    """A fit by reference, or the newest of a collection's folder.
 
     Raises:
       CalibrateError: there is no such fit, or the collection is damaged.
     """
     folder = Path(reference)
     if folder.is_dir() and (fit_store.is_path(reference) or (folder / MANIFEST).exists()):
-        collection = open_collection(folder, RowCollection)
-        return _newest_fit_of(collection, store), collection
-    coefficients = fit_store.load(reference, store)
-    return coefficients, _collection_of(coefficients)
-
-
-def made_through_model(reference: str, store: Path | None) -> bool:
-    """Whether a fit, or that of a collection's folder, was made through a whole model."""
-    folder = Path(reference)
-    if folder.is_dir() and (fit_store.is_path(reference) or (folder / MANIFEST).exists()):
-        return kind_of(folder) == "examples"
-    return fit_store.load(reference, store).of_whole_model
-
-
-def find_model_fit(reference: str, store: Path | None) -> tuple[Coefficients, Path | None]:
-    """A fit by reference, or that of a collection of examples; and its collection, if in ./runs.
-
-    Raises:
-      CalibrateError: there is no such fit, or the collection is damaged.
-    """
-    folder = Path(reference)
-    if kind_of(folder) == "examples":
-        return _newest_fit_of(open_collection(folder, ExampleCollection), store), folder
+        return FoundFit(_newest_fit_of(folder, store), folder)
     fit = fit_store.load(reference, store)
-    return fit, examples_of(fit)
+    return FoundFit(fit, collection_of(fit))
 
 
-def examples_of(fit: Coefficients) -> Path | None:
-    """The folder in ./runs of the collection of examples that a fit was made of, if it is there."""
+def collection_of(fit: Coefficients) -> Path | None:
+    """The folder in ./runs of the collection that a fit was made of, if it is there."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):
-            collection = open_collection(manifest.parent, ExampleCollection)
-            if collection.digest == fit.source.get("collection"):
+            data = read_bytes(manifest, MOST_MANIFEST_BYTES)
+            if digest_of(data) == fit.source.get("collection"):
                 return manifest.parent
     return None
 
 
-def _newest_fit_of(collection: Collection, store: Path | None) -> Coefficients:
+def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
     """The newest published fit of a collection that is not yanked."""
+    digest: str = open_collection(folder).digest
     fits = []
-    folders = fit_store.stores(store)
     for stored in (
-        fit_store.open_name(folder, name) for folder in folders for name in fit_store.names(folder)
+        fit_store.open_name(place, name)
+        for place in fit_store.stores(store)
+        for name in fit_store.names(place)
     ):
         # Of one name the highest version is the newest, independent of clocks.
         usable = set(stored.versions) - stored.history.yanked
         for version in sorted(usable, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged file is passed over
                 fit = stored.read(version)
-                if fit.source.get("collection") == collection.digest:
+                if fit.source.get("collection") == digest:
                     fits.append(fit)
                     break
     if not fits:
+        command = "calibrate model fit" if kind_of(folder) == "examples" else "calibrate fit"
         raise CalibrateError(
-            f"{collection.folder} has no published fit; make one with "
-            f"`calibrate fit {collection.folder} --name NAME` (if that refused, there is none)"
+            f"{folder} has no published fit; make one with `{command} {folder} --name NAME` (if "
+            "that refused, there is none)"
         )
     return max(fits, key=lambda fit: (fit.provenance.get("created", ""), fit.version))
 
 
-def _collection_of(coefficients: Coefficients) -> RowCollection | None:
-    for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
-        with contextlib.suppress(CalibrateError):
-            collection = open_collection(manifest.parent, RowCollection)
-            if collection.digest == coefficients.source.get("collection"):
-                return collection
-    return None
+def refuse_examples(run: Path, command: str) -> None:
+    """Raises CalibrateError if a folder holds examples of a model, where rows are needed."""
+    if kind_of(run) == "examples":
+        raise CalibrateError(
+            f"{run} holds examples of a model, not rows; use `calibrate model {command} {run}`"
+        )
+
+
+def open_run(run: Path, model: Path | None, device: str) -> "tuple[Job, ExampleCollection]":
+    """A collection of examples with its model; `model` is None where the collection was made.
+
+    Raises:
+      CalibrateError: the collection is absent, unfinished or damaged, or the model is not its own.
+    """
+    if kind_of(run) != "examples":
+        raise CalibrateError(
+            f"{run} is not a collection of a model's examples; make one with `calibrate model "
+            "collect`"
+        )
+    require_transformers(device)
+    from calibrate.model.collect_examples import Job
+    from calibrate.transformers.folders import ModelFolder
+
+    collection = open_collection(run, ExampleCollection)
+    folder = ModelFolder(model or collection.recorded_model())
+    if folder.fingerprint() != collection.fingerprint:
+        raise CalibrateError(
+            f"{folder.path} is not the model that {run} was made with, or has changed since; give "
+            "that one with --model, or collect again"
+        )
+    return Job(folder, collection.set, collection.manifest["configuration"], device), collection
+
+
+def require_transformers(device: str = "cpu") -> None:
+    """Raises CalibrateError if the extra is not installed, or PyTorch has no such device."""
+    try:
+        import torch
+
+        import calibrate.transformers  # noqa: F401
+    except ImportError as failure:
+        raise CalibrateError(str(failure)) from None
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as failure:
+        reason = textwrap.shorten(str(failure), 100, placeholder=" ...")
+        raise CalibrateError(f"--device {device} cannot be used: {reason}; give cpu") from None

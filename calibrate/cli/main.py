@@ -8,30 +8,53 @@ from typing import Annotated
 import typer
 
 import calibrate
-from calibrate.cli import fits, interrupts
-from calibrate.cli.collect import collect
+from calibrate.cli import (
+    collect,
+    diagnose,
+    evaluate,
+    export,
+    fit,
+    fits,
+    interrupts,
+    model_collect,
+    model_diagnose,
+    model_evaluate,
+    model_fit,
+    model_run,
+    report,
+    run,
+)
 from calibrate.cli.compiled_programs import keep_compiled_programs
-from calibrate.cli.diagnose import diagnose
-from calibrate.cli.evaluate import evaluate
 from calibrate.cli.exit_codes import Commands
-from calibrate.cli.export import export
-from calibrate.cli.fit import fit
 from calibrate.cli.progress import Heartbeat
-from calibrate.cli.report import report
-from calibrate.cli.run import run
+from calibrate.cli.request import add_command
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Calibrate adaptive-temperature softmax for your own attention head or model: collect "
     "what it does, fit a versioned coefficient file, load it at inference.",
 )
+model = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Collect, diagnose, fit and evaluate a whole model by its answers.",
+)
 
-for command in (run, collect, fit, diagnose, evaluate, report, export):
-    app.command()(command)
+for act in (
+    run.run, collect.collect, diagnose.diagnose, fit.fit, evaluate.evaluate, report.report,
+    export.export,
+):  # fmt: skip
+    add_command(app, act)
+for of_model in (
+    model_run.run, model_collect.collect, model_diagnose.diagnose, model_fit.fit,
+    model_evaluate.evaluate,
+):  # fmt: skip
+    add_command(model, of_model)
+app.add_typer(model, name="model")
 app.add_typer(fits.app, name="fits")
 
 

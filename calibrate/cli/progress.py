@@ -1,20 +1,14 @@
 """Progress on stderr: a bar on a terminal, otherwise a line now and then; silence is never long."""
 
 import contextlib
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from calibrate.report.streams import stderr
 
@@ -28,7 +22,7 @@ class Steps:
     callbacks, where Python prints and forgets it. A second one is raised at once; so is the first
     where other processes do the work (`at_once`), and if it is forgotten, once the step is done.
 
-    Steps may differ in `work`; the time left is estimated from it. If `total` is the most that
+    Steps may differ in `work`; rich estimates the time left from it. If `total` is the most that
     there may be (`at_most`), those not needed are counted as done, and so many more are expected.
     """
 
@@ -39,33 +33,34 @@ class Steps:
         work: float | None = None,
         at_once: bool = False,
         at_most: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ):
-        self._at_once, self._clock = at_once, clock
+        self._at_once = at_once
         self._of, self._about = ("of at most", "at most") if at_most else ("of", "about")
-        self._printed_at = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
-            TextColumn(f"{{task.completed}} {self._of} {{task.total}},"),
+            TextColumn(f"{{task.fields[done]}} {self._of} {{task.fields[steps]}},"),
             TimeElapsedColumn(),
             TextColumn(f"so far, {self._about}"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=stderr,
             transient=True,
+            get_time=lambda: time.monotonic(),
+            speed_estimate_period=math.inf,  # a step may take minutes
         )
-        self._task = self._bar.add_task(title)
+        self._bar.add_task(title)
+        self._task = self._bar.tasks[0]
         self.begin(title, total, work)
         self._interrupted = False
         self._handler: Any = None
 
     def begin(self, title: str, total: int, work: float | None = None) -> None:
         """Begins anew with other steps; they have a time of their own."""
-        self.title, self.total, self.done = title, total, 0
-        self._work_left, self._worked = float(total if work is None else work), 0.0
-        self._began = self._clock()
-        self._bar.reset(self._task, description=title, total=total)
+        self.total, self.done = total, 0
+        work = total if work is None else work
+        self._bar.reset(self._task.id, description=title, total=work, done=0, steps=total)
+        self._bar.advance(self._task.id, 0)  # the time from which rich measures speed
 
     def __enter__(self) -> "Steps":
         if threading.current_thread() is threading.main_thread():
@@ -75,10 +70,7 @@ class Steps:
         _under_way.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         _under_way.remove(self)
         if stderr.is_terminal:
             self._bar.stop()
@@ -97,31 +89,35 @@ class Steps:
     def advance(self, line: str | None = None, work: float = 1.0, resumed: bool = False) -> None:
         """Counts one step, and prints `line` if given. A resumed step took no time in this run."""
         self.done += 1
-        self._work_left -= work
-        self._worked += 0.0 if resumed else work
-        self._bar.advance(self._task)
-        now = self._clock()
-        overdue = now - self._printed_at >= SECONDS_BETWEEN_LINES
+        self._bar.update(self._task.id, done=self.done)
+        if resumed:
+            self._bar.update(self._task.id, total=(self._task.total or 0) - work)
+            self._bar.advance(self._task.id, 0)
+        else:
+            self._bar.advance(self._task.id, work)
         if line is not None:
-            self._printed_at = now
             stderr.print(line)
-        elif overdue and not stderr.is_terminal:
+        elif not stderr.is_terminal and _silence() >= SECONDS_BETWEEN_LINES:
             self.tell()
         if self._interrupted:
             raise KeyboardInterrupt
 
     def tell(self) -> None:
         """Prints how many steps are done and the time left, or, before any is, the time so far."""
-        now = self._printed_at = self._clock()
-        passed = now - self._began
-        times = f"{in_words(passed)} so far"
-        if self._worked:
-            seconds = passed * max(self._work_left, 0) / self._worked
-            times = f"{self._about} {in_words(seconds)} left"
-        stderr.print(f"{self.title}: {self.done} {self._of} {self.total} steps, {times}")
+        left = self._task.time_remaining
+        times = f"{in_words(self._task.elapsed or 0)} so far"
+        if left is not None:
+            times = f"{self._about} {in_words(left)} left"
+        title = self._task.description
+        stderr.print(f"{title}: {self.done} {self._of} {self.total} steps, {times}")
 
 
 _under_way: list[Steps] = []  # the innermost last
+
+
+def _silence() -> float:
+    """The seconds since stderr was last printed on."""
+    return time.monotonic() - stderr.printed_at
 
 
 class Heartbeat:
@@ -131,8 +127,8 @@ class Heartbeat:
     far they are; a bar on a terminal moves by itself.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock, self._stopped = clock, threading.Event()
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._told_at = self._silent_since = stderr.printed_at
 
@@ -153,13 +149,13 @@ class Heartbeat:
         """Prints the line if it is due; returns the seconds until it may be due again."""
         if stderr.printed_at != self._told_at:
             self._silent_since = stderr.printed_at
-        now = self._clock()
-        if (left := stderr.printed_at + SECONDS_BETWEEN_LINES - now) > 0:
+        if (left := SECONDS_BETWEEN_LINES - _silence()) > 0:
             return min(left, SECONDS_BETWEEN_LINES)
-        for steps in _under_way[-1:]:
-            steps.tell()
-        if not _under_way:
-            stderr.print(f"  still at work after {in_words(now - self._silent_since)}")
+        if _under_way:
+            _under_way[-1].tell()
+        else:
+            words = in_words(time.monotonic() - self._silent_since)
+            stderr.print(f"  still at work after {words}")
         self._told_at = stderr.printed_at
         return SECONDS_BETWEEN_LINES
 

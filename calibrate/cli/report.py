@@ -1,53 +1,49 @@
 """`calibrate report`: one self-contained page on a fit."""
 
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Option
 
-from calibrate.cli.model_options import (
-    OF_MODEL,
-    ConstantsOption,
-    ModelRequest,
-    Source,
-    parse_betas,
-    takes_model,
-)
-from calibrate.cli.options import (
-    JsonOption,
-    LogitsOption,
-    ReadStoreOption,
-    SeedOption,
-    SizesOption,
-    check_page,
-    parse_sizes,
-    refuse_with,
-)
-from calibrate.report.terminal import show
+from calibrate.cli.evaluate import score_head, score_logits
+from calibrate.cli.loading import find_fit, load_head_of, read_logits, refuse_per_head
+from calibrate.cli.model_collect import Constants, Examples, Model, open_or_make, parse_betas
+from calibrate.cli.options import HeadOrLogits, ReadStore, Sizes, check_page
+from calibrate.cli.request import Request
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.atomic_io import check_writable
+from calibrate.report.streams import stderr
 
-FitArgument = Annotated[str, typer.Argument(help="A fit (NAME, NAME@3), or a collection's folder.")]
-OutOption = Annotated[Path, typer.Option(callback=check_page, help="File of the page, .html.")]
-OtherHeadOption = Annotated[
-    str | None, typer.Option(help="Head to score [default: the head that the fit names]")
-]
-HeldOutSetsOption = Annotated[int, typer.Option(min=2, help="Held-out sets of each size.")]
+if TYPE_CHECKING:
+    from calibrate.files.coefficients import Coefficients
+    from calibrate.report.run_record import ReportRecord
+    from calibrate.report.scores_record import ScoresRecord
 
 
-@takes_model
-def report(
-    run_or_fit: FitArgument,
-    out: OutOption,
-    head: OtherHeadOption = None,
-    logits: LogitsOption = None,
-    sizes: SizesOption = "16..4096",
-    sets: HeldOutSetsOption = 4096,
-    seed: SeedOption = 0,
-    store: ReadStoreOption = None,
-    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
-    constants: ConstantsOption = "",
-    as_json: JsonOption = False,
-    context: typer.Context = None,  # type: ignore[assignment]
-) -> None:
+@dataclass(frozen=True)
+class ReportRequest(Request, Examples, HeadOrLogits):
+    """What `calibrate report` is asked for."""
+
+    fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or a collection.")]
+    out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")]
+    store: ReadStore = None
+    model: Model = None
+    constants: Constants = ""
+    _: KW_ONLY
+    sizes: Sizes = "16..4096"
+    sets: Annotated[int, Option(min=2, help="Held-out sets of each size.")] = 4096
+
+    def __post_init__(self) -> None:
+        """Checks what goes together."""
+        super().__post_init__()
+        if self.named and self.model is None:
+            raise BadParameter("examples need the model: give --model FOLDER")
+        parse_betas(self.constants)
+
+
+def report(request: ReportRequest) -> "ReportRecord":
     """Write one self-contained page on a fit.
 
     It has the verdict, scores, figures and provenance. If the fit's collection is in ./runs, the
@@ -55,31 +51,97 @@ def report(
     logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
 
     A fit made through a model is scored by the model's answers: on the examples of its collection
-    that it has not seen, or on those of --model and the options of `collect`.
+    that it has not seen, or on those that --model and the options of `model collect` make.
 
     Example: calibrate report max-retrieval --out report.html
     """
-    from calibrate.cli.loading import made_through_model
-    from calibrate.cli.report_steps import report_on_head, report_on_logits, report_on_model
+    from calibrate.report.scores_record import ScoresRecord
 
-    n = parse_sizes(sizes)
-    if logits is None and (request.model is not None or made_through_model(run_or_fit, store)):
-        refuse_with(context, "a fit of a model", ("head", "sizes", "sets"))
-        source = Source(None, request.model, None, device=request.device)
-        if request.prompts or request.task or request.text:
-            if request.model is None:
-                raise typer.BadParameter("examples need the model: give --model FOLDER")
-            source = request.source(seed)
-        else:
-            refuse_with(
-                context, "a collection, which has its own", ("lengths", "examples", "dtype")
-            )
-        show(report_on_model(run_or_fit, store, out, source, parse_betas(constants)), as_json)
-        return
-    refuse_with(context, "a head or logits", ("model", "constants", *OF_MODEL))
-    if logits is not None:
-        refuse_with(context, "--logits", ("head", "sizes", "sets", "seed"))
-        record = report_on_logits(run_or_fit, store, out, logits)
-    else:
-        record = report_on_head(run_or_fit, store, out, head, sizes=n, sets=sets, seed=seed)
-    show(record, as_json)
+    found = find_fit(request.fit, request.store)
+    if request.logits is not None:
+        check_writable(request.out)
+        scores = score_logits(read_logits(request.logits), {found.fit.reference: found.fit})
+        return write_report(request.out, found.fit, ScoresRecord(scores, (found.fit.reference,)))
+    if request.model is not None or found.fit.of_whole_model:
+        return _report_on_model(request, found.fit, found.run)
+    return _report_on_head(request, found.fit, found.run)
+
+
+def _report_on_head(
+    request: ReportRequest, fit: "Coefficients", run: Path | None
+) -> "ReportRecord":
+    """Scores a fit on its head, beside rules that are fitted to the same collection."""
+    from calibrate.evidence.baselines import beside, fixed_rules
+    from calibrate.evidence.evidence import OWN
+    from calibrate.report.scores_record import ScoresRecord
+
+    refuse_per_head(fit)
+    head = load_head_of(fit, request.head)
+    check_writable(request.out)
+    rules = beside(fit, {**fixed_rules(), **_fitted_rivals(fit, run)})
+    scores = ScoresRecord(score_head(head, request, rules), (OWN,), fit.reference)
+    return write_report(request.out, fit, scores)
+
+
+def _report_on_model(
+    request: ReportRequest, fit: "Coefficients", run: Path | None
+) -> "ReportRecord":
+    """Scores a fit by a model's answers, on its collection or on examples made for the page.
+
+    Raises:
+      CalibrateError: the fit's collection is not in ./runs, and no examples are given.
+    """
+    from calibrate.cli.model_evaluate import score_fit
+
+    if run is None and not request.named:
+        raise CalibrateError(
+            f"the collection of {fit.reference} is not in ./runs; give its folder in place of the "
+            "fit, or --model FOLDER with examples, such as --task retrieval"
+        )
+    check_writable(request.out)
+    job, collection = open_or_make(request.model, request, None if request.named else run)
+    scores = score_fit(fit, job, collection, parse_betas(request.constants))
+    return write_report(request.out, fit, scores)
+
+
+def _fitted_rivals(fit: "Coefficients", run: Path | None) -> "Mapping[str, Coefficients]":
+    """Rules fitted to a fit's collection; none without a collection or with too few rows."""
+    from calibrate.evidence.verdict import chosen_kind
+    from calibrate.files.collection import open_collection
+    from calibrate.files.rows import RowCollection
+    from calibrate.rows.fit_collection import resolve_options
+    from calibrate.rows.model_selection import choose
+    from calibrate.rows.rivals import by_sharpness, fitted_rules
+    from calibrate.rows.solved_rows import solve_collection
+
+    if run is None:
+        return {}
+    collection = open_collection(run, RowCollection)
+    try:
+        rows = solve_collection(collection)
+        choice = choose(rows, resolve_options(collection))
+        fitted = fitted_rules(rows, choice)
+    except QualityError as failure:
+        stderr.print(f"rules fitted to {run} are not compared: {failure}")
+        return {}
+    same_kind = choice.chosen.kind == chosen_kind(fit) and choice.chosen.fit.rule == fit.rule
+    return (by_sharpness(choice) if same_kind else {}) | fitted
+
+
+def write_report(
+    page: Path, fit: "Coefficients", scores: "ScoresRecord", needed: bool = True
+) -> "ReportRecord":
+    """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""
+    from calibrate.report.fit_page import write_fit_page
+    from calibrate.report.run_record import ReportRecord
+
+    stderr.print(f"writing the report {page}")
+    verdict, path = " ".join(scores.verdicts().values()), None
+    try:
+        write_fit_page(page, fit, scores)
+        path = page
+    except CalibrateError as error:
+        if needed:
+            raise
+        stderr.print(f"the report is not written: {error}")
+    return ReportRecord(verdict, path)

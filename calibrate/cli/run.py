@@ -1,100 +1,150 @@
-"""`calibrate run`: collect, fit, evaluate and report, on a head, logits or a model."""
+"""`calibrate run`: collect, fit, evaluate and report, on a head or on logits."""
 
-from typing import Annotated
+import re
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import BadParameter, Option
 
-from calibrate.cli.model_options import OF_MODEL, ModelRequest, takes_model
+from calibrate.cli.collect import CollectRequest, collect_from_head, collect_from_logits
+from calibrate.cli.evaluate import score_head, score_logits
+from calibrate.cli.fit import FitRequest, fit, fit_one
+from calibrate.cli.loading import load_head, read_logits
 from calibrate.cli.options import (
-    BytesOption,
-    FreshOption,
-    HeadOption,
-    JsonOption,
-    LogitsOption,
-    SeedOption,
-    SetsOption,
-    SizesOption,
-    StoreOption,
+    Fresh,
+    HeadOrLogits,
+    MaxBytes,
+    Sets,
+    Sizes,
+    Store,
     check_fit_name,
     parse_bytes,
-    parse_sizes,
-    refuse_with,
 )
+from calibrate.cli.report import write_report
+from calibrate.cli.request import Request
+from calibrate.files.publishing import check_store
+from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
 
-NameOption = Annotated[
-    str | None,
-    typer.Option(
-        callback=check_fit_name,
-        help="Name of the fit, and of its folder in runs/ [default: quickstart, or that of the "
-        "file or model]",
-    ),
-]
+if TYPE_CHECKING:
+    from calibrate.files.coefficients import Coefficients
+    from calibrate.report.run_record import RunRecord
+
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 
-def _check_share(share: float) -> float:
-    if not 0 < share < 1:
-        raise typer.BadParameter(f"{share:g} is not between 0 and 1; give a share such as 0.2")
-    return share
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Request):
+    """What every `run` is asked for."""
+
+    name: Annotated[
+        str | None,
+        Option(
+            callback=check_fit_name,
+            help="Name of the fit [default: quickstart, or that of the file or model]",
+        ),
+    ] = None
+    fresh: Fresh = False
+    store: Store = None
+    verbose: Annotated[bool, Option("--verbose", help="Print the evidence, too.")] = False
+
+    def show(self, record: Record) -> None:
+        """Prints the result."""
+        show(record, self.as_json, self.verbose)
 
 
-HeldOutOption = Annotated[
-    float,
-    typer.Option(
-        callback=_check_share,
-        help="Of --logits: share of the rows, by group, that judge the fit; between 0 and 1.",
-    ),
-]
+@dataclass(frozen=True)
+class RunRequest(RunOptions, HeadOrLogits):
+    """What `calibrate run` is asked for."""
 
-_OF_HEAD = ("head", "sizes", "sets")
+    held_out: Annotated[
+        float, Option(help="Share of the groups of --logits that judge the fit.")
+    ] = 0.2
+    max_bytes: MaxBytes = "1GB"
+    _: KW_ONLY
+    sizes: Sizes = "16..4096"
+    sets: Sets = 1024
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked before anything is loaded."""
+        super().__post_init__()
+        parse_bytes(self.max_bytes)
+        if not 0 < self.held_out < 1:
+            raise BadParameter(
+                f"--held-out {self.held_out:g} is not between 0 and 1; give a share such as 0.2"
+            )
 
 
-@takes_model
-def run(
-    head: HeadOption = "max-retrieval",
-    sizes: SizesOption = "16..4096",
-    sets: SetsOption = 1024,
-    seed: SeedOption = 0,
-    name: NameOption = None,
-    fresh: FreshOption = False,
-    max_bytes: BytesOption = "1GB",
-    store: StoreOption = None,
-    logits: LogitsOption = None,
-    held_out: HeldOutOption = 0.2,
-    request: ModelRequest = ModelRequest(),  # noqa: B008 (immutable)
-    as_json: JsonOption = False,
-    context: typer.Context = None,  # type: ignore[assignment]
-) -> None:
+def run(request: RunRequest) -> "RunRecord":
     """Collect, fit, evaluate and report, in one command.
 
     The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
     groups) is held out, the others are fitted, and the report tells what the fit does to those held
-    out. Of --model, examples are made or read as by `collect`, the heads are fitted through the
-    model, and the report is on the examples that no fit has seen. The fit is published as NAME, the
-    report beside it. The same command continues what was interrupted.
+    out. The fit is published as NAME, the report beside it. The same command continues what was
+    interrupted. For a model, use `calibrate model run`.
 
     Example: calibrate run
 
     Example: calibrate run --logits mine.npz
-
-    Example: calibrate run --model MODEL --task retrieval --text book.txt
     """
-    if request.model is not None:
-        from calibrate.cli.run_steps import run_on_model
+    check_store(request.store)
+    if request.logits is not None:
+        return _run_on_logits(request, request.logits)
+    return _run_on_head(request)
 
-        refuse_with(context, "--model", (*_OF_HEAD, "logits", "held_out", "max_bytes"))
-        show(run_on_model(request.source(seed), name, store, fresh=fresh), as_json)
-        return
-    refuse_with(context, "a head or logits; they need --model", OF_MODEL)
-    if logits is not None:
-        from calibrate.cli.run_steps import run_on_logits
 
-        refuse_with(context, "--logits", _OF_HEAD)
-        n_bytes = parse_bytes(max_bytes)
-        show(run_on_logits(logits, name, held_out, seed, n_bytes, store, fresh=fresh), as_json)
-        return
-    refuse_with(context, "a head, which draws fresh sets; it needs --logits", ("held_out",))
-    from calibrate.cli.run_steps import run_on_head
+def _run_on_head(request: RunRequest) -> "RunRecord":
+    """Fits a head, and scores it before and after on fresh sets."""
+    from calibrate.evidence.baselines import beside, fixed_rules
+    from calibrate.evidence.evidence import OWN
+    from calibrate.report.run_record import RunRecord
+    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.rows.rivals import by_sharpness, fitted_rules
 
-    n, n_bytes = parse_sizes(sizes), parse_bytes(max_bytes)
-    show(run_on_head(head, n, sets, seed, name, n_bytes, store, fresh=fresh), as_json)
+    name, head = request.name or "quickstart", load_head(request.head)
+    collection = collect_from_head(_collect_request(request, name), head)
+    found, record = fit_one(collection, FitRequest(Path("runs") / name, name, store=request.store))
+    assert found.choice is not None  # not the paper's procedure
+    others = by_sharpness(found.choice) | fitted_rules(found.rows, found.choice)
+    evidence = score_head(head, request, beside(found.coefficients, fixed_rules() | others))
+    scores = ScoresRecord(evidence, (OWN,), found.coefficients.reference)
+    page = page_beside(found.coefficients)
+    return RunRecord(record, scores, write_report(page, found.coefficients, scores, needed=False))
+
+
+def _run_on_logits(request: RunRequest, logits: Path) -> "RunRecord":
+    """Fits most of the rows of a file or folder, and judges the fit by the others."""
+    from calibrate.report.run_record import RunRecord
+    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.rows.hold_out import hold_out
+
+    name = request.name or name_after(logits)
+    split = hold_out(read_logits(logits), request.held_out, request.seed)
+    collect_from_logits(_collect_request(request, name), split.fitted)
+    record = fit(FitRequest(Path("runs") / name, name, store=request.store))
+    found = record.coefficients
+    evidence = score_logits(split.held_out, {found.reference: found})
+    scores = ScoresRecord(evidence, (found.reference,))
+    page = page_beside(found)
+    return RunRecord(record, scores, write_report(page, found, scores, needed=False))
+
+
+def _collect_request(request: RunRequest, name: str) -> CollectRequest:
+    return CollectRequest(
+        Path("runs") / name, request.fresh, max_bytes=request.max_bytes, sizes=request.sizes,
+        sets=request.sets, seed=request.seed,
+    )  # fmt: skip
+
+
+def name_after(path: Path) -> str:
+    """The name of a file or folder as that of a fit."""
+    path = path.resolve()
+    stem = path.stem if path.suffix in (".npz", ".gguf") else path.name
+    return _NOT_IN_NAMES.sub("-", stem.lower()).strip("-._")[:64] or "mine"
+
+
+def page_beside(fit: "Coefficients") -> Path:
+    """Where the report of a run goes: beside the fit's file."""
+    assert fit.path is not None
+    return fit.path.with_suffix(".html")

@@ -58,7 +58,7 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
         raise CalibrateError(
             "the fit goes by log n, which engines apply in models like Ministral 3, and this "
             f"model cannot become one: {what}; export a fit of constants: "
-            "calibrate fit RUN --for-export --kind constant"
+            "calibrate model fit RUN --for-export --kind constant"
         )
     rope = dict(config.rope_parameters or {})
     floor = {"original_max_position_embeddings": 1}

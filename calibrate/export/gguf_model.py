@@ -247,7 +247,7 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
         what = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
         raise CalibrateError(
             "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
-            f"{BY_SIZE}, and {what}; fit constants: calibrate fit RUN --kind constant"
+            f"{BY_SIZE}, and {what}; fit constants: calibrate model fit RUN --kind constant"
         )
     return {
         f"{BY_SIZE}.{SCALE}": (ratio, Kind.FLOAT32),

@@ -106,8 +106,9 @@ def open_collection(
         return found  # type: ignore[no-any-return]
     of_rows = isinstance(found, RowCollection)
     if not (allow_partial and of_rows):
+        command = "calibrate collect" if of_rows else "calibrate model collect"
         raise CalibrateError(
-            f"{folder} is unfinished; run the same `calibrate collect` command again to finish it"
+            f"{folder} is unfinished; run the same `{command}` command again to finish it"
             + ", or fit its finished shards: `calibrate fit --allow-partial`" * of_rows
         )
     entries = unlisted_shards(folder, found.configuration)

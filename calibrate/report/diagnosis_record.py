@@ -19,7 +19,8 @@ from calibrate.report.blocks import (
     and_more,
     as_json,
 )
-from calibrate.report.diagnosis_plots import save_figures
+from calibrate.report.plot_style import draw, save_figure
+from calibrate.report.plots import plot_entropy
 from calibrate.report.wording import items
 from calibrate.rows import head_verdict as thresholds
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis
@@ -108,7 +109,9 @@ def _head_json(head: HeadDiagnosis) -> dict[str, Any]:
 
 def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> DiagnosisRecord:
     """Writes the figures and then the record, which is returned, each whole or not at all."""
-    record = DiagnosisRecord(diagnosis, folder / RECORD, save_figures(folder, diagnosis))
+    figure = folder / "entropy.png"
+    save_figure(figure, draw(plot_entropy, diagnosis.heads))
+    record = DiagnosisRecord(diagnosis, folder / RECORD, [figure])
     save_json(record.path, record)
     return record
 

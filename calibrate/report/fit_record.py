@@ -148,9 +148,9 @@ def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitReco
     """
     coefficients = load(reference, store)
     if figure:
-        from calibrate.report.fit_plots import save_beta_figure  # loads Matplotlib
+        from calibrate.report.plots import save_rule_figure  # loads Matplotlib
 
-        save_beta_figure(figure, coefficients)
+        save_rule_figure(figure, coefficients)
     return FitRecord(coefficients, figure, of_file=True)
 
 

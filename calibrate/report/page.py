@@ -28,7 +28,6 @@ from calibrate.report.wording import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
 _ENTROPY = "H the Shannon entropy, in nats, of softmax(z) over the unmasked items"
@@ -47,7 +46,6 @@ class Picture:
     source: str  # a data: URL
     title: str
     caption: str
-    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,20 +56,13 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Highlights:
-    """The page in a few figures: (figure, what it is)."""
-
-    rows: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Page:
     """The text and figures of a page, in reading order."""
 
     title: str
     subtitle: str
     verdict: str
-    blocks: Sequence[Block | Figures | Highlights]
+    blocks: Sequence[Block | Figures]
 
 
 def write_page(path: Path, page: Page) -> None:
@@ -94,15 +85,13 @@ def _prose(text: str) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def draw(plot: "Callable[..., Axes]", *arguments: Any, title: str, caption: str) -> Picture:
+def draw(
+    plot: "Callable[..., Axes]", *arguments: Any, title: str, caption: str, **options: Any
+) -> Picture:
     """A picture of what `plot` draws on its first argument, an `ax`."""
-    return picture(plot_style.draw(plot, *arguments, size=NARROW), title, caption)
-
-
-def picture(figure: "Figure", title: str, caption: str, wide: bool = False) -> Picture:
-    """A picture of a figure."""
+    figure = plot_style.draw(plot, *arguments, size=NARROW, **options)
     source = "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()
-    return Picture(source, title, caption, wide)
+    return Picture(source, title, caption)
 
 
 def usage_section(fit: Coefficients) -> Iterable[Block]:

@@ -13,13 +13,26 @@ from calibrate.report.rule_curves import SizeCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which the colour-blind can tell apart.
 OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
 # Of heads side by side; the markers distinguish them without colour.
 HEAD_STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
+# A colour, marker and dash of its own for every rule.
+STYLES = {
+    "plain": (PAPER, "o", "-"),
+    "paper": ("#0072B2", "s", "-"),
+    "procedure": ("#0072B2", "d", "--"),
+    "own": (OURS, "^", "-"),
+    "entropy-and-size": ("#882255", ">", "-"),
+    "polynomial": ("#F0E442", "<", "-"),
+    "log-n": ("#009E73", "D", "--"),
+    "kappa-log-n": ("#009E73", "P", ":"),
+    "constant": ("#CC79A7", "X", "--"),
+    "hard": ("#777777", "*", "-."),
+}
+OTHERS = (("#999933", "h", "--"), ("#332288", "p", "--"), ("#44AA99", "d", "--"))
 DPI = 150
 MAX_LETTERS = 20  # of a name in the legend of a narrow figure
 ENTROPY_LABEL = "Shannon entropy H of softmax(z) (nats)"
@@ -34,11 +47,12 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def draw(
-    plot: "Callable[..., Axes]", *arguments: Any, size: tuple[float, float] = (7.2, 4.6)
-) -> "Figure":
+    plot: "Callable[..., Axes]", *arguments: Any, size: tuple[float, float] = (7.2, 4.6),
+    **options: Any,
+) -> "Figure":  # fmt: skip
     """A figure, in inches, of what `plot` draws on its first argument, an `ax`."""
     figure = new_figure(*size)
-    plot(figure.add_subplot(), *arguments)
+    plot(figure.add_subplot(), *arguments, **options)
     return figure
 
 
@@ -97,78 +111,39 @@ def legend_below(ax: "Axes") -> None:
     )  # fmt: skip
 
 
-def scatter_by_size(
-    ax: "Axes", x: np.ndarray, y: np.ndarray, size: np.ndarray, sizes: Sequence[int], **look: Any
-) -> "PathCollection":
-    """Dots coloured by set size, with a colour bar.
-
-    Args:
-      ax: where to draw.
-      x: (rows,)
-      y: (rows,)
-      size: (rows,) set sizes.
-      sizes: the sizes that the colours span, rising.
-      look: of the dots.
-    """
-    colours = _size_colours(sizes)
-    points = ax.scatter(x, y, c=size, lw=0, rasterized=True, **colours, **look)
-    bar = ax.figure.colorbar(points, ax=ax, label="set size n", pad=0.02)
-    bar.ax.minorticks_off()
-    ticks = sizes[:: max(1, len(sizes) // 6)]
-    bar.set_ticks(ticks, labels=[f"{n:,}" for n in ticks])
-    if bar.solids is not None:
-        bar.solids.set_alpha(1)
-    return points
-
-
-def _size_colours(sizes: Sequence[int]) -> dict[str, Any]:
-    """The scale of colours from the first size to the last, as Matplotlib takes it."""
-    from matplotlib.colors import LogNorm
-
-    return {"norm": LogNorm(0.9 * sizes[0], 1.1 * sizes[-1]), "cmap": "viridis_r"}  # of one, too
-
-
-def draw_size_curves(
-    ax: "Axes",
-    curves: Sequence[SizeCurve],
-    sizes: Sequence[int],
-    shown: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    lw: float = 2,
-) -> None:
-    """Curves coloured by set size as the dots of `scatter_by_size`, each with a label.
+def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve], lw: float = 2) -> None:
+    """Curves coloured by set size, the larger the darker, each with a label.
 
     They are bold at the entropies of the fit's domain, and dashed at sizes outside it.
 
     Args:
       ax: where to draw.
       curves: by rising size.
-      sizes: the sizes that the colours span, rising.
-      shown: what is drawn of beta.
       lw: width of the bold part, in points.
     """
     from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
     from matplotlib.patheffects import Normal, Stroke
 
-    colour = ScalarMappable(**_size_colours(sizes)).to_rgba
+    norm = LogNorm(0.9 * curves[0].size, 1.1 * curves[-1].size)
+    colour = ScalarMappable(norm, "viridis_r").to_rgba
     outline = [Stroke(linewidth=lw + 1.2, foreground="black"), Normal()]
     for curve in curves:
         style = "--" if curve.beyond else "-"
         (rgba,) = colour(np.array([curve.size]))
-        y = shown(curve.beta)
-        bold, thin = (np.where(part, y, np.nan) for part in (curve.inside, ~curve.inside))
+        bold, thin = (np.where(part, curve.beta, np.nan) for part in (curve.inside, ~curve.inside))
         ax.plot(
             curve.entropy, bold, style, color=rgba, lw=lw, zorder=5, path_effects=outline,
-            label=f"n = {curve.size:,}" + ", not fitted" * curve.beyond,
+            label=f"n = {curve.size:,}" + (", not fitted" if curve.beyond else ""),
         )  # fmt: skip
         ax.plot(curve.entropy, thin, style, color=rgba, lw=0.8, zorder=4)
+    ax.set_xlabel(ENTROPY_LABEL)
 
 
 def plot_head_map(
     ax: "Axes",
     values: Mapping[tuple[int | None, int | None], float | None],
-    unknown: str,
     label: str,
-    extend: str = "neither",
     **look: Any,
 ) -> "Axes":
     """A map of layers and heads, coloured by a number of each, and x where there is none.
@@ -176,9 +151,7 @@ def plot_head_map(
     Args:
       ax: where to draw.
       values: of the heads, by (layer, head).
-      unknown: the name of a layer or head that has no number.
       label: of the colour bar.
-      extend: the ends at which the colour bar is pointed.
       look: of the image: its colours and their range.
     """
     rows, columns = (
@@ -195,20 +168,8 @@ def plot_head_map(
     image = ax.imshow(grid, aspect="auto", interpolation="nearest", **look)
     for axis, numbers, name in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
         step = max(1, len(numbers) // 16)
-        labels = [unknown if i is None else str(i) for i in numbers[::step]]
+        labels = ["all" if i is None else str(i) for i in numbers[::step]]
         axis.set_ticks(range(0, len(numbers), step), labels)
         axis.set_label_text(name)
-    ax.figure.colorbar(image, ax=ax, label=label, extend=extend)
+    ax.figure.colorbar(image, ax=ax, label=label)
     return ax
-
-
-def plot_gain_map(
-    ax: "Axes",
-    gains: Mapping[tuple[int | None, int | None], float | None],
-    unknown: str,
-    label: str,
-) -> "Axes":
-    """A map as `plot_head_map` draws it, of gains: orange, as every gain, and losses purple."""
-    sizes = [abs(gain) for gain in gains.values() if gain is not None]
-    most = float(np.nanmax([0.0, *sizes])) or 1.0  # NaN: of a head none of whose rows counts
-    return plot_head_map(ax, gains, unknown, label, cmap="PuOr_r", vmin=-most, vmax=most)

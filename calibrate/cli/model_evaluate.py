@@ -1,27 +1,66 @@
-"""Scoring rules on the examples of a whole model, with progress on stderr."""
+"""`calibrate model evaluate`: score fits by a model's own answers."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
+from typer import BadParameter, Option
 
-from calibrate.cli.loading import examples_of
-from calibrate.cli.model_options import Source
-from calibrate.cli.model_steps import job_of, model_progress
+from calibrate.cli.evaluate import Scored
+from calibrate.cli.loading import collection_of, load_fits
+from calibrate.cli.model_collect import (
+    Constants,
+    RunOrExamples,
+    model_steps,
+    open_or_make,
+    parse_betas,
+)
 from calibrate.errors import CalibrateError
-from calibrate.evidence.baselines import log_size, one_constant, paper
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.collection import kind_of, open_collection
+from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
-from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from calibrate.model.collect_examples import Job
+    from calibrate.report.scores_record import ScoresRecord
+
+
+@dataclass(frozen=True)
+class ModelEvaluateRequest(Scored, RunOrExamples):
+    """What `calibrate model evaluate` is asked for."""
+
+    constants: Constants = ""
+    trained_up_to: Annotated[
+        int | None,
+        Option(min=2, help="Tokens the model was trained up to, N; log n / log N is compared."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Checks what goes together."""
+        super().__post_init__()
+        parse_betas(self.constants)
+        if self.as_csv and self.as_json:
+            raise BadParameter("--csv cannot be used with --json")
+
+
+def evaluate(request: ModelEvaluateRequest) -> "ScoresRecord":
+    """Score fits by a model's own answers, beside simpler rules.
+
+    Log p and how many are right, by template and length, on RUN, a collection of examples, or on
+    those that --model and the options of `model collect` make. Of the collection that a fit was
+    made of, only the examples count that it has not seen. With RUN, scores are kept: the same
+    command continues where it was interrupted.
+
+    Example: calibrate model evaluate runs/model --fits mine --constants 1.15,1.3
+    """
+    fits, constants = load_fits(request.fits, request.store), parse_betas(request.constants)
+    rules = rules_beside(fits, constants, request.trained_up_to)
+    return score_rules(*open_or_make(request.model, request, request.run), rules)
 
 
 class Rules(NamedTuple):
@@ -32,24 +71,45 @@ class Rules(NamedTuple):
     constants: list[str]  # the names of those that are one constant on every head
 
 
-def score_model(source: Source, rules: Rules) -> ScoresRecord:
+def rules_beside(
+    fits: dict[str, Coefficients], constants: Sequence[float], trained_up_to: int | None
+) -> Rules:
+    """The fits, the paper's numbers, and what else is asked for."""
+    from calibrate.evidence.baselines import log_size, one_constant, paper
+
+    of_constants = {f"constant {beta:g}": one_constant(beta) for beta in constants}
+    rules = {"paper": paper(), **of_constants}
+    if trained_up_to is not None:
+        rules[f"log n / log {trained_up_to}"] = log_size(trained_up_to)
+    return Rules({**fits, **rules}, fits, list(of_constants))
+
+
+def score_fit(
+    fit: Coefficients,
+    job: "Job",
+    collection: ExampleCollection | None,
+    constants: Sequence[float] = (),
+) -> "ScoresRecord":
+    """Scores a fit by a model's answers, beside constants and log n."""
+    trained = fit.source.get("options", {}).get("trained_up_to") or 0
+    rules = rules_beside({fit.reference: fit}, constants, trained if trained > 1 else None)
+    return score_rules(job, collection, rules)
+
+
+def score_rules(job: "Job", collection: ExampleCollection | None, rules: Rules) -> "ScoresRecord":
     """Scores the examples of a model under plain softmax and other rules.
 
+    Args:
+      collection: that the examples are of, if they were not made for this evaluation.
     Raises:
-      CalibrateError: the model is not that of the collection, or cannot be found; the collection
-        has too few examples to judge a fit of its own.
+      CalibrateError: the collection has too few examples to judge a fit of its own.
       CoefficientsError: a fit names layers or heads that the model lacks.
     Warns:
       UserWarning: a fit was made for another model.
     """
-    if source.run is not None and kind_of(source.run) != "examples":
-        raise CalibrateError(
-            f"{source.run} is not a collection of a model's examples; make one with `calibrate "
-            "collect --model`, or score a head (--head) or logits (--logits) without RUN"
-        )
-    job, collection = job_of(source)
     from calibrate.evidence.evidence import PLAIN, Scored
     from calibrate.model.answers import compare
+    from calibrate.report.scores_record import ScoresRecord
 
     todo, scores = dict(rules.all), dict[str, Scores]()
     if collection:
@@ -62,24 +122,12 @@ def score_model(source: Source, rules: Rules) -> ScoresRecord:
         todo[PLAIN] = identity()
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(rules.fits, job.folder.name, fingerprint)
-    kept = (collection.folder, collection.digest) if collection else None
-    scores |= _score(job, which, todo, kept)
+    scores |= _score(job, which, todo, collection)
     evidence = compare(
         job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all},
         Scored(job.folder.name, fingerprint, "answers"),
     )  # fmt: skip
     return ScoresRecord(evidence, tuple(rules.fits), scored=scored)
-
-
-def rules_beside(
-    fits: dict[str, Coefficients], constants: Sequence[float], trained_up_to: int | None
-) -> Rules:
-    """The fits, the paper's numbers, and what else is asked for."""
-    of_constants = {f"constant {beta:g}": one_constant(beta) for beta in constants}
-    rules = {"paper": paper(), **of_constants}
-    if trained_up_to is not None:
-        rules[f"log n / log {trained_up_to}"] = log_size(trained_up_to)
-    return Rules({**fits, **rules}, fits, list(of_constants))
 
 
 def _to_judge(
@@ -120,7 +168,7 @@ def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSe
 
     tokens = [example.tokens.tobytes() for example in examples.examples]
     for name, fit in fits.items():
-        if (run := examples_of(fit)) is None:
+        if not fit.of_whole_model or (run := collection_of(fit)) is None:
             continue
         made_of = open_collection(run, ExampleCollection).set.examples
         parts = zip(made_of, splits_of(made_of), strict=True)
@@ -135,18 +183,19 @@ def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSe
 
 def _score(
     job: "Job", which: Sequence[int], rules: Mapping[str, Coefficients],
-    kept: tuple[Path, str] | None,
+    collection: ExampleCollection | None,
 ) -> dict[str, Scores]:  # fmt: skip
-    """The scores under each rule; `kept` is the folder and digest of the collection."""
+    """The scores under each rule, which a collection keeps."""
     from calibrate.model.score_fits import Kept, score_fits, units_of
 
     def load() -> "PreTrainedModel":
         stderr.print(f"loading {job.folder.path}")
         return job.folder.load(job.dtype, job.device)
 
+    kept = Kept(collection.folder, collection.digest) if collection else None
     units = units_of(job.examples, which) * len(rules)
-    with model_progress("scoring", job.examples, units) as steps:
+    with model_steps("scoring", job.examples, units) as steps:
         return score_fits(
-            load, job.examples, which, rules, kept and Kept(*kept),
+            load, job.examples, which, rules, kept,
             lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
         )  # fmt: skip
