@@ -13,7 +13,7 @@ from calibrate.evidence.evidence import Evidence as LogitScores
 from calibrate.evidence.evidence import Evidence as Score
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import Collection
+from calibrate.files.rows import RowCollection
 from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict, verdict_on_logits
 from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
@@ -125,7 +125,7 @@ def _write(page: Path, needed: bool, write: Callable[[], None]) -> Path | None:
     return page
 
 
-def _fitted_rivals(fit: Coefficients, collection: Collection | None) -> dict[str, Coefficients]:
+def _fitted_rivals(fit: Coefficients, collection: RowCollection | None) -> dict[str, Coefficients]:
     """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     if collection is None:
         return {}

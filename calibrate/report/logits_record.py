@@ -8,7 +8,7 @@ from calibrate.evidence.baselines import label
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import Evidence as LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.manifest import BAD
+from calibrate.files.rows import BAD
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.rule_curves import all_constant, beta_text
