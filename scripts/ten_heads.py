@@ -19,10 +19,10 @@ from calibrate.evidence.baselines import fixed_rules, one_constant
 from calibrate.evidence.evidence import RIGHT
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
-from calibrate.rows.model_selection import choose
 from calibrate.rows.rivals import fitted_rules
 from calibrate.rows.score_head import score_head
 from calibrate.rows.solved_rows import solve_collection

@@ -22,9 +22,9 @@ from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.selection import chosen_kind
 from calibrate.report.streams import stderr
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
-from calibrate.rows.model_selection import choose
 from calibrate.rows.rivals import by_sharpness, fitted_rules
 from calibrate.rows.solved_rows import solve_collection
 

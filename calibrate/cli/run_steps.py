@@ -53,7 +53,7 @@ def run_on_logits(
     from calibrate.cli.fit_steps import fit_and_publish
     from calibrate.cli.report_steps import write_logits_report
     from calibrate.report.logits_record import LogitsRecord
-    from calibrate.rows.hold_out import hold_out
+    from calibrate.rows.groups import hold_out
     from calibrate.rows.logits_files import Arrays
 
     check_store(store)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.errors import QualityError
+from calibrate.evidence.prior import LEAST_GAIN
 from calibrate.model.comparison import (
     CERTAIN,
     LOG_P,
@@ -14,7 +15,6 @@ from calibrate.model.comparison import (
     ExampleComparison,
 )  # fmt: skip
 from calibrate.model.verdict import shares
-from calibrate.rows.gain import LEAST_GAIN
 
 OWN, PAPER = "own", "the paper's numbers"
 FREE = "best without --for-export"

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.evidence.prior import LEAST_GAIN
 from calibrate.files.atomic_io import write_atomically
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
 from calibrate.report.diagnosis_plots import save_figures
 from calibrate.report.wording import items
 from calibrate.rows import head_verdict as thresholds
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis
-from calibrate.rows.gain import LEAST_GAIN
 from calibrate.rows.head_verdict import RuleGain
 from calibrate.rows.rule_fitting import MIN_ROWS
 

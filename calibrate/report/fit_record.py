@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.evidence.baselines import kind_label
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Block, Code, Facts, Heading, Table
 from calibrate.report.rule_curves import all_constant, constant_text
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import usage
 from calibrate.report.wording import argument, left_out, polynomial, span
-from calibrate.rows.candidates import kind_label
+from calibrate.rows.choose_rule import Choice
 from calibrate.rows.fit_collection import FitResult
-from calibrate.rows.model_selection import Choice
 from calibrate.rows.pooling import HARM
 
 WORTH_COLLECTING = 0.001  # nats, by twice the rows

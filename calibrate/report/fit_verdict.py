@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.evidence.baselines import label
+from calibrate.evidence.baselines import kind_label, label
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence, P
 from calibrate.evidence.evidence import Evidence as Comparison
 from calibrate.evidence.verdict import judge
@@ -13,7 +13,6 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.report.rule_curves import beta_range
 from calibrate.report.selection import chosen_kind, gain_in_log_p, sharpness_tried
 from calibrate.report.wording import with_error
-from calibrate.rows.candidates import kind_label
 
 SIGNIFICANT = 0.01
 LEAST_ERRORS = 2.0  # standard errors: a gain on logits of no more is within chance

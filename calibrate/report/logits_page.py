@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.evidence.evidence import Evidence as LogitScores
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.report import fit_plots, score_plots
@@ -28,7 +29,6 @@ from calibrate.report.rule_curves import largest_size, of_both
 from calibrate.report.selection import selection_section
 from calibrate.report.wording import variable
 from calibrate.rows.solved_rows import head_label
-from calibrate.rows.weighting import ENOUGH_ROWS
 
 
 def write_logits_page(path: Path, fit: Coefficients, scores: LogitScores) -> None:

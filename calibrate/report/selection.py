@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calibrate.evidence.baselines import kind_label
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import ENTROPY_POLYNOMIAL
 from calibrate.report.blocks import Block, Heading, Table, Text
 from calibrate.report.wording import NOTHING
-from calibrate.rows.candidates import kind_label
-from calibrate.rows.model_selection import KEPT
+from calibrate.rows.sharpness import KEPT
 
 CHOSEN = "chosen"
 SCORES = ("log p", "gain over plain", "95 % interval")
