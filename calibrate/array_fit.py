@@ -15,8 +15,8 @@ from calibrate.evidence.verdict import judge, sentences
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.manifest import count_bad
 from calibrate.files.publishing import check_name
+from calibrate.files.rows import count_bad
 from calibrate.files.static_node import make_static
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.streams import spinner

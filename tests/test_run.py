@@ -89,8 +89,7 @@ def test_what_does_not_go_together_is_refused(own_rows, arguments, code, message
 def own_model(here, monkeypatch):
     """What `calibrate run` is told of a tiny model, which is fitted in few steps."""
     pytest.importorskip("transformers", reason="needs the extra transformers")
-    from test_first_look import planted_examples, planted_model
-    from tiny_causal import save
+    from tiny_causal import planted_examples, planted_model, save
 
     save(here / "Planted", planted_model(), tokenizer=False)
     lines = [

@@ -9,8 +9,8 @@ from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import paper
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import Collection
 from calibrate.files.publishing import check_store, publish, writing_store
+from calibrate.files.rows import RowCollection
 from calibrate.files.store import names, published_store
 from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
 from calibrate.report.fit_record import FitRecord
@@ -54,7 +54,7 @@ def fit_one_and_publish(collection: Collection, request: FitRequest) -> tuple[Fi
     return fit, FitRecord(coefficients, figure)
 
 
-def _fit_heads(collection: Collection, request: FitRequest) -> FitRecord:
+def _fit_heads(collection: RowCollection, request: FitRequest) -> FitRecord:
     """Fits each head, with a step per group of heads."""
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")

@@ -13,7 +13,7 @@ from calibrate.evidence.evidence import OWN
 from calibrate.evidence.verdict import chosen_kind
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import Collection
+from calibrate.files.rows import RowCollection
 from calibrate.report.fit_page import write_fit_page
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.scores_record import ScoresRecord
@@ -96,7 +96,9 @@ def write_report(
     return ReportRecord(verdict, path)
 
 
-def _fitted_rivals(fit: Coefficients, collection: Collection | None) -> dict[str, Coefficients]:
+def _fitted_rivals(
+    fit: Coefficients, collection: RowCollection | None
+) -> dict[str, Coefficients]:
     """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     if collection is None:
         return {}

@@ -153,8 +153,17 @@ class Strata:
 
     @cached_property
     def freedom(self) -> float:
-        """Degrees of freedom of the error: groups, less what the means of strata take."""
-        return self.groups - float(self.share @ (self.groups / self._effective))
+        """Degrees of freedom of the error: groups, less what the means of strata take.
+
+        Fewer where small strata have most of the variance.
+
+        Reference: Welch 1947.
+        """
+        by_group = self.groups - float(self.share @ (self.groups / self._effective))
+        part, alone = self.share**2 / self._effective, self._effective < MIN_EFFECTIVE
+        lost = np.sum(part[~alone] ** 2 / (self._effective[~alone] - 1))
+        lost += part[alone].sum() ** 2 / max(1, len(part) - 1)
+        return min(by_group, float(part.sum() ** 2 / lost))
 
     def mean_and_error(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean over strata, and its standard error as it is, of (..., items) values.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, Scored, Stratum
-from calibrate.files.example_set import ExampleSet, Scores
+from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.splits import stretches_of
 
 _ANSWERS = Scored("", items="answers")

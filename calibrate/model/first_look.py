@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError
 from calibrate.evidence.estimate import Estimate, evident_among
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
-from calibrate.files.example_set import Example, ExampleSet, Scores
+from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import plain_alone
 from calibrate.model.passes import answer, check_vocabulary, checked, n_tokens, placed, room_for
 from calibrate.transformers.betas import HeadBetas, head_betas

@@ -14,7 +14,7 @@ from calibrate.evidence.prior import LEAST_GAIN
 from calibrate.evidence.verdict import judge
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.example_collection import ExampleCollection
+from calibrate.files.examples import ExampleCollection
 from calibrate.files.provenance import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
@@ -215,8 +215,8 @@ def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) ->
         if not answers.mean(PLAIN, RIGHT).mean:
             advice = "the model gets no answer right: give prompts that it can answer in part"
         raise NotWorthItError(
-            f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out answers; "
-            f"{advice}",
+            f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
+            f"answers; {advice}",
             evidence,
         )
     evident = [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]

@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence
 from calibrate.evidence.prior import Gain
-from calibrate.files.example_set import ExampleSet, Scores
+from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.answers import compare
 
 ALLOWED_LOSS = 0.005  # nats a token, of what is protected

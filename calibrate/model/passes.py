@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import Cell, Example, ExampleSet, Scores
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.model.forms import Form
 from calibrate.model.memo import Arrays, Memo
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed

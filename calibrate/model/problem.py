@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError
 from calibrate.evidence.choice import simplest_unbeaten
 from calibrate.evidence.prior import LEAST_GAIN, Gain
-from calibrate.export.exportable import Exportable
 from calibrate.export.plan import ALIKE, HEAD
-from calibrate.files.example_collection import ExampleCollection
+from calibrate.export.proof import Exportable
+from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical

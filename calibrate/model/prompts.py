@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import MOST_CELLS, Cell, Example, ExampleSet
+from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
 from calibrate.files.json_shapes import Integer, List, Object, Text
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import Refusal, parse, refuse, spell

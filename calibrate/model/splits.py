@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.files.example_set import Example, ExampleSet
+from calibrate.files.examples import Example, ExampleSet
 
 N_SPLITS = 3
 FITTING, CHOOSING, JUDGING = range(N_SPLITS)

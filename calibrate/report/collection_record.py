@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence
-from calibrate.files.collection import Collection
-from calibrate.files.example_collection import ExampleCollection
-from calibrate.files.manifest import count_bad, share_misranked
+from calibrate.files.examples import ExampleCollection
+from calibrate.files.rows import RowCollection, count_bad, share_misranked
 from calibrate.report.blocks import Block, Table, Text
 
 LEAST_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task
@@ -17,7 +16,7 @@ LEAST_RIGHT = 0.02  # of the answers of some length: with fewer, the model does 
 class CollectionRecord:
     """The result of `calibrate collect` on a head or logits."""
 
-    collection: Collection
+    collection: RowCollection
 
     def as_json(self) -> dict[str, Any]:
         """The manifest."""

@@ -12,7 +12,7 @@ from calibrate.errors import CalibrateError
 from calibrate.evidence.evidence import PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.masking import NO_WEIGHT, as_masks
-from calibrate.maths.row_entropy import row_entropy
+from calibrate.maths.row_batches import row_entropy
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.heads import Head, head_loader

@@ -19,8 +19,7 @@ from calibrate.evidence.evidence import (
     Stratum,
 )
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.collection import refuse_bad_rows
-from calibrate.files.manifest import BAD, COUNTS
+from calibrate.files.rows import BAD, COUNTS, refuse_bad_rows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.rows.collect import examine
