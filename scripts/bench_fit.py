@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
 from scipy.optimize import curve_fit
 from timing import answer_help
 
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
-from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
-from calibrate.rows.model_selection import choose
 from calibrate.rows.rule_fitting import KINDS, Options, fit_rule
 from calibrate.rows.solved_rows import Rows, solve_collection
 

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
+from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
 
 from calibrate.maths.climbing import Objective
 from calibrate.maths.likelihood import maximise
@@ -15,8 +16,7 @@ from calibrate.maths.likelihood_profile import from_nodes, nodes
 from calibrate.maths.reference import entropy
 from calibrate.maths.rule import Rule
 from calibrate.maths.rule_forms import Form
-from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
-from calibrate.rows.model_selection import choose
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.rule_fitting import Options
 from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
 

@@ -182,7 +182,7 @@ def test_show_of_a_fit_by_entropy_and_size(here, by_both):
     for part in (
         "beta(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n - 0.01 (log n)^2 + "
         "0.4 log n domain",
-        "domain 0.2 .. 5 nats and sets of 16 .. 1,024 items outside H is clamped; beyond the sizes",
+        "domain 0.2 .. 5 nats and sets of 16 .. 1,024 items outside H is clamped; beyond",
         "guards 1 <= beta <= 64 at every entropy and set size",
         "n H = 0.2 H = 1 H = 1.8 H = 2.6 H = 3.4 H = 4.2 H = 5",
     ):

@@ -12,6 +12,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_store, publish, writing_store
 from calibrate.files.rows import RowCollection
 from calibrate.files.store import names, published_store
+from calibrate.files.unchanged_fit import same_fit
 from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.streams import stderr
@@ -21,7 +22,6 @@ from calibrate.rows.fit_collection import (
     fit_collection_as_in_the_paper,
     fit_heads_of_collection,
     open_for_fit,
-    same_fit,
 )
 from calibrate.rows.rule_fitting import Options
 from calibrate.rows.solved_rows import group_heads
@@ -36,15 +36,13 @@ def fit_and_publish(request: FitRequest) -> FitRecord:
     return fit_one_and_publish(collection, request)[1]
 
 
-def fit_one_and_publish(collection: Collection, request: FitRequest) -> tuple[FitResult, FitRecord]:
+def fit_one_and_publish(collection: RowCollection, request: FitRequest) -> tuple[FitResult, FitRecord]:
     """Fits one head, and publishes the fit with its figure."""
     stderr.print(f"solving and fitting {collection.folder}")
     if request.paper:
         fit = fit_collection_as_in_the_paper(collection, request.name)
     else:
-        fit = fit_collection(
-            collection, request.name, _options(request), _forced(request), request.jobs
-        )
+        fit = fit_collection(collection, request.name, _options(request), request.jobs)
     coefficients, written = publish_fit(fit.coefficients, request.store)
     fit = replace(fit, coefficients=coefficients)
     figure = draw_fit(
@@ -60,7 +58,7 @@ def _fit_heads(collection: RowCollection, request: FitRequest) -> FitRecord:
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
     with Steps("fitting heads", n_groups, n_heads, at_once=request.jobs.uses_workers) as steps:
         fits = fit_heads_of_collection(
-            collection, request.name, _options(request), _forced(request), request.jobs,
+            collection, request.name, _options(request), request.jobs,
             report=lambda heads: steps.advance(work=heads),
         )  # fmt: skip
     coefficients, written = publish_fit(fits.coefficients, request.store)
@@ -75,11 +73,8 @@ def _options(request: FitRequest) -> Options:
     return Options(
         rows=request.rows and request.rows.value, gate=request.gate, q=request.q,
         trained_up_to=request.trained_up_to,
+        force="polynomial" if request.force_polynomial else None,
     )  # fmt: skip
-
-
-def _forced(request: FitRequest) -> str | None:
-    return "polynomial" if request.force_polynomial else None
 
 
 def publish_fit(coefficients: Coefficients, store: Path | None) -> tuple[Coefficients, bool]:

@@ -18,8 +18,8 @@ from calibrate.report.fit_page import write_fit_page
 from calibrate.report.run_record import ReportRecord
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.fit_collection import resolve_options
-from calibrate.rows.model_selection import choose
 from calibrate.rows.rivals import by_sharpness, fitted_rules
 from calibrate.rows.solved_rows import solve_collection
 
@@ -96,9 +96,7 @@ def write_report(
     return ReportRecord(verdict, path)
 
 
-def _fitted_rivals(
-    fit: Coefficients, collection: RowCollection | None
-) -> dict[str, Coefficients]:
+def _fitted_rivals(fit: Coefficients, collection: RowCollection | None) -> dict[str, Coefficients]:
     """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     if collection is None:
         return {}

@@ -54,7 +54,7 @@ def run_on_logits(
     from calibrate.cli.evaluate_steps import score_arrays
     from calibrate.cli.fit_steps import fit_and_publish
     from calibrate.cli.report_steps import write_report
-    from calibrate.rows.hold_out import hold_out
+    from calibrate.rows.groups import hold_out
     from calibrate.rows.logits_files import Arrays
 
     check_store(store)
