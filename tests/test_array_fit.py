@@ -17,7 +17,7 @@ import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.evidence.evidence import P
 from calibrate.rows.collect import collect_arrays, collect_in_memory
-from calibrate.rows.hold_out import hold_out
+from calibrate.rows.groups import hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.score_logits import score_logits
 

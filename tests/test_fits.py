@@ -22,7 +22,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_plots import plot_beta
 from calibrate.report.usage import load_line, usage
 from calibrate.report.wording import outside, polynomial
-from calibrate.rows.fit_collection import same_fit
+from calibrate.files.unchanged_fit import same_fit
 
 ROOT = Path(__file__).parents[1]
 

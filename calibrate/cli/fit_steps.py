@@ -36,7 +36,9 @@ def fit_and_publish(request: FitRequest) -> FitRecord:
     return fit_one_and_publish(collection, request)[1]
 
 
-def fit_one_and_publish(collection: RowCollection, request: FitRequest) -> tuple[FitResult, FitRecord]:
+def fit_one_and_publish(
+    collection: RowCollection, request: FitRequest
+) -> tuple[FitResult, FitRecord]:
     """Fits one head, and publishes the fit with its figure."""
     stderr.print(f"solving and fitting {collection.folder}")
     if request.paper:
