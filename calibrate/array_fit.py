@@ -11,14 +11,13 @@ from markupsafe import escape
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.evidence.evidence import Evidence
-from calibrate.evidence.verdict import judge
+from calibrate.evidence.verdict import judge, sentences
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.rows import count_bad
 from calibrate.files.static_node import make_static
-from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.streams import spinner
 from calibrate.rows.collect import collect_in_memory
@@ -55,7 +54,7 @@ class Fit(Coefficients):
     @property
     def verdict(self) -> str:
         """A sentence: whether the target becomes more probable on the rows held out, and how."""
-        return verdict_on_logits(self.evidence, THIS_FIT)
+        return " ".join(sentences(self.evidence, THIS_FIT))
 
     @property
     def outcome(self) -> str:
@@ -71,7 +70,7 @@ class Fit(Coefficients):
 
         "Hard attention" is beta = 64. Each record is (size, rows, rule, log_p, p, gain, error).
         """
-        return gains_table(self.evidence)
+        return gains_table(self.evidence, THIS_FIT)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the gain in log p by set size, with bars of two standard errors.

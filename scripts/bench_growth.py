@@ -139,16 +139,16 @@ def prepared(
 ) -> Callable[[], Any]:  # fmt: skip
     """A pass of one example through a model, as fits make it: for scores, or a gradient."""
     import torch
+    from calibrate.files.examples import Cell, Example, ExampleSet
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.files.examples import Cell, Example, ExampleSet
-    from calibrate.model import derivatives
+    from calibrate.model import passes
+    from calibrate.model.forms import Form
     from calibrate.model.memo import Memo
     from calibrate.model.passes import Passes
-    from calibrate.model.rule_parameters import Form
     from calibrate.transformers.betas import head_betas
 
-    derivatives.MOST_KEPT_BYTES = 0
+    passes.MOST_KEPT_BYTES = 0
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers,

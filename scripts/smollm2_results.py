@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibrate.model.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
+import numpy as np
+
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.report.plot_style import new_figure, save_figure, sizes_axis
 from calibrate.report.score_plots import STYLES
 
-OWN, TEXT, ALL = "own", "text", "all"
+TEXT, ALL = "text", "all"
 LABELS = {
     PLAIN: "plain softmax",
     "constant": "best constant, every head",
@@ -27,55 +29,49 @@ DIFFERENCES = {"own_beyond": ": own fit less", "gain": ": beyond plain softmax"}
 Row = dict[str, Any]
 
 
-def measured(comparison: ExampleComparison, kinds: Mapping[str, Sequence[str]]) -> list[Row]:
-    """Every cell; the mean of the templates of a kind at each length; the mean of both.
+def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row]:
+    """Every template and length; the mean of the templates of a kind at each length; of both.
 
     Args:
-      comparison: of rules by their names in LABELS.
+      evidence: of rules by their names in LABELS.
       kinds: templates, by the name of their kind.
     """
     return [
         {
-            "kind": kind, "template": template, "length": length,
-            "examples": comparison.count(cells),
+            "kind": kind, "template": template, "length": length, "examples": part.n,
             "rules": {
-                rule: {measure: _numbers(comparison, rule, measure, cells)
-                       for measure in (RIGHT, LOG_P)}
-                for rule in comparison.rules
+                rule: {measure: _numbers(part, rule, measure) for measure in (RIGHT, LOG_P)}
+                for rule in part.rules
             },
         }
         for kind, templates in kinds.items()
-        for template, length, cells in _groups(comparison, templates)
+        for template, length, part in _parts(evidence, templates)
     ]  # fmt: skip
 
 
-def _groups(
-    comparison: ExampleComparison, templates: Sequence[str]
-) -> Iterator[tuple[str, int | str, list[int]]]:
-    """(template or ALL, length or ALL, cells)."""
-    of_kind = [i for i, cell in enumerate(comparison.cells) if cell.template in templates]
-    lengths = sorted({comparison.cells[i].length for i in of_kind})
-    for length in lengths:
-        at_length = [i for i in of_kind if comparison.cells[i].length == length]
-        for i in at_length:
-            yield comparison.cells[i].template, length, [i]
-        if len(at_length) > 1:
-            yield ALL, length, at_length
-    if len(lengths) > 1:
+def _parts(
+    evidence: Evidence, templates: Sequence[str]
+) -> Iterator[tuple[str, int | str, Evidence]]:
+    """(template or ALL, length or ALL, examples)."""
+    chosen = np.array([stratum.template in templates for stratum in evidence.strata])
+    of_kind = evidence.where(chosen[evidence.stratum])
+    by_length = of_kind.by("length")
+    for length, part in by_length.items():
+        by_template = part.by("template")
+        for template, one in by_template.items():
+            yield template, length, one
+        if len(by_template) > 1:
+            yield ALL, length, part
+    if len(by_length) > 1:
         yield ALL, ALL, of_kind
 
 
-def _numbers(
-    comparison: ExampleComparison, rule: str, measure: str, cells: Sequence[int]
-) -> dict[str, tuple[float, float]]:
+def _numbers(evidence: Evidence, rule: str, measure: str) -> dict[str, tuple[float, float]]:
     """Means with their errors: of the rule, beyond plain softmax, and of the own fit beyond it."""
-    numbers = {
-        "mean": tuple(comparison.mean(rule, measure, cells)),
-        "gain": tuple(comparison.gain(rule, measure, cells)),
-    }
-    if OWN in comparison.rules:
-        numbers["own_beyond"] = tuple(comparison.gain(OWN, measure, cells, over=rule))
-    return numbers
+    numbers = {"mean": evidence.mean(rule, measure), "gain": evidence.gain(rule, measure)}
+    if OWN in evidence.rules:
+        numbers["own_beyond"] = evidence.gain(OWN, measure, over=rule)
+    return {name: (estimate.mean, estimate.error) for name, estimate in numbers.items()}
 
 
 def markdown(record: Row) -> list[str]:

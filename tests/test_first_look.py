@@ -17,32 +17,30 @@ transformers = pytest.importorskip("transformers", reason="needs the extra trans
 
 from test_cli import call, refusal  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
-from tiny_causal import SIZES, causal_model, save  # noqa: E402
+from tiny_causal import (  # noqa: E402
+    causal_model,
+    planted_examples,
+    planted_model,
+    save,
+    some_examples,
+)
 
-from calibrate.files.examples import Cell, Example, ExampleSet  # noqa: E402
-from calibrate.model import answering  # noqa: E402
-from calibrate.model import derivatives as differentiating  # noqa: E402
-from calibrate.model.derivatives import Derivatives, derivatives  # noqa: E402
-from calibrate.model.first_look import DIFFUSE, SHARPER, UNCLEAR, first_look  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.model import first_look as looking  # noqa: E402
+from calibrate.model import passes  # noqa: E402
+from calibrate.model.first_look import (  # noqa: E402
+    DIFFUSE,
+    SHARPER,
+    UNCLEAR,
+    Derivatives,
+    derivatives,
+    first_look,
+)
 from calibrate.transformers import register  # noqa: E402
-from calibrate.transformers.betas import head_betas  # noqa: E402
+from calibrate.transformers.betas import checkpointed, head_betas  # noqa: E402
 
 torch.set_num_threads(1)
 KINDS = ["llama", "gemma2", "gpt_oss"]  # grouped keys; a soft-cap and a window; sinks
-LENGTHS = (20, 20, 20, 33)
-
-
-def some_examples(lengths=LENGTHS, text=False):
-    rng = np.random.default_rng(0)
-    return ExampleSet(
-        (Cell("some", 32, False), Cell("text", 32, True))[: 1 + text],
-        tuple(
-            Example(rng.integers(3, 500, n).astype(np.int32), 1 if i % 2 and text else n - 3,
-                    i % 2 if text else 0)
-            for i, n in enumerate(lengths)
-        ),
-    )  # fmt: skip
-
 
 # --- the betas of a model's heads ----------------------------------------------------------------
 
@@ -104,114 +102,76 @@ def test_derivatives_are_those_of_finite_differences(kind, monkeypatch):
     exact = by_differences(causal_model(kind), examples)
     np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05
-    monkeypatch.setattr(answering, "TOKENS_AT_ONCE", 1)  # one at a time
-    monkeypatch.setattr(differentiating, "MOST_KEPT_BYTES", 0)  # with checkpoints
+    monkeypatch.setattr(passes, "TOKENS_AT_ONCE", 1)  # one at a time
+    monkeypatch.setattr(passes, "MOST_KEPT_BYTES", 0)  # with checkpoints
     again = derivatives(causal_model(kind), examples)
     np.testing.assert_allclose(again.slope, found.slope, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(again.log_p, found.log_p, rtol=1e-5)
+    np.testing.assert_allclose(again.scores.log_p, found.scores.log_p, rtol=1e-5)
 
 
 def test_checkpoints_take_less_memory_and_go_away():
-    model = causal_model()
-    forward = type(model.model.layers[0]).forward
-    kept = {}
-    for checkpoints in (False, True):
+    model, kept = causal_model(), []
+    layer = model.model.layers[0]
+    forward = type(layer).forward
+    for context in (torch.enable_grad(), checkpointed(model)):
         sizes = []
-        with head_betas(model) as heads:
+        pack = torch.autograd.graph.saved_tensors_hooks(
+            lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
+        )
+        with head_betas(model) as heads, pack, context:
             heads.betas = torch.ones(1, 8, requires_grad=True)
-            context = differentiating.checkpointed(model) if checkpoints else torch.no_grad()
-            pack = torch.autograd.graph.saved_tensors_hooks(
-                lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
-            )
-            with pack:
-                if checkpoints:
-                    with context:
-                        model.model(torch.zeros(1, 64, dtype=torch.long), use_cache=False)
-                else:
-                    model.model(torch.zeros(1, 64, dtype=torch.long), use_cache=False)
-        kept[checkpoints] = sum(sizes)
-    assert kept[True] < kept[False] / 3
-    assert type(model.model.layers[0]).forward is forward
-    assert "forward" not in vars(model.model.layers[0])
+            model.model(torch.zeros(1, 64, dtype=torch.long), use_cache=False)
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 3
+    assert type(layer).forward is forward
+    assert "forward" not in vars(layer)
 
 
-def test_bfloat16_is_near(monkeypatch):
+def test_bfloat16_is_near():
     examples = some_examples()
-    exact = derivatives(causal_model(), examples)
-    rough = derivatives(causal_model().bfloat16(), examples)
-    assert np.corrcoef(exact.slope.ravel(), rough.slope.ravel())[0, 1] > 0.95
-
-
-# --- a model of which it is known what its heads want --------------------------------------------
-
-ITEMS, MARKED, QUERY = 10, 20, 30  # tokens: an item of one of eight classes, marked or not
-
-
-def planted_model():
-    """Head 0 finds the marked item, too diffusely; head 2 finds the others, and misleads.
-
-    The first features are the class, one for marked items, one for the query, one for the others;
-    heads write the class they find into features 16 to 23, which the logits are read from. The last
-    pair of a head's channels is hardly rotated.
-    """
-    config = transformers.LlamaConfig(
-        **SIZES | {"vocab_size": 64},
-        rope_parameters={"rope_type": "default", "rope_theta": 1e12},
-        tie_word_embeddings=False,
+    exact, rough = (
+        derivatives(model, examples).slope.ravel()
+        for model in (causal_model(), causal_model().bfloat16())
     )
-    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
-    for x in model.parameters():
-        x.fill_(1.0) if x.ndim == 1 else x.zero_()
-    embedding, first = model.model.embed_tokens.weight, model.model.layers[0].self_attn
-    for i in range(8):
-        embedding[ITEMS + i, [i, 10]] = embedding[MARKED + i, [i, 8]] = 1.0
-        model.lm_head.weight[ITEMS + i, 16 + i] = 2.0
-        for head in range(4):
-            first.o_proj.weight[16 + i, 8 * head + i] = 0.25
-        for group in range(2):
-            first.v_proj.weight[8 * group + i, i] = 1.0
-    embedding[QUERY, 9] = 2**0.5
-    for head, strength in ((0, 0.15), (2, 0.15)):
-        first.q_proj.weight[8 * head + 3, 9] = strength
-    first.k_proj.weight[3, 8] = first.k_proj.weight[8 + 3, 10] = 2**0.5
-    return model
+    assert np.corrcoef(exact, rough)[0, 1] > 0.95
 
 
-def planted_examples(lengths=(12, 24), count=12):
-    """Items, the marked one among them, and the query; the answer is the marked item's class."""
-    rng, made = np.random.default_rng(3), []
-    for cell, n in enumerate(lengths):
-        for _ in range(count):
-            classes = rng.integers(0, 8, n)
-            tokens, at = ITEMS + classes, rng.integers(0, n)
-            tokens[at] += MARKED - ITEMS
-            tokens = np.array([*tokens, QUERY, ITEMS + classes[at]], np.int32)
-            made.append(Example(tokens, n + 1, cell))
-    return ExampleSet(tuple(Cell("marked", n, False) for n in lengths), tuple(made))
+def test_memory_and_numbers_that_run_out(monkeypatch):
+    def exhausted(*_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] ... can't allocate memory: you")
+
+    examples = some_examples()
+    with monkeypatch.context() as patch:
+        patch.setattr(looking, "answer", exhausted)
+        with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
+            derivatives(causal_model(), examples)
+    broken = causal_model()
+    broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")
+    with pytest.raises(CalibrateError, match="logits are not finite"):
+        derivatives(broken, examples)
+    with pytest.raises(CalibrateError, match="this model knows 0 to 99"):
+        derivatives(causal_model(vocab_size=100), examples)
+
+
+# --- means, errors, and what heads want ----------------------------------------------------------
 
 
 def test_a_head_that_must_be_sharpened_comes_out_on_top():
     examples = planted_examples()
-    found = derivatives(planted_model(), examples)
-    look = first_look(found, examples)
+    look = first_look(derivatives(planted_model(), examples), examples)
     first, second, *others = look.heads
     assert (first.layer, first.head, first.wants) == (0, 0, SHARPER)
     assert (second.layer, second.head, second.wants) == (0, 2, DIFFUSE)
     assert {head.wants for head in others} == {UNCLEAR}
     assert look.wanting(SHARPER) == [first]
-    betas = torch.ones(1, 8)
-    betas[0, 0] = 1.1
-    with head_betas(model := planted_model()) as heads, torch.no_grad():
-        heads.betas = betas
-        after = np.mean([answering.answer(model, [e]).log_p.item() for e in examples.examples])
-    gain = after - look.answers.log_p
-    assert gain == pytest.approx(first.gain, rel=0.1)
-    by_length = {n: mean.slope[0] for n, mean in look.by_length.items()}
+    with head_betas(model := planted_model()) as heads:
+        heads.betas = torch.ones(1, 8)
+        heads.betas[0, 0] = 1.1
+        after = passes.score(model, examples, range(len(examples.examples))).log_p.mean()
+    assert after - look.answers.log_p == pytest.approx(first.gain, rel=0.1)
+    by_length = {n: slopes.slope.mean[0] for n, slopes in look.by_length.items()}
     assert list(by_length) == [12, 24]
     assert np.mean(list(by_length.values())) == pytest.approx(first.answers[0])
-
-
-# --- means and errors ----------------------------------------------------------------------------
 
 
 def noise(counts, n_heads=1, shift=0.0, text=()):
@@ -222,28 +182,28 @@ def noise(counts, n_heads=1, shift=0.0, text=()):
     examples = [Example(tokens, 2, i) for i, count in enumerate(counts) for _ in range(count)]
     cell = np.repeat(np.arange(len(counts)), counts)
     slope = shift * (cell[:, None] + 1) + rng.standard_normal((len(cell), n_heads))
+    scores = Scores(-1.0 * cell, np.zeros(len(cell), np.int32))
     heads = [(i // 8, i % 8) for i in range(n_heads)]
-    return Derivatives(heads, -1.0 * cell, slope), ExampleSet(cells, tuple(examples))
+    return Derivatives(heads, scores, slope), ExampleSet(cells, tuple(examples))
 
 
-def test_templates_and_lengths_count_alike():
+def test_templates_and_lengths_have_equal_weight():
     found, examples = noise([100, 3, 50, 10], shift=1.0)
     look = first_look(found, examples)
     cell = np.array([e.cell for e in examples.examples])
     means = [found.slope[cell == i].mean() for i in range(4)]
-    squares = [found.slope[cell == i].var(ddof=1) / (cell == i).sum() for i in range(4)]
-    assert look.heads[0].answers == pytest.approx((np.mean(means), np.sqrt(np.sum(squares)) / 4))
+    assert look.heads[0].answers[0] == pytest.approx(np.mean(means))
     assert look.answers.log_p == pytest.approx(-1.5)
-    assert look.by_length[64].slope[0] == pytest.approx(np.mean(means[:2]))
-    assert look.by_template["t1"].slope[0] == pytest.approx(np.mean(means[1::2]))
+    assert look.by_length[64].slope.mean[0] == pytest.approx(np.mean(means[:2]))
+    assert look.by_template["t1"].slope.mean[0] == pytest.approx(np.mean(means[1::2]))
     assert look.by_template["t1"].examples == 13
 
 
 def test_text_is_kept_apart():
     found, examples = noise([20, 20, 20], shift=1.0, text=(1,))
     look = first_look(found, examples)
-    assert look.text.log_p == -1.0
-    assert look.answers.log_p == -1.0
+    assert look.text.log_p == pytest.approx(-0.5)  # of two tokens
+    assert look.answers.log_p == pytest.approx(-1.0)
     assert look.answers.examples == 40
     assert look.heads[0].text[0] == pytest.approx(found.slope[20:40].mean())
     alone, examples = noise([20], shift=1.0, text=(0,))
@@ -256,24 +216,32 @@ def test_text_at_several_lengths_is_one_text():
     """Windows of three lengths that begin alike tell what those of one do, and no more."""
     one, examples = noise([12], n_heads=200, text=(0,))
     cells = tuple(Cell("text", 64 << i, True) for i in range(3))
-    tokens = [e.tokens for e in examples.examples]
-    three = tuple(Example(x, 2, i) for i in range(3) for x in tokens)
-    found = Derivatives(one.heads, np.tile(one.log_p, 3), np.tile(one.slope, (3, 1)))
+    three = tuple(Example(e.tokens, 2, i) for i in range(3) for e in examples.examples)
+    scores = Scores(*(np.tile(column, 3) for column in one.scores))
+    found = Derivatives(one.heads, scores, np.tile(one.slope, (3, 1)))
     look, alone = first_look(found, ExampleSet(cells, three)), first_look(one, examples)
-    np.testing.assert_allclose(look.text.error, alone.text.error)
-    np.testing.assert_array_equal(look.text.freedom, 11)
+    np.testing.assert_allclose(look.text.slope.error, alone.text.slope.error)
+    assert look.text.slope.freedom == pytest.approx(11)
     assert {head.wants for head in look.heads} == {UNCLEAR}
 
 
-def test_noise_is_not_taken_for_a_wish_and_one_example_tells_nothing():
-    for counts in ([4, 4], [30, 5, 12]):
-        found, examples = noise(counts, n_heads=400)
-        look = first_look(found, examples)
-        assert sum(head.wants != UNCLEAR for head in look.heads) <= 2
-    found, examples = noise([5, 1], n_heads=3, shift=100.0)
-    look = first_look(found, examples)
+@pytest.mark.parametrize("counts", [[4, 4], [30, 5, 12], [40, 2]])
+def test_noise_is_not_taken_for_a_wish(counts):
+    """A head in a hundred is wrongly named in 5 % of models, also where a template has few."""
+    wrong = 0
+    for seed in range(40):
+        found, examples = noise(counts, n_heads=100)
+        slope = np.random.default_rng(seed).standard_normal(found.slope.shape)
+        look = first_look(found._replace(slope=slope), examples)
+        wrong += any(head.wants != UNCLEAR for head in look.heads)
+    assert wrong <= 6
+
+
+def test_two_examples_tell_nothing():
+    found, examples = noise([2], n_heads=3, shift=100.0)
+    look = first_look(found._replace(slope=np.full((2, 3), 9.0)), examples)
     assert {head.wants for head in look.heads} == {UNCLEAR}
-    assert np.isnan(look.answers.error).all()
+    assert np.isnan(look.answers.slope.error).all()
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -352,21 +320,3 @@ def test_what_diagnose_refuses(model, here):
         result = call("diagnose", *arguments, code=2)
         assert message in " ".join(result.stderr.replace("│", " ").split())
     assert "nowhere is not a collection" in refusal("diagnose", "nowhere")
-
-
-def test_memory_and_numbers_that_run_out(model, here, monkeypatch):
-    examples = some_examples()
-
-    def exhausted(*_):
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] ... can't allocate memory: you")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(differentiating, "answer", exhausted)
-        with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
-            derivatives(causal_model(), examples)
-    broken = causal_model()
-    broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")
-    with pytest.raises(CalibrateError, match="logits are not finite"):
-        derivatives(broken, examples)
-    with pytest.raises(CalibrateError, match="this model knows 0 to 99"):
-        derivatives(causal_model(vocab_size=100), examples)

@@ -20,10 +20,9 @@ from calibrate.files.store import published_store
 from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.fit_plots import plot_beta
-from calibrate.report.text_plot import draw_curve
 from calibrate.report.usage import load_line, usage
 from calibrate.report.wording import outside, polynomial
-from calibrate.rows.fit_collection import same_fit
+from calibrate.files.unchanged_fit import same_fit
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,11 +90,12 @@ def test_a_store_by_two_paths_is_listed_once(store, monkeypatch):
     assert [r["origin"] for r in records] == ["$CALIBRATE_FITS", "package", "package"]
 
 
-def test_show_has_polynomial_curve_quality_source_and_load_line(here):
+def test_show_has_polynomial_quality_source_and_load_line(here):
     out = call("fits", "show", "max-retrieval@1", "--figure", "b.png").stdout
     assert "-0.0170319 H^4 + 0.200013 H^3 - 1.09131 H^2 + 3.25278 H - 1.17759" in out
-    assert "0.6472 .. 5.022 nats; H is clamped to it" in out
-    assert "⠤" in out
+    assert "0.6472 .. 5.022 nats\n" in out
+    assert "H is clamped to it" in out
+    assert "27,660 not misranked" in out
     assert calibrate.load("max-retrieval").fingerprint in out
     assert "17,396 used of 45,056 seen" in out
     assert 'fit = calibrate.load("max-retrieval@1")' in out
@@ -160,18 +160,18 @@ def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
     publish(replace(by_size, quality=quality), here / "fits")
     out = call("fits", "show", "by-size", "--figure", "b.png").stdout
     for line in (
-        "p(n)       0.5 log n + 0.6\n",
-        "domain     16 .. 1,024 items; the line goes on outside\n",
+        "beta(n)    0.5 log n + 0.6\n",
+        "domain     16 .. 1,024 items\n",
+        "outside    the line goes on outside\n",
         "guards     1 <= beta <= 64 at every set size\n",
         "rows       700 used of 900 seen\n",
         "learning   rows 100, log_p -0.75; rows 700, log_p -0.5\n",
+        "more rows  from 100 to 700 changes log p by +0.2500 nats: more would help\n",
         "condition  12.5\n",
-        "set size n, log scale",
     ):
         assert line in out, line
-    assert re.search(r"kappa log n \+ b +-0.5000 +\+0.1250 +· +chosen +\n", out)
-    assert "16   " in out
-    assert "H" not in out.split("rows  ")[0].replace("NaN", "")
+    assert re.search(r"kappa log n \+ b +-0.5000 +\+0.1250 +chosen", out)
+    assert "nats" not in out.split("guards")[0].split("domain")[1].split("Kinds")[0]
     assert (here / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -180,9 +180,9 @@ def test_show_of_a_fit_by_entropy_and_size(here, by_both):
     out = call("fits", "show", "by-both", "--figure", "b.png").stdout
     words = " ".join(out.split())
     for part in (
-        "p(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n - 0.01 (log n)^2 + "
+        "beta(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n - 0.01 (log n)^2 + "
         "0.4 log n domain",
-        "domain 0.2 .. 5 nats and sets of 16 .. 1,024 items; H is clamped; beyond the sizes, beta",
+        "domain 0.2 .. 5 nats and sets of 16 .. 1,024 items outside H is clamped; beyond",
         "guards 1 <= beta <= 64 at every entropy and set size",
         "n H = 0.2 H = 1 H = 1.8 H = 2.6 H = 3.4 H = 4.2 H = 5",
     ):
@@ -208,7 +208,7 @@ def test_show_says_what_holds_beyond_the_fitted_sizes(here, by_size):
     out = call("fits", "show", "by-size").stdout
     both = outside(by_size.rule, (rising, falling))
     assert both == "outside, lines that rise go on, and the others hold beta at their ends"
-    assert f"Outside its domain: {both}." in out
+    assert f"outside    {both}\n" in out
     assert outside(by_size.rule, (falling,)) == "beta is held at its ends outside"
 
 
@@ -303,8 +303,8 @@ def test_show_of_many_heads_is_cut_short(here):
     publish(Coefficients(Rule(), entries, name="many"), here / "fits")
     out = call("fits", "show", "many", "--figure", "many.png").stdout
     assert "24 entries; other heads keep plain softmax" in out
-    assert len(re.findall(r"^ +1 +\d+ +0.5 .. 3 nats +1.00 to 2.00 +2", out, re.M)) == 20
-    assert "H is clamped to it. And 4 more entries" in out
+    assert len(re.findall(r"^ +1 +\d+ +2 *$", out, re.M)) == 20
+    assert "And 4 more" in out
     assert "fit.layer(1)" in out
 
 
@@ -375,12 +375,7 @@ def test_show_of_candidates_that_lack_any_field(here, make_fit):
         Path("fit.json").write_text(dumps(replace(make_fit(), quality=quality)))
         table = call("fits", "show", "fit.json").stdout
         assert ("the polynomial" in table) == (lacking != "kind")
-
-
-@pytest.mark.parametrize("beta", [1e17, 1e300, 5e-324])
-def test_a_constant_of_any_size_is_drawn(here, make_fit, beta):
-    publish(make_fit(min_entropy=0.0, min_beta=beta, max_beta=beta), here / "fits")
-    assert f"{beta:.4g} ┤" in call("fits", "show", "made").stdout
+        assert "nan" not in table
 
 
 CONSTANTS = {
@@ -404,7 +399,7 @@ def test_show_of_a_constant_is_one_line(here, kind):
     assert "  for        layer 1, head 2; other heads keep plain softmax\n" in out["of-head"]
     assert re.search(r"^ +1 +0 +1.73 *$", out["many"], re.M)
     for text in out.values():
-        assert not re.search("domain|guards|p[(][Hn]|┤", text.lower())
+        assert not re.search("domain|guards|outside|beta[(][Hn]", text.lower())
 
 
 def test_a_constant_with_a_gate_is_not_one(here, make_fit):
@@ -514,19 +509,6 @@ def test_polynomial_is_written_out():
     assert polynomial((0.0,) * 4 + (-2.0, 0.5, 0.0, 1.0)) == "-2 + 0.5 H log n + 1 log n"
     assert polynomial((0.0, 3.0)) == "3"
     assert polynomial((0.0, 0.0)) == "0"
-
-
-def test_a_curve_in_the_terminal():
-    lines = draw_curve([i / 15 for i in range(16)], [i / 15 for i in range(16)], "x", "y", rows=2)
-    assert lines == [
-        "   y",
-        "1 ┤⠀⠀⠀⠀⣀⠤⠒⠉",
-        "0 ┤⣀⠤⠒⠉⠀⠀⠀⠀",
-        "  └────────",
-        "   0  x   1",
-    ]
-    flat = draw_curve([0.0, 1.0], [2.0, 2.0], "x", "y", rows=2)
-    assert flat == ["   y", "  │", "2 ┤⠉", "  └─", "   0 x 1"] or "2 ┤" in "".join(flat)
 
 
 def test_the_specification_names_every_field():

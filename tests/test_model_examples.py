@@ -27,8 +27,8 @@ from calibrate.files.manifest import entry_of  # noqa: E402
 from calibrate.files.npz import parse_arrays, write_arrays  # noqa: E402
 from calibrate.model import collect_examples as collecting  # noqa: E402
 from calibrate.model.encoding import Encoder  # noqa: E402
+from calibrate.model.prompts import Wanted  # noqa: E402
 from calibrate.model.retrieval import TEMPLATES, longest, write  # noqa: E402
-from calibrate.model.sources import Wanted  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
 torch.set_num_threads(1)

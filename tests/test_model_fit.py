@@ -1,6 +1,7 @@
-"""Fits through a model: gradients, what stays as it is, what is held, resuming, and refusals."""
+"""Fits through a model: gradients, what stays as it is, what is protected, resuming, refusals."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,31 +15,32 @@ from calibrate.errors import CalibrateError, QualityError
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 pytest.importorskip("transformers", reason="needs the extra transformers")
 
-from test_cli import call, refusal  # noqa: E402
-from test_first_look import planted_examples, planted_model, some_examples  # noqa: E402
+from test_cli import call  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
-from tiny_causal import causal_model, save  # noqa: E402
+from tiny_causal import (  # noqa: E402
+    causal_model,
+    planted_examples,
+    planted_model,
+    save,
+    some_examples,
+)
 
+from calibrate.evidence.estimate import Estimate  # noqa: E402
+from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
-from calibrate.model import (  # noqa: E402
-    answering,
-    candidates,
-    steps,
-)
-from calibrate.model.candidates import ModelOptions  # noqa: E402
-from calibrate.model.comparison import PLAIN, Estimate, compare  # noqa: E402
-from calibrate.model.descent import Point  # noqa: E402
-from calibrate.model.judging import Judged  # noqa: E402
+from calibrate.model import problem, schedule  # noqa: E402
+from calibrate.model.answers import compare  # noqa: E402
+from calibrate.model.descent import Solution  # noqa: E402
+from calibrate.model.fit import fit_through, require_worth  # noqa: E402
+from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
 from calibrate.model.memo import Memo, processor  # noqa: E402
-from calibrate.model.model_fit import fit_through  # noqa: E402
 from calibrate.model.objective import Multipliers, Objective  # noqa: E402
-from calibrate.model.parts import CHOOSING, FITTING, JUDGING, parts_of  # noqa: E402
-from calibrate.model.passes import Passes  # noqa: E402
-from calibrate.model.rule_parameters import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
+from calibrate.model.passes import Passes, score  # noqa: E402
+from calibrate.model.problem import ModelOptions, ModelProblem  # noqa: E402
 from calibrate.model.score_fits import score_fits  # noqa: E402
-from calibrate.report.model_fit_record import rules_table  # noqa: E402
+from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
@@ -84,11 +86,11 @@ def test_a_fit_scores_as_its_numbers_do(passes, form):
         numbers[:, left] = 0  # stay as they are, and have no entry unless all heads have
         n_entries = 8 if form.kind == ONE_RATIO else 8 - len(left) * (1 if form.of == HEAD else 4)
     expected = passes.scores(form, numbers, which).log_p
-    fit = form.fit(numbers, passes.heads.heads)
+    fit = form.fit(numbers, HEADS)
     assert len(fit.entries) == n_entries
     found = score_fits(lambda: passes.model, passes.examples, which, {"fit": fit})["fit"].log_p
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert form.fit(np.zeros_like(numbers), passes.heads.heads) is None
+    assert form.fit(np.zeros_like(numbers), HEADS) is None
 
 
 # --- the objective -------------------------------------------------------------------------------
@@ -104,11 +106,14 @@ def made_up(lengths, texts=(), count=8):
     return ExampleSet(tuple(cells), tuple(made))
 
 
-def test_parts_share_every_cell():
-    examples = made_up([10, 20], count=8).examples
-    parts = parts_of(examples).reshape(2, 8)
-    for part, count in ((FITTING, 4), (CHOOSING, 2), (JUDGING, 2)):
-        assert ((parts == part).sum(axis=1) == count).all()
+def none_right(log_p):
+    return Scores(np.asarray(log_p), np.zeros(len(log_p), np.int32))
+
+
+def test_splits_share_every_cell():
+    splits = splits_of(made_up([10, 20], count=8).examples).reshape(2, 8)
+    for split, count in ((FITTING, 4), (CHOOSING, 2), (JUDGING, 2)):
+        assert ((splits == split).sum(axis=1) == count).all()
 
 
 @pytest.mark.parametrize(
@@ -116,90 +121,107 @@ def test_parts_share_every_cell():
 )
 def test_steps_see_every_cell_equally_often(lengths, texts):
     examples = made_up(lengths, texts)
-    plan = steps.Plan(examples, np.arange(len(examples.examples)), 0)
+    steps = schedule.Schedule(examples, np.arange(len(examples.examples)), 0)
     taken, n_answers, largest = np.zeros(len(examples.cells)), 0, 0
     n_steps = 120
-    for _, step in zip(range(n_steps), plan, strict=False):
+    for _, step in zip(range(n_steps), steps, strict=False):
         cells = np.array([examples.examples[i].cell for i in step])
         np.add.at(taken, cells, 1)
         n_answers += sum(not examples.cells[i].text for i in cells)
-        tokens = sum(len(examples.examples[i].tokens) for i in step)
-        largest = max(largest, tokens)
+        largest = max(largest, sum(len(examples.examples[i].tokens) for i in step))
         assert len(set(step)) == len(step)
         assert any(examples.cells[i].text for i in cells) == bool(texts)
     assert len(set(taken[: len(lengths)])) == 1
     assert len(set(taken[len(lengths) :])) <= 1
-    assert n_answers / n_steps == plan.n_answers
-    assert largest <= steps.TOKENS_A_STEP
+    assert n_answers / n_steps == steps.n_answers
+    assert largest <= schedule.TOKENS_A_STEP
 
 
-def test_a_multiplier_rises_when_what_is_held_gets_worse_and_falls_again():
+@pytest.fixture
+def protected():
+    """Answers at 10 and 20 tokens, those at 10 protected as text is."""
     examples = made_up([10, 20], [30])
-    n = len(examples.examples)
-    objective = Objective(examples, Scores(np.full(n, -1.0), np.zeros(n, np.int32)), 10)
-    assert objective.constraints == [[2], [0]]
-    multipliers, which = Multipliers(objective), list(range(n))
+    return Objective(examples, none_right(np.full(len(examples.examples), -1.0)), 10)
+
+
+def test_a_multiplier_rises_when_protected_text_gets_worse_and_falls_again(protected):
+    assert protected.constraints == [[2], [0]]
+    multipliers, which = Multipliers(protected), list(range(24))
     first = multipliers.weights(which, 16.0)
     np.testing.assert_allclose(first[8:16], 1 / 16)
     held = first - np.array([1 / 16] * 16 + [0.0] * 8)
     np.testing.assert_allclose(held[:8] * 2, held[16] * 29)  # a token of either weighs the same
-    multipliers.adapt(objective.value(which, np.array([-1.0] * 16 + [-1.0 - 29 * 0.02] * 8)))
+    worse = none_right([-1.0] * 16 + [-1.0 - 29 * 0.02] * 8)
+    multipliers.adapt(protected.value(which, worse))
     raised = multipliers.weights(which, 16.0)
     np.testing.assert_allclose(raised[16:], 4 * first[16:])
     assert (raised[:8] < first[:8]).all()
     for _ in range(2):
-        multipliers.adapt(objective.value(which, np.full(n, -1.0)))
+        multipliers.adapt(protected.value(which, none_right(np.full(24, -1.0))))
     np.testing.assert_allclose(multipliers.weights(which, 16.0)[16:], first[16:])
 
 
-def test_values_are_means_over_cells_and_losses_are_a_token():
-    examples = made_up([10, 20], [30])
-    n = len(examples.examples)
-    objective = Objective(examples, Scores(np.full(n, -1.0), np.zeros(n, np.int32)), 10)
+def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     log_p = np.array([-0.5] * 8 + [-1.5] * 8 + [-1.29] * 8)
-    value = objective.value(range(n), log_p)
+    value = protected.value(range(24), none_right(log_p))
     assert value.gain == 0
-    np.testing.assert_allclose(value.losses, [(0.01, 0), (-0.25, 0)], atol=1e-9)
+    np.testing.assert_allclose([loss.mean for loss in value.losses], [0.01, -0.25], atol=1e-9)
     assert not value.is_allowed
-    better = objective.value(range(n), log_p + np.arange(n) % 2)
-    assert better.lead(value) == pytest.approx((0.5, np.sqrt(2 * (2 / 7) / 8) / 2))
+    better = protected.value(range(24), none_right(log_p + np.arange(24) % 2))
+    lead = better.over(value)
+    assert lead.mean == pytest.approx(0.5)
+    error = np.sqrt(2 * (2 / 7) / 8) / 2
+    assert 1 < lead.error / error < 1.1  # as wide as Student's t
+    (*_, none) = protected.value(range(8, 24), none_right(log_p[8:])).losses
+    assert none.mean == 0
 
 
-def test_a_loss_of_text_at_several_lengths_is_as_uncertain_as_of_one():
+def test_a_loss_of_text_at_several_lengths_is_as_uncertain_as_at_one():
     losses = []
     for lengths in ([30], [30, 40, 50]):
         examples = made_up([10], lengths)
         n = len(examples.examples)
-        objective = Objective(examples, Scores(np.full(n, -9.0), np.zeros(n, np.int32)))
+        objective = Objective(examples, none_right(np.full(n, -9.0)))
         gain = np.tile(np.arange(8.0), 1 + len(lengths)) * objective.n_answer
-        losses += objective.value(range(n), gain - 9.0).losses
+        losses += objective.value(range(n), none_right(gain - 9.0)).losses
     assert losses[1] == pytest.approx(losses[0])
 
 
-def candidates_of(monkeypatch, log_p_of, **options):
-    """What is begun, and the candidates, where descents come by log p = log_p_of(form, start)."""
-    examples, begun = made_up([10, 20], []), []
-    n = len(examples.examples)
-    plain = Scores(np.full(n, -1.0), np.zeros(n, np.int32))
-    objective, which = Objective(examples, plain), list(range(n))
+# --- the choice ----------------------------------------------------------------------------------
+
+
+def solved(monkeypatch, log_p_of, **options):
+    """What is begun, and the problem, where descents come by log p = log_p_of(form, start)."""
+    examples, begun = made_up([10, 20], [], count=40), []
+    which = list(range(80))
 
     class Known:
-        def __init__(self, *_):
-            pass
+        def __init__(self, passes, objective, *_):
+            self.objective = objective
 
-        def at(self, form, start):
-            return Point(start, None, None)
+        def work(self, form):
+            return []
 
-        def run(self, form, start):
-            log_p = log_p_of(form, start) + 0.01 * (np.arange(n) % 2)
-            return Point(start.numbers, None, objective.value(which, log_p))
+        def at(self, form, numbers):
+            return Solution(form, numbers, None)
 
-    monkeypatch.setattr(candidates, "Descent", Known)
-    found = candidates.fit_candidates(
-        SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(heads=HEADS),
-        SimpleNamespace(set=examples, scores=plain, folder=None, digest=""),
-        ModelOptions(**options), None, lambda what, passes: begun.append(what), lambda found: None,
-    )  # fmt: skip
+        def run(self, start):
+            log_p = log_p_of(start.form, start) + 0.01 * (np.arange(80) % 2)
+            value = self.objective.value(which, none_right(log_p))
+            return start._replace(numbers=start.numbers + 0.1, value=value)
+
+    monkeypatch.setattr(problem, "Descent", Known)
+    collection = SimpleNamespace(
+        set=examples, scores=none_right(np.full(80, -1.0)), folder=None, digest=""
+    )
+    model, heads = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(heads=HEADS)
+    found = ModelProblem(
+        model, heads, collection, ModelOptions(**options), None, lambda what, _: begun.append(what)
+    )
+    for form in found.forms():
+        found.solve(form)
+        if found.hopeless():
+            break
     return begun, found
 
 
@@ -208,79 +230,74 @@ def test_heads_start_again_from_a_better_rule_of_all_alike(monkeypatch):
         again = start.value is not None
         return -0.5 if again else -0.8 if (form.kind, form.of) == (LOG_SIZE, ALIKE) else -0.9
 
-    begun, found = candidates_of(monkeypatch, log_p_of)
+    begun, found = solved(monkeypatch, log_p_of)
     assert begun == [
         "kind 1 of 5 (constant, all heads alike)", "kind 2 of 5 (log-size, all heads alike)",
         "kind 3 of 5 (constant, each head)", "kind 4 of 5 (log-size, each head)",
         "kind 4 of 5 (log-size, each head), again", "kind 5 of 5 (entropy-and-size, each head)",
     ]  # fmt: skip
-    assert found[3].point.value.gain == pytest.approx(0.505)
+    assert found.solved[3].value.gain == pytest.approx(0.505)
+
+
+@pytest.mark.parametrize(
+    ("gain_of_each", "noise", "chosen"),
+    [(0.3, 0.1, HEAD), (0.205, 0.0, ALIKE), (0.3, 3.0, ALIKE), (None, 0.0, None)],
+)
+def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, noise, chosen):
+    """A lead of 0.01 nats, and beyond chance."""
+    error = noise * np.random.default_rng(2).standard_normal(80)
+
+    def log_p_of(form, start):
+        if gain_of_each is None:
+            return -1.0
+        return -0.8 if form.of == ALIKE else gain_of_each - 1 + error - error.mean()
+
+    _, found = solved(monkeypatch, log_p_of)
+    best = found.choose(exporting=False)
+    assert (best and best.form.of) == chosen
+    assert best is None or best.form.kind == CONSTANT
 
 
 def test_a_search_without_hope_ends_early(monkeypatch):
-    with pytest.raises(QualityError, match=r"neither .* nor a constant for each gains .*0.005"):
-        candidates_of(monkeypatch, lambda form, start: -1.0)
-    others = {"trained_up_to": 10}, {"kind": LOG_SIZE}
-    assert [len(candidates_of(monkeypatch, lambda *_: -1.0, **o)[1]) for o in others] == [5, 4]
+    assert len(solved(monkeypatch, lambda *_: -1.0)[1].solved) == 3
+    for options, n_solved in (({"trained_up_to": 10}, 5), ({"kind": LOG_SIZE}, 4)):
+        _, found = solved(monkeypatch, lambda *_: -1.0, **options)
+        assert len(found.solved) == n_solved
+    assert found.choose(exporting=False).form.kind == LOG_SIZE
+
+
+# --- the judgement -------------------------------------------------------------------------------
+
+
+def judged(gain=0.5, right=0):
+    examples = made_up([10, 20], [])
+    plain, own = (Scores(np.full(16, -1.0 + x), np.full(16, right, np.int32)) for x in (0.0, gain))
+    return compare(examples, range(16), {"plain": plain, "own": own})
 
 
 @pytest.mark.parametrize(
     ("losses", "message"),
     [([Estimate(0.05, 0.03), Estimate(0.004, 0.001)], None),
-     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "loses 0.0200 ± 0.0050 on 16 answers"),
-     ([Estimate(0.01, np.nan)], "loses 0.0100 ± nan on 16 answers"),
+     ([Estimate(0.05, 0.03), Estimate(0.02, 0.005)], "protected tokens lose 0.0200 ± 0.0050 nats"),
+     ([Estimate(0.01, np.nan)], "protected tokens lose 0.0100 ± nan nats each, and 0.005 is al"),
      ([Estimate(0.001, np.nan)], None), ([], None)],
 )  # fmt: skip
-def test_what_is_held_may_not_lose_evidently_more(losses, message):
-    examples = made_up([10, 20], [])
-    n = len(examples.examples)
-    plain, own = (Scores(np.full(n, x), np.zeros(n, np.int32)) for x in (-1.0, -0.5))
-    found = compare(examples, range(n), {PLAIN: plain, "own": own})
-    judged = Judged(found, {"own": losses}, 0.005)
-    if message is None:
-        judged.require_worth()
-        return
-    with pytest.raises(QualityError, match=message):
-        judged.require_worth()
-
-
-def test_a_verdict_tells_log_p_and_right_answers_apart():
-    examples, right = made_up([10, 20], [], count=50), np.arange(100) % 2
-    other = right.copy()
-    other[:4] = 0, 0, 1, 0
-    plain, own = (Scores(np.full(100, x), 2 * y) for x, y in ((-1.0, right), (-0.5, other)))
-    judged = Judged(compare(examples, range(100), {PLAIN: plain, "own": own}), {"own": []}, 0.005)
-    assert judged.summary() == (
-        "log p +0.500 ± 0.000 nats, answers right 50.0 -> 49.0 % (-1.0 ± 1.8 points, no difference "
-        "beyond chance), on 100 answers that no fit has seen"
-    )
+def test_protected_text_may_not_lose_evidently_more(losses, message):
+    raises = pytest.raises(QualityError, match=message) if message else nullcontext()
+    with raises:
+        require_worth(judged(), losses, 0.005)
 
 
 @pytest.mark.parametrize(
-    ("right", "advice"), [(1, "collect more examples"), (0, "the model gets no answer right: give")]
-)
-def test_a_fit_without_gain_says_what_may_help(right, advice):
-    examples = made_up([10, 20], [])
-    n = len(examples.examples)
-    scores = Scores(np.full(n, -1.0), right * examples.n_answer(range(n)).astype(np.int32))
-    judged = Judged(compare(examples, range(n), {PLAIN: scores, "own": scores}), {"own": []}, 0.005)
-    with pytest.raises(QualityError, match=f"changes by .0.000 .*; {advice}"):
-        judged.require_worth()
-
-
-@pytest.mark.parametrize("held", [[], [Estimate(0.01, 0.002)]])
-def test_what_held_tokens_lose_is_a_column_only_if_some_are_held(held):
-    examples = made_up([10, 20], [])
-    n = len(examples.examples)
-    plain, own = (Scores(np.full(n, x), np.zeros(n, np.int32)) for x in (-1.0, -0.5))
-    found = compare(examples, range(n), {PLAIN: plain, "own": own})
-    table = rules_table(Judged(found, {"own": held}, 0.005))
-    assert [row[:1] for row in table.rows] == [(PLAIN,), ("own",)]
-    last = {"log p gained": "+0.500 ± 0.000"}
-    if held:
-        last["lost by held tokens"] = "+0.0100 ± 0.0020"
-    assert dict(zip(table.columns[2:], table.rows[1][2:], strict=True)) == last
-    assert ("nats a token" in table.note) == bool(held)
+    ("gain", "right", "message"),
+    [(0.0, 2, "changes by .0.000 .*16 held-out answers; collect more examples"),
+     (0.0, 0, "changes by .0.000 .*; the model gets no answer right: give"),
+     (0.005, 2, "changes by .0.005"), (-0.5, 2, "changes by -0.500")],
+)  # fmt: skip
+def test_a_fit_without_gain_says_what_may_help(gain, right, message):
+    with pytest.raises(QualityError, match=message) as failure:
+        require_worth(judged(gain, right), [], 0.005)
+    assert failure.value.evidence.answers.n == 16
 
 
 # --- a model of which it is known what its heads want --------------------------------------------
@@ -295,9 +312,8 @@ def planted(folder, text=False):
          "template": f"n{e.cell}"}
         for e in examples.examples
     ]  # fmt: skip
-    collection = collected(
-        folder, f"{folder}-run", prompts=write_lines("p.jsonl", lines), templates=()
-    )
+    prompts = write_lines("p.jsonl", lines)
+    collection = collected(folder, f"{folder}-run", prompts=prompts, templates=())
     if not text:
         return collection
     wrong = [
@@ -306,7 +322,7 @@ def planted(folder, text=False):
     ]
     cells = (*collection.set.cells, Cell("text", 16, True))
     both = ExampleSet(cells, collection.set.examples + tuple(wrong))
-    plain = answering.score(planted_model(), both, range(len(both.examples)))
+    plain = score(planted_model(), both, range(len(both.examples)))
     return replace(collection, in_memory=(both, plain))
 
 
@@ -314,30 +330,31 @@ def through(collection, **options):
     return fit_through(planted_model, collection, "x", ModelOptions(**options))
 
 
-def test_the_command_finds_the_heads_and_leaves_the_others_alone(here):
-    planted("tiny")
-    out = call("fit", "tiny-run", "--name", "tiny", "--steps", "40", "--kind", "constant")
-    assert "2 of 8 heads have a rule (constant)" in out.stdout
-    assert 'transformers.register("tiny", fit)' in out.stdout
-    fit = calibrate.load("tiny@1")
-    found = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
-    assert found.keys() == {(0, 0), (0, 2)}
-    assert found[0, 0] > 2
-    assert found[0, 2] < 0.8
+def test_the_heads_are_found_and_the_others_left_alone(here):
+    found = through(planted("tiny"), most_steps=40, kind="constant")
+    fit, quality = found.coefficients, found.coefficients.quality
+    betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
+    assert betas.keys() == {(0, 0), (0, 2)}
+    assert betas[0, 0] > 2
+    assert betas[0, 2] < 0.8
     assert fit.rule.min_beta < 1
     assert fit.source["head"] == "tiny"
-    before, after = ([size[k] for size in fit.quality["held_out"]] for k in ("before", "after"))
-    assert np.mean(after) > np.mean(before) + 1
-    assert Path("fits/tiny/1.png").read_bytes().startswith(b"\x89PNG")
-    again = call("fit", "tiny-run", "--name", "tiny", "--steps", "40", "--kind", "constant",
-                 "--json")  # fmt: skip
-    assert "tiny@1 is unchanged; no new version is written" in again.stderr
-    record = json.loads(again.stdout)
-    assert record["rules"]["own"]["right"] > record["rules"]["plain"]["right"] + 0.5
-    assert {(c["kind"], c["each_head"]) for c in record["candidates"]} == {
-        ("constant", False), ("log-size", False), ("constant", True),
+    assert fit.source["options"] == {
+        "through": "model", "kind": "constant", "allowed_loss": 0.005, "steps": 40
     }  # fmt: skip
-    assert sum(head["beta"] != 1 for head in record["heads"]) == 2
+    assert {"torch", "transformers"} <= fit.provenance["versions"].keys()
+    assert [row["size"] for row in quality["held_out"]] == [16, 32]
+    before, after = ([size[k] for size in quality["held_out"]] for k in ("before", "after"))
+    assert np.mean(after) > np.mean(before) + 1
+    assert quality["verdict"].startswith("2 of 8 heads have a rule (constant): log p +1.2")
+    assert [c["kind"] for c in quality["candidates"]] == [
+        "constant, all heads alike", "log-size, all heads alike", "constant, each head"
+    ]  # fmt: skip
+    answers = found.evidence.answers
+    assert answers.rules == ("plain", "own", "paper", "constant", "kappa-log-n")
+    assert answers.gain("own", LOG_P).mean == pytest.approx(np.mean(after) - np.mean(before))
+    assert answers.gain("own", RIGHT).mean > 0.5
+    assert found.export_cost is None
 
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
@@ -351,21 +368,17 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(Passes, "_gradient", counted)
+    options = {"most_steps": 10, "kind": "constant"}
     with pytest.raises(KeyboardInterrupt):
-        through(collection, most_steps=10, kind="constant")
-    resumed = through(collection, most_steps=10, kind="constant")
+        through(collection, **options)
+    resumed = through(collection, **options)
     n_calls = len(calls)
     kept = next(Path("tiny-run/.passes").iterdir())
     kept.write_bytes(kept.read_bytes()[:-9])  # is made again
-    whole = through(
-        replace(collection, folder=Path(planted("other").folder)), most_steps=10, kind="constant"
-    )
+    whole = through(replace(collection, folder=planted("other").folder), **options)
     assert len(calls) - n_calls == n_calls - 1  # what was interrupted is done twice
-    assert (
-        resumed.coefficients
-        == whole.coefficients
-        == through(collection, most_steps=10, kind="constant").coefficients
-    )
+    again = through(collection, **options)
+    assert resumed.coefficients == whole.coefficients == again.coefficients
 
 
 def test_results_of_another_processor_are_not_read(tmp_path, monkeypatch):
@@ -379,56 +392,44 @@ def test_results_of_another_processor_are_not_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_held_does_not_get_worse(here):
+def test_protected_text_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
     collection = planted("tiny", text=True)
     free = through(collection, most_steps=20, allowed=10.0)
-    assert free.judged.lost("own").mean > 0.5
+    assert free.losses["own"][0].mean > 0.5
     try:
         held = through(collection, most_steps=20, allowed=0.05)
     except QualityError:
         return  # nothing is allowed that is worth it
-    chosen = held.chosen.published.point.value
-    assert chosen.losses[0].mean <= 0.05
-    assert chosen.gain < free.chosen.published.point.value.gain
+    assert held.published.value.losses[0].mean <= 0.05
+    assert held.published.value.gain < free.published.value.gain
 
 
-def test_what_a_fit_through_a_model_refuses(here, monkeypatch):
-    save(Path("random"), causal_model())
-    Path("text.txt").write_text("The apple is on the table. " * 60)
-    collected("random", "few", templates=("numbers",), lengths=(64,), count=4)
-    line = refusal("fit", "few", "--name", "x", code=3)
-    assert "template numbers at 64 tokens has 4 examples; collect 8 at least" in line
-    collected("random", "text", templates=(), text=Path("text.txt"), lengths=(64,), count=4)
-    assert "text has plain text alone; collect answers too" in refusal(
-        "fit", "text", "--name", "x", code=3
-    )
-    text = {"text": Path("text.txt"), "lengths": (120,), "count": 8}  # 420 tokens
-    collected("random", "short", templates=("numbers",), **text)
-    line = refusal("fit", "short", "--name", "x", code=3)
-    assert "the 3 windows of plain text leave none to choose or to judge by" in line
-    assert "of four times 120 tokens at least, or shorter --lengths" in line
-    assert "--rows cannot be used with a collection of examples" in refusal(
-        "fit", "few", "--name", "x", "--rows", "all", code=2
-    )
-    Path("random").rename("moved")
-    assert "few does not know where its model is" in refusal("fit", "few", "--name", "x")
-    assert not Path("fits").exists()
+def test_too_few_examples_are_refused(here):
+    folder = save(Path("random"), causal_model())
+    Path("text.txt").write_text("The apple is on the table. " * 60)  # 420 tokens
+    text = {"text": Path("text.txt")}
+    for options, message in (
+        ({"templates": ("numbers",), "lengths": (64,)}, "at 64 tokens has 4 examples; collect 8"),
+        ({"templates": (), "lengths": (64,), **text}, "has plain text alone; collect answers too"),
+        ({"templates": ("numbers",), "lengths": (120,), "count": 8, **text},
+         "the 3 windows of plain text leave none to choose or to judge by.*four times 120 tokens"),
+    ):  # fmt: skip
+        collection = collected(folder, "-".join(map(str, options.values())), **options)
+        with pytest.raises(QualityError, match=message):
+            fit_through(pytest.fail, collection, "x", ModelOptions())
 
 
 @pytest.mark.slow
 def test_a_random_model_gets_no_fit(here):
-    save(Path("random"), causal_model())
-    collected("random", "run", templates=("numbers",), lengths=(40, 64), count=16)
-    arguments = ("fit", "run", "--name", "x", "--steps", "10", "--kind", "constant")
-    lines = call(*arguments, code=3).stderr.splitlines()
-    assert "not for this model" in lines[-1]
-    assert [line.split(" tokens ")[0] for line in lines[-3:-1]] == ["  at 40", "  at 64"]
-    assert all("answers" in line and "log p" in line for line in lines[-3:-1])
-    assert not Path("fits").exists()
+    folder = save(Path("random"), causal_model())
+    collection = collected(folder, "run", templates=("numbers",), lengths=(40, 64), count=16)
+    with pytest.raises(QualityError, match="not for this model") as failure:
+        fit_through(causal_model, collection, "x", ModelOptions(CONSTANT, most_steps=10))
+    assert list(failure.value.evidence.answers.by("length")) == [40, 64]
 
 
-def test_numbers_that_run_out(here, monkeypatch):
+def test_numbers_and_memory_that_run_out(here, monkeypatch):
     collection = planted("tiny")
     broken = planted_model()
     broken.lm_head.weight.fill_(float("nan"))
@@ -440,12 +441,22 @@ def test_numbers_that_run_out(here, monkeypatch):
 
     monkeypatch.setattr("calibrate.model.passes.answer", exhausted)
     with pytest.raises(CalibrateError, match="out of memory at"):
-        fit_through(planted_model, collection, "x", ModelOptions(most_steps=2))
+        through(collection, most_steps=2)
 
 
-@pytest.mark.slow
-def test_the_fit_names_what_it_was_made_of(here):
-    fit = through(planted("tiny"), most_steps=10).coefficients
-    assert fit.source["options"] == {"through": "model", "allowed_loss": 0.005, "steps": 10}
-    assert {"torch", "transformers"} <= fit.provenance["versions"].keys()
-    assert replace(fit, name="x") == fit
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_publishes_once_and_says_what_it_found(here):
+    planted("tiny")
+    command = ("fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant")
+    out = call(*command)
+    assert "heads have a rule (constant)" in out.stdout
+    assert 'transformers.register("tiny", fit)' in out.stdout
+    assert calibrate.load("tiny@1").source["head"] == "tiny"
+    assert Path("fits/tiny/1.png").read_bytes().startswith(b"\x89PNG")
+    again = call(*command, "--json")
+    assert "tiny@1 is unchanged; no new version is written" in again.stderr
+    assert json.loads(again.stdout)
+    Path("tiny").rename("moved")
+    assert "tiny-run does not know where its model is" in call(*command, code=1).stderr

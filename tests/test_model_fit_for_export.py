@@ -1,29 +1,27 @@
 """Fits through a model under what engines run: one kappa / b for all heads, and no bounds."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import calibrate
 from calibrate.errors import CalibrateError
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
-from test_cli import call, refusal  # noqa: E402
-from test_first_look import planted_examples, planted_model  # noqa: E402
+from test_cli import call  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
 from test_model_fit import HEADS, numbers_of, planted, through  # noqa: E402
-from tiny_causal import SIZES, causal_model, save  # noqa: E402
+from tiny_causal import causal_model, planted_examples, planted_model, save  # noqa: E402
 
+from calibrate.evidence.evidence import LOG_P  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
 from calibrate.export.proof import Exportable, exportable  # noqa: E402
+from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
-from calibrate.model.candidates import ModelOptions  # noqa: E402
 from calibrate.model.descent import _Walk  # noqa: E402
-from calibrate.model.rule_parameters import (  # noqa: E402
+from calibrate.model.forms import (  # noqa: E402
     CONSTANT,
     LEAST_FIRST,
     MAX_BETA,
@@ -31,6 +29,7 @@ from calibrate.model.rule_parameters import (  # noqa: E402
     ONE_RATIO,
     Form,
 )
+from calibrate.model.problem import ModelOptions  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
@@ -142,11 +141,11 @@ def test_a_constant_is_written_as_it_acts():
     assert [e.coefficients for e in fit.entries] == [(0, MIN_BETA), (0, MAX_BETA), (0, 1.5)]
 
 
-# --- the command ---------------------------------------------------------------------------------
+# --- fits ----------------------------------------------------------------------------------------
 
 
 def planted_for_size(folder):
-    """Examples on disk that are to be sharpened at 62 tokens, and not at 5: some want that."""
+    """Examples that are to be sharpened at 62 tokens, and not at 5: some want that."""
     save(Path(folder), planted_model(), tokenizer=False)
     examples = planted_examples((3, 60), count=16).examples
     asked = [(f"n{e.cell}", e, e.tokens[-1]) for e in examples]
@@ -155,16 +154,15 @@ def planted_for_size(folder):
         {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": [int(answer)], "template": name}
         for name, e, answer in asked
     ]
-    collected(folder, f"{folder}-run", prompts=write_lines("p.jsonl", lines), templates=())
+    return collected(folder, f"{folder}-run", prompts=write_lines("p.jsonl", lines), templates=())
 
 
-def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
-    planted_for_size("tiny")
-    out = call(
-        "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "log-size",
-        "--trained-up-to", "5", "--allowed-loss", "0.1", "--for-export", "--json",
-    )  # fmt: skip
-    record, fit = json.loads(out.stdout), calibrate.load("tiny@1")
+def test_what_engines_run_is_published_with_what_it_costs(here):
+    collection = planted_for_size("tiny")
+    found = through(
+        collection, most_steps=10, kind=LOG_SIZE, trained_up_to=5, allowed=0.1, engines=ANY
+    )
+    fit, answers = found.coefficients, found.evidence.answers
     np.testing.assert_allclose(ratios(fit), ratios(fit)[0], rtol=1e-9)
     assert len(fit.entries) == 8
     assert ratios(fit)[0] > 0
@@ -172,28 +170,28 @@ def test_the_command_publishes_what_engines_run_and_says_what_it_costs(here):
     assert at_62[0] == at_62.max() > 1.1
     assert at_62[2] == at_62.min()
     assert fit.source["options"]["for_export"] is True
-    cost, rules = record["export_cost"], record["rules"]
-    free = rules["best without --for-export"]["gain"]["mean"]
-    assert cost["mean"] == pytest.approx(free - rules["own"]["gain"]["mean"])
-    assert cost["mean"] != 0
-    assert cost["mean"] < 2 * cost["error"]
-    said = f"({cost['mean']:+.3f} ± {cost['error']:.3f} nats an answer)"
-    assert f"export costs nothing beyond chance {said}" in fit.quality["verdict"]
+    cost = found.export_cost
+    assert cost.mean == pytest.approx(
+        answers.gain("free", LOG_P).mean - answers.gain("own", LOG_P).mean
+    )
+    assert not cost.sign > 0
+    said = f"export costs nothing beyond chance ({cost.mean:+.3f} ± {cost.error:.3f} nats an answer"
+    assert said in fit.quality["verdict"]
     assert "heads have a factor of their own (log-size-one-ratio)" in fit.quality["verdict"]
-    assert "log-size-one-ratio, each head: +" in out.stderr
-    assert Path("fits/tiny/1.png").exists()
-    call("export", "tiny", "--model", "tiny", "--out", "exported")
+    assert "log-size-one-ratio, each head" in [s.form.label for s in found.solved]
+    publish(fit, Path("fits"))
+    call("export", "x", "--model", "tiny", "--out", "exported")
     plain, theirs = (
         transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in ("tiny", "exported")
     )
     tokens = torch.from_numpy(planted_examples((60,), count=4).examples[0].tokens)[None].long()
     with torch.no_grad():
-        before, found = plain(tokens).logits, theirs(tokens).logits
-        register("tiny", fit)
-        plain.set_attn_implementation("tiny")
+        before, exported = plain(tokens).logits, theirs(tokens).logits
+        register("x", fit)
+        plain.set_attn_implementation("x")
         verify(plain)
         ours = plain(tokens).logits
-    torch.testing.assert_close(found, ours, atol=1e-4, rtol=0)
+    torch.testing.assert_close(exported, ours, atol=1e-4, rtol=0)
     assert (before - ours).abs().max() > 0.05
 
 
@@ -203,29 +201,21 @@ def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
     options = {"most_steps": 10, "kind": CONSTANT}
     free, found = (through(collection, engines=x, **options) for x in (None, ANY))
     assert found.coefficients == free.coefficients
-    assert found.judged.export_cost == (0, 0)
-    assert free.judged.export_cost is None
+    assert (found.beside, found.export_cost.mean, free.export_cost) == ("own", 0, None)
     assert "export costs nothing" in found.coefficients.quality["verdict"]
     assert "export" not in free.coefficients.quality["verdict"]
     assert "for_export" not in free.coefficients.source["options"]
-    require_one_constant_a_layer(
-        through(collection, engines=Exportable(LAYER, "it is not a Llama"), **options)
-    )
-
-
-def require_one_constant_a_layer(found):
-    """As Qwen3's norms have it."""
-    assert {c.form.label for c in found.candidates} == {
+    by_layer = through(collection, engines=Exportable(LAYER, "it is not a Llama"), **options)
+    assert {s.form.label for s in by_layer.solved} == {
         "constant, all heads alike", "log-size, all heads alike", "constant, each head",
         "constant, each layer",
     }  # fmt: skip
-    assert found.chosen.published.form.of == LAYER
-    assert found.chosen.free.form.of == HEAD
-    betas_of = {e.layer: e.coefficients for e in found.coefficients.entries}
-    assert all(e.coefficients == betas_of[e.layer] for e in found.coefficients.entries)
-    mean, error = found.judged.export_cost
-    said = f"export costs {mean:+.3f} ± {error:.3f} nats an answer, beside constant, each head"
-    assert said in found.coefficients.quality["verdict"]
+    assert (by_layer.published.form.of, by_layer.free.form.of) == (LAYER, HEAD)  # as Qwen3 has it
+    betas_of = {e.layer: e.coefficients for e in by_layer.coefficients.entries}
+    assert all(e.coefficients == betas_of[e.layer] for e in by_layer.coefficients.entries)
+    cost = by_layer.export_cost
+    said = f"export costs {cost.mean:+.3f} ± {cost.error:.3f} nats an answer, beside constant, each"
+    assert said in by_layer.coefficients.quality["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +224,7 @@ def require_one_constant_a_layer(found):
         ("llama", {}, Exportable(HEAD)),
         ("llama", {"attention_bias": True}, Exportable(HEAD, "its projections have biases")),
         ("gemma2", {}, Exportable(ALIKE, "it is a gemma2, and not a Llama or a Mistral")),
+        ("qwen3", {}, Exportable(LAYER, "it is a qwen3, and not a Llama or a Mistral")),
     ],
 )
 def test_what_engines_run_is_known_before_a_fit(here, kind, changes, expected):
@@ -241,20 +232,11 @@ def test_what_engines_run_is_known_before_a_fit(here, kind, changes, expected):
     assert exportable(ModelFolder(Path("model"))) == expected
 
 
-def test_heads_that_share_a_norm_have_one_factor(here):
-    config = transformers.Qwen3Config(**SIZES)
-    save(Path("model"), transformers.Qwen3ForCausalLM(config), tokenizer=False)
-    assert exportable(ModelFolder(Path("model"))).factors == LAYER
-
-
 def test_what_no_engine_runs_is_refused(here):
-    with pytest.raises(CalibrateError, match="no engine runs rules of kind entropy-and-size"):
+    with pytest.raises(CalibrateError, match="no engine runs rules of kind entropy-and-size; for"):
         ModelOptions(ENTROPY_AND_SIZE, engines=ANY)
     with pytest.raises(CalibrateError, match="by log n of this model: it has biases; for export"):
         ModelOptions(LOG_SIZE, engines=Exportable(HEAD, "it has biases"))
-    planted("tiny")
-    line = refusal("fit", "tiny-run", "--name", "x", "--for-export", "--kind", "entropy-and-size")
-    assert "for export, give --kind constant or log-size" in line
     save(Path("bloom"), causal_model("bloom"), tokenizer=False)
     with pytest.raises(CalibrateError, match="cannot be exported: its logits have a bias by pos"):
         exportable(ModelFolder(Path("bloom")))

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="needs the extra torch")
 pytest.importorskip("transformers", reason="needs the extra transformers")
 pytest.importorskip("gguf", reason="needs the extra gguf")
 
+from calibrate.model.comparison import compare  # noqa: E402
 from test_cli import call  # noqa: E402
 from test_gguf import logits_of  # noqa: E402
 from tiny_gguf import small_model, write_gguf  # noqa: E402
@@ -23,7 +24,6 @@ from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import Rule  # noqa: E402
-from calibrate.model.comparison import compare  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
 torch.set_num_threads(1)

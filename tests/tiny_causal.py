@@ -3,10 +3,12 @@
 import re
 import string
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from calibrate.files.examples import Cell, Example, ExampleSet
 from calibrate.model import words
 from calibrate.model.retrieval import TEMPLATES
 
@@ -67,3 +69,63 @@ SIZES = {
     "max_position_embeddings": 256, "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": 0,
 }  # fmt: skip
+
+LENGTHS = (20, 20, 20, 33)
+
+
+def some_examples(lengths=LENGTHS, text=False):
+    rng = np.random.default_rng(0)
+    return ExampleSet(
+        (Cell("some", 32, False), Cell("text", 32, True))[: 1 + text],
+        tuple(
+            Example(rng.integers(3, 500, n).astype(np.int32), 1 if i % 2 and text else n - 3,
+                    i % 2 if text else 0)
+            for i, n in enumerate(lengths)
+        ),
+    )  # fmt: skip
+
+
+ITEMS, MARKED, QUERY = 10, 20, 30  # tokens: an item of one of eight classes, marked or not
+
+
+def planted_model():
+    """Head 0 finds the marked item, too diffusely; head 2 finds the others, and misleads.
+
+    The first features are the class, one for marked items, one for the query, one for the others;
+    heads write the class they find into features 16 to 23, which the logits are read from. The last
+    pair of a head's channels is hardly rotated.
+    """
+    config = transformers.LlamaConfig(
+        **SIZES | {"vocab_size": 64},
+        rope_parameters={"rope_type": "default", "rope_theta": 1e12},
+        tie_word_embeddings=False,
+    )
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    for x in model.parameters():
+        x.fill_(1.0) if x.ndim == 1 else x.zero_()
+    embedding, first = model.model.embed_tokens.weight, model.model.layers[0].self_attn
+    for i in range(8):
+        embedding[ITEMS + i, [i, 10]] = embedding[MARKED + i, [i, 8]] = 1.0
+        model.lm_head.weight[ITEMS + i, 16 + i] = 2.0
+        for head in range(4):
+            first.o_proj.weight[16 + i, 8 * head + i] = 0.25
+        for group in range(2):
+            first.v_proj.weight[8 * group + i, i] = 1.0
+    embedding[QUERY, 9] = 2**0.5
+    for head, strength in ((0, 0.15), (2, 0.15)):
+        first.q_proj.weight[8 * head + 3, 9] = strength
+    first.k_proj.weight[3, 8] = first.k_proj.weight[8 + 3, 10] = 2**0.5
+    return model
+
+
+def planted_examples(lengths=(12, 24), count=12):
+    """Items, the marked one among them, and the query; the answer is the marked item's class."""
+    rng, made = np.random.default_rng(3), []
+    for cell, n in enumerate(lengths):
+        for _ in range(count):
+            classes = rng.integers(0, 8, n)
+            tokens, at = ITEMS + classes, rng.integers(0, n)
+            tokens[at] += MARKED - ITEMS
+            tokens = np.array([*tokens, QUERY, ITEMS + classes[at]], np.int32)
+            made.append(Example(tokens, n + 1, cell))
+    return ExampleSet(tuple(Cell("marked", n, False) for n in lengths), tuple(made))

@@ -80,7 +80,7 @@ def collect(
     """
     if request.model is not None:
         from calibrate.cli.model_steps import collect_from_model
-        from calibrate.report.examples_record import ExamplesRecord
+        from calibrate.report.collection_record import ExamplesRecord
 
         refuse_with(context, "--model", OF_HEAD)
         collection = collect_from_model(request.source(seed), out, fresh=fresh)

@@ -30,8 +30,7 @@ from calibrate.parallel.jobs import Jobs
 from calibrate.report.terminal import show
 
 if TYPE_CHECKING:
-    from calibrate.report.comparison_record import ComparisonRecord
-    from calibrate.report.model_scores_record import ModelScoresRecord
+    from calibrate.report.scores_record import ScoresRecord
 
 HeldOutSetsOption = Annotated[
     int | None,
@@ -42,7 +41,7 @@ HeldOutSetsOption = Annotated[
     ),
 ]
 FitsOption = Annotated[str, typer.Option(help="Fits to score: REFERENCE,...")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print accuracies as CSV.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print scores as CSV.")]
 
 RunArgument = Annotated[
     Path | None, typer.Argument(help="Folder of a complete collection of a model's examples.")
@@ -81,9 +80,8 @@ def evaluate(
 ) -> None:
     """Score a head, logits or a model under fits and simpler rules.
 
-    --fits are compared with plain softmax, the paper's numbers, log n, hard attention, and the best
-    constant of each size, chosen in hindsight; p-values are of paired t-tests. Nothing is collected
-    or fitted.
+    --fits are compared with plain softmax, the paper's numbers, log n and hard attention, on the
+    same sets. Nothing is collected or fitted.
 
     With --logits, --fits are scored on the rows of a file or folder by the probability of the
     target, each head with its own entry. Use rows that were not fitted.
@@ -113,17 +111,15 @@ def evaluate(
     from calibrate.cli.evaluate_steps import compare_rules, score_logits_files
 
     if logits is not None:
-        refuse_with(context, "--logits", (*_HEAD_OPTIONS, "seed", "as_csv"))
-        show(score_logits_files(logits, fits, store), as_json)
+        refuse_with(context, "--logits", (*_HEAD_OPTIONS, "seed"))
+        _show_scores(score_logits_files(logits, fits, store), as_json, as_csv)
         return
     n, workers = parse_sizes(sizes), Jobs(jobs, dask, stall)
     record = compare_rules(head, fits, store, sizes=n, sets=sets, seed=seed, jobs=workers)
     _show_scores(record, as_json, as_csv)
 
 
-def _show_scores(
-    record: "ComparisonRecord | ModelScoresRecord", as_json: bool, as_csv: bool
-) -> None:
+def _show_scores(record: "ScoresRecord", as_json: bool, as_csv: bool) -> None:
     if as_csv:
         print(record.as_csv(), end="")
     else:

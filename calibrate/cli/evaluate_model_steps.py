@@ -15,7 +15,7 @@ from calibrate.evidence.baselines import log_size, one_constant, paper
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import kind_of, open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
-from calibrate.report.model_scores_record import ModelScoresRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Rules(NamedTuple):
     constants: list[str]  # the names of those that are one constant on every head
 
 
-def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
+def score_model(source: Source, rules: Rules) -> ScoresRecord:
     """Scores the examples of a model under plain softmax and other rules.
 
     Raises:
@@ -48,7 +48,8 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
             "collect --model`, or score a head (--head) or logits (--logits) without RUN"
         )
     job, collection = job_of(source)
-    from calibrate.model.comparison import PLAIN, compare
+    from calibrate.evidence.evidence import PLAIN, Scored
+    from calibrate.model.answers import compare
 
     todo, scores = dict(rules.all), dict[str, Scores]()
     if collection:
@@ -63,13 +64,11 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
     _warn_of_other_models(rules.fits, job.folder.name, fingerprint)
     kept = (collection.folder, collection.digest) if collection else None
     scores |= _score(job, which, todo, kept)
-    comparison = compare(
-        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all}
-    )
-    return ModelScoresRecord(
-        comparison, job.folder.name, fingerprint, collection.digest if collection else None, scored,
-        tuple(rules.fits), tuple(rules.constants),
+    evidence = compare(
+        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all},
+        Scored(job.folder.name, fingerprint, "answers"),
     )  # fmt: skip
+    return ScoresRecord(evidence, tuple(rules.fits), scored=scored)
 
 
 def rules_beside(
@@ -87,13 +86,13 @@ def _to_judge(
     collection: ExampleCollection, fits: Mapping[str, Coefficients]
 ) -> tuple[list[int], str]:
     """The examples that no fit was made of or chosen by, and in words which these are."""
-    from calibrate.model.parts import JUDGING, parts_of
+    from calibrate.model.splits import JUDGING, splits_of
 
     examples, run = collection.set.examples, collection.folder
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
     if not own:
         return list(range(len(examples))), f"all {len(examples):,} examples of {run}"
-    which = np.flatnonzero(parts_of(examples) == JUDGING).tolist()
+    which = np.flatnonzero(splits_of(examples) == JUDGING).tolist()
     if not which:
         raise CalibrateError(
             f"{run} has no example that {own[0]} was not made of; collect more examples of each "
@@ -117,14 +116,14 @@ def _warn_of_other_models(fits: Mapping[str, Coefficients], model: str, fingerpr
 
 def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSet) -> None:
     """Warns of examples that fits were made of, as far as their collections are in ./runs."""
-    from calibrate.model.parts import JUDGING, parts_of
+    from calibrate.model.splits import JUDGING, splits_of
 
     tokens = [example.tokens.tobytes() for example in examples.examples]
     for name, fit in fits.items():
         if (run := examples_of(fit)) is None:
             continue
         made_of = open_collection(run, ExampleCollection).set.examples
-        parts = zip(made_of, parts_of(made_of), strict=True)
+        parts = zip(made_of, splits_of(made_of), strict=True)
         seen = {example.tokens.tobytes() for example, part in parts if part != JUDGING}
         if n_seen := sum(x in seen for x in tokens):
             warnings.warn(

@@ -6,12 +6,10 @@ from pathlib import Path
 from calibrate.cli.loading import load_fits, load_head, refuse_per_head
 from calibrate.cli.progress import Steps
 from calibrate.evidence.baselines import fixed_rules, in_order
-from calibrate.evidence.evidence import Evidence as LogitScores
-from calibrate.evidence.evidence import Evidence as Score
+from calibrate.evidence.evidence import Evidence
 from calibrate.files.coefficients import Coefficients
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
-from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.logits_record import LogitsRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
@@ -29,13 +27,14 @@ def compare_rules(
     sets: int | None,
     seed: int,
     jobs: Jobs,
-) -> ComparisonRecord:
+) -> ScoresRecord:
     """Scores a head under "REF,..." of fits and the fixed rules."""
     loaded = load_fits(fits, store)
     for fit in loaded.values():
         refuse_per_head(fit)
     head, rules = load_head(reference), in_order({**fixed_rules(), **loaded})
-    return ComparisonRecord(score_with_progress(head, sizes, sets, seed, rules, jobs))
+    scores = score_with_progress(head, sizes, sets, seed, rules, jobs)
+    return ScoresRecord(scores, tuple(loaded))
 
 
 def score_with_progress(
@@ -45,7 +44,7 @@ def score_with_progress(
     seed: int,
     rules: Mapping[str, Coefficients],
     jobs: Jobs = ONE_PROCESS,
-) -> Score:
+) -> Evidence:
     """Scores one head, with a line per set size."""
     with Steps("scoring", len(sizes), at_once=jobs.uses_workers) as steps:
         return score_head(
@@ -56,18 +55,19 @@ def score_with_progress(
         )  # fmt: skip
 
 
-def score_logits_files(path: Path, fits: str, store: Path | None) -> LogitsRecord:
+def score_logits_files(path: Path, fits: str, store: Path | None) -> ScoresRecord:
     """Scores "REF,..." of fits on the rows of a file or folder."""
-    return LogitsRecord(score_rows(path, load_fits(fits, store)))
+    loaded = load_fits(fits, store)
+    return ScoresRecord(score_rows(path, loaded), tuple(loaded))
 
 
-def score_rows(path: Path, fits: Mapping[str, Coefficients]) -> LogitScores:
+def score_rows(path: Path, fits: Mapping[str, Coefficients]) -> Evidence:
     """Scores fits on the rows of a file or folder, with a line per set size."""
     stderr.print(f"reading {path}")
     return score_arrays(Arrays(path), fits)
 
 
-def score_arrays(arrays: Arrays, fits: Mapping[str, Coefficients]) -> LogitScores:
+def score_arrays(arrays: Arrays, fits: Mapping[str, Coefficients]) -> Evidence:
     """Scores fits on logits that were read, with a line per set size."""
     units = sum(len(plan_units(size, arrays.count(size))) for size in arrays.sizes)
     with Steps("scoring", units) as steps:

@@ -15,9 +15,9 @@ from calibrate.files.store import names, published_store
 from calibrate.files.unchanged_fit import same_fit
 from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
 from calibrate.report.fit_record import FitRecord
-from calibrate.report.per_head_record import PerHeadRecord
 from calibrate.report.streams import stderr
 from calibrate.rows.fit_collection import (
+    FitResult,
     fit_collection,
     fit_collection_as_in_the_paper,
     fit_heads_of_collection,
@@ -27,12 +27,19 @@ from calibrate.rows.rule_fitting import Options
 from calibrate.rows.solved_rows import group_heads
 
 
-def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
+def fit_and_publish(request: FitRequest) -> FitRecord:
     """Fits one head or each head of a collection, and publishes the fit with its figure."""
     collection = open_for_fit(request.folder, request.allow_partial)
     check_store(request.store)
     if collection.heads and not request.paper:
         return _fit_heads(collection, request)
+    return fit_one_and_publish(collection, request)[1]
+
+
+def fit_one_and_publish(
+    collection: RowCollection, request: FitRequest
+) -> tuple[FitResult, FitRecord]:
+    """Fits one head, and publishes the fit with its figure."""
     stderr.print(f"solving and fitting {collection.folder}")
     if request.paper:
         fit = fit_collection_as_in_the_paper(collection, request.name)
@@ -44,10 +51,10 @@ def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
         coefficients, written, request.figure,
         lambda path: save_fit_figure(path, fit.rows, coefficients, paper()),
     )  # fmt: skip
-    return FitRecord(fit, figure)
+    return fit, FitRecord(coefficients, figure)
 
 
-def _fit_heads(collection: RowCollection, request: FitRequest) -> PerHeadRecord:
+def _fit_heads(collection: RowCollection, request: FitRequest) -> FitRecord:
     """Fits each head, with a step per group of heads."""
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
@@ -61,7 +68,7 @@ def _fit_heads(collection: RowCollection, request: FitRequest) -> PerHeadRecord:
     figure = draw_fit(
         coefficients, written, request.figure, lambda path: save_gains_figure(path, fits)
     )
-    return PerHeadRecord(fits, figure)
+    return FitRecord(coefficients, figure, fits.heads)
 
 
 def _options(request: FitRequest) -> Options:

@@ -45,7 +45,7 @@ def show(
 
     Example: calibrate fits show max-retrieval
     """
-    from calibrate.report.published_fit_record import show_fit
+    from calibrate.report.fit_record import show_fit
 
     show_record(show_fit(reference, store, figure), as_json)
 

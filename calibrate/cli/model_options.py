@@ -13,7 +13,7 @@ from calibrate.cli.options import check_input, parse_sizes
 from calibrate.files.model_fingerprint import require_folder
 
 if TYPE_CHECKING:
-    from calibrate.model.sources import Wanted
+    from calibrate.model.prompts import Wanted
 
 
 class Dtype(StrEnum):
@@ -92,7 +92,7 @@ class ModelRequest(NamedTuple):
 
     def wanted(self, seed: int) -> "Wanted":
         """The examples that the options ask for."""
-        from calibrate.model.sources import Wanted, parse_task
+        from calibrate.model.prompts import Wanted, parse_task
 
         try:
             templates = () if self.task is None else parse_task(self.task)

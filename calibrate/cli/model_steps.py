@@ -1,10 +1,11 @@
 """Collecting the examples of a model and the first look at it, with progress on stderr."""
 
 import contextlib
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,9 @@ from calibrate.report.streams import stderr
 if TYPE_CHECKING:
     from calibrate.export.proof import Exportable
     from calibrate.model.collect_examples import Job
-    from calibrate.model.sources import Wanted
+    from calibrate.model.prompts import Wanted
     from calibrate.report.first_look_record import FirstLookRecord
-    from calibrate.report.model_fit_record import ModelFitRecord
+    from calibrate.report.fit_record import FitRecord
     from calibrate.transformers.folders import ModelFolder
 
 
@@ -81,8 +82,7 @@ def look_at_model(source: Source, out: Path | None) -> "FirstLookRecord":
       CalibrateError: the model is not that of the collection, or cannot be found.
     """
     job, collection = job_of(source)
-    from calibrate.model.derivatives import derivatives
-    from calibrate.model.first_look import first_look
+    from calibrate.model.first_look import derivatives, first_look
     from calibrate.report.first_look_record import RECORD, save_first_look
 
     folder = diagnosis_folder(source.run or Path("runs") / job.folder.name, out, source.run)
@@ -116,7 +116,7 @@ class ModelFitRequest:
     figure: Path | None = None
 
 
-def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
+def fit_model_and_publish(request: ModelFitRequest) -> "FitRecord":
     """Fits the heads of a collection's model through the model, and publishes the fit.
 
     Raises:
@@ -127,11 +127,14 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     assert collection is not None
     check_store(request.store)
     from calibrate.cli.fit_steps import draw_fit, publish_fit
-    from calibrate.model.answering import batch_tokens
-    from calibrate.model.candidates import ModelOptions
-    from calibrate.model.model_fit import fit_through
-    from calibrate.report.examples_record import nearly_none_right
-    from calibrate.report.model_fit_record import ModelFitRecord
+    from calibrate.evidence.evidence import OWN
+    from calibrate.model.fit import fit_through
+    from calibrate.model.passes import batch_tokens
+    from calibrate.model.problem import ModelOptions
+    from calibrate.report.collection_record import nearly_none_right
+    from calibrate.report.fit_record import FitRecord
+    from calibrate.report.model_plots import save_head_betas
+    from calibrate.report.scores_record import ScoresRecord
 
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
@@ -140,7 +143,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
     if warning := nearly_none_right(collection):
         stderr.print(warning)
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    with _why_refused(), Steps("loading the model", 1, at_most=True) as steps:
+    with _scores_if_refused(), Steps("loading the model", 1, at_most=True) as steps:
 
         def begin(what: str, passes: list[list[int]]) -> None:
             work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
@@ -150,27 +153,31 @@ def fit_model_and_publish(request: ModelFitRequest) -> "ModelFitRecord":
             lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
             lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
             lambda found: stderr.print(
-                f"{found.form.label}: {found.point.value.gain:+.3f} nats on examples that choose"
+                f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
             ),
         )  # fmt: skip
     coefficients, written = publish_fit(fit.coefficients, request.store)
-    record = ModelFitRecord(replace(fit, coefficients=coefficients), None)
-    return replace(
-        record, figure=draw_fit(coefficients, written, request.figure, record.save_beta_map)
-    )
+    n = round(math.exp(fit.published.form.center))
+    figure = draw_fit(
+        coefficients, written, request.figure,
+        lambda path: save_head_betas(path, coefficients, n, fit.heads),
+    )  # fmt: skip
+    scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
+    return FitRecord(coefficients, figure, scores=scores)
 
 
 @contextlib.contextmanager
-def _why_refused() -> Iterator[None]:
+def _scores_if_refused() -> Iterator[None]:
     """Prints of a refused fit what is known at each length."""
-    from calibrate.model.judging import NotWorthItError
-    from calibrate.model.verdict import by_length
+    from calibrate.model.fit import NotWorthItError
+    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.report.terminal import as_text
 
     try:
         yield
     except NotWorthItError as failure:
-        for line in by_length(failure.comparison):
-            stderr.print(f"  {line}")
+        tables = ScoresRecord(failure.evidence).tables()
+        stderr.print("\n".join(as_text(table) for table in tables if not table.detail))
         raise
 
 
@@ -218,7 +225,7 @@ def job_of(source: Source) -> "tuple[Job, files.ExampleCollection | None]":
 
 def model_progress(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:
     """A step for each batch of each unit of work, of as much work as it has tokens."""
-    from calibrate.model.answering import batches
+    from calibrate.model.passes import batches
 
     n_batches = sum(len(batches(examples.examples, unit)) for unit in units)
     n_tokens = sum(len(examples.examples[i].tokens) for unit in units for i in unit)

@@ -1,6 +1,6 @@
 """Scoring a fit and writing the page on it, with progress on stderr."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate.cli.evaluate_model_steps import rules_beside, score_model
@@ -9,22 +9,17 @@ from calibrate.cli.loading import find_fit, find_model_fit, head_of_fit, refuse_
 from calibrate.cli.model_options import Source
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import beside, fixed_rules
-from calibrate.evidence.evidence import Evidence as LogitScores
-from calibrate.evidence.evidence import Evidence as Score
+from calibrate.evidence.evidence import OWN
+from calibrate.evidence.verdict import chosen_kind
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.rows import RowCollection
-from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict, verdict_on_logits
-from calibrate.report.head_page import write_head_page
-from calibrate.report.logits_page import write_logits_page
-from calibrate.report.logits_record import FIRST_FIT
-from calibrate.report.model_scores_record import ModelScoresRecord
+from calibrate.report.fit_page import write_fit_page
 from calibrate.report.run_record import ReportRecord
-from calibrate.report.selection import chosen_kind
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.fit_collection import resolve_options
-from calibrate.rows.heads import Head
 from calibrate.rows.rivals import by_sharpness, fitted_rules
 from calibrate.rows.solved_rows import solve_collection
 
@@ -46,14 +41,15 @@ def report_on_head(
     check_writable(page)
     rules = beside(fit, {**fixed_rules(), **_fitted_rivals(fit, collection)})
     scores = score_with_progress(head, sizes, sets, seed, rules)
-    return write_head_report(page, fit, head, scores, seed)
+    return write_report(page, fit, ScoresRecord(scores, (OWN,), fit.reference))
 
 
 def report_on_logits(run_or_fit: str, store: Path | None, page: Path, logits: Path) -> ReportRecord:
     """Scores a fit on logits on disk."""
     fit, _ = find_fit(run_or_fit, store)
     check_writable(page)
-    return write_logits_report(page, fit, score_rows(logits, {fit.reference: fit}))
+    scores = score_rows(logits, {fit.reference: fit})
+    return write_report(page, fit, ScoresRecord(scores, (fit.reference,)))
 
 
 def report_on_model(
@@ -72,57 +68,32 @@ def report_on_model(
         )
     check_writable(page)
     source = source._replace(run=run if source.wanted is None else None)
-    return write_model_report(page, fit, score_model_fit(fit, source, constants))
+    return write_report(page, fit, score_model_fit(fit, source, constants))
 
 
 def score_model_fit(
     fit: Coefficients, source: Source, constants: Sequence[float] = ()
-) -> ModelScoresRecord:
+) -> ScoresRecord:
     """Scores a fit by a model's answers, beside constants and log n."""
     trained = fit.source.get("options", {}).get("trained_up_to") or 0
     rules = rules_beside({fit.reference: fit}, constants, trained if trained > 1 else None)
     return score_model(source, rules)
 
 
-def write_head_report(
-    page: Path, fit: Coefficients, head: Head, scores: Score, seed: int, needed: bool = True
+def write_report(
+    page: Path, fit: Coefficients, scores: ScoresRecord, needed: bool = True
 ) -> ReportRecord:
-    """Writes the page on one head's scores; see `_write`."""
-    comparison = scores
-    path = _write(page, needed, lambda: write_head_page(page, fit, head, comparison, seed))
-    rivals = f"{compare_rivals(comparison)} {describe_fit(fit, comparison)}"
-    return ReportRecord(verdict(comparison, fit), path, rivals)
-
-
-def write_logits_report(
-    page: Path, fit: Coefficients, scores: LogitScores, needed: bool = True
-) -> ReportRecord:
-    """Writes the page on scores of logits; see `_write`."""
-    path = _write(page, needed, lambda: write_logits_page(page, fit, scores))
-    return ReportRecord(verdict_on_logits(scores, FIRST_FIT), path)
-
-
-def write_model_report(
-    page: Path, fit: Coefficients, scores: ModelScoresRecord, needed: bool = True
-) -> ReportRecord:
-    """Writes the page on scores of a model; see `_write`."""
-    from calibrate.report.model_page import page_verdict, write_model_page
-
-    path = _write(page, needed, lambda: write_model_page(page, fit, scores))
-    return ReportRecord(page_verdict(scores), path)
-
-
-def _write(page: Path, needed: bool, write: Callable[[], None]) -> Path | None:
-    """The path of the page; None if it cannot be written and is not `needed`."""
+    """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""
     stderr.print(f"writing the report {page}")
+    verdict, path = " ".join(scores.verdicts().values()), None
     try:
-        write()
+        write_fit_page(page, fit, scores)
+        path = page
     except CalibrateError as error:
         if needed:
             raise
         stderr.print(f"the report is not written: {error}")
-        return None
-    return page
+    return ReportRecord(verdict, path)
 
 
 def _fitted_rivals(fit: Coefficients, collection: RowCollection | None) -> dict[str, Coefficients]:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from calibrate.cli.fit import FitRequest
 from calibrate.cli.model_options import Source
+from calibrate.evidence.evidence import OWN
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_store
-from calibrate.report.run_record import OwnRunRecord, RunRecord
+from calibrate.report.run_record import RunRecord
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
@@ -20,39 +22,38 @@ def run_on_head(
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.cli.collect_steps import collect_from_head
     from calibrate.cli.evaluate_steps import score_with_progress
-    from calibrate.cli.fit_steps import fit_and_publish
+    from calibrate.cli.fit_steps import fit_one_and_publish
     from calibrate.cli.loading import load_head
-    from calibrate.cli.report_steps import write_head_report
+    from calibrate.cli.report_steps import write_report
     from calibrate.evidence.baselines import beside, fixed_rules
-    from calibrate.report.fit_record import FitRecord
+    from calibrate.files.collection import open_collection
     from calibrate.rows.rivals import by_sharpness, fitted_rules
 
     check_store(store)
     name = name or "quickstart"
     loaded, folder = load_head(head), Path("runs") / name
     collect_from_head(loaded, sizes, sets, seed, folder=folder, max_bytes=max_bytes, fresh=fresh)
-    record = fit_and_publish(FitRequest(folder, name, store=store))
-    assert isinstance(record, FitRecord)  # a head's rows name no layer
-    fit = record.fit
+    fit, record = fit_one_and_publish(
+        open_collection(folder), FitRequest(folder, name, store=store)
+    )
     assert fit.choice is not None  # not the paper's procedure
     others = by_sharpness(fit.choice) | fitted_rules(fit.rows, fit.choice)
     rules = beside(fit.coefficients, fixed_rules() | others)
-    scores = score_with_progress(loaded, sizes, sets, seed, rules)
+    evidence = score_with_progress(loaded, sizes, sets, seed, rules)
     page = _page(fit.coefficients)
-    report = write_head_report(page, fit.coefficients, loaded, scores, seed, needed=False)
-    return RunRecord(record, loaded.name, scores, report)
+    scores = ScoresRecord(evidence, (OWN,), fit.coefficients.reference)
+    return RunRecord(record, scores, write_report(page, fit.coefficients, scores, needed=False))
 
 
 def run_on_logits(
     logits: Path, name: str | None, held_out: float, seed: int, max_bytes: int,
     store: Path | None, *, fresh: bool,
-) -> OwnRunRecord:  # fmt: skip
+) -> RunRecord:  # fmt: skip
     """Fits most of the rows of a file or folder, and judges the fit by the others."""
     from calibrate.cli.collect_steps import collect_from_arrays
     from calibrate.cli.evaluate_steps import score_arrays
     from calibrate.cli.fit_steps import fit_and_publish
-    from calibrate.cli.report_steps import write_logits_report
-    from calibrate.report.logits_record import LogitsRecord
+    from calibrate.cli.report_steps import write_report
     from calibrate.rows.groups import hold_out
     from calibrate.rows.logits_files import Arrays
 
@@ -63,17 +64,15 @@ def run_on_logits(
     collect_from_arrays(split.fitted, folder, max_bytes, fresh=fresh)
     record = fit_and_publish(FitRequest(folder, name, store=store))
     fit = record.coefficients
-    scores = score_arrays(split.held_out, {fit.reference: fit})
-    report = write_logits_report(_page(fit), fit, scores, needed=False)
-    return OwnRunRecord(record, LogitsRecord(scores), report)
+    evidence = score_arrays(split.held_out, {fit.reference: fit})
+    scores = ScoresRecord(evidence, (fit.reference,))
+    return RunRecord(record, scores, write_report(_page(fit), fit, scores, needed=False))
 
 
-def run_on_model(
-    source: Source, name: str | None, store: Path | None, *, fresh: bool
-) -> OwnRunRecord:
+def run_on_model(source: Source, name: str | None, store: Path | None, *, fresh: bool) -> RunRecord:
     """Makes examples, fits a model's heads to most of them, and judges the fit by the others."""
     from calibrate.cli.model_steps import ModelFitRequest, collect_from_model, fit_model_and_publish
-    from calibrate.cli.report_steps import score_model_fit, write_model_report
+    from calibrate.cli.report_steps import score_model_fit, write_report
 
     model, wanted = source.model, source.wanted
     assert model is not None
@@ -86,8 +85,7 @@ def run_on_model(
     record = fit_model_and_publish(request)
     fit = record.coefficients
     scores = score_model_fit(fit, source._replace(run=folder, wanted=None))
-    report = write_model_report(_page(fit), fit, scores, needed=False)
-    return OwnRunRecord(record, scores, report)
+    return RunRecord(record, scores, write_report(_page(fit), fit, scores, needed=False))
 
 
 def _name_of(path: Path) -> str:

@@ -17,6 +17,7 @@ CHANCE = 0.05  # how often "beyond chance" is said where nothing differs, up or 
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
 LEAST_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
 ROUNDING = 1e-12
+NOTHING = "·"  # shown for what is not defined
 
 
 class Estimate(NamedTuple):
@@ -58,6 +59,15 @@ class Estimate(NamedTuple):
             t = np.abs(self.mean) / self.error * widening(self.freedom)
             by_t = 2 * stdtr(self.freedom, -t)
         return np.where(np.isinf(t), 2.0**-self.freedom, by_t)[()]
+
+    def shown(self, shape: str, factor: float = 1) -> str:
+        """A mean and its error as text, "+0.51 ± 0.06" in the shape "+.2f"; a dot if it is NaN."""
+        if not np.isfinite(self.mean):
+            return NOTHING
+        error = f" ± {factor * self.error:{shape.removeprefix('+')}}" * bool(
+            np.isfinite(self.error)
+        )
+        return f"{factor * self.mean:{shape}}{error}"
 
 
 def evident_among(p: Sequence[float]) -> list[bool]:
@@ -143,8 +153,17 @@ class Strata:
 
     @cached_property
     def freedom(self) -> float:
-        """Degrees of freedom of the error: groups, less what the means of strata take."""
-        return self.groups - float(self.share @ (self.groups / self._effective))
+        """Degrees of freedom of the error: groups, less what the means of strata take.
+
+        Fewer where small strata have most of the variance.
+
+        Reference: Welch 1947.
+        """
+        by_group = self.groups - float(self.share @ (self.groups / self._effective))
+        part, alone = self.share**2 / self._effective, self._effective < MIN_EFFECTIVE
+        lost = np.sum(part[~alone] ** 2 / (self._effective[~alone] - 1))
+        lost += part[alone].sum() ** 2 / max(1, len(part) - 1)
+        return min(by_group, float(part.sum() ** 2 / lost))
 
     def mean_and_error(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean over strata, and its standard error as it is, of (..., items) values.

@@ -1,13 +1,22 @@
 """The verdict on a rule: use it, use it at some sizes only, or leave softmax as it is."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.baselines import label
 from calibrate.evidence.estimate import Estimate, evident_among
-from calibrate.evidence.evidence import LOG_P, RIGHT, Evidence
+from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, P
+from calibrate.files.coefficients import Coefficients
+from calibrate.maths.rule import ENTROPY_POLYNOMIAL
 
 GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
+# Rules that are simpler than a fit: one of them that does as well is named.
+SIMPLER = ("constant", "log-n", "paper", "kappa-log-n", "one constant", "one line in log n")
+HARD = "hard"
+WHY_HARD = "hard attention is also sure where it is wrong, which log p counts and accuracy does not"
+MOST_RIVALS = 3  # in a sentence
 
 
 class Verdict(NamedTuple):
@@ -27,14 +36,25 @@ class Verdict(NamedTuple):
 
 def judge(evidence: Evidence, rule: str) -> Verdict:
     """Judges a rule by log p where it is known, else by right answers."""
-    answers = evidence.answers if evidence.answers.n else evidence
-    measure = LOG_P if LOG_P in evidence.values else RIGHT
+    answers = judged_items(evidence)
+    measure = main_measure(evidence)
     whole, by_size = answers.gain(rule, measure), answers.by("size")
     gains = {n: part.gain(rule, measure) for n, part in by_size.items()}
     evident = evident_among([float(gain.p) for gain in gains.values()])
     clear = [n for n, is_evident in zip(gains, evident, strict=True) if is_evident]
     better, worse = ([n for n in clear if up * gains[n].mean > 0] for up in (1, -1))
     return Verdict(_outcome(whole, bool(better), bool(worse)), measure, whole, better, worse)
+
+
+def judged_items(evidence: Evidence) -> Evidence:
+    """The items that decide: all but protected text, or that if there are no others."""
+    answers = evidence.answers
+    return answers if answers.n else evidence
+
+
+def main_measure(evidence: Evidence) -> str:
+    """The measure that decides: log p where it is known."""
+    return LOG_P if LOG_P in evidence.values else RIGHT
 
 
 def outcome(gain: Estimate) -> str:
@@ -49,3 +69,224 @@ def _outcome(whole: Estimate, better: bool, worse: bool) -> str:
     if better:
         return GAIN
     return LOSS if worse and by_whole != GAIN else by_whole
+
+
+def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
+    """Numbers of heads with an entry that (gain, lose, do neither) beyond chance among them all."""
+    measure, heads = main_measure(evidence), judged_items(evidence).by("head")
+    gains = [part.gain(rule, measure) for h, part in heads.items() if evidence.names(rule, h)]
+    evident = evident_among([float(gain.p) for gain in gains])
+    signs = [np.sign(g.mean) if clear else 0 for g, clear in zip(gains, evident, strict=True)]
+    return signs.count(1), signs.count(-1), signs.count(0)
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def sentences(evidence: Evidence, rule: str, name: str = "") -> list[str]:
+    """What to do and why; and where there is something to say, on heads, rivals, protected text.
+
+    Args:
+      evidence: of the rule, plain softmax and rivals.
+      rule: its name in the evidence.
+      name: the same, for people.
+    """
+    told = (
+        sentence(evidence, rule, name), _on_heads(evidence, rule), _on_rivals(evidence, rule, name),
+        _on_protected(evidence, rule),
+    )  # fmt: skip
+    return [text for text in told if text]
+
+
+def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
+    """What to do with a rule, and the numbers that decide, in one sentence."""
+    items, verdict = judged_items(evidence), judge(evidence, rule)
+    numbers = [_change(items, rule, verdict.measure)]
+    if verdict.measure == LOG_P:
+        numbers += [_change(items, rule, m) for m in (P, RIGHT) if m in items.values]
+    seen = f"on {items.n:,} {items.of.items}{_whose(evidence, rule)}"
+    places = "".join(_extreme(items, rule, verdict))
+    if verdict.outcome == SAME and verdict.measure == RIGHT:
+        places += _by_its_file(evidence.fits.get(rule))
+    return f"{_advice(items, verdict, name or label(rule))}: {', '.join(numbers)} {seen}{places}."
+
+
+def _by_its_file(fit: Coefficients | None) -> str:
+    """That a fit gains log p on the rows that its own folds left out, if it does; else ""."""
+    tried, _ = sharpness_tried(fit) if fit else ([], None)
+    own = [one for one in tried if fit and one["q"] == fit.quality.get("q") and one["low"] > 0]
+    if not own:
+        return ""
+    return f"; it gains {own[0]['gain']:.3f} nats of log p on its held-out rows: score more sets"
+
+
+def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
+    if verdict.outcome == UNKNOWN:
+        groups = f" of {items.n_groups:,} groups" if items.n_groups else ""
+        return f"Unknown: {items.n:,} {items.of.items}{groups} are too few to tell what {name} does"
+    if verdict.outcome == SAME:
+        return f"Leave softmax as it is: {name} makes no difference beyond chance"
+    if verdict.outcome == LOSS:
+        return f"Leave softmax as it is: {name} makes it worse"
+    if not verdict.better:
+        return f"Use {name}" + (
+            f", but not {_where(items, verdict.worse)}" if verdict.worse else ""
+        )
+    where = _where(items, verdict.better)
+    if verdict.worse:
+        return f"Use {name} only {where}"
+    everywhere = len(verdict.better) == len(items.by("size"))
+    return f"Use {name}" + ("" if everywhere else f", which gains {where}")
+
+
+def _change(items: Evidence, rule: str, measure: str) -> str:
+    """A measure before and after: "log p -1.234 -> -0.834 (+0.400 ± 0.003 nats)"."""
+    factor, digits = (1, 3) if measure == LOG_P else (100, 1)
+    before, after = (factor * items.mean(name, measure).mean for name in (PLAIN, rule))
+    change = f"{before:.{digits}f} -> {after:.{digits}f}" + " %" * (factor == 100)
+    gain = items.gain(rule, measure).shown(f"+.{digits}f", factor)
+    known = "" if np.isfinite(items.gain(rule, measure).error) else ", error unknown"
+    what = {LOG_P: "log p", P: "p of the target", RIGHT: "right"}[measure]
+    if measure == P:
+        return f"{what} {change}"
+    return f"{what} {change} ({gain} {'nats' if measure == LOG_P else 'points'}{known})"
+
+
+def _whose(evidence: Evidence, rule: str) -> str:
+    """What the items are of, and whether a fit of rows was made of them."""
+    of, fit = evidence.of, evidence.fits.get(rule)
+    name = f" of {of.name}" if of.name else ""
+    if fit is None or of.items != "rows":
+        return name
+    made = fit.fingerprint == of.fingerprint
+    return name + (", the very rows it was made of" if made else ", which it was not made of")
+
+
+def _extreme(items: Evidence, rule: str, verdict: Verdict) -> list[str]:
+    """Where it gains most, if only somewhere, and where it loses most."""
+    told = []
+    by_size = items.by("size")
+    only = verdict.better if len(verdict.better) < len(by_size) else []
+    for sizes, word in ((only, "most"), (verdict.worse, "worse")):
+        if sizes and len(by_size) > 1:
+            gains = {n: by_size[n].gain(rule, verdict.measure) for n in sizes}
+            size = max(gains, key=lambda n: abs(gains[n].mean))
+            shape, factor, unit = _units(verdict.measure)
+            told.append(
+                f"; {word} {_where(items, [size])} ({gains[size].shown(shape, factor)} {unit})"
+            )
+    return told
+
+
+def _units(measure: str) -> tuple[str, int, str]:
+    return ("+.3f", 1, "nats") if measure == LOG_P else ("+.1f", 100, "points")
+
+
+def _on_heads(evidence: Evidence, rule: str) -> str:
+    """How many heads gain and lose, and how many have no rule; "" of one head alone."""
+    if len(evidence.heads) == 1:
+        return ""
+    up, down, same = heads_moved(evidence, rule)
+    n_rules = up + down + same
+    heads = judged_items(evidence).by("head")
+    others = sum(not evidence.names(rule, head) for head in heads)
+    unchanged = (
+        f"; {others:,} without a rule {_verb(others, 'is', 'are')} unchanged" if others else ""
+    )
+    return (
+        f"Of {n_rules:,} {_verb(n_rules, 'head', 'heads')} with a rule, {up:,} "
+        f"{_verb(up, 'gains', 'gain')}, {down:,} {_verb(down, 'loses', 'lose')} and {same:,} "
+        f"{_verb(same, 'does', 'do')} neither beyond chance among them all{unchanged}."
+    )
+
+
+def _on_rivals(evidence: Evidence, rule: str, name: str) -> str:
+    """Rules that do better, and simpler ones that do as well; "" without any."""
+    items, measure = judged_items(evidence), main_measure(evidence)
+    rivals = [other for other in items.not_behind(rule, measure) if other != PLAIN]
+    gains = {other: items.gain(other, measure, rule) for other in rivals}
+    ahead = sorted((r for r in rivals if gains[r].sign > 0), key=lambda r: -gains[r].mean)
+    level = [r for r in rivals if r not in ahead and _is_simpler(r)]
+    shape, factor, unit = _units(measure)
+    better = [f"{label(r)} ({factor * gains[r].mean:{shape}} {unit})" for r in ahead[:MOST_RIVALS]]
+    told = []
+    if better:
+        told.append(f"{_join(better)} {_verb(len(better), 'does', 'do')} better")
+    if level:
+        told.append(f"{_join([*map(label, level)])} {_verb(len(level), 'does', 'do')} as well")
+    text = ", and ".join(told)
+    why = f"; {WHY_HARD}" * (HARD in ahead and measure == RIGHT) + _sharper_on_purpose(
+        evidence.fits.get(rule), ahead
+    )
+    return f"{text[:1].upper()}{text[1:]}{why}." if text else ""
+
+
+def _is_simpler(rule: str) -> bool:
+    return rule in SIMPLER or rule.startswith(("constant ", "log n / "))
+
+
+def _sharper_on_purpose(fit: Coefficients | None, ahead: Sequence[str]) -> str:
+    """That a fit which others lead was made sharper than log p asks for, if it was; else ""."""
+    tried, chosen = sharpness_tried(fit) if fit else ([], None)
+    if not ahead or chosen is None or chosen is tried[0]:
+        return ""
+    kept, mildest = chosen["gain"] / tried[0]["gain"], tried[0]["q"]
+    return (
+        f"; this fit was made sharper on purpose (q = {chosen['q']:g}), which keeps "
+        f"{100 * kept:.0f} % of the gain that q = {mildest:g} has: fit with --q {mildest:g} "
+        f"(q={mildest:g} in Python) for that gain"
+    )
+
+
+def sharpness_tried(fit: Coefficients) -> tuple[list[Any], Any]:
+    """What a fit's file says of its kind of rule at each q, the least first; and the chosen one.
+
+    None is chosen where one q alone was tried.
+    """
+    needed, kind = {"kind", "q", "gain", "low"}, chosen_kind(fit)
+    candidates = fit.quality.get("candidates", [])
+    tried = [one for one in candidates if needed <= one.keys() and one["kind"] == kind]
+    chosen = [one for one in tried if one["q"] == fit.quality.get("q")]
+    return tried, chosen[0] if len(tried) > 1 and chosen else None
+
+
+def chosen_kind(fit: Coefficients) -> str:
+    """The kind of rule in the words of a fit, where a constant is no polynomial."""
+    if fit.rule.kind != ENTROPY_POLYNOMIAL:
+        return fit.rule.kind
+    return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
+
+
+def _on_protected(evidence: Evidence, rule: str) -> str:
+    text = evidence.text
+    if not text.n or not evidence.answers.n:
+        return ""
+    gain = text.gain(rule, LOG_P)
+    state = {1: "gets better", -1: "gets worse"}.get(int(gain.sign), "is unchanged within chance")
+    return f"Protected text {state}: {gain.shown('+.4f')} nats a token."
+
+
+def _where(items: Evidence, chosen: Sequence[int]) -> str:
+    """ "from 64 to 256 and at 1,024 items", "from 256 items on": neighbours make a range."""
+    sizes, unit = list(items.by("size")), "tokens" if items.of.items == "answers" else "items"
+    runs: list[list[int]] = []
+    for i in (sizes.index(n) for n in chosen):
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    if len(runs) == 1 and runs[0][-1] == len(sizes) - 1 and 0 < runs[0][0] < len(sizes) - 1:
+        return f"for long inputs, from {sizes[runs[0][0]]:,} {unit} on"
+    ranges = [
+        f"from {sizes[run[0]]:,} to {sizes[run[-1]]:,}" if run[1:] else f"at {sizes[run[0]]:,}"
+        for run in runs
+    ]
+    return f"{_join(ranges)} {unit}"
+
+
+def _verb(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
+
+
+def _join(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from calibrate.files import examples as files
 from calibrate.files.collection import Plan, Progress, Shard, fill
 from calibrate.files.manifest import Entry, entry_of
-from calibrate.model.answering import batch_tokens, score
-from calibrate.model.sources import Wanted, make_examples
+from calibrate.model.passes import batch_tokens, score
+from calibrate.model.prompts import Wanted, make_examples
 from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
 

@@ -6,18 +6,17 @@ and Lin 2006). Each head keeps what it gained: the gradient at a step times the 
 noise is of other examples. By that, heads are dropped in the end while nothing is lost by it.
 """
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from calibrate.export.plan import ALIKE
-from calibrate.files.examples import Scores
+from calibrate.files.coefficients import Coefficients
+from calibrate.model.forms import Form, Head
 from calibrate.model.objective import Multipliers, Objective, Value
 from calibrate.model.passes import Passes
-from calibrate.model.rule_parameters import Form
-from calibrate.model.steps import Plan
+from calibrate.model.schedule import Schedule
 
 RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
 PENALTY = 0.003  # nats for a unit of beta of one head
@@ -31,69 +30,70 @@ _LEAST_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 
 
-class Point(NamedTuple):
-    """Numbers, and what they are worth on the examples that choose."""
+class Solution(NamedTuple):
+    """Numbers of a form, and what they are worth on the examples that choose."""
 
-    numbers: np.ndarray  # of a form
-    scores: Scores
+    form: Form
+    numbers: np.ndarray
     value: Value
 
+    def heads_changed(self, heads: list[Head]) -> list[Head]:
+        """The heads of a model whose beta is not 1, or not what all have in common."""
+        if self.form.of == ALIKE:
+            return heads if self.numbers.any() else []
+        return self.form.heads_changed(self.numbers, heads)
 
-@dataclass(frozen=True)
-class Course:
-    """Where a descent may go.
-
-    Attributes:
-      plan: the examples of each step.
-      choosing: the examples that checks look at.
-      most_steps: of a form.
-    """
-
-    plan: Plan
-    choosing: list[int]
-    most_steps: int = MOST_STEPS
-
-    def work(self, form: Form) -> list[list[int]]:
-        """The examples of every pass that a descent may take."""
-        checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-        passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-        return [*islice(self.plan, self.most_steps), *[self.choosing] * passes]
+    def fit(self, heads: list[Head]) -> Coefficients | None:
+        """The rules of the heads of a model; None where beta is 1 on all."""
+        return self.form.fit(self.numbers, heads)
 
 
 class Descent:
-    """One kind of rule for all heads, or for each.
+    """The best numbers of one form.
 
     Args:
       passes: through the model.
       objective: of the fit.
-      course: its steps and checks.
+      schedule: the examples of each step.
+      choosing: the examples that checks look at.
+      most_steps: of a form.
     """
 
-    def __init__(self, passes: Passes, objective: Objective, course: Course):
-        self._passes, self._objective, self._course = passes, objective, course
+    def __init__(
+        self, passes: Passes, objective: Objective, schedule: Schedule, choosing: list[int],
+        most_steps: int = MOST_STEPS,
+    ):  # fmt: skip
+        self._passes, self._objective = passes, objective
+        self._schedule, self._choosing, self._most_steps = schedule, choosing, most_steps
 
-    def at(self, form: Form, numbers: np.ndarray) -> Point:
-        """A point, scored."""
-        scores = self._passes.scores(form, numbers, self._course.choosing)
-        return Point(numbers, scores, self._objective.value(self._course.choosing, scores.log_p))
+    def work(self, form: Form) -> list[list[int]]:
+        """The examples of every pass that a descent may take."""
+        checks = -(-self._most_steps // STEPS_TO_A_CHECK)
+        passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.of == ALIKE else len(_KEPT_SHARES))
+        return [*islice(self._schedule, self._most_steps), *[self._choosing] * passes]
 
-    def run(self, form: Form, start: Point) -> Point:
-        """The best allowed point that it comes by; the start if there is no better one."""
+    def at(self, form: Form, numbers: np.ndarray) -> Solution:
+        """Numbers, scored."""
+        scores = self._passes.scores(form, numbers, self._choosing)
+        return Solution(form, numbers, self._objective.value(self._choosing, scores))
+
+    def run(self, start: Solution) -> Solution:
+        """The best allowed numbers that it comes by; the start if there are none better."""
+        form, best, halvings, is_over = start.form, start, 0, False
         walk = _Walk(form, start.numbers, Multipliers(self._objective))
-        best, halvings, is_over = start, 0, False
-        for number, which in enumerate(islice(self._course.plan, self._course.most_steps), 1):
-            is_check = number % STEPS_TO_A_CHECK == 0 or number == self._course.most_steps
+        for number, which in enumerate(islice(self._schedule, self._most_steps), 1):
+            is_check = number % STEPS_TO_A_CHECK == 0 or number == self._most_steps
             if is_over:
-                for skipped in [which] + [self._course.choosing] * is_check * PASSES_OF_A_CHECK:
+                for skipped in [which] + [self._choosing] * is_check * PASSES_OF_A_CHECK:
                     self._passes.skip(skipped)
                 continue
-            weights = walk.multipliers.weights(which, self._course.plan.n_answers)
+            weights = walk.multipliers.weights(which, self._schedule.n_answers)
             walk.step(self._passes.gradient(form, walk.numbers, which, weights))
             if not is_check:
                 continue
             here = self.at(form, walk.numbers)
             walk.multipliers.adapt(here.value)
-            found = self._allowed_towards(form, best, here)
+            found = self._allowed_towards(best, here)
             rise = found.value.gain - best.value.gain
             best = found if rise > 0 else best
             if rise < _LEAST_RISE:
@@ -102,33 +102,34 @@ class Descent:
                 walk.slow_down()
             if best is not here:
                 walk.back_to(best.numbers)
-        return best if form.of == ALIKE else self._fewest(form, best, walk.gained)
+        return best if form.of == ALIKE else self._fewest(best, walk.gained)
 
-    def _allowed_towards(self, form: Form, best: Point, here: Point) -> Point:
+    def _allowed_towards(self, best: Solution, here: Solution) -> Solution:
         """The point itself, or one on the way to it that breaks no constraint; else the best."""
         for n_tried, share in enumerate(_SHARES_OF_THE_WAY):
             if here.value.is_allowed:
                 for _ in _SHARES_OF_THE_WAY[n_tried:]:
-                    self._passes.skip(self._course.choosing)
+                    self._passes.skip(self._choosing)
                 return here
-            here = self.at(form, best.numbers + share * (here.numbers - best.numbers))
+            here = self.at(here.form, best.numbers + share * (here.numbers - best.numbers))
         return here if here.value.is_allowed else best
 
-    def _fewest(self, form: Form, best: Point, gained: np.ndarray) -> Point:
-        """The point with the fewest layers or heads that is as good within its standard error."""
-        changed = form.changed(best.numbers)
+    def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
+        """The one with the fewest layers or heads that is as good within its standard error."""
+        changed = best.form.changed(best.numbers)
         order = changed[np.argsort(-gained[changed], kind="stable")]
         found = best
         for share in _KEPT_SHARES:
             kept = order[: int(np.ceil(share * len(order)))]
             if found is not best or not 0 < len(kept) < len(order):
-                self._passes.skip(self._course.choosing)
+                self._passes.skip(self._choosing)
                 continue
             numbers = best.numbers.copy()
             numbers[:, order[len(kept) :]] = 0
-            fewer = self.at(form, numbers)
-            lead, error = best.value.lead(fewer.value)
-            if fewer.value.is_allowed and lead <= min(error, best.value.gain / 20):
+            fewer = self.at(best.form, numbers)
+            lead = best.value.over(fewer.value)
+            error = np.nan_to_num(lead.error, nan=np.inf)
+            if fewer.value.is_allowed and lead.mean <= min(error, best.value.gain / 20):
                 found = fewer
         return found
 

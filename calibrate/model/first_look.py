@@ -1,30 +1,40 @@
-"""Which heads of a model want to be sharper, and which more diffuse: means and their errors.
+"""Which heads of a model want to be sharper, and which more diffuse.
 
-Templates and lengths count alike, whatever the number of their examples. Plain text is kept apart:
-what is good for the answers may be bad for it.
+One backward pass through the frozen model gives d log p / d log beta of every head. Templates and
+lengths have equal weight. Plain text is kept apart: what is good for answers may be bad for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
-from calibrate.files.examples import Cell, ExampleSet
-from calibrate.model.comparison import over_cells
-from calibrate.model.derivatives import Derivatives
+from calibrate.errors import CalibrateError
+from calibrate.evidence.estimate import Estimate, evident_among
+from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
+from calibrate.files.examples import Example, ExampleSet, Scores
+from calibrate.model.answers import plain_alone
+from calibrate.model.passes import answer, check_vocabulary, checked, n_tokens, placed, room_for
+from calibrate.transformers.betas import HeadBetas, head_betas
 
-STEP = 1.1  # times beta, or divided by it: the step of which the first-order gain is shown
-LEVEL = 0.05  # of a wrong direction for any head, by Bonferroni
-
+STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
 SHARPER, DIFFUSE, UNCLEAR = "sharper", "more diffuse", "unclear"
 
 
-class Mean(NamedTuple):
-    """Of some cells, with equal weights."""
+class Derivatives(NamedTuple):
+    """Derivatives of examples at beta = 1 in every head."""
 
-    slope: np.ndarray  # (heads,) nats per unit of log beta
-    error: np.ndarray  # (heads,) standard errors; NaN where a cell has one example
-    freedom: np.ndarray  # (heads,) degrees of it in the errors; 0 where they are NaN
+    heads: list[tuple[int, int]]  # (layer, head)
+    scores: Scores  # of plain softmax
+    slope: np.ndarray  # (examples, heads) nats by log beta: of the whole answer; of text, per token
+
+
+class Slopes(NamedTuple):
+    """Means over some of the examples."""
+
+    slope: Estimate  # (heads,) nats per unit of log beta
     log_p: float  # nats
     examples: int
 
@@ -44,10 +54,10 @@ class HeadLook(NamedTuple):
 class Look(NamedTuple):
     """The first look at a model."""
 
-    answers: Mean | None
-    text: Mean | None
-    by_length: dict[int, Mean]  # of the answers
-    by_template: dict[str, Mean]  # of the answers
+    answers: Slopes | None
+    text: Slopes | None
+    by_length: dict[int, Slopes]  # of the answers
+    by_template: dict[str, Slopes]  # of the answers
     heads: list[HeadLook]  # the steepest first
 
     def wanting(self, word: str) -> list[HeadLook]:
@@ -55,64 +65,96 @@ class Look(NamedTuple):
         return [head for head in self.heads if head.wants == word]
 
 
+def derivatives(
+    model: PreTrainedModel,
+    examples: ExampleSet,
+    report: Callable[[int], None] = lambda tokens: None,
+) -> Derivatives:
+    """The derivative of each example's log p by log beta of every head.
+
+    Args:
+      model: frozen, in evaluation.
+      examples: with tokens that it knows.
+      report: called with the tokens of each batch.
+    Raises:
+      CalibrateError: a log p or a derivative is not finite, or memory runs out.
+      CoefficientsError: the model does not look attention up.
+    """
+    check_vocabulary(examples, model.config.get_text_config().vocab_size)
+    n = len(examples.examples)
+    log_p, right = np.empty(n), np.empty(n, np.int32)
+    with head_betas(model) as heads:
+        names, slope = heads.heads, np.empty((n, len(heads.heads)))
+        for at, chosen in placed(examples, range(n)):
+            scores, slope[at] = _of_batch(model, heads, examples, chosen)
+            log_p[at], right[at] = scores
+            report(n_tokens(chosen))
+    per_token = np.array([examples.cells[example.cell].text for example in examples.examples])
+    n_answer = np.where(per_token, examples.n_answer(range(n)), 1)
+    return Derivatives(names, Scores(log_p, right), slope / n_answer[:, None])
+
+
+def _of_batch(
+    model: PreTrainedModel, heads: HeadBetas, examples: ExampleSet, chosen: list[Example]
+) -> tuple[Scores, np.ndarray]:
+    """Scores, and derivatives of log p by the betas of a row of their own for each example."""
+    betas = torch.ones(len(chosen), len(heads.heads), device=model.device, requires_grad=True)
+    heads.betas = betas
+    try:
+        with room_for(chosen, model):
+            answers = answer(model, chosen)
+            scores = checked(answers, chosen, examples.cells)
+            (gradient,) = torch.autograd.grad(answers.log_p.sum(), betas)
+    finally:
+        heads.betas = None
+    slope = gradient.double().cpu().numpy()
+    if not np.isfinite(slope).all():
+        layer, head = heads.heads[int(np.argwhere(~np.isfinite(slope))[0, 1])]
+        raise CalibrateError(
+            f"the derivative by beta of layer {layer}, head {head} is not finite; load the model "
+            "with --dtype float32"
+        )
+    return scores, slope
+
+
 def first_look(found: Derivatives, examples: ExampleSet) -> Look:
     """Means over examples of the derivatives, and what they say about each head."""
-    cell = np.array([example.cell for example in examples.examples])
-    kinds = {
-        text: [i for i, c in enumerate(examples.cells) if c.text is text] for text in (False, True)
-    }
+    evidence = plain_alone(examples, found.scores)
+    of = evidence.strata
+    is_text = np.array([stratum.protected for stratum in of])[evidence.stratum]
     answers, text = (
-        _mean(found, cell, examples.cells, members) if (members := kinds[kind]) else None
-        for kind in (False, True)
+        _mean(found, evidence, kind) if kind.any() else None for kind in (~is_text, is_text)
     )
-    by_length = _by(found, cell, examples.cells, [c.length for c in examples.cells])
-    by_template = _by(found, cell, examples.cells, [c.template for c in examples.cells])
+
+    def by(column: str) -> dict[Any, Slopes]:
+        names = np.array([getattr(stratum, column) for stratum in of])[evidence.stratum]
+        parts = {x: ~is_text & (names == x) for x in np.unique(names[~is_text]).tolist()}
+        return {name: _mean(found, evidence, part) for name, part in parts.items()}
+
     main = text if answers is None else answers
     assert main is not None  # there is an example
     wants, of_text = _wants(main), [UNCLEAR] * len(found.heads) if text is None else _wants(text)
+    gain = np.log(STEP) * np.abs(main.slope.mean)
     heads = [
-        HeadLook(
-            *name, _of_head(answers, i), _of_head(text, i), wants[i], of_text[i],
-            float(np.log(STEP) * abs(main.slope[i])),
-        )
+        HeadLook(*name, _of(answers, i), _of(text, i), wants[i], of_text[i], float(gain[i]))
         for i, name in enumerate(found.heads)
-    ]  # fmt: skip
+    ]
     heads.sort(key=lambda head: -head.gain)
-    return Look(answers, text, by_length, by_template, heads)
+    return Look(answers, text, by("size"), by("template"), heads)
 
 
-def _of_head(mean: Mean | None, i: int) -> tuple[float, float] | None:
-    return None if mean is None else (float(mean.slope[i]), float(mean.error[i]))
+def _mean(found: Derivatives, evidence: Evidence, chosen: np.ndarray) -> Slopes:
+    part = evidence.where(chosen)
+    slope = part.design.estimate(found.slope[chosen].T)
+    return Slopes(slope, float(part.mean(PLAIN, LOG_P).mean), part.n)
 
 
-def _by(
-    found: Derivatives, cell: np.ndarray, cells: Sequence[Cell], names: Sequence[Any]
-) -> dict[Any, Mean]:
-    """The mean of the answers of each name that cells have."""
-    of_answers = [i for i, c in enumerate(cells) if not c.text]
-    return {
-        name: _mean(found, cell, cells, [i for i in of_answers if names[i] == name])
-        for name in sorted({names[i] for i in of_answers})
-    }
+def _of(slopes: Slopes | None, i: int) -> tuple[float, float] | None:
+    return slopes and (float(slopes.slope.mean[i]), float(slopes.slope.error[i]))
 
 
-def _mean(
-    found: Derivatives, cell: np.ndarray, cells: Sequence[Cell], members: Sequence[int]
-) -> Mean:
-    """The mean over some cells, with equal weights."""
-    rows, share = [cell == i for i in members], np.full(len(members), 1 / len(members))
-    of_text = all(cells[i].text for i in members)
-    slope, error, freedom = over_cells([found.slope[row] for row in rows], share, of_text)
-    log_p = float(np.mean([found.log_p[row].mean() for row in rows]))
-    return Mean(slope, error, freedom, log_p, int(np.sum(rows)))
-
-
-def _wants(mean: Mean) -> list[str]:
-    """What each head wants, where the slope's sign is beyond chance."""
-    from scipy.special import stdtrit
-
-    known = (mean.freedom > 0) & (mean.error > 0)
-    quantile = stdtrit(np.where(known, mean.freedom, 1), 1 - LEVEL / 2 / len(mean.slope))
-    beyond = known & (np.abs(mean.slope) > quantile * np.where(known, mean.error, 0))
-    words = np.where(mean.slope > 0, SHARPER, DIFFUSE)
-    return [str(word) for word in np.where(beyond, words, UNCLEAR)]
+def _wants(slopes: Slopes) -> list[str]:
+    """What each head wants, where the slope's sign is beyond chance among all heads."""
+    evident = evident_among(slopes.slope.p)
+    words = np.where(slopes.slope.mean > 0, SHARPER, DIFFUSE)
+    return np.where(evident, words, UNCLEAR).tolist()  # type: ignore[no-any-return]

@@ -1,113 +1,105 @@
-"""What a fit through a model aims at: log p of the answers, while others must not get worse.
+"""What a fit through a model aims at: log p of the answers, while protected text does not suffer.
 
-Templates and lengths count alike. Plain text, and answers up to a trained length, are held: their
-mean log p a token may fall by little. Each such constraint has a multiplier that rises when a check
-finds it broken.
+Templates and lengths have equal weight. The mean log p a token of protected text, and of answers
+up to a trained length, may fall by little. Each such constraint has a multiplier that rises when a
+check finds it broken.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence
+from calibrate.evidence.prior import Gain
 from calibrate.files.examples import ExampleSet, Scores
-from calibrate.model.comparison import Estimate, estimate
+from calibrate.model.answers import compare
 
-ALLOWED_LOSS = 0.005  # nats a token, of held examples
+ALLOWED_LOSS = 0.005  # nats a token, of what is protected
 _FIRST = 0.01  # nats of the answers, for all that a constraint allows to lose: its multiplier
 _RISE, _FALL = 4.0, 0.5  # of a multiplier
+_OTHER = "other"
 
 
-@dataclass(frozen=True)
 class Objective:
-    """Examples with the scores of plain softmax, and which of them are held.
+    """Examples with the scores of plain softmax, and which of them are protected.
+
+    Args:
+      plain: scores of plain softmax, an entry per example.
+      trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
+      allowed: nats a token that what is protected may lose in the mean.
 
     Attributes:
-      plain: scores of plain softmax, an entry per example.
-      trained_up_to: length in tokens up to which answers are held too; None or 0 for none.
-      allowed: nats a token that held examples may lose in the mean.
+      constraints: the cells of each: plain text, and every trained cell of answers.
+      cell: (examples,)
+      n_answer: (examples,) tokens of answers.
     """
 
-    examples: ExampleSet
-    plain: Scores
-    trained_up_to: int | None = None
-    allowed: float = ALLOWED_LOSS
+    def __init__(
+        self, examples: ExampleSet, plain: Scores, trained_up_to: int | None = None,
+        allowed: float = ALLOWED_LOSS,
+    ):  # fmt: skip
+        self.examples, self.plain, self.allowed = examples, plain, allowed
+        self.cell = np.array([example.cell for example in examples.examples])
+        self.n_answer = examples.n_answer(range(len(self.cell)))
+        self.is_text = np.array([cell.text for cell in examples.cells])
+        trained = [cell.length <= (trained_up_to or 0) for cell in examples.cells]
+        text = np.flatnonzero(self.is_text).tolist()
+        self.constraints = [text] if text else []
+        self.constraints += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
 
-    def __post_init__(self) -> None:
-        everything = self.examples.examples
-        object.__setattr__(self, "cell", np.array([example.cell for example in everything]))
-        object.__setattr__(self, "n_answer", self.examples.n_answer(range(len(everything))))
+    def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
+        """Some examples under plain softmax and under rules, by their scores of them."""
+        plain = Scores(*(column[np.asarray(which)] for column in self.plain))
+        return compare(self.examples, which, {PLAIN: plain, **scores})
 
-    cell: np.ndarray = None  # type: ignore[assignment]  # (examples,)
-    n_answer: np.ndarray = None  # type: ignore[assignment]  # (examples,) tokens
-
-    @property
-    def constraints(self) -> list[list[int]]:
-        """The cells of each constraint: plain text, and every trained cell of answers."""
-        cells = self.examples.cells
-        text = [i for i, cell in enumerate(cells) if cell.text]
-        most = self.trained_up_to or 0
-        trained = [[i] for i, cell in enumerate(cells) if not cell.text and cell.length <= most]
-        return ([text] if text else []) + trained
-
-    def value(self, which: Sequence[int], log_p: np.ndarray) -> "Value":
-        """What some examples are worth; their log p under a rule, and in the same order."""
+    def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
+        """Nats a token that a rule loses of each constraint; 0 where it has none of `which`."""
         index = np.asarray(which)
-        gain, cell = log_p - self.plain.log_p[index], self.cell[index]
-        answers = [i for i in np.unique(cell) if not self.examples.cells[i].text]
-        of_cells = [gain[cell == i] for i in answers]
-        lost = -gain / self.n_answer[index]
-        losses = [self._loss([lost[cell == i] for i in cells]) for cells in self.constraints]
-        return Value(of_cells, losses, self.allowed)
+        cell = self.cell[index]
+        lost = evidence.scores(PLAIN, LOG_P) - evidence.scores(rule, LOG_P)
+        lost = lost / np.where(self.is_text[cell], 1, self.n_answer[index])
+        found = []
+        for cells in self.constraints:
+            held = np.isin(cell, cells)
+            design = evidence.where(held).design
+            found.append(design.estimate(lost[held]) if held.any() else Estimate(0.0, np.nan))
+        return found
 
-    @staticmethod
-    def _loss(parts: list[np.ndarray]) -> Estimate:
-        """The mean over the examples of the cells of a constraint, 0 if there are none.
-
-        Several cells are of text.
-        """
-        parts = [part for part in parts if len(part)]
-        if not parts:
-            return Estimate(0.0, np.nan)
-        count = np.array([len(part) for part in parts])
-        return estimate(parts, count / count.sum(), of_text=True)
+    def value(self, which: Sequence[int], scores: Scores) -> "Value":
+        """What a rule is worth on some examples."""
+        evidence = self.evidence(which, {OWN: scores})
+        losses = self.losses(evidence, which, OWN)
+        answers = evidence.answers
+        return Value(answers, answers.gain(OWN, LOG_P).mean, losses, self.allowed)
 
 
-class Value(NamedTuple):
-    """Of some examples under a rule."""
+@dataclass(frozen=True, eq=False)
+class Value:
+    """What a rule, OWN, is worth on some examples."""
 
-    gains: list[np.ndarray]  # of each cell of answers: log p beyond that of plain softmax, nats
+    answers: Evidence
+    gain: float  # nats of the answers
     losses: list[Estimate]  # of each constraint: nats a token
     allowed: float
 
     @property
-    def gain(self) -> float:
-        """Mean over cells, nats."""
-        return float(np.mean([gains.mean() for gains in self.gains]))
-
-    @property
     def is_allowed(self) -> bool:
-        """Whether no held examples lose more than they may."""
+        """Whether nothing that is protected loses more than it may."""
         return all(loss.mean <= self.allowed for loss in self.losses)
 
-    def lead(self, other: "Value | None" = None) -> tuple[float, float]:
-        """Mean lead over another rule on the same examples, and its standard error.
+    def over(self, other: "Value | None") -> Estimate:
+        """Mean gain over another rule on the same examples; None is plain softmax."""
+        if other is None:
+            return self.answers.gain(OWN, LOG_P)
+        its = {measure: x[-1] for measure, x in other.answers.values.items()}
+        return self.answers.with_rule(_OTHER, its).gain(OWN, LOG_P, _OTHER)
 
-        None is plain softmax.
-        """
-        pairs = self.gains
-        if other is not None:
-            pairs = [mine - its for mine, its in zip(self.gains, other.gains, strict=True)]
-        variances = [pair.var(ddof=1) / len(pair) if len(pair) > 1 else np.inf for pair in pairs]
-        return float(np.mean([x.mean() for x in pairs])), float(
-            np.sqrt(sum(variances)) / len(pairs)
-        )
-
-    def leads_by(self, least: float, other: "Value | None" = None) -> bool:
-        """Whether the lead is more than so many nats, and more than its standard error."""
-        lead, error = self.lead(other)
-        return lead > max(error, least)
+    def lead(self, other: "Value | None" = None) -> Gain:
+        """The same, with its interval."""
+        gain = self.over(other)
+        return Gain(gain.mean, *gain.interval, gain.p)
 
 
 class Multipliers:
@@ -123,10 +115,9 @@ class Multipliers:
         Args:
           n_answers: how many of them are answers, in the mean over steps.
         """
-        objective = self._objective
-        index = np.asarray(which)
+        objective, index = self._objective, np.asarray(which)
         cell = objective.cell[index]
-        weights = np.array([not objective.examples.cells[i].text for i in cell]) / n_answers
+        weights = ~objective.is_text[cell] / n_answers
         for multiplier, cells in zip(self._each, objective.constraints, strict=True):
             held = np.isin(cell, cells)
             weights += multiplier * held / objective.n_answer[index] / max(1, held.sum())

@@ -16,7 +16,7 @@ from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import read_if_sound
 from calibrate.files.examples import UNIT_TOKENS, ExampleSet, Scores, most_bytes, parse_scores
-from calibrate.model.answering import batch_tokens, check_vocabulary, score
+from calibrate.model.passes import batch_tokens, check_vocabulary, score
 from calibrate.transformers.attention import attention_function, temporary_attention
 from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify

@@ -9,7 +9,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.model.encoding import Encoded, Encoder
-from calibrate.model.parts import N_TURNS
+from calibrate.model.splits import N_TURNS, turn
 
 MOST_BYTES = 1 << 26
 TEMPLATE = "text"
@@ -27,8 +27,8 @@ class TextFile(NamedTuple):
     ) -> list[tuple[Cell, Encoded]]:
         """Windows of each length, cut from stretches that are spread evenly over the text.
 
-        A stretch is as long as the longest window, and every window of it belongs to the same part
-        (`parts_of`): no token judges a fit that was fitted to it at another length. Each window
+        A stretch is as long as the longest window, and every window of it belongs to the same split
+        (`splits_of`): no token judges a fit that was fitted to it at another length. Each window
         begins with what the tokenizer begins texts with; where that is nothing, its first token is
         not an answer.
 
@@ -55,7 +55,7 @@ class TextFile(NamedTuple):
 
 
 def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
-    """Where at most so many windows begin, which have their turns of the parts as stretches do.
+    """Where at most so many windows begin, which have their turns of the splits as stretches do.
 
     Args:
       stretches: where they begin.
@@ -63,13 +63,12 @@ def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> 
     """
     needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
     places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
-    of_turn = [np.add.outer(places, stretches[i::N_TURNS]).ravel() for i in range(N_TURNS)]
     found = list[int]()
-    for i in range(most):
-        mine, number = of_turn[i % N_TURNS], i // N_TURNS
-        if number == len(mine):
+    for number in range(most):
+        stretch, place = turn(number, len(stretches))
+        if stretch >= len(stretches) or place == len(places):
             break
-        found.append(int(mine[number]))
+        found.append(int(stretches[stretch] + places[place]))
     return found
 
 

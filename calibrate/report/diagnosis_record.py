@@ -9,12 +9,20 @@ from typing import Any
 
 from calibrate.evidence.prior import LEAST_GAIN
 from calibrate.files.atomic_io import write_atomically
-from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
+from calibrate.report.blocks import (
+    SHOWN_HEADS,
+    Block,
+    Facts,
+    Heading,
+    Table,
+    Text,
+    and_more,
+    as_json,
+)
 from calibrate.report.diagnosis_plots import save_figures
 from calibrate.report.wording import items
 from calibrate.rows import head_verdict as thresholds
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis
-from calibrate.rows.head_verdict import RuleGain
 from calibrate.rows.rule_fitting import MIN_ROWS
 
 RECORD = "diagnosis.json"
@@ -22,7 +30,7 @@ RECORD = "diagnosis.json"
 
 @dataclass(frozen=True)
 class DiagnosisRecord:
-    """The result of `calibrate diagnose`."""
+    """The result of `calibrate diagnose` on rows."""
 
     diagnosis: Diagnosis
     path: Path  # of the record as JSON
@@ -42,14 +50,14 @@ class DiagnosisRecord:
                 "seldom_on_top": thresholds.SELDOM_ON_TOP,
                 "least_sink": thresholds.LEAST_SINK,
             },
-            "heads": [_head_json(head) for head in diagnosis.heads],
+            "heads": diagnosis.heads,
             "without_rows": [list(head) for head in diagnosis.without_rows],
             "path": self.path,
             "figures": self.figures,
         }
 
     def blocks(self) -> Iterable[Block]:
-        """The heads, the largest gain first, each with its verdict, and the files."""
+        """The verdict on each head, the largest gain first, and the files."""
         diagnosis, heads = self.diagnosis, self.diagnosis.heads
         folder = diagnosis.collection.folder
         worth = sum(head.verdict.word == thresholds.WORTH for head in heads)
@@ -57,57 +65,48 @@ class DiagnosisRecord:
         yield Facts([("heads", f"{worth} of {len(heads)} worth calibrating")])
         for head in heads[:SHOWN_HEADS]:
             yield Text(f"  {head.name}: {head.verdict.reason}")
-        if len(heads) > SHOWN_HEADS:
-            yield Text(f"  and {len(heads) - SHOWN_HEADS} more (--json lists them all)")
+        yield Text(
+            "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
+            + and_more(len(heads))
+        )
         if diagnosis.without_rows:
             count = len(diagnosis.without_rows)
             yield Text(f"  heads without any kept row: {count} (those of weight 0 do not count)")
-        yield self._table()
-        yield Text(
-            "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
-        )
+        yield self._measurements()
         yield Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME")
         yield Facts([("record", str(self.path)), *(("figure", str(path)) for path in self.figures)])
 
-    def _table(self) -> Table:
+    def _measurements(self) -> Table:
         columns = (
             "head", "rows", "largest n", "entropy there", "commitment slope",
-            f"n at {self.diagnosis.eps:g}", "on top", "at largest n", "best beta, 10/50/90 %",
-            "best rule", "gain", "ceiling",
+            f"n at {self.diagnosis.eps:g}", "on top", "ceiling",
         )  # fmt: skip
-        return Table(columns, [*map(_cells, self.diagnosis.heads[:SHOWN_HEADS])], left=["head"])
+        note = (
+            "Commitment is log n - entropy, in nats. n at a share: where the target has that share "
+            "of the attention. On top: rows whose target has the highest logit. Ceiling: the gain "
+            "if each row had its own best beta."
+        )
+        rows = [*map(_cells, self.diagnosis.heads[:SHOWN_HEADS])]
+        return Table(columns, rows, "Measurements", note, left=["head"], detail=True)
 
 
 def _cells(head: HeadDiagnosis) -> list[str]:
     last = next(at for at in head.sizes if at.size == head.largest)
-    slope = f"{head.slope.value:.2f} ± {head.slope.error:.2f}" if head.slope else "-"
+    slope = "-" if head.slope is None else f"{head.slope:.2f}"
     lost = "never" if head.dispersal is None else items(math.log(head.dispersal))
-    beta = " / ".join(f"{b:.2f}" for b in head.beta) if head.beta else "-"
     return [
-        head.name, f"{head.rows:,}", f"{head.largest:,}",
-        f"{last.entropy:.2f} ± {last.entropy_spread:.2f}", slope, lost, f"{head.on_top:.1%}",
-        f"{head.on_top_at_largest:.1%}", beta,
-        *_gain_cells(head.headroom.gains), f"{head.headroom.ceiling:.4f}",
+        head.name, f"{head.rows:,}", f"{head.largest:,}", f"{last.entropy:.2f}", slope, lost,
+        f"{head.on_top:.1%}", f"{head.headroom.ceiling:.4f}",
     ]  # fmt: skip
-
-
-def _gain_cells(gains: Sequence[RuleGain]) -> tuple[str, str]:
-    """The best rule and its gain."""
-    if not gains:
-        return "-", "-"
-    kind, (mean, low, high, _) = gains[0]
-    return kind, f"{mean:.4f} ({low:.4f} to {high:.4f})"
-
-
-def _head_json(head: HeadDiagnosis) -> dict[str, Any]:
-    fields = head._asdict()
-    del fields["contexts"]  # of every row
-    return fields | {"beta": head.beta and dict(zip(("10%", "50%", "90%"), head.beta, strict=True))}
 
 
 def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> DiagnosisRecord:
     """Writes the figures and then the record, which is returned, each whole or not at all."""
     record = DiagnosisRecord(diagnosis, folder / RECORD, save_figures(folder, diagnosis))
-    text = json.dumps(as_json(record), indent=1, allow_nan=False) + "\n"
-    write_atomically(record.path, text.encode())
+    save_json(record.path, record)
     return record
+
+
+def save_json(path: Path, record: Any) -> None:
+    """Writes what --json prints of a record, whole or not at all."""
+    write_atomically(path, (json.dumps(as_json(record), indent=1, allow_nan=False) + "\n").encode())

@@ -10,7 +10,8 @@ from calibrate.files.fit_difference import Box, Difference, HeadDifference, Poin
 from calibrate.files.store import load
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.report.blocks import Block, Heading, Text
-from calibrate.report.wording import head_text, items, span, value_text
+from calibrate.report.wording import items, span, value_text
+from calibrate.rows.solved_rows import head_label
 
 SHOWN_HEADS = 8
 _SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its source
@@ -64,7 +65,7 @@ def compare_fits(a: str, b: str, store: Path | None) -> DifferenceRecord:
 
 def _change_lines(head: HeadDifference) -> Iterable[str]:
     if (head.layer, head.head) != (None, None):
-        yield f"{head_text(head.layer, head.head)}:"
+        yield f"{head_label(head.layer, head.head)}:"
     sizes = Box(None, head.anywhere.range.log_n)
     anywhere = f"in sets of {_ranges(sizes)}" if sizes.log_n else "anywhere"
     for change, where in ((head.common, "in the domain of both"), (head.anywhere, anywhere)):

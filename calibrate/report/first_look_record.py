@@ -1,6 +1,5 @@
 """The first look at a model as a result to show: a map of its heads, and what they want."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.files.atomic_io import write_atomically
-from calibrate.model.first_look import DIFFUSE, LEVEL, SHARPER, STEP, UNCLEAR, HeadLook, Look
-from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, as_json
+from calibrate.evidence.estimate import CHANCE, Estimate
+from calibrate.model.first_look import DIFFUSE, SHARPER, STEP, UNCLEAR, HeadLook, Look, Slopes
+from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
+from calibrate.report.diagnosis_record import save_json
 from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
-from calibrate.report.wording import with_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,60 +36,61 @@ class FirstLookRecord:
     def as_json(self) -> dict[str, Any]:
         """Every head, with its mean at each length and of each template."""
         look = self.look
-        number = {name: i for i, name in enumerate(sorted((h.layer, h.head) for h in look.heads))}
-        heads = []
-        for head in look.heads:
-            i = number[head.layer, head.head]
-            parts = {
-                name: {str(key): (mean.slope[i], mean.error[i]) for key, mean in means.items()}
-                for name, means in (("length", look.by_length), ("template", look.by_template))
-            }
-            heads.append(head._asdict() | {f"by_{name}": part for name, part in parts.items()})
         kinds = (("answers", look.answers), ("text", look.text))
         return {
             "model": self.model,
             "fingerprint": self.fingerprint,
             "collection": self.collection,
             "step": STEP,
-            "level": LEVEL,
+            "level": CHANCE,
             **{
                 kind: mean and {"examples": mean.examples, "log_p": mean.log_p}
                 for kind, mean in kinds
             },
-            "heads": heads,
+            "heads": [self._head_json(head) for head in look.heads],
             "path": self.path,
             "figures": [self.figure],
         }
+
+    def _head_json(self, head: HeadLook) -> dict[str, Any]:
+        i = self._place(head)
+        parts = (("by_length", self.look.by_length), ("by_template", self.look.by_template))
+        return head._asdict() | {
+            name: {str(key): _at(mean, i) for key, mean in means.items()} for name, means in parts
+        }
+
+    def _place(self, head: HeadLook) -> int:
+        """The place of a head in the arrays of slopes."""
+        return sorted((h.layer, h.head) for h in self.look.heads).index((head.layer, head.head))
 
     def blocks(self) -> Iterable[Block]:
         """What the heads want in words, the steepest of them in a table, and the files."""
         yield Heading(f"First look at {self.model}: d log p / d log beta of every head")
         yield from (Text(f"  {sentence}") for sentence in sentences(self.look))
         yield self._table()
-        yield Text(
-            "nats of log p per unit of log beta ± standard error; templates and lengths count "
-            "alike. Gain: to first order, of a beta 10 % higher or lower. "
-            f"Wants: beyond chance among all heads (p < {LEVEL:g}, Bonferroni)."
-        )
         yield Facts([("record", str(self.path)), ("figure", str(self.figure))])
 
     def _table(self) -> Table:
         look = self.look
         lengths = list(look.by_length)[:MOST_LENGTHS] if len(look.by_length) > 1 else []
-        number = {name: i for i, name in enumerate(sorted((h.layer, h.head) for h in look.heads))}
-        columns = ["head"] + ["answers"] * (look.answers is not None)
-        columns += [f"{length:,} tokens" for length in lengths]
-        columns += ["text"] * (look.text is not None) + ["wants", "gain"]
+        kinds = {"answers": look.answers, **{f"{n:,} tokens": look.by_length[n] for n in lengths}}
+        slopes = {name: mean for name, mean in (kinds | {"text": look.text}).items() if mean}
         rows = []
         for head in look.heads[:SHOWN_HEADS]:
-            i = number[head.layer, head.head]
-            cells = [name_of(head)] + [_cell(x) for x in (head.answers,) if x]
-            cells += [
-                _cell((look.by_length[n].slope[i], look.by_length[n].error[i])) for n in lengths
-            ]
-            cells += [_cell(x) for x in (head.text,) if x]
-            rows.append([*cells, head.wants, f"{head.gain:.4f}"])
-        return Table(columns, rows, left=["head", "wants"])
+            i = self._place(head)
+            cells = [Estimate(*_at(mean, i)).shown("+.3f") for mean in slopes.values()]
+            rows.append([name_of(head), *cells, head.wants, f"{head.gain:.4f}"])
+        note = (
+            "Nats of log p per unit of log beta ± standard error; templates and lengths have equal "
+            "weight. Gain: to first order, of a beta 10 % higher or lower. Wants: beyond chance "
+            "among all heads." + and_more(len(look.heads))
+        )
+        return Table(["head", *slopes, "wants", "gain"], rows, note=note, left=["head", "wants"])
+
+
+def _at(slopes: Slopes, i: int) -> tuple[float, float]:
+    """The slope of a head, and its error."""
+    return float(slopes.slope.mean[i]), float(slopes.slope.error[i])
 
 
 def sentences(look: Look) -> Iterable[str]:
@@ -101,9 +101,9 @@ def sentences(look: Look) -> Iterable[str]:
     yield f"{main.examples:,} examples; mean log p of {what} {main.log_p:.3f} nats"
     for word in (SHARPER, DIFFUSE):
         heads = look.wanting(word)
-        verb = "wants" if len(heads) == 1 else "want"
         names = ", ".join(map(name_of, heads[:NAMED_HEADS])) + ", ..." * (len(heads) > NAMED_HEADS)
         listed = f": {names}" if heads else ""
+        verb = "wants" if len(heads) == 1 else "want"
         yield f"{len(heads)} of {len(look.heads)} heads {verb} to be {word}{listed}"
     clear = [head for head in look.heads if head.wants != UNCLEAR]
     if not clear:
@@ -113,22 +113,17 @@ def sentences(look: Look) -> Iterable[str]:
     yield f"a step of 10 % in each of these gains {gain:.3f} nats to first order"
     if look.answers and look.text:
         against = sum(head.text_wants not in (UNCLEAR, head.wants) for head in clear)
-        cost = sum(
-            head.text[0] * (1 if head.wants == SHARPER else -1) for head in clear if head.text
-        )
+        signs = {SHARPER: 1, DIFFUSE: -1}
+        cost = np.log(STEP) * sum(h.text[0] * signs[h.wants] for h in clear if h.text)
         yield (
-            f"plain text wants the opposite in {against} of them; the step changes its log p by "
-            f"{np.log(STEP) * cost:+.4f} nats a token"
+            f"protected text wants the opposite in {against} of them; the step changes its log p "
+            f"by {cost:+.4f} nats a token"
         )
 
 
 def name_of(head: HeadLook) -> str:
     """Short: L10H3."""
     return f"L{head.layer}H{head.head}"
-
-
-def _cell(value: tuple[float, float]) -> str:
-    return with_error(*value, "+.3f")
 
 
 def save_first_look(
@@ -138,8 +133,7 @@ def save_first_look(
     save_figure(folder / MAP, draw_first_look(look))
     path = folder / RECORD
     record = FirstLookRecord(look, model, fingerprint, collection, path, folder / MAP)
-    text = json.dumps(as_json(record), indent=1, allow_nan=False) + "\n"
-    write_atomically(path, text.encode())
+    save_json(path, record)
     return record
 
 

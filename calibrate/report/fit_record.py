@@ -1,130 +1,232 @@
-"""A fit of one head as a result to show: the rule, its rows, and its gain on held-out rows."""
+"""A fit as a result to show, as made or as its file has it: of one head, of many, of a model."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from calibrate.evidence.baselines import kind_label
-from calibrate.files.coefficients import Coefficients
-from calibrate.report.blocks import Block, Code, Facts, Heading, Table
-from calibrate.report.rule_curves import all_constant, constant_text
+import numpy as np
+
+from calibrate.evidence.estimate import NOTHING, Estimate
+from calibrate.files.coefficient_file import digest, dumps
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.store import load
+from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, and_more, as_detail
+from calibrate.report.rule_curves import (
+    all_constant,
+    beta_at,
+    beta_range,
+    beta_text,
+    constant_text,
+    of_both,
+    shown_sizes,
+)
 from calibrate.report.selection import selection_tables
-from calibrate.report.usage import usage
-from calibrate.report.wording import argument, left_out, polynomial, span
-from calibrate.rows.choose_rule import Choice
-from calibrate.rows.fit_collection import FitResult
-from calibrate.rows.pooling import HARM
+from calibrate.report.usage import load_line, usage
+from calibrate.report.wording import (
+    argument,
+    facts,
+    guards,
+    outside,
+    polynomial,
+    span,
+    value_text,
+)
+from calibrate.rows.solved_rows import head_label
+
+if TYPE_CHECKING:
+    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.rows.per_head import HeadFit
 
 WORTH_COLLECTING = 0.001  # nats, by twice the rows
+SHOWN_ENTROPIES = 7
+HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file
 
 
 @dataclass(frozen=True)
 class FitRecord:
-    """The result of `calibrate fit` on one head; the figure is None if it was not drawn."""
+    """The result of `calibrate fit` and of `calibrate fits show`.
 
-    fit: FitResult
+    Attributes:
+      coefficients: the fit, as published.
+      figure: None if it was not drawn.
+      heads: of a fit per head: every head, with or without a rule.
+      scores: of a fit through a model: on the examples that no fit has seen.
+      of_file: whether all that the file has is shown, and no details left out.
+    """
+
+    coefficients: Coefficients
     figure: Path | None
-
-    @property
-    def coefficients(self) -> Coefficients:
-        return self.fit.coefficients
+    heads: Sequence["HeadFit"] = ()
+    scores: "ScoresRecord | None" = None
+    of_file: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The rule, its quality, and the paths."""
-        coefficients = self.fit.coefficients
-        return {
-            "reference": coefficients.reference,
-            "path": str(coefficients.path),
-            "figure": self.figure and str(self.figure),
-            "coefficients": list(coefficients.only.coefficients),
-            "domain": list(coefficients.only.domain),
-            "quality": dict(coefficients.quality),
+        """The file as it is, its path and the line that loads it; what is known beside it."""
+        found = {
+            "reference": self.coefficients.reference,
+            "path": str(self.coefficients.path),
+            "load": load_line(self.coefficients),
+            "figure": self.figure,
+            "fit": json.loads(dumps(self.coefficients)),
         }
+        if self.heads:
+            found["heads"] = [_head_json(head) for head in self.heads]
+        return found | ({"scores": self.scores} if self.scores else {})
 
     def blocks(self) -> Iterable[Block]:
-        """The rule, its evidence, and the Python that uses it."""
+        """The rule, the gain held out, the verdict, and the Python that uses the fit."""
         yield from self.evidence()
-        yield self.usage()
+        yield usage(self.coefficients)
 
     def evidence(self) -> Iterable[Block]:
-        """The rule, its rows, the paths, and its gain on held-out rows."""
-        yield Heading(f"Fit {self.fit.coefficients.reference}")
-        yield Facts(list(self._facts()))
-        if self.fit.choice is not None:
-            yield from self._choice_blocks(self.fit.choice)
-            advice = advice_on_rows(self.fit.coefficients.quality)
-            yield Facts([("verdict", self.fit.choice.verdict), ("more rows", advice)])
+        """The rule, its gain on rows or answers held out, and the verdict."""
+        fit, quality = self.coefficients, self.coefficients.quality
+        yield Heading(f"Fit {fit.reference}")
+        yield Facts([*self._rule(), ("file", str(fit.path))])
+        if len(fit.entries) > 1:
+            yield self._entries()
+        yield from held_out_tables(fit)
+        yield from (self.scores.tables() if self.scores else ())
+        if "verdict" in quality:
+            yield Facts([("verdict", value_text(quality["verdict"]))])
+        details = self._details()
+        yield from details if self.of_file else as_detail(details)
 
-    def usage(self) -> Code:
-        """The Python that uses the fit."""
-        return usage(self.fit.coefficients)
+    def _rule(self) -> Iterable[tuple[str, str]]:
+        """The rule of the only entry, or how many there are."""
+        fit, (first, *others) = self.coefficients, self.coefficients.entries
+        rest = "; other heads keep plain softmax"
+        if others:
+            n_heads = f" of {len(self.heads):,}" if self.heads else ""
+            yield "rules", f"{len(fit.entries):,}{n_heads} entries{rest}"
+        elif (first.layer, first.head) != (None, None):
+            yield "for", head_label(first.layer, first.head) + rest
+        if all_constant(fit):
+            yield from [] if others else [("rule", constant_text(first))]
+            return
+        if not others:
+            yield f"beta({argument(fit.rule)})", polynomial(first.coefficients)
+            yield "domain", span(first.domain, fit.rule.kind)
+        yield "outside", outside(fit.rule, fit.entries)
 
-    def _facts(self) -> Iterable[tuple[str, str]]:
-        coefficients = self.fit.coefficients
-        entry, rule = coefficients.only, coefficients.rule
-        rows = coefficients.quality["rows"]
-        if all_constant(coefficients):
-            yield "rule", constant_text(entry)
-        else:
-            yield f"beta({argument(rule)})", polynomial(entry.coefficients)
-            yield "domain", span(entry.domain, rule.kind)
-        if residuals := coefficients.quality.get("residuals"):
-            yield (
-                "residuals",
-                f"beta {residuals['beta_rms']:.3f} (R^2 {residuals['beta_r_squared']:.3f}), "
-                f"theta {residuals['theta_rms']:.3f}, root mean square",
-            )
-        others = ", ".join(f"{count:,} {reason}" for count, reason in left_out(rows))
-        used = rows.get("used", rows["interior"])
-        yield "rows", f"{used:,} used of {rows['rows']:,}; left out: {others or 'none'}"
-        yield "file", str(coefficients.path)
-        yield "figure", str(self.figure or "not drawn")
+    def _entries(self) -> Table:
+        """A row for each head: its beta, and its gain where that is known."""
+        fit, known = self.coefficients, {(h.layer, h.head): h for h in self.heads if h.rule}
+        entries = sorted(
+            fit.entries, key=lambda e: -_importance(fit, e, known.get((e.layer, e.head)))
+        )[:SHOWN_HEADS]
+        rule = "beta" if all_constant(fit) else f"beta({argument(fit.rule)})"
+        rule += ", range" * of_both(fit.rule)
+        columns = ["layer", "head", *(["rows", "misranked", "gain"] if known else []), rule]
+        rows = [
+            [*map(_index, (e.layer, e.head)), *_head_cells(known, e), entry_text(fit, e)]
+            for e in entries
+        ]
+        note = "Gain in nats of log p, held out (five folds), and its 95 % interval." * bool(known)
+        return Table(columns, rows, note=note + and_more(len(fit.entries)), left=[rule])
 
-    def _choice_blocks(self, choice: Choice) -> Iterable[Block]:
-        """The score on held-out rows by set size, and of each kind of rule and q."""
-        quality = self.fit.coefficients.quality
-        yield held_out_table(quality["held_out"], choice.options.trained_up_to or 0)
-        yield from selection_tables(self.fit.coefficients)
-        if choice.left_out:
-            reasons = choice.left_out.items()
-            yield Facts([(kind_label(kind), f"no fit: {why}") for kind, why in reasons])
-
-
-def held_out_table(sizes: Iterable[Mapping[str, Any]], trained_up_to: int = 0) -> Table:
-    """log p of the target by set size, without and with a fit, as its file has it."""
-    held = f"Up to n = {trained_up_to:,}, where the head was trained, a fit may lose {HARM:g} nats."
-    return Table(
-        columns=("n", "rows", "plain softmax", "this fit", "gain ± standard error"),
-        rows=[
-            (
-                f"{of['size']:,}", f"{of['rows']:,}", f"{of['before']:.3f}", f"{of['after']:.3f}",
-                f"{of['after'] - of['before']:+.4f} ± {of['error']:.4f}",
-            )
-            for of in sizes
-        ],
-        title="Log-probability of the target in nats, held out (five folds)",
-        note=held * bool(trained_up_to),
-    )  # fmt: skip
+    def _details(self) -> Iterable[Block]:
+        fit = self.coefficients
+        if len(fit.entries) == 1 and of_both(fit.rule):
+            yield beta_table(fit, fit.entries[0])
+        yield from selection_tables(fit)
+        rows = [] if all_constant(fit) else [("guards", guards(fit.rule))]
+        if advice := advice_on_rows(fit.quality):
+            rows.append(("more rows", advice))
+        rows += [*facts(fit), ("id", digest(fit))]
+        yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))
 
 
-def log_p_gains(fit: Coefficients) -> dict[int, str]:
-    """By set size: what a fit adds to log p of the target on held-out rows, in nats."""
-    return {
-        of["size"]: f"{of['after'] - of['before']:+.3f} ± {of['error']:.3f}"
-        for of in fit.quality.get("held_out", [])
-        if {"size", "after", "before", "error"} <= of.keys()
-    }
+def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitRecord:
+    """Loads a fit, and draws its figure if one is asked for.
+
+    Raises:
+      CoefficientsError: there is no such fit.
+      CalibrateError: the figure cannot be written.
+    """
+    coefficients = load(reference, store)
+    if figure:
+        from calibrate.report.fit_plots import save_beta_figure  # loads Matplotlib
+
+        save_beta_figure(figure, coefficients)
+    return FitRecord(coefficients, figure, of_file=True)
+
+
+def entry_text(fit: Coefficients, entry: Entry | None) -> str:
+    """The rule of a head in a table: a formula, or the least and most beta of a long one."""
+    if entry is None:
+        return "1"
+    if all_constant(fit) or of_both(fit.rule):
+        return beta_text(fit, entry)
+    return polynomial(entry.coefficients)
+
+
+def held_out_tables(fit: Coefficients) -> list[Table]:
+    """log p by set size or length, without and with a fit, as its file has it; none without."""
+    sizes = [of for of in fit.quality.get("held_out", []) if set(HELD_OUT) <= of.keys()]
+    if not sizes:
+        return []
+    through_model = fit.source.get("options", {}).get("through") == "model"
+    n, items, what = ("tokens", "answers", "answer") if through_model else ("n", "rows", "target")
+    rows = [
+        (f"{of['size']:,}", f"{of['rows']:,}", f"{of['before']:.3f}", f"{of['after']:.3f}",
+         Estimate(of["after"] - of["before"], of["error"]).shown("+.3f"))
+        for of in sizes
+    ]  # fmt: skip
+    columns = (n, items, "plain softmax", "this fit", "gain ± standard error")
+    note = f"Held out: {items} that this fit was not made of. Nats: 0 is certain."
+    return [Table(columns, rows, f"log p of the {what} in nats, held out", note)]
 
 
 def advice_on_rows(quality: Mapping[str, Any]) -> str:
-    """Whether more rows would improve the fit, by its learning curve."""
-    curve = quality["learning_curve"]
+    """Whether more rows would improve the fit, by its learning curve; "" without one."""
+    curve = quality.get("learning_curve", [])
     if len(curve) < 2:
-        return "too few to tell"
+        return "too few to tell" * bool(curve)
     half, full = curve[-2], curve[-1]
     gain = full["log_p"] - half["log_p"]
     advice = "more would help" if gain > WORTH_COLLECTING else "more would hardly help"
     if gain < -WORTH_COLLECTING:
         advice = "too few rows to tell it from noise"
     return f"from {half['rows']:,} to {full['rows']:,} changes log p by {gain:+.4f} nats: {advice}"
+
+
+def beta_table(fit: Coefficients, entry: Entry) -> Table:
+    """beta of a rule of entropy and size: a row per set size, a column per entropy."""
+    lo, hi, _, large = entry.domain
+    H = np.linspace(lo, min(hi, large), SHOWN_ENTROPIES)
+    rows = []
+    for n in shown_sizes(entry.domain[2:]):
+        beta = beta_at(fit, entry, H, n)
+        cells = [f"{b:.2f}" if h <= np.log(n) else NOTHING for h, b in zip(H, beta, strict=True)]
+        rows.append([f"{n:,}", *cells])
+    columns = ["n", *(f"H = {h:.3g}" for h in H)]
+    note = "No set of n items has an entropy above log n. The last row is beyond the fitted sizes."
+    return Table(columns, rows, "beta by set size n and entropy H in nats", note)
+
+
+def _importance(fit: Coefficients, entry: Entry, head: "HeadFit | None") -> float:
+    """What heads are ranked by: the gain, or how far beta is from 1."""
+    return head.gain if head else float(np.abs(np.log(beta_range(fit, entry))).max())
+
+
+def _head_cells(known: Mapping[Any, "HeadFit"], entry: Entry) -> list[str]:
+    head = known.get((entry.layer, entry.head))
+    if head is None or head.rule is None:
+        return []
+    mean, low, high, _ = head.rule.gain
+    return [f"{head.rows:,}", f"{head.misranked:.1%}", f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"]
+
+
+def _index(number: int | None) -> str:
+    return "all" if number is None else str(number)
+
+
+def _head_json(head: "HeadFit") -> dict[str, Any]:
+    rule = head.rule
+    return {
+        "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
+        "kind": rule and rule.kind, "gain": rule and rule.gain, "why": head.verdict,
+    }  # fmt: skip

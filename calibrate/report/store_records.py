@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files import publishing
@@ -16,131 +15,93 @@ from calibrate.report.blocks import Block, Table, Text
 
 @dataclass(frozen=True)
 class NameRecord:
-    """What a store holds of one name; `error` says why its log cannot be read."""
+    """What a store holds of one name.
+
+    Attributes:
+      default: the version that the name loads, if any.
+      error: why its log cannot be read.
+      origin: where its store comes from.
+      shadowed: whether an earlier store hides it.
+    """
 
     name: str
     store: str
-    default: int | None
-    versions: Sequence[int]
-    yanked: Sequence[int]
-    aliases: dict[str, int]
+    default: int | None = None
+    versions: Sequence[int] = ()
+    yanked: Sequence[int] = ()
+    aliases: dict[str, int] | None = None
     error: str | None = None
+    origin: str | None = None
+    shadowed: bool = False
 
     @classmethod
     def of(cls, held: StoredName) -> "NameRecord":
         """The record of a name whose log could be read."""
-        return cls(
-            name=held.name,
-            store=str(held.folder.parent),
-            default=held.default,
-            versions=held.versions,
-            yanked=sorted(held.history.yanked & set(held.versions)),
-            aliases=dict(sorted(held.history.aliases.items())),
-        )
-
-
-@dataclass(frozen=True)
-class ListedName:
-    """A name, where its store comes from, and whether an earlier store hides it."""
-
-    held: NameRecord
-    origin: str
-    shadowed: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """One flat object."""
-        return asdict(self.held) | {"origin": self.origin, "shadowed": self.shadowed}
+        yanked = sorted(held.history.yanked & set(held.versions))
+        aliases = dict(sorted(held.history.aliases.items()))
+        store = str(held.folder.parent)
+        return cls(held.name, store, held.default, held.versions, yanked, aliases)
 
     def cells(self) -> tuple[str, str, str, str]:
         """Name, version that it loads, versions and aliases."""
-        held = self.held
-        if held.error:
-            return held.name, "damaged", "see below", "-"
-        versions = [f"{v} (yanked)" if v in held.yanked else str(v) for v in held.versions]
-        aliases = [f"{alias} = {version}" for alias, version in held.aliases.items()]
-        loads = f"@{held.default}" if held.default else "nothing"
-        loads += " (hidden)" * self.shadowed
-        return held.name, loads, ", ".join(versions) or "-", ", ".join(aliases) or "-"
+        if self.error:
+            return self.name, "damaged", "see below", "-"
+        versions = [f"{v} (yanked)" if v in self.yanked else str(v) for v in self.versions]
+        aliases = [f"{alias} = {version}" for alias, version in (self.aliases or {}).items()]
+        loads = f"@{self.default}" if self.default else "nothing"
+        loads += " (hidden)" if self.shadowed else ""
+        return self.name, loads, ", ".join(versions) or "-", ", ".join(aliases) or "-"
 
 
 @dataclass(frozen=True)
 class StoreListing:
     """The result of `calibrate fits list`."""
 
-    names: Sequence[ListedName]
+    names: Sequence[NameRecord]
 
-    def as_json(self) -> Sequence[ListedName]:
+    def as_json(self) -> Sequence[NameRecord]:
         """An object per name and store, in the order of resolution."""
         return self.names
 
     def blocks(self) -> Iterable[Block]:
         """A table per store; the first store that holds a name decides."""
-        for origin, store in dict.fromkeys((name.origin, name.held.store) for name in self.names):
-            columns = ("name", "loads", "versions", "aliases")
-            here = [n for n in self.names if (n.origin, n.held.store) == (origin, store)]
-            rows = [name.cells() for name in here]
-            title = f"{origin}  {Path(store).absolute()}"
-            yield Table(columns, rows, title=title, left=columns)
+        for place in dict.fromkeys((name.origin, name.store) for name in self.names):
+            columns, (origin, store) = ("name", "loads", "versions", "aliases"), place
+            rows = [name.cells() for name in self.names if (name.origin, name.store) == place]
+            yield Table(columns, rows, f"{origin}  {Path(store).absolute()}", left=columns)
         for name in self.names:
-            if name.held.error:
-                yield Text(f"{name.held.name} is damaged: {name.held.error}")
+            if name.error:
+                yield Text(f"{name.name} is damaged: {name.error}")
 
 
 @dataclass(frozen=True)
-class AliasRecord:
-    """The result of `calibrate fits alias`."""
+class NameChange:
+    """The result of `calibrate fits alias` and `calibrate fits yank`."""
 
     held: NameRecord
-    alias: str
-    reference: str
+    told: Sequence[str]
 
     def as_json(self) -> NameRecord:
         """What the store now holds of the name."""
         return self.held
 
     def blocks(self) -> Iterable[Block]:
-        """One line."""
-        held = self.held
-        yield Text(f"{held.name}@{self.alias} is {self.reference}, in {held.store}")
-
-
-@dataclass(frozen=True)
-class YankRecord:
-    """The result of `calibrate fits yank`."""
-
-    held: NameRecord
-    reference: str
-    undo: bool
-
-    def as_json(self) -> NameRecord:
-        """What the store now holds of the name."""
-        return self.held
-
-    def blocks(self) -> Iterable[Block]:
-        """What the name now loads, and the aliases that no longer load."""
-        held, state = self.held, "usable again" if self.undo else "yanked"
-        loads = f"{held.name} has no version left to load"
-        if held.default:
-            loads = f"{held.name} now loads {held.name}@{held.default}"
-        yield Text(f"{self.reference} is {state}, in {held.store}; {loads}")
-        for alias, version in held.aliases.items():
-            if not self.undo and self.reference == f"{held.name}@{version}":
-                yield Text(
-                    f"{held.name}@{alias} points to {self.reference} and no longer loads; move it"
-                )
+        """What has changed."""
+        return map(Text, self.told)
 
 
 def list_stores(store: Path | None) -> StoreListing:
     """Every name of every store, in the order of resolution."""
     places = origins(store)
     folders = _distinct([folder for _, folder in places])
-    listed: list[ListedName] = []
+    listed: list[NameRecord] = []
     for origin, folder in places:
         if folder in folders:
             folders.remove(folder)
             for name in names(folder):
-                shadowed = any(other.held.name == name for other in listed)
-                listed.append(ListedName(_name_or_error(folder, name), origin, shadowed))
+                shadowed = any(other.name == name for other in listed)
+                held = _name_or_error(folder, name)
+                listed.append(replace(held, origin=origin, shadowed=shadowed))
     return StoreListing(listed)
 
 
@@ -148,7 +109,7 @@ def _name_or_error(store: Path, name: str) -> NameRecord:
     try:
         return NameRecord.of(open_name(store, name))
     except CoefficientsError as failure:
-        return NameRecord(name, str(store), None, [], [], {}, error=str(failure))
+        return NameRecord(name, str(store), error=str(failure))
 
 
 def audit_fits(reference: str | None, store: Path | None) -> StoreAuditRecord:
@@ -168,15 +129,27 @@ def audit_fits(reference: str | None, store: Path | None) -> StoreAuditRecord:
     return StoreAuditRecord(results)
 
 
-def move_alias(reference: str, alias: str, store: Path | None) -> AliasRecord:
+def move_alias(reference: str, alias: str, store: Path | None) -> NameChange:
     """Points NAME@alias to a version; errors are those of `publishing.alias`."""
-    held = publishing.alias(reference, alias, store)
-    return AliasRecord(NameRecord.of(held), alias, reference)
+    held = NameRecord.of(publishing.alias(reference, alias, store))
+    return NameChange(held, [f"{held.name}@{alias} is {reference}, in {held.store}"])
 
 
-def yank_version(reference: str, store: Path | None, undo: bool) -> YankRecord:
+def yank_version(reference: str, store: Path | None, undo: bool) -> NameChange:
     """Withdraws a version, or undoes that; errors are those of `publishing.yank`."""
-    return YankRecord(NameRecord.of(publishing.yank(reference, store, undo)), reference, undo)
+    held = NameRecord.of(publishing.yank(reference, store, undo))
+    loads = f"{held.name} has no version left to load"
+    if held.default:
+        loads = f"{held.name} now loads {held.name}@{held.default}"
+    state = "usable again" if undo else "yanked"
+    stale = [alias for alias, v in (held.aliases or {}).items() if f"{held.name}@{v}" == reference]
+    told = [f"{reference} is {state}, in {held.store}; {loads}"]
+    if not undo:
+        told += [
+            f"{held.name}@{alias} points to {reference} and no longer loads; move it"
+            for alias in stale
+        ]
+    return NameChange(held, told)
 
 
 def _distinct(folders: Sequence[Path]) -> list[Path]:

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+WHOLE = 1_000  # letters of a line: wide enough for any table
+
 
 class Messages(Console):
     """A console that knows when it was last printed on."""
@@ -21,11 +23,9 @@ class Messages(Console):
 
 
 # No markup: names and paths are printed as they are. On a terminal of no width rich prints nothing.
-_width = 80 if os.environ.get("COLUMNS") == "0" else None
-stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_width)
-stderr = Messages(
-    stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True, width=_width
-)
+_plain: Any = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
+_plain |= {"width": 80} if os.environ.get("COLUMNS") == "0" else {}
+stdout, stderr = Console(**_plain), Messages(stderr=True, **_plain)
 
 
 def spinner(text: str, wanted: bool) -> contextlib.AbstractContextManager[object]:
@@ -39,9 +39,8 @@ def spinner(text: str, wanted: bool) -> contextlib.AbstractContextManager[object
 
 
 def print_whole(table: Table) -> None:
-    """A table at its own width: a narrow terminal may wrap its lines, no cell is ever cut."""
-    width = stdout.width
-    stdout.width = 1_000
+    """Prints a table at its own width: a narrow terminal may wrap its lines, no cell is cut."""
+    width, stdout.width = stdout.width, WHOLE
     try:
         stdout.print(table)
     finally:

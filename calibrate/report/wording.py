@@ -9,30 +9,12 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.rows import BAD
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
 
-NOTHING = "·"
 POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
 TERMS = {  # by the number of coefficients, in the order of `maths/rule.py`
     2: (" log n", ""),
     5: POWERS_OF_ENTROPY,
     8: (*POWERS_OF_ENTROPY, " H log n", " (log n)^2", " log n"),
 }
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share in per cent, without the sign; a dot for NaN."""
-    return f"{100 * share:.{digits}f}" if math.isfinite(share) else NOTHING
-
-
-def p_value(p: float) -> str:
-    """0.4, 0.002, 2e-05: one digit, as the paper prints them."""
-    return f"{p:.1g}" if math.isfinite(p) else NOTHING
-
-
-def with_error(mean: float, error: float, shape: str) -> str:
-    """A mean in that format and its standard error with as many digits, where they are finite."""
-    if not math.isfinite(mean):
-        return NOTHING
-    return f"{mean:{shape}}" + f" ± {error:{shape.removeprefix('+')}}" * math.isfinite(error)
 
 
 def polynomial(coefficients: tuple[float, ...]) -> str:
@@ -102,65 +84,54 @@ def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
     """(count, reason) of the rows that were not fitted, if the file has them."""
     if not {"rows", "misranked", "kept", "interior"} <= rows.keys():
         return []
-    bad = sum(rows.get(reason, 0) for reason in BAD), "bad (NaN, +inf or a masked target)"
+    reasons = [(sum(rows.get(reason, 0) for reason in BAD), "bad (NaN, +inf or a masked target)")]
     if "used" in rows:
         gated = min(rows.get("gated", 0), rows["kept"] - rows["used"])
-        reasons = [
-            (rows["rows"] - rows["kept"] - bad[0], "not kept"),
+        reasons += [
+            (rows["rows"] - rows["kept"] - reasons[0][0], "not kept"),
             (gated, "at or below the gate"),
-            (
-                rows["kept"] - rows["used"] - gated,
-                "not selected, without weight, or not usable by this fit",
-            ),
-            bad,
+            (rows["kept"] - rows["used"] - gated, "not selected, without weight, or not usable"),
         ]
     else:
-        reasons = [
-            (rows["rows"] - rows["misranked"], "not misranked"),
+        reasons += [
+            (
+                rows["rows"] - rows["misranked"],
+                "not misranked: no item's logit is above the target's",
+            ),
             (rows["misranked"] - rows["kept"], "over the byte budget"),
             (rows.get("flat", 0), "flat (no positive optimum)"),
             (rows.get("unsolved", 0), "unsolved"),
-            bad,
         ]
     return [(count, reason) for count, reason in reasons if count]
 
 
-def facts(coefficients: Coefficients) -> Iterable[tuple[str, str]]:
-    """(label, text) of the quality, source and provenance that the file has."""
-    quality, source = coefficients.quality, coefficients.source
-    rows, residuals = quality.get("rows", {}), quality.get("residuals", {})
+def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
+    """(label, text) of the rows, source and provenance that the file has."""
+    quality, source, made = fit.quality, fit.source, fit.provenance
+    rows = quality.get("rows", {})
     used = rows.get("used", rows.get("interior"))
     if used is not None and "rows" in rows:
         yield "rows", f"{used:,} used of {rows['rows']:,} seen"
-    if residuals:
-        yield "residuals", _pairs(residuals)
+    if reasons := left_out(rows):
+        yield "left out", ", ".join(f"{count:,} {reason}" for count, reason in reasons)
+    if quality.get("residuals"):
+        yield "residuals", _pairs(quality["residuals"])
     if quality.get("learning_curve"):
         yield "learning", "; ".join(map(_pairs, quality["learning_curve"]))
     if "condition" in quality:
         yield "condition", f"{quality['condition']:.4g}"
-    for size in quality.get("held_out", []):
-        yield "held out", _pairs(size)
-    if "verdict" in quality:
-        yield "verdict", quality["verdict"]
     for key in ("head", "fingerprint", "collection", "seed", "citation"):
         if key in source:
             yield key, str(source[key])
     if "options" in source:
         yield "options", _pairs(source["options"])
-    made = coefficients.provenance
     versions = ", ".join(f"{tool} {version}" for tool, version in made.get("versions", {}).items())
     if made:
         yield "made", ", ".join(filter(None, (made.get("created"), versions)))
 
 
-def _pairs(mapping: dict[str, Any]) -> str:
+def _pairs(mapping: Mapping[str, Any]) -> str:
     return ", ".join(f"{value_text(key)} {value_text(value)}" for key, value in mapping.items())
-
-
-def head_text(layer: int | None, head: int | None) -> str:
-    """The heads that an entry applies to."""
-    of_layer = "every layer" if layer is None else f"layer {layer}"
-    return f"{of_layer}, {'every head' if head is None else f'head {head}'}"
 
 
 def value_text(value: Any) -> str:

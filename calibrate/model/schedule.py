@@ -10,7 +10,7 @@ TOKENS_A_STEP = 4096
 MOST_OF_A_CELL = 8  # examples in a step
 
 
-class Plan:
+class Schedule:
     """Steps of about TOKENS_A_STEP tokens, without end.
 
     A step has as many examples of each cell as it has room for. Of so many cells that one example

@@ -1,0 +1,204 @@
+"""The rules that a fit through a model chooses among: kinds, for each head or all heads alike."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from calibrate.errors import CalibrateError
+from calibrate.evidence.choice import simplest_unbeaten
+from calibrate.evidence.prior import LEAST_GAIN, Gain
+from calibrate.export.plan import ALIKE, HEAD
+from calibrate.export.proof import Exportable
+from calibrate.files.examples import ExampleCollection
+from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
+from calibrate.model.descent import MOST_STEPS, Descent, Solution
+from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
+from calibrate.model.memo import Memo, processor
+from calibrate.model.objective import ALLOWED_LOSS, Objective
+from calibrate.model.passes import Passes, Report
+from calibrate.model.schedule import Schedule
+from calibrate.model.splits import CHOOSING, FITTING, split
+from calibrate.transformers.betas import HeadBetas
+
+MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
+LEAST_LEAD = 0.01  # nats, of one form over a simpler one
+TOOLS = ("torch", "transformers")
+_SHARED = (CONSTANT, LOG_SIZE)
+_EACH = (CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE)
+
+Began = Callable[[str, list[list[int]]], None]  # what, and the examples of each pass at most
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options of a fit through a model.
+
+    Attributes:
+      kind: of the rules; None for the best on the examples that choose.
+      trained_up_to: length in tokens up to which answers may not get worse; None for none.
+      allowed: nats a token that plain text, and answers up to that length, may lose.
+      most_steps: of each form.
+      seed: of the order of the examples.
+      engines: publish a rule that they run; the others are fitted to say what that costs. None:
+        publish any.
+    """
+
+    kind: str | None = None
+    trained_up_to: int | None = None
+    allowed: float = ALLOWED_LOSS
+    most_steps: int = MOST_STEPS
+    seed: int = 0
+    engines: Exportable | None = None
+
+    def __post_init__(self) -> None:
+        if self.engines is None:
+            return
+        if self.kind == ENTROPY_AND_SIZE:
+            raise CalibrateError(
+                f"no engine runs rules of kind {self.kind}; for export, give --kind {CONSTANT} or "
+                f"{LOG_SIZE}, or no --kind"
+            )
+        if self.kind == LOG_SIZE and self.engines.no_size:
+            raise CalibrateError(
+                f"engines run no rule by log n of this model: {self.engines.no_size}; for export, "
+                f"give --kind {CONSTANT}"
+            )
+
+
+class ModelProblem:
+    """The forms that are tried for a model's heads, and the best numbers of each.
+
+    Args:
+      heads: of the model, inside `head_betas`.
+      report: called with the tokens of each batch, and whether it was passed before.
+      began: called before each form.
+
+    Attributes:
+      solved: so far, the simplest first.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, heads: HeadBetas, collection: ExampleCollection,
+        options: ModelOptions, report: Report, began: Began,
+    ):  # fmt: skip
+        self.solved: list[Solution] = []
+        self._heads, self._options, self._began = heads, options, began
+        lengths = np.array([len(example.tokens) for example in collection.set.examples])
+        self._typical = typical(lengths)
+        tools = (processor(model.device), *map(version, TOOLS))
+        memo = Memo(collection.folder, collection.digest, str(model.device), *tools)
+        objective = objective_of(collection, options)
+        self._descent = Descent(
+            Passes(model, heads, collection.set, memo, report), objective,
+            Schedule(collection.set, np.array(split(collection.set, FITTING)), options.seed),
+            _choosing(objective), options.most_steps,
+        )  # fmt: skip
+
+    def forms(self) -> list[Form]:
+        """The simplest first, and then what only an export needs."""
+        return list(dict.fromkeys([*self._free(), *self.exporting()]))
+
+    def exporting(self) -> list[Form]:
+        """What engines run of the model, the simplest first; none if it need not export."""
+        engines = self._options.engines
+        if engines is None:
+            return []
+        by_size = () if engines.no_size else (ONE_RATIO,)
+        each = (CONSTANT, *by_size) if LOG_SIZE in self._kinds() else (CONSTANT,)
+        return self._forms((CONSTANT, *by_size), each, engines.factors)
+
+    def solve(self, form: Form) -> Solution:
+        """The best numbers of a form, beginning at those of a simpler one that was solved."""
+        forms = self.forms()
+        title = f"kind {forms.index(form) + 1} of {len(forms)} ({form.label})"
+        self._began(title, self._descent.work(form))
+        solution = self._descent.run(self._descent.at(form, self._start(form)))
+        if form.kind in _SHARED and form.of != ALIKE:
+            alike = self._alike(form)
+            lead = alike.value.over(solution.value)
+            if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
+                self._began(f"{title}, again", self._descent.work(form)[:-1])
+                solution = self._descent.run(alike)
+        self.solved.append(solution)
+        return solution
+
+    def hopeless(self) -> bool:
+        """Whether no constant gains, and so no other form is tried.
+
+        A constant cannot spare the trained lengths and gain at others: a rule of log n can. A kind
+        that is asked for is tried all the same.
+        """
+        if self._options.kind is not None or self._options.trained_up_to:
+            return False
+        last = self.solved[-1].form
+        if last.kind != CONSTANT or last.of == ALIKE:
+            return False
+        return not any(s.value.lead().is_at_least(LEAST_GAIN) for s in self.solved)
+
+    def choose(self, exporting: bool) -> Solution | None:
+        """The simplest that no other leads, or the last of a kind that is asked for.
+
+        None if none beats plain softmax.
+
+        Args:
+          exporting: among those that engines run.
+        """
+        forms, kind = self.exporting() if exporting else self._free(), self._options.kind
+        solved = [s for form in forms for s in self.solved if s.form == form]
+        if kind is None:
+            return simplest_unbeaten(solved, _lead, lambda _: LEAST_LEAD)
+        kind = ONE_RATIO if exporting and kind == LOG_SIZE else kind
+        return [s for s in solved if s.form.kind == kind][-1]
+
+    def _free(self) -> list[Form]:
+        return self._forms(_SHARED, self._kinds(), HEAD)
+
+    def _kinds(self) -> tuple[str, ...]:
+        kind = self._options.kind
+        return _EACH if kind is None else _EACH[: _EACH.index(kind) + 1]
+
+    def _forms(self, alike: Sequence[str], each: Sequence[str], of: str) -> list[Form]:
+        pairs = [(kind, ALIKE) for kind in alike]
+        pairs += [(kind, of) for kind in each if of != ALIKE]
+        return [Form(kind, its, *self._typical) for kind, its in pairs]
+
+    def _alike(self, form: Form) -> Solution:
+        """The rule of the same kind that all heads share, as numbers of each head or layer."""
+        shared = replace(form, of=ALIKE)
+        found = next(s for s in self.solved if s.form == shared)
+        return Solution(form, form.zeros(self._heads.heads) + found.numbers, found.value)
+
+    def _start(self, form: Form) -> np.ndarray:
+        """The last solution that this form contains; the best of those that ONE_RATIO contains."""
+        heads = self._heads.heads
+        held = [
+            (solution.value.gain * (form.kind == ONE_RATIO), numbers)
+            for solution in reversed(self.solved)
+            if (numbers := form.holding(solution.form, solution.numbers, heads)) is not None
+        ]
+        return max(held, key=lambda item: item[0])[1] if held else form.zeros(heads)
+
+
+def objective_of(collection: ExampleCollection, options: ModelOptions) -> Objective:
+    """What all forms aim at."""
+    return Objective(collection.set, collection.scores, options.trained_up_to, options.allowed)
+
+
+def _choosing(objective: Objective) -> list[int]:
+    """The examples that each check looks at: all that are protected, and some of the others."""
+    protected = {cell for cells in objective.constraints for cell in cells}
+    found, count = list[int](), Counter[int]()
+    for i in split(objective.examples, CHOOSING):
+        cell = int(objective.cell[i])
+        if cell in protected or count[cell] < MOST_CHOOSING:
+            found.append(i)
+            count[cell] += 1
+    return found
+
+
+def _lead(solution: Solution, other: Solution | None) -> Gain:
+    return solution.value.lead(None if other is None else other.value)

@@ -1,0 +1,213 @@
+"""Examples of a model: prompts of the user, the built-in task, plain text.
+
+A file of prompts has a JSON object on each line:
+
+    {"prompt": "The capital of France is", "answer": " Paris"}
+    {"prompt_ids": [1, 450, 7483], "answer_ids": [3681], "template": "capitals"}
+
+Each template (default: prompts) at each octave of lengths has equal weight.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from calibrate.errors import CalibrateError
+from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
+from calibrate.files.json_shapes import Integer, List, Object, Text
+from calibrate.files.npz import digest_of, read_bytes
+from calibrate.files.strict_json import Refusal, parse, refuse, spell
+from calibrate.model.encoding import Encoded, Encoder
+from calibrate.model.retrieval import TEMPLATES, retrieval
+from calibrate.model.text_windows import read_text
+
+if TYPE_CHECKING:
+    from calibrate.transformers.folders import ModelFolder
+
+TASK = "retrieval"
+_MOST_BYTES = 1 << 28
+TEMPLATE = "prompts"  # of lines that name none
+
+
+def _words(value: Any) -> str:
+    if type(value) is not str or not value:
+        refuse(value, "give a text")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        refuse(value, "give Unicode text without lone surrogates")
+    return value
+
+
+_IDS = List(Integer(0, (1 << 31) - 1))
+_LINE = Object(
+    {"prompt": _words, "answer": _words, "prompt_ids": _IDS, "answer_ids": _IDS,
+     "template": Text(100)},
+    remedy="a line has prompt and answer, or prompt_ids and answer_ids, and if you like template",
+)  # fmt: skip
+_PAIRS = (("prompt", "answer"), ("prompt_ids", "answer_ids"))
+
+
+class Line(NamedTuple):
+    """A prompt and its answer: two texts, or two lists of token ids."""
+
+    where: str
+    template: str
+    prompt: Any
+    answer: Any
+
+
+class PromptsFile(NamedTuple):
+    """The prompts of a file."""
+
+    lines: list[Line]
+    digest: str
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """Whether any of them is text."""
+        return any(isinstance(line.prompt, str) for line in self.lines)
+
+    def examples(self, encoder: Encoder) -> list[tuple[Cell, Encoded]]:
+        """Each with its cell: its template, and its length rounded up to a power of two.
+
+        Raises:
+          CalibrateError: one occurs twice: it would judge the fit that was made of it.
+        """
+        made, seen = [], dict[tuple[bytes, int], str]()
+        for where, template, prompt, answer in self.lines:
+            ids = encoder.pair(prompt, answer) if isinstance(prompt, str) else (prompt, answer)
+            encoded = encoder.join(where, *ids)
+            first = seen.setdefault((encoded.tokens.tobytes(), encoded.start), where)
+            if first != where:
+                raise CalibrateError(
+                    f"{where}: the same prompt and answer as in line {first.split()[-1]}; give "
+                    "each once, or a fit is judged by what it was made of"
+                )
+            octave = 1 << (len(encoded.tokens) - 1).bit_length()
+            made.append((Cell(template, octave, False), encoded))
+        return made
+
+
+def read_prompts(path: Path) -> PromptsFile:
+    """Reads a file of prompts.
+
+    Raises:
+      CalibrateError: it cannot be read or has no line, or a line is not a prompt with its answer.
+    """
+    data = read_bytes(path, _MOST_BYTES, "split it")
+    lines = [
+        _line(text, f"{path}, line {number}")
+        for number, text in enumerate(data.split(b"\n"), 1) if text.strip()
+    ]  # fmt: skip
+    if not lines:
+        example = '{"prompt": "2 + 2 =", "answer": " 4"}'
+        raise CalibrateError(f"{path} has no line; write one for each prompt, such as {example}")
+    return PromptsFile(lines, digest_of(data))
+
+
+def _line(text: bytes, where: str) -> Line:
+    try:
+        fields = _LINE(parse(text, "write one JSON object a line"))
+        given = [pair for pair in _PAIRS if not fields.keys().isdisjoint(pair)]
+        if len(given) != 1:
+            state = "given twice" if given else "without a prompt"
+            raise Refusal((), state, "write prompt and answer, or prompt_ids and answer_ids")
+        for name in given[0]:
+            if name not in fields:
+                raise Refusal((name,), "absent", "every prompt needs its right answer")
+    except Refusal as failure:
+        what = spell(failure.where) if failure.where else "the line"
+        raise CalibrateError(f"{where}: {what} is {failure.state}; {failure.remedy}") from failure
+    prompt, answer = (fields[name] for name in given[0])
+    return Line(where, fields.get("template", TEMPLATE), prompt, answer)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The examples that a user asks for.
+
+    Attributes:
+      prompts: a file of prompts.
+      templates: of the built-in task; see `retrieval`.
+      text: a file of plain text.
+      lengths: in tokens, of the built-in task and of the windows of text.
+      count: examples of each template and length; windows, at most.
+      seed: of the built-in task.
+    """
+
+    prompts: Path | None = None
+    templates: tuple[str, ...] = ()
+    text: Path | None = None
+    lengths: tuple[int, ...] = (256, 512, 1024)
+    count: int = 32
+    seed: int = 0
+
+
+class Made(NamedTuple):
+    """Examples, and what they were made from as the manifest keeps it."""
+
+    set: ExampleSet
+    sources: dict[str, Any]
+
+
+def parse_task(text: str) -> tuple[str, ...]:
+    """The templates of "retrieval", or of "retrieval:numbers,json".
+
+    Raises:
+      ValueError: there is no such task or template.
+    """
+    task, colon, names = text.partition(":")
+    chosen = tuple(dict.fromkeys(names.split(","))) if colon else tuple(TEMPLATES)
+    if task != TASK or not set(chosen) <= set(TEMPLATES):
+        raise ValueError(
+            f"{text!r} is not a task; write {TASK}, or {TASK}: and some of {','.join(TEMPLATES)}"
+        )
+    return chosen
+
+
+def make_examples(wanted: Wanted, folder: "ModelFolder") -> Made:
+    """The examples for a model, by its tokenizer.
+
+    Raises:
+      CalibrateError: nothing was asked for; a file cannot be read; an example does not fit into the
+        model's context; or the tokenizer is missing.
+    """
+    prompts = read_prompts(wanted.prompts) if wanted.prompts else None
+    text = read_text(wanted.text) if wanted.text else None
+    if not (prompts or text or wanted.templates):
+        raise CalibrateError(
+            "no examples are named; give --prompts FILE.jsonl, --task retrieval or --text FILE"
+        )
+    longest, context = max(wanted.lengths), folder.context
+    if (text or wanted.templates) and context is not None and longest > context:
+        raise CalibrateError(
+            f"--lengths go to {longest:,} tokens, and the model's context is {context:,}; give "
+            "lengths within it"
+        )
+    needed = bool(text or wanted.templates or (prompts and prompts.needs_tokenizer))
+    encoder = Encoder(folder.tokenizer() if needed else None, context, folder.vocabulary)
+    made, sources = [], dict[str, Any]()
+    if prompts:
+        made += prompts.examples(encoder)
+        sources["prompts"] = prompts.digest
+    if wanted.templates:
+        templates, lengths = list(wanted.templates), list(wanted.lengths)
+        made += retrieval(encoder, templates, lengths, wanted.count, wanted.seed)
+        sources |= {"templates": ",".join(templates), "seed": wanted.seed}
+    if text:
+        made += text.windows(encoder, list(wanted.lengths), wanted.count)
+        sources["text"] = text.digest
+    if text or wanted.templates:
+        sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
+    return Made(_in_cells(made), sources)
+
+
+def _in_cells(made: list[tuple[Cell, Encoded]]) -> ExampleSet:
+    """The examples cell by cell, in the order in which cells first occur."""
+    cells = list(dict.fromkeys(cell for cell, _ in made))
+    if len(cells) > MOST_CELLS:
+        raise CalibrateError(
+            f"the examples have {len(cells):,} templates and lengths; give at most {MOST_CELLS:,}"
+        )
+    number = {cell: i for i, cell in enumerate(cells)}
+    examples = [Example(encoded.tokens, encoded.start, number[cell]) for cell, encoded in made]
+    return ExampleSet(tuple(cells), tuple(sorted(examples, key=lambda example: example.cell)))
