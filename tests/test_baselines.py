@@ -86,7 +86,8 @@ def test_each_q_of_the_chosen_kind_is_a_rule_of_its_own():
     assert list(tried) == ["q-0", "q-0.25", "q-0.5"][: len(choice.trade)]
     assert [fit.name for fit in tried.values()] == list(tried)
     assert list(tried.values()) == [candidate.fit for candidate in choice.trade]
-    kept = beside(choice.chosen.fit, fixed_rules() | tried | fitted_rules(choice.problem.rows, choice))
+    fitted = fitted_rules(choice.problem.rows, choice)
+    kept = beside(choice.chosen.fit, fixed_rules() | tried | fitted)
     assert set(tried) - set(kept) == {f"q-{choice.chosen.q:g}"}  # it is the fit
     assert label("q-0.25") == "the same kind at q = 0.25"
 
