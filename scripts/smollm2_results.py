@@ -6,10 +6,10 @@ from typing import Any
 
 from styles import STYLES
 
-from calibrate.model.comparison import LOG_P, PLAIN, RIGHT, ExampleComparison
 from calibrate.report.plot_style import new_figure, save_figure, sizes_axis
 
-OWN, TEXT, ALL = "own", "text", "all"
+PLAIN, OWN, TEXT, ALL = "plain", "own", "text", "all"
+LOG_P, RIGHT = "log_p", "right"
 LABELS = {
     PLAIN: "plain softmax",
     "constant": "best constant, every head",
@@ -27,11 +27,11 @@ DIFFERENCES = {"own_beyond": ": own fit less", "gain": ": beyond plain softmax"}
 Row = dict[str, Any]
 
 
-def measured(comparison: ExampleComparison, kinds: Mapping[str, Sequence[str]]) -> list[Row]:
+def measured(comparison: Any, kinds: Mapping[str, Sequence[str]]) -> list[Row]:
     """Every cell; the mean of the templates of a kind at each length; the mean of both.
 
     Args:
-      comparison: of rules by their names in LABELS.
+      comparison: a comparison of examples, of rules by their names in LABELS.
       kinds: templates, by the name of their kind.
     """
     return [
@@ -50,7 +50,7 @@ def measured(comparison: ExampleComparison, kinds: Mapping[str, Sequence[str]]) 
 
 
 def _groups(
-    comparison: ExampleComparison, templates: Sequence[str]
+    comparison: Any, templates: Sequence[str]
 ) -> Iterator[tuple[str, int | str, list[int]]]:
     """(template or ALL, length or ALL, cells)."""
     of_kind = [i for i, cell in enumerate(comparison.cells) if cell.template in templates]
@@ -66,7 +66,7 @@ def _groups(
 
 
 def _numbers(
-    comparison: ExampleComparison, rule: str, measure: str, cells: Sequence[int]
+    comparison: Any, rule: str, measure: str, cells: Sequence[int]
 ) -> dict[str, tuple[float, float]]:
     """Means with their errors: of the rule, beyond plain softmax, and of the own fit beyond it."""
     numbers = {
