@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from calibrate.files.store import load
     from calibrate.maths.shannon_entropy import entropy
     from calibrate.maths.solver import OptimalBeta, optimal_beta
+    from calibrate.rows.heads import Head
     from calibrate.sklearn import SoftmaxCalibrator
     from calibrate.softmax import adaptive_softmax, inverse_temperature
 
@@ -23,6 +24,7 @@ __all__ = [
     "CalibrateError",
     "Coefficients",
     "CoefficientsError",
+    "Head",
     "OptimalBeta",
     "SoftmaxCalibrator",
     "adaptive_softmax",
@@ -39,6 +41,7 @@ _LOADED_ON_USE = {
     "CalibrateError": "calibrate.errors",
     "Coefficients": "calibrate.files.coefficients",
     "CoefficientsError": "calibrate.errors",
+    "Head": "calibrate.rows.heads",
     "OptimalBeta": "calibrate.maths.solver",
     "adaptive_softmax": "calibrate.softmax",
     "SoftmaxCalibrator": "calibrate.sklearn",

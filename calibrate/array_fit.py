@@ -22,7 +22,7 @@ from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.streams import spinner
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
-from calibrate.rows.hold_out import HELD_OUT, Split, hold_out
+from calibrate.rows.groups import HELD_OUT, Split, hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.rivals import rivals_on_logits
 from calibrate.rows.rule_fitting import Options
@@ -141,6 +141,7 @@ def fit(
     head: Array | Sequence[Array] | None = None,
     q: float | None = None,
     trained_up_to: int | None = None,
+    min_beta: float = 1.0,
     held_out: float = HELD_OUT,
     seed: int = 0,
     name: str = "arrays",
@@ -172,6 +173,7 @@ def fit(
       layer, head: (rows,) int, the head of each row: each head then gets a rule of its own.
       q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p); None: chosen.
       trained_up_to: set size up to which log p may fall by 0.005 nats at most.
+      min_beta: the least beta of a rule, from 1/64 to 1; less than 1 lets it be more diffuse.
       held_out: share of the groups that judge the fit.
       seed: which groups those are.
       name: of the fit.
@@ -185,14 +187,14 @@ def fit(
         rule that beats plain softmax by 0.01 nats and beyond chance.
     """
     check_name(name)
-    _check_options(q, trained_up_to)
+    options = Options(q=q, trained_up_to=trained_up_to, min_beta=min_beta).checked()
     columns = {
         "logits": logits, "target": target, "mask": mask, "layer": layer, "head": head,
         "weight": weight, "group": group,
     }  # fmt: skip
     split = hold_out(Arrays(name, _parts(columns)), held_out, seed)
     with spinner(f"calibrate.fit: {len(split.is_held_out):,} rows", progress):
-        return _fit(split, Options(q=q, trained_up_to=trained_up_to), name)
+        return _fit(split, options, name)
 
 
 def _fit(split: Split, options: Options, name: str) -> Fit:
@@ -214,13 +216,6 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
         )
     of_fit = {field.name: getattr(coefficients, field.name) for field in fields(Coefficients)}
     return Fit(**of_fit, evidence=evidence, held_out=split.is_held_out)
-
-
-def _check_options(q: float | None, trained_up_to: int | None) -> None:
-    if q is not None and not 0 <= q <= 1:
-        raise CalibrateError(f"q is {q}; give a number from 0 to 1")
-    if trained_up_to is not None and trained_up_to < 0:
-        raise CalibrateError(f"trained_up_to is {trained_up_to}; give a set size, or 0 for none")
 
 
 def _parts(columns: dict[str, Any]) -> list[InMemory]:

@@ -12,7 +12,7 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths import reference
 from calibrate.maths.masking import as_masks
-from calibrate.rows.hold_out import HELD_OUT
+from calibrate.rows.groups import HELD_OUT
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
 # For scikit-learn's check_estimator; all others pass.

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate.rows.baselines import PLAIN, fitted_rules, fixed_rules, one_constant
 from scipy.special import stdtr
 
 from calibrate.errors import QualityError
-from calibrate.files.coefficients import Coefficients
+from calibrate.evidence import baselines
+from calibrate.evidence.baselines import fixed_rules, one_constant
+from calibrate.evidence.evidence import RIGHT
+from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.npz import read_arrays, write_arrays
-from calibrate.rows import baselines
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
-from calibrate.rows.model_selection import choose
+from calibrate.rows.rivals import fitted_rules
 from calibrate.rows.score_head import score_head
 from calibrate.rows.solved_rows import solve_collection
 
@@ -146,14 +148,13 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
     place = folder / f"{head_key(head)}-{calibration.key()}"
     collection = collect(head, calibration.sizes, calibration.sets, calibration.seed, place)
     rules: Rules = dict(fixed_rules())
-    rules.pop(HINDSIGHT, None)
     try:
         rows = solve_collection(collection)
         choice = choose(rows, resolve_options(collection))
         rules |= fitted_rules(rows, choice)
         rules |= {f"own fit, q = {c.q:g}": c.fit for c in choice.trade}
     except QualityError as failure:
-        rules["own"] = PLAIN  # `calibrate fit` publishes nothing
+        rules["own"] = identity()  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)
     return {name: rules[name] for name in sorted(rules, key=_position)}
 
@@ -164,7 +165,7 @@ def label(rule: str) -> str:
 
 
 def _position(rule: str) -> int:
-    known = [name for name in baselines.LABELS if name != HINDSIGHT]
+    known = list(baselines.LABELS)
     return known.index(rule) if rule in known else len(known)
 
 
@@ -198,11 +199,12 @@ def cached_answers(
 def right_answers(head: Head, size: int, sets: int | None, seed: int, rules: Rules) -> Answers:
     """Scores the rules, and every constant of hindsight, on the same sets."""
     constants = {f"beta {beta!r}": one_constant(beta) for beta in HINDSIGHT_BETAS.tolist()}
-    (score,) = score_head(head, [size], sets, seed, {**rules, **constants})
-    trials = np.array([score.correct[name] for name in constants])
+    evidence = score_head(head, [size], sets, seed, {**rules, **constants})
+    trials = np.array([evidence.scores(name, RIGHT) for name in constants], bool)
     chosen_on = min(trials.shape[1] // 2, MAX_CHOOSING_SETS)
     best = int(trials[:, :chosen_on].sum(axis=1).argmax())
-    right = {name: score.correct[name] for name in rules} | {HINDSIGHT: trials[best]}
+    right = {name: evidence.scores(name, RIGHT).astype(bool) for name in rules}
+    right[HINDSIGHT] = trials[best]
     return Answers(size, right, chosen_on, float(HINDSIGHT_BETAS[best]))
 
 

@@ -17,7 +17,7 @@ import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.evidence.evidence import P
 from calibrate.rows.collect import collect_arrays, collect_in_memory
-from calibrate.rows.hold_out import hold_out
+from calibrate.rows.groups import hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.score_logits import score_logits
 
@@ -160,7 +160,8 @@ def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
 def test_verdict_table_and_plot_tell_what_it_gains(fitted):
     verdict, table = fitted.verdict, fitted.table
     assert fitted.outcome == "gain"
-    assert "120 rows of arrays, which it was not made of" in verdict
+    assert verdict.startswith("Use this fit: log p ")
+    assert "on 120 rows of arrays, which it was not made of" in verdict
     assert {row.size for row in table} == {*SIZES, None}
     plain, own = (next(row for row in table if row.rule == rule) for rule in
                   ("plain softmax", "this fit"))  # fmt: skip
@@ -171,8 +172,8 @@ def test_verdict_table_and_plot_tell_what_it_gains(fitted):
     held = fitted.held_out[:300]
     on_top = (logits[0].argmax(axis=1) == target[0])[held].mean()
     assert hard.p == pytest.approx(on_top, abs=0.05)
-    assert f"{own.gain:+.3f} ± {own.error:.3f}" in str(table).splitlines()[2]
-    assert f"<td>{own.gain:+.3f} ± {own.error:.3f}</td>" in fitted._repr_html_()
+    assert f"({own.gain:+.3f} ± {own.error:.3f})" in str(table).splitlines()[3]
+    assert f"({own.gain:+.3f} ± {own.error:.3f})</td>" in fitted._repr_html_()
     pyplot.close(fitted.plot().figure)
     ax = fitted.plot(Figure().add_subplot())
     (line,) = (x for x in ax.containers if x.get_label() == "this fit")

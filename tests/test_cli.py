@@ -58,15 +58,16 @@ def run_a(here, collected):
 
 
 def test_the_main_job(here):
-    out = call("run", *SMALL, "--verbose").stdout
-    assert "Fit quickstart@1" in out
+    """A screen: accuracies, one verdict, the report, and the lines that load the fit."""
+    out = call("run", *SMALL).stdout
+    assert "how sharp" not in out.lower()
     assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
-    assert len(rows) == 4  # log-probabilities of a fit, and accuracies
-    plain, own = float(rows[3][1]), float(rows[3][7])
+    plain, own = (float(rows[1][i]) for i in (2, 5))
     assert 50 < plain < own < 80
+    assert len(out.split("How to use it")[0].strip().splitlines()) < 12
     assert (here / "fits/quickstart/1.png").read_bytes().startswith(b"\x89PNG")
-    assert "quickstart@1 is right more often than plain softmax " in out
+    assert "Use quickstart@1: right " in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 
@@ -81,9 +82,10 @@ def test_the_main_job_again_and_as_json(here, collected):
     record = json.loads(result.stdout)
     assert record["reference"] == "paper@1"
     assert record["report"] == "fits/paper/1.html"
-    assert [score["size"] for score in record["scores"]] == [64, 512]
-    last = record["scores"][-1]
-    assert last["paper"]["accuracy"] != last["own"]["accuracy"]
+    sizes = record["scores"]["sizes"]
+    assert [size["size"] for size in sizes] == [64, 512]
+    rules = sizes[-1]["rules"]
+    assert rules["paper"]["right"]["mean"] != rules["own"]["right"]["mean"]
 
 
 def test_collect_says_what_it_counted(run_a):
@@ -97,15 +99,17 @@ def test_fit_then_load(here, run_a):
     for words in (
         "beta(H)",
         "domain",
-        "held out (five folds)",
+        "log p of the target in nats, held out",
         "the polynomial",
-        "more rows",
     ):
         assert words in published.stdout
     assert (here / "drawn.png").exists()
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
-    assert list(calibrate.load("mine").only.coefficients) == record["coefficients"]
+    assert (
+        list(calibrate.load("mine").only.coefficients)
+        == (record["fit"]["entries"][0]["coefficients"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,9 +173,10 @@ def test_every_option_of_a_fit(run_a):
     ):
         record = json.loads(call("fit", run_a, "--name", "mine", "--json", *choice).stdout)
         fit = calibrate.load("mine")
-        assert list(fit.only.coefficients) == record["coefficients"], choice
+        assert list(fit.only.coefficients) == record["fit"]["entries"][0]["coefficients"], choice
         if "--paper" not in choice:
-            assert [size["size"] for size in record["quality"]["held_out"]] == [64, 512], choice
+            held_out = record["fit"]["quality"]["held_out"]
+            assert [size["size"] for size in held_out] == [64, 512], choice
 
 
 def test_shuffled_targets_are_exit_3_and_why(here):
@@ -479,28 +484,21 @@ def test_evaluate_prints_a_table_json_and_csv(here):
     first = call(*EVALUATE)
     assert "warning: max-retrieval@1 was made for head 'max-retrieval-0'" in first.stderr
     out = first.stdout
-    assert "Accuracy of max-retrieval-1 in %" in out
-    assert "p-value against plain" in out
-    assert "Recovered headroom" in out
+    assert "max-retrieval-1: Accuracy, %" in out
     assert "…" not in out  # no cell is cut
     record = json.loads(call(*EVALUATE, "--json").stdout)
-    assert record["head"] == "max-retrieval-1"
-    rules = {rule["rule"]: rule for rule in record["rules"]}
-    assert list(rules) == [
-        "plain", "paper", "rounded", "log-n", "hard", "max-retrieval@1", "hindsight",
+    assert record["of"]["name"] == "max-retrieval-1"
+    assert [rule["rule"] for rule in record["rules"]] == [
+        "plain", "max-retrieval@1", "paper", "hard", "log-n", "rounded",
     ]  # fmt: skip
-    assert rules["plain"]["p_plain"] == [None, None]
-    shown = next(line for line in out.splitlines() if line.strip().startswith("plain softmax"))
-    assert [float(x) for x in shown.split()[2:]] == [
-        round(100 * x, 1) for x in rules["plain"]["accuracy"]
-    ]
+    found = record["sizes"][1]["rules"]["max-retrieval@1"]["right"]
+    row = next(line for line in out.splitlines() if line.strip().startswith("512 "))
+    shown = f"{100 * found['mean']:.1f} ({100 * found['gain']:+.1f} ± "
+    assert shown in row
     lines = call(*EVALUATE, "--csv").stdout.splitlines()
-    assert lines[0] == "rule,label,head,size,sets,accuracy,standard_error"
-    assert len(lines) == 1 + len(rules) * 2
-    assert ",max-retrieval-1,512,128," in lines[-1]
-    plain = [line.split(",")[-2:] for line in lines if line.startswith("plain,")]
-    measured = zip(rules["plain"]["accuracy"], rules["plain"]["error"], strict=True)
-    assert np.array(plain, float) == pytest.approx(np.array([*measured]), abs=1e-6)
+    assert lines[0] == "rule,size,template,protected,items,measure,mean,error,gain,gain_error,p"
+    assert len(lines) == 1 + 6 * 2
+    assert lines[-1].startswith("max-retrieval@1,512,,False,256,right,")
     assert not list(here.iterdir())  # nothing is collected, fitted or kept
 
 

@@ -1,4 +1,4 @@
-"""The page on a fit: its text, its figures, and how it behaves in a real browser."""
+"""The page on a fit: its text, and how it behaves in a real browser."""
 
 import os
 import re
@@ -9,33 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from calibrate.report.comparison_record import ComparisonRecord
-from calibrate.report.fit_verdict import WHY_HARD, compare_rivals, describe_fit, verdict
-from calibrate.report.head_page import write_head_page
-from calibrate.rows.comparison import compare
 from conftest import ToyHead
 from test_cli import call, refusal
-from test_comparison import make_score
 
 import calibrate
+from calibrate.evidence.evidence import OWN
 from calibrate.files.coefficient_file import dumps
-from calibrate.report import head_page, plot_style
+from calibrate.report.fit_page import write_fit_page
+from calibrate.report.scores_record import ScoresRecord
+from calibrate.rows.score_head import score_head
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
-RULES = {"plain": 0.5, "paper": 0.6, "own": 0.7, "hindsight": 0.8}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_examples():
-    """Figures of 32 sets of each size."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head_page, "N_EXAMPLES", 32)
-        yield
-
-
-@pytest.fixture
-def small_figures(monkeypatch):
-    monkeypatch.setattr(plot_style, "DPI", 30)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +32,9 @@ def page(tmp_path_factory):
 
 def write_toy_page(fit, head, sizes=(16, 64)):
     """The page on a fit of a toy head, in ./r.html."""
-    comparison = compare("toy", [make_score(n, RULES) for n in sizes])
-    write_head_page(Path("r.html"), replace(fit, path=Path("f.json")), head, comparison, 0)
+    evidence = score_head(head, sizes, 32, 0, {OWN: fit})
+    scores = ScoresRecord(evidence, own=fit.reference)
+    write_fit_page(Path("r.html"), replace(fit, path=Path("f.json")), scores)
     return Text(Path("r.html").read_text(encoding="utf-8"))
 
 
@@ -78,15 +63,14 @@ def test_the_page_holds_what_it_must(page):
         "max-retrieval-0",
         'calibrate.load("max-retrieval@1")',
         "0.6472 to 5.022 nats; H is clamped to it",
-        "not misranked",
+        "27,660 not misranked",
         fit.source["collection"],
         fit.provenance["created"],
-        "max-retrieval@1 is the polynomial, beta ",
-        "Left out are “the paper's procedure”, “entropy and size, fitted”, “polynomial, fitted”,",
-        "best constant in hindsight",
+        "hard attention",
+        "max-retrieval@1 makes no difference beyond chance: right",
     ):
         assert part in words, part
-    assert text.tags.count("img") == text.tags.count("figcaption") == 8
+    assert text.tags.count("img") == text.tags.count("figcaption")
     assert "script" not in text.tags
     assert all(address.startswith("data:") for address in text.addresses)
 
@@ -97,22 +81,20 @@ def test_the_same_fit_gives_the_same_page(page, tmp_path):
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 
-def test_a_hostile_name_stays_text(small_figures, toy_head, make_fit):
-    fit = replace(make_fit(), name="<script>alert(1)</script>", quality={"rows": {"rows": 5}})
-    text = write_toy_page(fit, toy_head)
+def test_a_hostile_name_stays_text(toy_head, make_fit):
+    text = write_toy_page(replace(make_fit(), name="<script>alert(1)</script>"), toy_head)
     assert "script" not in text.tags
     assert "<script>alert(1)</script>@1" in text.words
-    assert "does not say which sets were left out" in " ".join(text.words)
 
 
 @pytest.mark.slow
-def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here, small_figures):
+def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
     call("collect", "--sizes", "256,512", "--sets", "256", "--out", "runs/a")
     no_fit = "runs/a has no published fit; make one with"
     assert no_fit in refusal("report", "runs/a", "--out", "a.html")
     call("fit", "runs/a", "--name", "mine", "--force-polynomial")
     done = call("report", "runs/a", "--out", "a.html", "--sizes", "256", "--sets", "128")
-    assert "mine@1 is" in " ".join(done.stdout.split())
+    assert "mine@1" in done.stdout
     words = " ".join(Text((here / "a.html").read_text(encoding="utf-8")).words)
     assert "one constant, fitted" in words  # its rivals, fitted to the same rows
     call("fits", "yank", "mine@1")
@@ -120,22 +102,18 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here, small_fig
 
 
 @pytest.mark.slow
-def test_a_log_size_fit_has_a_page_of_its_own(small_figures, by_size):
-    fit = replace(by_size, quality={"residuals": {"beta_r_squared": 0.25}})
-    text = write_toy_page(fit, ToyHead(noise=3.0), sizes=(16, 2048))
+def test_a_log_size_fit_has_a_page_of_its_own(by_size):
+    text = write_toy_page(by_size, ToyHead(noise=3.0), sizes=(16, 2048))
     words = " ".join(text.words)
     for part in (
         "beta(n) = 0.5 log n + 0.6",
         "Fitted on sets of 16 to 1,024 items; the line goes on outside. 1 <= beta <= 64 at every",
-        "50 % of the sets are of sizes that the fit was made of, 16 to 1,024 items",
-        "set size explains 25 % of the variance",
     ):
         assert part in words, part
     assert "clamped" not in words
-    assert text.tags.count("img") == 8
 
 
-def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(small_figures, by_both):
+def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(by_both):
     records = [
         {"kind": "entropy-and-size", "q": q, "log_p": gain - 1, "p": 0.5 + q / 10, "gain": gain,
          "low": gain - 0.01, "high": gain + 0.01}
@@ -149,42 +127,24 @@ def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(small_figures, by_both)
         "beta(H, n) = -0.002 H^4 + 0.02 H^3",
         "Fitted on entropies from 0.2 to 5 nats and sets of 16 to 1,024 items; H is clamped;",
         "1 <= beta <= 64 at every entropy and set size.",
-        "50 % are of other sizes, and",
-        "Sets of one entropy and set size need very different temperatures; the curves, one for",
-        "A curve ends at the greatest entropy of its sets, log n.",
         "Which kind of rule, and how sharp", "Chosen: q = 0.25, the largest that keeps 90 %",
     ):  # fmt: skip
         assert part in words, part
-    assert text.tags.count("img") == 8
 
 
-def test_a_head_that_misranks_nothing_has_a_page_too(small_figures, make_fit):
-    text = write_toy_page(make_fit(), ToyHead(noise=0.0), sizes=(2,))
-    assert text.tags.count("img") == 7  # all but the polynomial among misranked sets
-
-
-def test_the_sets_that_made_the_fit(small_figures, toy_head, make_fit):
-    rows = {"rows": 900, "misranked": 100, "kept": 900, "interior": 100, "used": 900}
-    words = " ".join(write_toy_page(replace(make_fit(), quality={"rows": rows}), toy_head).words)
-    assert "All 900 sets: none was left out." in words
-
-
-def test_a_head_that_never_disperses_has_a_page_too(small_figures, make_fit):
-    def sharpen(logits):
-        logits *= 1e5
-
-    words = " ".join(write_toy_page(make_fit(), ToyHead(noise=0.0, spoil=sharpen)).words)
-    assert "at no size plain softmax gives the target less than half of its attention" in words
-    assert "estimated from sets of 64 items: nowhere." in words
-    assert "inf" not in words.split()
+@pytest.mark.parametrize("head", [ToyHead(noise=0.0), ToyHead(spoil=lambda z: z.__imul__(1e5))])
+def test_a_head_that_misranks_nothing_or_never_disperses_has_a_page_too(make_fit, head):
+    words = " ".join(write_toy_page(make_fit(), head, sizes=(2,)).words)
+    assert "no difference beyond chance" in words or "Unknown" in words
+    assert not {"nan", "inf"} & set(words.split())
 
 
 @pytest.mark.slow
-def test_a_masked_head_has_a_page_too(small_figures, make_fit):
+def test_a_masked_head_has_a_page_too(make_fit):
     def mask(logits):
         logits[:, logits.shape[1] // 2 :] = -np.inf
 
-    assert write_toy_page(make_fit(), ToyHead(spoil=mask)).tags.count("img") == 8
+    assert "made@1" in write_toy_page(make_fit(), ToyHead(spoil=mask)).words
 
 
 def test_a_file_names_no_path_of_this_machine(here):
@@ -255,74 +215,5 @@ def check_in_a_browser(page, width, scheme):
             !e.closest('.scroll, pre') && e.getBoundingClientRect().right > innerWidth + 0.5
         ).map(e => e.outerHTML.slice(0, 80))"""
         assert window.evaluate(too_wide) == []
-        pixels = 5 * plot_style.DPI  # figures are wider than 5 inches
-        assert window.evaluate(f"[...document.images].every(i => i.naturalWidth > {pixels})")
         ground = window.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
-
-
-def test_verdict_names_gains_losses_rivals_and_what_makes_no_difference():
-    shares = {
-        16: (0.9, 0.9, 0.9, 0.9, 0.9),
-        64: (0.5, 0.6, 0.7, 0.7, 0.7),
-        256: (0.5, 0.6, 0.8, 0.8, 0.7),
-        1024: (0.5, 0.5, 0.4, 0.4, 0.4),
-    }
-    rules = ("plain", "paper", "own", "constant", "hard")
-    scores = [make_score(n, dict(zip(rules, x, strict=True))) for n, x in shares.items()]
-    comparison = compare("toy", scores)
-    mine = replace(calibrate.identity(), name="mine", version=2)
-    assert verdict(comparison, mine) == (
-        "mine@2 is right more often than plain softmax from 64 to 256 items, most at 256 (50.0 % "
-        "to 80.0 %); it is right less often at 1,024 items, by up to 10.0 points. Use it from 64 "
-        "to 256 items."
-    )
-    assert compare_rivals(comparison) == (
-        "Beats the paper's numbers from 64 to 256 items; loses at 1,024 items. Beats hard "
-        "attention at 256 items. Not measurably different from one constant, fitted."
-    )
-
-
-def test_rivals_include_the_same_kind_with_another_q():
-    shares = {"plain": 0.5, "own": 0.7, "q-0": 0.5, "q-0.5": 0.9}
-    sentence = compare_rivals(compare("toy", [make_score(64, shares)]))
-    assert sentence == "Also right more often: the same kind at q = 0.5 (at 64 items)."
-
-
-def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
-    scores = [make_score(64, {"plain": 0.5, "own": 0.6, "hard": 0.9})]
-    comparison = compare("toy", scores)
-    assert compare_rivals(comparison) == f"Loses to hard attention at 64 items. {WHY_HARD}"
-    table = ComparisonRecord(comparison).accuracy_table()
-    assert table.bold == {(comparison.rules.index("own"), 1)}
-
-
-def test_why_beta_falls_with_n(by_size):
-    scores = [
-        make_score(n, {"plain": 0.5, "own": 0.6, "hard": share})
-        for n, share in ((16, 0.9), (64, 0.7))
-    ]
-    comparison = compare("toy", scores)
-    assert describe_fit(by_size, comparison) == "by-size@1 is kappa log n + b, beta 1.99 to 4.07."
-    falling = replace(by_size.only, coefficients=(-0.5, 6.0))
-    said = describe_fit(replace(by_size, entries=(falling,), quality={"q": 0.25}), comparison)
-    assert "fitted to p^0.25 of the target" in said
-    assert "right in 90 % at n = 16, in 70 % at n = 64), and sharpening" in said
-
-
-def test_verdict_without_any_difference():
-    same = {"plain": 0.5, "paper": 0.5, "own": 0.5}
-    comparison = compare("toy", [make_score(16, same), make_score(64, same)])
-    nowhere = "mine@1 is nowhere measurably better than plain softmax on 2,000 sets a size"
-    mine = replace(calibrate.identity(), name="mine")
-    tried = [{"kind": "constant", "q": q, "gain": 0.1 - q, "low": 0.05 - q} for q in (0, 0.03, 0.1)]
-    for q, advice in (
-        (None, ". Leave softmax as it is."),
-        (0.03, ", and gains 0.0700 nats of log p on rows held out from its own: score more sets "
-               "(--sets) before you use it."),
-        (0.1, ". Leave softmax as it is."),
-    ):  # fmt: skip
-        fit = replace(mine, quality={"q": q, "candidates": tried})
-        assert verdict(comparison, fit) == nowhere + advice
-    assert compare_rivals(comparison) == "Not measurably different from the paper's numbers."
-    assert np.isnan(compare("toy", [make_score(16, same)]).p_plain).all()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibrate.report.logits_record import LogitsRecord
 from test_array_fit import SIZES, by_size
 from test_cli import call, refusal
 from typer.testing import CliRunner
@@ -19,6 +18,7 @@ from calibrate.cli import model_fit
 from calibrate.cli.main import app
 from calibrate.files.collection import open_collection
 from calibrate.report.blocks import as_json
+from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.score_logits import score_logits
 
@@ -43,12 +43,12 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     assert published.source | {"head": "", "collection": ""} == fit.source | {
         "head": "", "collection": "",
     }  # fmt: skip
-    ours = as_json(LogitsRecord(fit.scores))["all"]["rules"]
+    ours = as_json(ScoresRecord(fit.evidence))["all"]["rules"]
     for name, theirs in (("plain", "plain"), ("own-rows@1", "this fit")):
         found = record["scores"]["all"]["rules"][name]
-        for measure in found:
+        for measure in ("log_p", "p"):
             assert found[measure]["mean"] == pytest.approx(ours[theirs][measure]["mean"])
-    assert "120 rows of Own Rows, which it was not made of" in record["verdict"]
+    assert "on 120 rows of Own Rows, which it was not made of" in record["verdict"]
     page = Path(record["report"]).read_text(encoding="utf-8")
     assert record["verdict"].split(":")[0] in page
     again = call("run", "--logits", "Own Rows", "--seed", "3")
@@ -64,7 +64,7 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     assert "Own Rows has changed since runs/own-rows was made" in line
     assert "sha256" not in line
     done = call("run", "--logits", "Own Rows", "--seed", "3", "--fresh")
-    assert "own-rows@2 makes the target" in done.stdout.replace("\n", " ")
+    assert "Use own-rows@2: log p " in done.stdout
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
 
@@ -108,10 +108,10 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     fit = calibrate.load("planted@1")
     assert {(entry.layer, entry.head) for entry in fit.entries} >= {(0, 0)}
     assert record["scores"]["scored"].endswith("planted@1 was made of the others")
-    gain = record["scores"]["answers"]["scores"]["planted@1"]["log_p"]["gain"]
-    assert gain["mean"] > 2 * gain["error"] > 0
-    assert record["verdict"].startswith("answers right")
-    assert Path("fits/planted/1.html").stat().st_size > 10_000
+    scores = record["scores"]["all"]["rules"]["planted@1"]["log_p"]
+    assert scores["gain"] > 2 * scores["gain_error"] > 0
+    assert record["verdict"].startswith("Use planted@1")
+    assert "planted@1" in Path("fits/planted/1.html").read_text(encoding="utf-8")
     assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"
 
 

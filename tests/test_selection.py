@@ -42,8 +42,8 @@ def test_the_trade_of_log_p_for_sharpness(by_both, sharper, chosen, why):
     assert [row[0] for row in kinds.rows] == ["one constant", kinds.rows[1][0]]
     assert last_column(kinds) == ["", "chosen"]
     assert [row[0] for row in sharpness.rows] == ["0 (log p)", *(f"{q:g}" for q, _ in sharper)]
-    assert sharpness.rows[0][1:-1] == ["-0.7000", "+0.3000", "+0.2900 to +0.3100", "52.0"]
-    assert {row[4] for row in sharpness.rows[1:]} == {"60.0"}
+    assert sharpness.rows[0][1:-1] == ("-0.7000", "+0.3000", "+0.2900 to +0.3100", "52.0%")
+    assert {row[4] for row in sharpness.rows[1:]} == {"60.0%"}
     states = ["chosen" * (i == chosen) for i in range(1 + len(sharper))]
     assert last_column(sharpness) == states
     assert why in sharpness.note
@@ -55,7 +55,7 @@ def test_the_trade_of_log_p_for_sharpness(by_both, sharper, chosen, why):
 def test_a_given_q_is_named_and_has_no_trade(by_both):
     records = [one | {"q": 0.5} for one in KINDS]
     (kinds,) = selection_tables(with_records(by_both, records))
-    assert kinds.title.startswith("Kinds of rule at q = 0.5:")
+    assert kinds.title.startswith("Kinds of rule at q = 0.5, held out")
 
 
 def test_files_without_q_and_p_have_the_kinds_alone(by_both, by_size, make_fit):
@@ -70,7 +70,7 @@ def test_files_without_q_and_p_have_the_kinds_alone(by_both, by_size, make_fit):
         assert text.text == "It gains."
         assert isinstance(kinds, Table)
         assert kinds.columns[1:-1] == ["log p", "gain over plain", "95 % interval"]
-        scores = ["-1.0000", "+0.1000", "+0.0900 to +0.2000"]
+        scores = ("-1.0000", "+0.1000", "+0.0900 to +0.2000")
         assert [row[1:-1] for row in kinds.rows] == 3 * [scores]
         assert last_column(kinds) == ["chosen" * (i == place) for i in range(3)]
     assert list(selection_section(replace(by_both, quality={}))) == []

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from calibrate.errors import CalibrateError
-from calibrate.files.examples import Example
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.model.answers import compare
 from calibrate.model.encoding import Encoder
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of
 from calibrate.model.text_windows import TextFile
@@ -25,15 +26,21 @@ class Words:
         return {"input_ids": [*self.begin, *ids] if add_special_tokens else ids}
 
 
-def windows(words, lengths, most, begin=()):
-    """(length, part, tokens) of each window of a text of so many words, numbered from 1."""
+def cut(words, lengths, most, begin=()):
+    """The windows of a text of so many words, numbered from 1."""
     text = TextFile(Path("text.txt"), " ".join(map(str, range(1, words + 1))), "")
     found = text.windows(Encoder(Words(begin), None, words + 1), lengths, most)
-    cells = list(dict.fromkeys(cell for cell, _ in found))
-    examples = [Example(x.tokens, x.start, cells.index(cell)) for cell, x in found]
+    cells = tuple(dict.fromkeys(cell for cell, _ in found))
+    examples = (Example(x.tokens, x.start, cells.index(cell)) for cell, x in found)
+    return ExampleSet(cells, tuple(examples))
+
+
+def windows(words, lengths, most, begin=()):
+    """(length, split, tokens) of each of these."""
+    examples = cut(words, lengths, most, begin)
     return [
-        (cell.length, part, set(x.tokens.tolist()) - set(begin))
-        for (cell, x), part in zip(found, splits_of(examples), strict=True)
+        (examples.cells[x.cell].length, split, set(x.tokens.tolist()) - set(begin))
+        for x, split in zip(examples.examples, splits_of(examples.examples), strict=True)
     ]
 
 
@@ -70,3 +77,16 @@ def test_a_text_that_is_too_short_is_refused():
         windows(50, [8, 64], 3)
     with pytest.raises(CalibrateError, match="too few for a window of 1"):
         windows(50, [1], 3, begin=(0,))
+
+
+@pytest.mark.parametrize(("words", "most"), [(1_000, 30), (2_000, 8), (130, 30), (70, 5)])
+def test_windows_of_one_stretch_are_a_group_at_every_length(words, most):
+    windows = cut(words, [8, 64], most)
+    answer = Example(windows.examples[0].tokens, 1, 2)
+    examples = ExampleSet((*windows.cells, Cell("a", 8, False)), (*windows.examples, answer))
+    which = range(1, len(examples.examples))  # some of them
+    scores = Scores(np.full(len(which), -1.0), np.zeros(len(which), np.int32))
+    *group, of_answer = compare(examples, which, {"plain": scores}).group
+    stretch = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
+    assert len(set(zip(group, stretch, strict=True))) == len(set(group)) == len(set(stretch))
+    assert of_answer == -1

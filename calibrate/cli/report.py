@@ -109,8 +109,8 @@ def _fitted_rivals(fit: "Coefficients", run: Path | None) -> "Mapping[str, Coeff
     from calibrate.evidence.verdict import chosen_kind
     from calibrate.files.collection import open_collection
     from calibrate.files.rows import RowCollection
+    from calibrate.rows.choose_rule import choose
     from calibrate.rows.fit_collection import resolve_options
-    from calibrate.rows.model_selection import choose
     from calibrate.rows.rivals import by_sharpness, fitted_rules
     from calibrate.rows.solved_rows import solve_collection
 

@@ -117,7 +117,7 @@ def _run_on_logits(request: RunRequest, logits: Path) -> "RunRecord":
     """Fits most of the rows of a file or folder, and judges the fit by the others."""
     from calibrate.report.run_record import RunRecord
     from calibrate.report.scores_record import ScoresRecord
-    from calibrate.rows.hold_out import hold_out
+    from calibrate.rows.groups import hold_out
 
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), request.held_out, request.seed)

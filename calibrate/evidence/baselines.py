@@ -29,6 +29,17 @@ LABELS = {
     "log-n": f"log n / log {TRAINED_SIZE}",
     "hard": "hard attention",
 }
+KIND_LABELS = {
+    "constant": "one constant",
+    "log-size": "kappa log n + b",
+    "polynomial": "the polynomial",
+    "entropy-and-size": "the rule of entropy and size",
+}
+
+
+def kind_label(kind: str) -> str:
+    """The name of a kind of rule in sentences."""
+    return KIND_LABELS.get(kind, kind)
 
 
 def paper() -> Coefficients:

@@ -141,6 +141,22 @@ class Evidence:
         pair = (self.scores(name, measure).astype(float) for name in (rule, over))
         return self.design.estimate(next(pair) - next(pair))
 
+    def gain_records(self) -> list[dict[str, Any]]:
+        """By size, mean log p of PLAIN and of OWN and the error of their difference, for a file.
+
+        An error that is unknown is as large as the difference.
+        """
+        return [
+            {"size": size, "rows": part.n, **part._gain_record()}
+            for size, part in self.by("size").items()
+        ]
+
+    def _gain_record(self) -> dict[str, float]:
+        before, after = (float(self.mean(rule, LOG_P).mean) for rule in (PLAIN, OWN))
+        error = float(self.gain(OWN, LOG_P).error)
+        error = error if np.isfinite(error) else abs(after - before)
+        return {"before": before, "after": after, "error": error}
+
     def best(self, measure: str, among: Iterable[str] = ()) -> str:
         """The rule of the highest mean; of equal ones the first."""
         rules = list(among) or self.rules
@@ -165,7 +181,13 @@ class Evidence:
     def with_rule(self, rule: str, values: Mapping[str, np.ndarray]) -> "Evidence":
         """With one more rule, by measure (items,)."""
         more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}
-        return replace(self, rules=(*self.rules, rule), values=more)
+        return self.with_only((*self.rules, rule), more)
+
+    def with_only(self, rules: tuple[str, ...], values: Mapping[str, np.ndarray]) -> "Evidence":
+        """The same items under other rules, by measure (rules, items)."""
+        found = replace(self, rules=rules, values=values)
+        found.__dict__["design"] = self.design  # it depends on the items alone
+        return found
 
     @property
     def _protected(self) -> np.ndarray:
@@ -181,3 +203,23 @@ class Evidence:
         """(items,) what a rule scored on each."""
         row: np.ndarray = self.values[measure][self.rules.index(rule)]
         return row
+
+
+def join(parts: Sequence[Evidence]) -> Evidence:
+    """The items of several, under the same rules and by the same measures; of no named heads."""
+    strata = tuple(dict.fromkeys(stratum for part in parts for stratum in part.strata))
+    first = parts[0]
+    return Evidence(
+        rules=first.rules,
+        values={
+            m: np.concatenate([part.values[m] for part in parts], axis=1) for m in first.values
+        },
+        strata=strata,
+        stratum=np.concatenate(
+            [np.array([strata.index(s) for s in part.strata], int)[part.stratum] for part in parts]
+        ),
+        group=np.concatenate([part.group for part in parts]),
+        weight=np.concatenate([part.weight for part in parts]),
+        of=first.of,
+        enough=first.enough,
+    )

@@ -106,7 +106,18 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
         numbers += [_change(items, rule, m) for m in (P, RIGHT) if m in items.values]
     seen = f"on {items.n:,} {items.of.items}{_whose(evidence, rule)}"
     places = "".join(_extreme(items, rule, verdict))
+    if verdict.outcome == SAME and verdict.measure == RIGHT:
+        places += _by_its_file(evidence.fits.get(rule))
     return f"{_advice(items, verdict, name or label(rule))}: {', '.join(numbers)} {seen}{places}."
+
+
+def _by_its_file(fit: Coefficients | None) -> str:
+    """That a fit gains log p on the rows that its own folds left out, if it does; else ""."""
+    tried, _ = sharpness_tried(fit) if fit else ([], None)
+    own = [one for one in tried if fit and one["q"] == fit.quality.get("q") and one["low"] > 0]
+    if not own:
+        return ""
+    return f"; it gains {own[0]['gain']:.3f} nats of log p on its held-out rows: score more sets"
 
 
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
@@ -177,7 +188,8 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
         return ""
     up, down, same = heads_moved(evidence, rule)
     n_rules = up + down + same
-    others = len(evidence.heads) - n_rules
+    heads = judged_items(evidence).by("head")
+    others = sum(not evidence.names(rule, head) for head in heads)
     unchanged = (
         f"; {others:,} without a rule {_verb(others, 'is', 'are')} unchanged" if others else ""
     )

@@ -23,7 +23,7 @@ class Held(NamedTuple):
     """Scores that a rule must keep, such as at the sizes that a model was trained on."""
 
     of_rows: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # beta -> (k,), (k, rows) slopes
-    least: np.ndarray  # (k,): beta = low has more
+    least: np.ndarray  # (k,): beta = 1, or the bound next to it, has more
 
 
 class Objective(NamedTuple):
@@ -112,7 +112,7 @@ class Search(NamedTuple):
     def climb(self, starts: np.ndarray, keep: Keep | None = None) -> list[Peak]:
         """The peaks that starts lead to, (m, k): of m objectives, or all of one."""
         if keep is not None:
-            plain = self.low * self.form.ones
+            plain = np.clip(1.0, self.low, self.high) * self.form.ones
             return [self._climb_within(keep, _towards(plain, c, keep)) for c in starts]
         step = ROUGH_STEP if self.tolerance is None else LAST_STEP
         tops, values, gaps = newton.climb(self.at, *self.form.sides(), starts, step)

@@ -23,7 +23,6 @@ from calibrate.maths.row_batches import in_batches
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
 POOLED_IN = 8  # parts, of columns
-BELOW = np.array([1 / 8, 1 / 4, 1 / 2])  # of the lower bound: how much more diffuse a head would be
 # A quarter of the quintic between t = 0 and 1, lowest power of t first, that goes with a value or a
 # slope of 1 at t = -1, 0, 1 or 2. Curvature at 0: 2 (f(1) - 2 f(0) + f(-1)) - (f'(1) - f'(-1)) / 2.
 QUINTICS = np.array([
@@ -149,7 +148,6 @@ class RowProfiles(NamedTuple):
     plain: Profile  # expected log p of a target that is drawn from plain softmax
     mean: np.ndarray  # (rows,) of z - max z under plain softmax
     variance: np.ndarray  # (rows,) of z under plain softmax
-    below: np.ndarray  # (rows, 2, 3) log p_t, and its slope in beta, at BELOW times `low`
 
 
 def plain_power(plain: Profile, mean: np.ndarray, q: float) -> Profile:
@@ -194,18 +192,15 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
       of normal or uniform logits are within 3e-6 at any of these.
     """
     target = _positions(target)
-    betas = np.concatenate([nodes(low, high), BELOW * low])
+    betas = nodes(low, high)
     of_target, expected, mean, variance = _evaluate(
         logits, target, np.broadcast_to(betas, (len(logits), len(betas)))
     )
-    inside, below = of_target[..., :N_NODES], of_target[..., N_NODES:]
-    at_plain = expected[..., :N_NODES]
     return RowProfiles(
-        from_nodes(inside[0], inside[1], low, high)._replace(concave=target.ndim == 1),
-        from_nodes(at_plain[0], at_plain[1], low, high),
+        from_nodes(*of_target, low, high)._replace(concave=target.ndim == 1),
+        from_nodes(*expected, low, high),
         mean,
         variance,
-        below.swapaxes(0, 1).copy(),
     )
 
 

@@ -51,7 +51,7 @@ class DiagnosisRecord:
                 "seldom_on_top": thresholds.SELDOM_ON_TOP,
                 "least_sink": thresholds.LEAST_SINK,
             },
-            "heads": [_head_json(head) for head in diagnosis.heads],
+            "heads": diagnosis.heads,
             "without_rows": [list(head) for head in diagnosis.without_rows],
             "path": self.path,
             "figures": self.figures,
@@ -93,18 +93,12 @@ class DiagnosisRecord:
 
 def _cells(head: HeadDiagnosis) -> list[str]:
     last = next(at for at in head.sizes if at.size == head.largest)
-    slope = f"{head.slope.value:.2f} ± {head.slope.error:.2f}" if head.slope else "-"
+    slope = "-" if head.slope is None else f"{head.slope:.2f}"
     lost = "never" if head.dispersal is None else items(math.log(head.dispersal))
     return [
         head.name, f"{head.rows:,}", f"{head.largest:,}", f"{last.entropy:.2f}", slope, lost,
         f"{head.on_top:.1%}", f"{head.headroom.ceiling:.4f}",
     ]  # fmt: skip
-
-
-def _head_json(head: HeadDiagnosis) -> dict[str, Any]:
-    fields = head._asdict()
-    fields.pop("contexts", None)  # of every row
-    return fields | {"beta": head.beta and dict(zip(("10%", "50%", "90%"), head.beta, strict=True))}
 
 
 def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> DiagnosisRecord:

@@ -20,7 +20,6 @@ from calibrate.report.wording import argument
 from calibrate.rows.solved_rows import head_label
 
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
-AT_ONCE = 3  # rules beside plain softmax in a table
 NUMBERS = ("mean", "error", "gain", "gain_error", "p")
 HEADING_WIDTH = 24  # letters of a line
 
@@ -30,6 +29,7 @@ class Shown(NamedTuple):
 
     factor: int
     digits: int
+    at_once: int  # rules in a table
     meaning: str
 
 
@@ -37,10 +37,11 @@ SHOWN = {
     LOG_P: Shown(
         1,
         3,
+        2,
         "log p is the logarithm of a probability, in nats: 0 is certain, 0.69 less is half",
     ),
-    P: Shown(100, 1, "gains are in points"),
-    RIGHT: Shown(100, 1, "gains are in points"),
+    P: Shown(100, 1, 3, "gains are in points"),
+    RIGHT: Shown(100, 1, 3, "gains are in points"),
 }
 TITLES = {  # by measure, and by what items are called
     (LOG_P, "answers"): "log p of the answer; of text, per token",
@@ -137,7 +138,8 @@ class ScoresRecord:
     def _tables(self, rows: "list[_Row]", measure: str, detail: bool) -> list[Table]:
         """A few rules at a time; all but the first of these tables are details."""
         _, *others = self.rules
-        groups = [others[i : i + AT_ONCE] for i in range(0, max(len(others), 1), AT_ONCE)]
+        step = SHOWN[measure].at_once
+        groups = [others[i : i + step] for i in range(0, max(len(others), 1), step)]
         tables = [self._table(rows, measure, group) for group in groups]
         return [
             replace(table, detail=detail or i > 0, note="" if i else self._note(measure))
@@ -176,7 +178,7 @@ class ScoresRecord:
         """A row per head, the largest gain first; of a single fit also its rule for the head."""
         found, measure = judged_items(self.evidence), main_measure(self.evidence)
         _, *others = self.rules
-        lead, rules = others[0], others[:AT_ONCE]
+        lead, rules = others[0], others[: SHOWN[measure].at_once]
         ranked = self.ranked(lead)
         rows = []
         for head, part in ranked[:SHOWN_HEADS]:
@@ -268,7 +270,7 @@ def _by_size(evidence: Evidence, measure: str) -> list[_Row]:
     rows = [_Row(by, f"{n:,}", part) for n, part in items.by("size").items()]
     rows += [_Row(by, "all", items, True)] if len(rows) > 1 else []
     if measure == LOG_P and items is not evidence:
-        rows.append(_Row(by, "text, a token", evidence.text, True))
+        rows.append(_Row(by, "text", evidence.text, True))
     return rows
 
 
@@ -283,7 +285,7 @@ def _by_stratum(evidence: Evidence, measure: str) -> list[_Row]:
 
 def _cell(items: Evidence, rule: str, measure: str) -> str:
     """The mean, with its error for plain softmax, and else with the gain over that."""
-    factor, digits, _ = SHOWN[measure]
+    factor, digits, *_ = SHOWN[measure]
     digits += not items.answers.n  # text: per token
     mean = items.mean(rule, measure)
     if rule == PLAIN or not math.isfinite(mean.mean):

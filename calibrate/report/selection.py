@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.estimate import NOTHING
 from calibrate.evidence.verdict import chosen_kind, sharpness_tried
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Block, Heading, Table, Text
 from calibrate.report.wording import value_text
-from calibrate.rows.candidates import kind_label
-from calibrate.rows.model_selection import KEPT
+from calibrate.rows.sharpness import KEPT
 
 CHOSEN = "chosen"
 NOTE = "The lower end of an interval allows for targets that these rows do not show."

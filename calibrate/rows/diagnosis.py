@@ -10,26 +10,28 @@ from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.rows import Heads, KeptRows, RowCollection, refuse_bad_rows
-from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_batches import slices
-from calibrate.rows import solved_rows
 from calibrate.rows.head_verdict import (
     FEW,
     LEAST_SAMPLE,
     Headroom,
     Sink,
-    Slope,
     Verdict,
     attended,
     find_sink,
-    judge,
+    judge_head,
     measure_headroom,
     refuse_few_groups,
 )
-from calibrate.rows.solved_rows import Rows, head_label, known_index
-
-PERCENTILES = (10, 50, 90)
+from calibrate.rows.solved_rows import (
+    Rows,
+    concatenate_rows,
+    group_heads,
+    head_label,
+    known_index,
+    solve_shard,
+)
 
 
 class AtSize(NamedTuple):
@@ -40,17 +42,7 @@ class AtSize(NamedTuple):
     items: float  # geometric mean of the unmasked items
     entropy: float  # mean, nats
     entropy_spread: float  # standard deviation over rows
-    commitment: float  # mean, nats
-    susceptibility: float  # mean, logits squared
     on_top: float  # share of the rows whose target has the top logit
-
-
-class Contexts(NamedTuple):
-    """Commitment and susceptibility of each row; arrays (rows,)."""
-
-    size: np.ndarray
-    commitment: np.ndarray  # nats
-    susceptibility: np.ndarray  # logits squared
 
 
 class HeadDiagnosis(NamedTuple):
@@ -61,17 +53,14 @@ class HeadDiagnosis(NamedTuple):
     head: int | None
     rows: int
     sizes: list[AtSize]
-    slope: Slope | None  # None if all rows have the same number of items
+    slope: float | None  # growth of commitment with log n; None if all rows have as many items
     largest: int  # the largest set size of 20 rows or more
     dispersal: float | None  # items: median over its rows; None if the target is never lost
     on_top: float  # share of all rows
-    on_top_at_largest: float
-    beta: tuple[float, float, float] | None  # percentiles of interior rows; None without them
     shares: dict[str, float]  # of the rows by class
     headroom: Headroom
     sink: Sink | None
     verdict: Verdict
-    contexts: Contexts
 
 
 class Diagnosis(NamedTuple):
@@ -125,7 +114,7 @@ def diagnose(
     """
     require_all_rows(collection)
     heads: list[HeadDiagnosis] = []
-    for group in solved_rows.group_heads(collection):
+    for group in group_heads(collection):
         heads += _diagnose_group(collection, group, eps, report)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows of any weight; collect more sets")
@@ -146,7 +135,7 @@ def _diagnose_group(
     if not parts:
         return []
     rows, *columns = zip(*parts, strict=True)
-    measured = Measured(solved_rows.concatenate_rows(list(rows)), *map(np.concatenate, columns))
+    measured = Measured(concatenate_rows(list(rows)), *map(np.concatenate, columns))
     unnamed = collection.manifest["configuration"].get("head", "head")
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [
@@ -157,7 +146,7 @@ def _diagnose_group(
 
 
 def _measure(eps: float, size: int, shard: KeptRows) -> Measured:
-    rows = solved_rows.solve_shard(shard, size)
+    rows = solve_shard(shard, size)
     n_star, share = np.empty((2, len(rows.size)))
     top, target = np.empty((2, len(rows.size)), np.int64)
     for part in slices(*shard.logits.shape):
@@ -169,63 +158,42 @@ def _measure(eps: float, size: int, shard: KeptRows) -> Measured:
 
 def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     rows = measured.rows
-    contexts = Contexts(rows.size, np.log(rows.items) - rows.entropy, rows.variance)
-    sizes = [_at_size(measured, contexts, n) for n in np.unique(rows.size)]
+    sizes = [_at_size(rows.take(rows.size == n)) for n in np.unique(rows.size)]
     last = max(sizes, key=lambda at: (at.rows >= LEAST_SAMPLE, at.size))
     dispersal = float(np.median(measured.dispersal[rows.size == last.size]))
-    interior = rows.beta[rows.status == solver.INTERIOR]
-    slope = commitment_slope(rows.items, contexts.commitment, rows.group_index())
+    slope = commitment_slope(rows)
     room = measure_headroom(rows)
     sink = find_sink(measured.top, measured.share, measured.target, rows.items)
     on_top = 1 - float(rows.misranked.mean())
-    layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
     return HeadDiagnosis(
-        name, layer, head, len(rows.size), sizes, slope,
+        name, known_index(rows.layer[0]), known_index(rows.head[0]), len(rows.size), sizes, slope,
         largest=last.size,
         dispersal=dispersal if np.isfinite(dispersal) else None,
         on_top=on_top,
-        on_top_at_largest=last.on_top,
-        beta=_percentiles(interior),
         shares={status: n / len(rows.size) for status, n in rows.count_by_status().items()},
         headroom=room,
         sink=sink,
-        verdict=refuse_few_groups(rows) or judge(len(rows.size), slope, on_top, room, sink),
-        contexts=contexts,
+        verdict=refuse_few_groups(rows) or judge_head(len(rows.size), slope, on_top, room, sink),
     )  # fmt: skip
 
 
-def _at_size(measured: Measured, contexts: Contexts, size: int) -> AtSize:
-    rows, of_size = measured.rows, measured.rows.size == size
-    H = rows.entropy[of_size]
+def _at_size(rows: Rows) -> AtSize:
     return AtSize(
-        int(size), len(H),
-        items=float(np.exp(np.log(rows.items[of_size]).mean())),
-        entropy=float(H.mean()),
-        entropy_spread=float(H.std()),
-        commitment=float(contexts.commitment[of_size].mean()),
-        susceptibility=float(contexts.susceptibility[of_size].mean()),
-        on_top=1 - float(rows.misranked[of_size].mean()),
+        int(rows.size[0]), len(rows.size),
+        items=float(np.exp(np.log(rows.items).mean())),
+        entropy=float(rows.entropy.mean()),
+        entropy_spread=float(rows.entropy.std()),
+        on_top=1 - float(rows.misranked.mean()),
     )  # fmt: skip
 
 
-def _percentiles(beta: np.ndarray) -> tuple[float, float, float] | None:
-    if not len(beta):
-        return None
-    low, middle, high = map(float, np.percentile(beta, PERCENTILES))
-    return low, middle, high
+def commitment_slope(rows: Rows) -> float | None:
+    """Least-squares slope of the commitment, log n - H, on log n; None if all n are equal.
 
-
-def commitment_slope(items: np.ndarray, commitment: np.ndarray, group: np.ndarray) -> Slope | None:
-    """Least-squares slope of commitment on log n over rows; None if the rows determine no line.
-
-    The standard error is robust to a variance that depends on the size (White 1980), and to
-    dependence within groups, (rows,) int from 0 (Liang and Zeger 1986).
+    It is 1 if the entropy is constant, and 0 if that grows as log n.
     """
-    x = np.log(items) - np.log(items).mean()
-    total, by_group = float(x @ x), np.bincount(group)
-    if len(by_group) < 3 or items.min() == items.max():
+    if rows.items.min() == rows.items.max():
         return None
-    slope = float(x @ commitment) / total
-    by_group = np.bincount(group, x * (commitment - commitment.mean() - slope * x))
-    freedom = len(by_group) / (len(by_group) - 2)
-    return Slope(slope, float(np.sqrt(freedom * (by_group @ by_group)) / total))
+    log_n = np.log(rows.items)
+    x = log_n - log_n.mean()
+    return float(x @ (log_n - rows.entropy) / (x @ x))

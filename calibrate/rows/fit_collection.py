@@ -11,21 +11,17 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
-from calibrate.files.fit_difference import EntryRule, largest_change
 from calibrate.files.provenance import provenance
 from calibrate.files.rows import RowCollection, refuse_bad_rows
-from calibrate.maths.rule import beta_of, horner
+from calibrate.maths.rule import horner
 from calibrate.maths.rule_forms import DEGREE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
-from calibrate.rows.bootstrap import bootstrap, learning_curve
-from calibrate.rows.model_selection import Choice, choose
+from calibrate.rows.choose_rule import Choice, choose
 from calibrate.rows.paper_procedure import fit_as_in_the_paper, refuse_negative
 from calibrate.rows.per_head import PerHeadResult, fit_heads, quality_of_heads
-from calibrate.rows.rule_fitting import Options, usable_rows
+from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import Rows, solve_collection
-
-# A fit is unchanged if its beta differs by less than this over the domain.
-SAME_BETA = 1e-6
+from calibrate.rows.uncertainty import bootstrap, learning_curve
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +57,6 @@ def fit_collection(
     collection: RowCollection | Path,
     name: str,
     options: Options | None = None,
-    force: str | None = None,
     jobs: Jobs = ONE_PROCESS,
 ) -> FitResult:
     """Solves a collection, and fits the rule that its head needs.
@@ -69,22 +64,20 @@ def fit_collection(
     Args:
       collection: or its folder.
       name: of the fit.
-      options: of the fits; None are the defaults.
-      force: a kind of rule to choose if it beats plain softmax, even if another is better.
+      options: of the fit; None are the defaults.
       jobs: where solver and bootstrap run; the result does not depend on it.
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
-        rows asked for.
+        rows asked for; or an option is out of range.
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
     """
     collection = _open_unnamed(collection)
     options = resolve_options(collection, options)
     with with_cluster(jobs) as running:
-        rows = solve_collection(collection, running)
-        choice = choose(rows, options, force)
-        quality = _quality(collection, rows, choice, options, running)
-    record = _options_record(options, force)
-    fit = _add_metadata(choice.chosen.fit, name, collection, quality, record)
+        rows = solve_collection(collection, running, options.min_beta)
+        choice = choose(rows, options)
+        quality = _quality(collection, rows, choice, running)
+    fit = _add_metadata(choice.chosen.fit, name, collection, quality, options.record())
     return FitResult(fit, rows, choice)
 
 
@@ -92,7 +85,6 @@ def fit_heads_of_collection(
     collection: RowCollection | Path,
     name: str,
     options: Options | None = None,
-    force: str | None = None,
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
 ) -> PerHeadResult:
@@ -103,10 +95,9 @@ def fit_heads_of_collection(
     """
     collection = _open_checked(collection)
     options = resolve_options(collection, options)
-    fits, heads, statuses = fit_heads(collection, options, force, jobs, report)
+    fits, heads, statuses = fit_heads(collection, options, jobs, report)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads)
-    record = _options_record(options, force)
-    coefficients = _add_metadata(fits, name, collection, quality, record)
+    coefficients = _add_metadata(fits, name, collection, quality, options.record())
     return PerHeadResult(coefficients, heads)
 
 
@@ -129,13 +120,8 @@ def _open_unnamed(collection: RowCollection | Path) -> RowCollection:
     return collection
 
 
-def _options_record(options: Options, force: str | None) -> dict[str, Any]:
-    record = {key: value for key, value in options._asdict().items() if value is not None}
-    return record | {"degree": DEGREE} | ({"force": force} if force else {})
-
-
 def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
-    """The options; what they leave open is as the collection has it."""
+    """The options, checked; what they leave open is as the collection has it."""
     options, configuration = options or Options(), collection.manifest["configuration"]
     kept = configuration.get("keep", "misranked")
     if options.rows == "all" and kept != "all":
@@ -145,7 +131,7 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
         )
     if options.trained_up_to is None:
         options = options._replace(trained_up_to=configuration.get("trained_up_to"))
-    return options._replace(rows=options.rows or kept)
+    return options._replace(rows=options.rows or kept).checked()
 
 
 def fit_collection_as_in_the_paper(collection: RowCollection | Path, name: str) -> FitResult:
@@ -185,41 +171,25 @@ def _add_metadata(
     return replace(fit, name=name, quality=quality, source=source, provenance=provenance())
 
 
-def same_fit(newest: Coefficients, new: Coefficients) -> bool:
-    """Whether a refit is unchanged: the same source, and the same beta over the domain."""
-    if newest.source != new.source or newest.rule != new.rule:
-        return False
-    if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
-        return False
-    for pair in zip(newest.entries, new.entries, strict=True):
-        old, now = (EntryRule(new.rule, entry) for entry in pair)
-        if not largest_change(old, now, now.domain, n_points=1024).largest < SAME_BETA:
-            return False
-    return True
-
-
-def _quality(
-    collection: RowCollection, rows: Rows, choice: Choice, options: Options, jobs: Jobs
-) -> dict[str, Any]:
-    chosen = choice.chosen
+def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) -> dict[str, Any]:
+    chosen, options = choice.chosen, choice.problem.options
     uncertainty = bootstrap(chosen, jobs)
     band = {} if uncertainty.band is None else {"band": uncertainty.band.tolist()}
-    used = usable_rows(rows, chosen.kind, options)
     counts = {
-        "used": int(used.sum()),
+        "used": int(options.usable(rows, chosen.kind).sum()),
         "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),
     }
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [list(uncertainty.standard_errors)],
         "condition": chosen.problem.condition,
-        "held_out": [size.record() for size in choice.held_out],
+        "held_out": choice.held_out.gain_records(),
         "candidates": [
             {"kind": c.kind, "q": c.q, "log_p": c.mean_log_p, "p": c.mean_p}
             | {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high}
             for c in [*choice.candidates, *choice.trade[1:]]
         ],
-        "learning_curve": [p._asdict() for p in learning_curve(choice, options)],
+        "learning_curve": learning_curve(choice),
         **band,
         "q": chosen.q,
         "verdict": choice.verdict,
@@ -234,9 +204,9 @@ def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[
 
 def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
     """How far the fit is from the rows used; theta as it is applied, so at most 1."""
-    used, entry = rows.interior(), fit.only
-    p = horner(used.entropy, entry.coefficients)
-    applied = beta_of(used.entropy, None, entry.coefficients, entry.domain, fit.rule, np)
+    used = rows.interior()
+    p = horner(used.entropy, fit.only.coefficients)
+    applied = applied_beta(fit, used)
     deviation = used.beta - used.beta.mean()
     return {
         "beta_rms": float(np.sqrt(np.mean((p - used.beta) ** 2))),

@@ -5,13 +5,13 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.rows.candidates import kind_label
-from calibrate.rows.fit_sentences import over_sharp, wanted_below_1
-from calibrate.rows.gain import LEAST_GAIN, Gain
-from calibrate.rows.model_selection import try_kinds
-from calibrate.rows.rule_fitting import KINDS, MIN_ROWS, Options
+from calibrate.evidence.baselines import kind_label
+from calibrate.evidence.prior import LEAST_GAIN, Gain
+from calibrate.rows.choose_rule import least_beta_sentence, unbeaten, wants_less_beta
+from calibrate.rows.groups import MIN_ROWS, require_groups
+from calibrate.rows.row_problem import RowProblem
+from calibrate.rows.rule_fitting import CONSTANT, Options
 from calibrate.rows.solved_rows import Rows
-from calibrate.rows.weighting import require_groups, row_weights
 
 # Entropy is constant if commitment grows as log n. At a slope of 0.9 it grows by 0.7 nats from 16
 # to 16,384 items.
@@ -24,13 +24,6 @@ N_BETAS = 257  # evenly spaced in log beta: a maximum between two is missed by a
 WORTH, SINK, ROBUST, NOT_WORTH, FEW = (
     "worth calibrating", "sink", "robust", "not worth it", "too few rows",
 )  # fmt: skip
-
-
-class Slope(NamedTuple):
-    """Growth of commitment with log n: 1 if the entropy is constant, 0 if it grows as log n."""
-
-    value: float
-    error: float  # standard error
 
 
 class RuleGain(NamedTuple):
@@ -48,7 +41,7 @@ class Headroom(NamedTuple):
     no_rule: str | None  # why there are none
     beta: float  # the best constant of all rows in [1, 64]
     ceiling: float  # gain if each row had its own best beta in [1, 64]: cannot be deployed
-    below: float | None = None  # the best constant below 1, if rows evidently want one
+    wants_less: bool = False  # whether rows evidently want beta below 1
 
     @property
     def gain(self) -> float:
@@ -78,20 +71,21 @@ class Verdict(NamedTuple):
 
 def measure_headroom(rows: Rows) -> Headroom:
     """Gains of rules as `calibrate fit` finds them, and of each row's own best beta."""
-    weight = row_weights(rows)
+    weight = rows.shares()
     betas = np.geomspace(rows.profile.low, rows.profile.high, N_BETAS)  # the first is plain softmax
     log_p = rows.profile.log_p_at_each(betas)
     mean = weight @ log_p
-    trial = try_kinds(rows, Options())
-    best = trial.simplest_unbeaten()
-    ranked = sorted(trial.candidates, key=lambda one: (one is not best, -one.gain.mean))
+    problem = RowProblem(rows, Options())
+    candidates, left_out = problem.solve_kinds(problem.forms())
+    best = unbeaten(problem, candidates)
+    ranked = sorted(candidates, key=lambda one: (one is not best, -one.gain.mean))
     return Headroom(
         plain=float(mean[0]),
         gains=[RuleGain(candidate.kind, candidate.gain) for candidate in ranked],
-        no_rule=None if ranked else trial.left_out[KINDS[0]],
+        no_rule=None if ranked else left_out[CONSTANT],
         beta=float(betas[int(np.argmax(mean))]),
         ceiling=float(weight @ log_p.max(axis=1) - mean[0]),
-        below=wanted_below_1(trial.evidence),
+        wants_less=wants_less_beta(problem),
     )
 
 
@@ -144,28 +138,33 @@ def refuse_few_groups(rows: Rows) -> Verdict | None:
     return None
 
 
-def judge(
-    rows: int, slope: Slope | None, on_top: float, room: Headroom, sink: Sink | None
+def judge_head(
+    rows: int, slope: float | None, on_top: float, room: Headroom, sink: Sink | None
 ) -> Verdict:
-    """The verdict on a head: a word, and everything that decides on it."""
+    """The verdict on a head: a word, and everything that decides on it.
+
+    Args:
+      slope: growth of commitment with log n: 1 if the entropy is constant; None if unknown.
+      on_top: share of the rows whose target has the top logit.
+    """
     if rows < MIN_ROWS:
         return Verdict(FEW, f"{FEW} ({rows}): at least {MIN_ROWS} are needed")
     if room.gains and room.gains[0].gain.evident:
         word = WORTH
     elif sink and sink.certain:
         word = SINK
-    elif on_top >= SELDOM_ON_TOP and slope is not None and slope.value >= ROBUST_SLOPE:
+    elif on_top >= SELDOM_ON_TOP and slope is not None and slope >= ROBUST_SLOPE:
         word = ROBUST
     else:
         word = NOT_WORTH
     facts = [_gain_phrase(room), f"its target has the top logit in {on_top:.0%} of rows"]
-    if room.below is not None and word != WORTH:
-        facts[-1] = over_sharp(room.below)
+    if room.wants_less and word != WORTH:
+        facts[-1] = least_beta_sentence(1)
     if sink:
         facts.insert(0, _sink_phrase(sink))
-    if slope:
-        verb = "falls" if slope.value < 0 else "grows"
-        facts.append(f"commitment {verb} {abs(slope.value):.2f} per unit of log n")
+    if slope is not None:
+        verb = "falls" if slope < 0 else "grows"
+        facts.append(f"commitment {verb} {abs(slope):.2f} per unit of log n")
     return Verdict(word, f"{word}: {'; '.join(facts)}")
 
 
@@ -178,13 +177,13 @@ def _gain_phrase(room: Headroom) -> str:
         least = f"{LEAST_GAIN:g} nats on average and beyond chance"
         return f"no rule gains {least} (best: {kind_label(kind)}, {gain})"
     phrase = f"{kind_label(kind)} gains {gain} nats"
-    constant = "".join(f"{g.mean:z.3f}" for other, g in room.gains if other == KINDS[0])
-    return f"{phrase}, one constant {constant}" if kind != KINDS[0] and constant else phrase
+    constant = "".join(f"{g.mean:z.3f}" for other, g in room.gains if other == CONSTANT)
+    return f"{phrase}, one constant {constant}" if kind != CONSTANT and constant else phrase
 
 
 def _sink_phrase(sink: Sink) -> str:
     ends = {0: "the first item", -1: "the last item"}
     n = sink.position + 1 if sink.position > 0 else -sink.position
-    place = ends.get(sink.position, f"item {n}{' from the end' * (sink.position < 0)}")
+    place = ends.get(sink.position, f"item {n}{' from the end' if sink.position < 0 else ''}")
     of_target = "whatever the target" if sink.certain else "which is the target of nearly all rows"
     return f"{sink.attention:.0%} of its attention is on {place}, {of_target}"

@@ -1,15 +1,19 @@
-"""Heads: the protocol of a head, and loading one by its reference."""
+"""Heads: the protocol of a head, and loading one by its reference, your own included."""
 
+import importlib
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from calibrate.errors import CalibrateError
+from calibrate.rows.protocol import check_head
 
 WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
+_PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Head(Protocol):
@@ -83,11 +87,10 @@ def _load_once(reference: str, folder: Path, fingerprint: str) -> Head:
 
 
 def _load(reference: str, folder: Path) -> Head:
-    from calibrate.rows import max_retrieval, plugin
+    if _PLUGIN.fullmatch(reference):
+        return _load_plugin(reference, folder)
+    from calibrate.rows import max_retrieval
 
-    if plugin.REFERENCE.fullmatch(reference):
-        head: Head = plugin.load_plugin(reference, folder)
-        return head
     match = _BUILT_IN.fullmatch(reference)
     path = WEIGHTS / f"max-retrieval-{match[1] or 0}.npz" if match else folder / reference
     if path.suffix != ".npz" or (match and not path.exists()):
@@ -96,6 +99,49 @@ def _load(reference: str, folder: Path) -> Head:
             "module:attribute of a head of yours, or a weights file (.npz) of scripts/train_heads"
         )
     return max_retrieval.load_head(path.stem, path)
+
+
+def _load_plugin(reference: str, folder: Path) -> Head:
+    """The head at module:attribute; `folder` is searched first.
+
+    The attribute is a head, or a function or class that gives one without arguments.
+
+    Raises:
+      CalibrateError: no such module or attribute, one that fails, or that breaks the protocol.
+    """
+    module, attribute = reference.split(":")
+    searched = str(folder.absolute())
+    if searched not in sys.path:
+        sys.path.insert(0, searched)
+    try:
+        head: Any = importlib.import_module(module)
+    except ModuleNotFoundError as failure:
+        if failure.name is None or not f"{module}.".startswith(f"{failure.name}."):
+            raise _failed(f"importing {module!r}", failure) from failure
+        raise CalibrateError(
+            f"no module is named {module!r} in {searched} or on Python's path; "
+            "give --head module:attribute"
+        ) from None
+    except Exception as failure:
+        raise _failed(f"importing {module!r}", failure) from failure
+    for name in attribute.split("."):
+        if not hasattr(head, name):
+            raise CalibrateError(f"{module!r} has no attribute {attribute!r}; check --head")
+        head = getattr(head, name)
+    if isinstance(head, type) or (callable(head) and not hasattr(head, "sample")):
+        try:
+            head = head()
+        except Exception as failure:
+            raise _failed(f"{reference}()", failure) from failure
+    check_head(head, reference)
+    found: Head = head
+    return found
+
+
+def _failed(action: str, failure: Exception) -> CalibrateError:
+    return CalibrateError(
+        f"{action} failed with {type(failure).__name__}: {failure}; --debug shows where"
+    )
 
 
 def is_built_in(reference: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -10,20 +10,22 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
+from calibrate.evidence.estimate import CHANCE, evident_among
+from calibrate.evidence.evidence import Evidence, join
+from calibrate.evidence.prior import Gain, least_lead
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.files.rows import Heads, RowCollection
-from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.rows.gain import CHANCE, Gain, evident_among, least_lead
-from calibrate.rows.held_out import HeldOut, combine_held_out
-from calibrate.rows.model_selection import Choice, Trial, choose_from, try_kinds
-from calibrate.rows.rule_fitting import ADVICE, KINDS, Options
+from calibrate.rows.choose_rule import Choice, choose_from
+from calibrate.rows.row_problem import RowProblem
+from calibrate.rows.rule_fitting import ADVICE, CONSTANT, KINDS, POLYNOMIAL, Options
 from calibrate.rows.solved_rows import Rows, group_heads, head_label, known_index, solve_heads
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
 FAMILIES = {
-    LOG_SIZE: ("constant", "log-size"),
-    ENTROPY_POLYNOMIAL: ("constant", "polynomial"),
+    LOG_SIZE: (CONSTANT, LOG_SIZE),
+    ENTROPY_POLYNOMIAL: (CONSTANT, POLYNOMIAL),
     ENTROPY_AND_SIZE: KINDS,
 }
 
@@ -35,12 +37,12 @@ class HeadRule:
     entry: Entry
     kind: str
     gain: Gain
-    held_out: list[HeldOut]
+    held_out: Evidence = field(compare=False)  # see `Choice.held_out`
 
 
 @dataclass(frozen=True)
 class HeadFit:
-    """One head and its rule, without rows, as there may be thousands."""
+    """One head and its rule, without its logits, as there may be thousands."""
 
     layer: int | None
     head: int | None
@@ -78,7 +80,6 @@ FamilyFits = dict[str, HeadFit]  # family -> its best rule for one head
 def fit_heads(
     collection: RowCollection,
     options: Options,
-    force: str | None = None,
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
 ) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
@@ -87,7 +88,6 @@ def fit_heads(
     Args:
       collection: with rows of named heads.
       options: of the fits.
-      force: a kind that every head is to have.
       jobs: where it runs, a group of heads at a time; the result does not depend on it.
       report: called after each such group, with its number of heads.
     Returns:
@@ -98,8 +98,7 @@ def fit_heads(
     """
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())
-    groups = group_heads(collection)
-    tasks = [partial(_fit_group, absolute, group, options, force) for group in groups]
+    tasks = [partial(_fit_group, absolute, group, options) for group in group_heads(collection)]
     fits, statuses = [], Counter[str]()
     for of_group, counts in run(tasks, jobs, lambda result: report(len(result[0]))):
         fits += of_group
@@ -110,43 +109,42 @@ def fit_heads(
 
 
 def _fit_group(
-    collection: RowCollection, heads: Heads | None, options: Options, force: str | None
+    collection: RowCollection, heads: Heads | None, options: Options
 ) -> tuple[list[FamilyFits], Counter[str]]:
     """The fits of some heads, and how many rows have each status."""
-    rows = solve_heads(collection, heads)
-    return fit_each_head(rows, options, force), Counter(rows.count_by_status())
+    rows = solve_heads(collection, heads, options.min_beta)
+    return fit_each_head(rows, options), Counter(rows.count_by_status())
 
 
-def fit_each_head(rows: Rows, options: Options, force: str | None = None) -> list[FamilyFits]:
+def fit_each_head(rows: Rows, options: Options) -> list[FamilyFits]:
     """The best rule of each family for each head of the rows, in order."""
     families = [
         family for family, kinds in FAMILIES.items()
         # A file of rules by size has no gate: it would apply a constant below the gate too.
-        if force in (None, *kinds) and not (family == LOG_SIZE and options.gate > 0)
+        if options.force in (None, *kinds) and not (family == LOG_SIZE and options.gate > 0)
     ]  # fmt: skip
-    kinds = [kind for kind in KINDS if any(kind in FAMILIES[family] for family in families)]
-    fits = []
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        for name in rows.heads():
-            mine = rows.is_of(*name)
-            weighed = mine & (rows.weight > 0)
-            own = rows.take(weighed if weighed.any() else mine)
-            layer, index = map(known_index, name)
-            misranked = float(own.misranked.mean())
-            head = HeadFit(layer, index, len(own.size), misranked, None, "")
-            try:
-                trial = try_kinds(own, options, kinds)
-            except QualityError as failure:
-                fits.append(dict.fromkeys(families, replace(head, verdict=str(failure))))
-            else:
-                fits.append({family: _fit_head(head, trial, force, family) for family in families})
-    return fits
+        return [_fit_families(rows.take(rows.is_of(*name)), options, families)
+                for name in rows.heads()]  # fmt: skip
 
 
-def _fit_head(head: HeadFit, trial: Trial, force: str | None, family: str) -> HeadFit:
-    """The head with its best rule of a family, if any; its kinds were tried on its rows."""
+def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFits:
+    """The best rule of each family for the rows of one head."""
+    weighed = rows.weight > 0
+    own = rows.take(weighed) if weighed.any() else rows
+    layer, index = known_index(own.layer[0]), known_index(own.head[0])
+    head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), None, "")
     try:
-        choice = choose_from(trial.of_kinds(FAMILIES[family]), force)
+        problem = RowProblem(own, options)
+    except QualityError as failure:
+        return dict.fromkeys(families, replace(head, verdict=str(failure)))
+    return {family: _fit_family(head, problem, family) for family in families}
+
+
+def _fit_family(head: HeadFit, problem: RowProblem, family: str) -> HeadFit:
+    """The head with its best rule of a family, if any."""
+    try:
+        choice = choose_from(problem, FAMILIES[family])
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
@@ -156,9 +154,10 @@ def _fit_head(head: HeadFit, trial: Trial, force: str | None, family: str) -> He
 
 def _entry(choice: Choice, family: str) -> Entry:
     """The rule of one head, as a file of that family holds it."""
-    entry, rule, items = choice.chosen.fit.only, choice.chosen.fit.rule, choice.rows.items
+    entry, rule = choice.chosen.fit.only, choice.chosen.fit.rule
     if rule.kind == family:
         return entry
+    items = choice.problem.rows.items
     lo, hi = np.log([items.min(), items.max()]).tolist()
     sizes = (lo, hi) if lo < hi else (0.0, max(hi, 1.0))
     if family == LOG_SIZE:
@@ -182,8 +181,7 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
             f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
             f"{heads[0].label}: {heads[0].verdict}"
         )
-    rule = Rule.log_size() if family == LOG_SIZE else Rule(options.gate, kind=family)
-    return Coefficients(rule, tuple(entries)), heads
+    return Coefficients(options.rule(family), tuple(entries)), heads
 
 
 def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
@@ -192,7 +190,7 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     A file holds one kind of rule, and a constant fits into either. Gains that chance gives one of
     so many heads are left out, and chosen is the family in which the others gain more in all.
     """
-    families = {family: correct_for_many([head[family] for head in fits]) for family in fits[0]}
+    families = {family: _correct_for_many([head[family] for head in fits]) for family in fits[0]}
     total = {family: sum(head.gain for head in heads) for family, heads in families.items()}
     n_rules = max(sum(head.rule is not None for head in heads) for heads in families.values())
     best, *others = families
@@ -202,11 +200,8 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     return best, families[best]
 
 
-def correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
-    """The heads, without the rules whose gain is not evident among so many heads.
-
-    The false-discovery rate is held at that of one head.
-    """
+def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
+    """The heads, without the rules whose gain is not evident among so many heads."""
     evident = evident_among([head.rule.gain.p if head.rule else 1.0 for head in heads])
     return [
         head if keep or not head.rule else _without_rule(head, head.rule, len(heads))
@@ -217,7 +212,7 @@ def correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
 def _without_rule(head: HeadFit, rule: HeadRule, n_heads: int) -> HeadFit:
     reason = (
         f"not evident among {n_heads} heads (p = {rule.gain.p:.2g}, false-discovery rate "
-        f"{CHANCE:.1%}): {head.verdict}"
+        f"{CHANCE:.0%}): {head.verdict}"
     )
     return replace(head, rule=None, verdict=reason)
 
@@ -232,11 +227,7 @@ def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
         by, mean = f", by {min(means):.4f} to {max(means):.4f}", f"mean {np.mean(means):.4f}; "
     verdict = (
         f"{len(rules)} of {len(heads)} heads gain{by} nats of log p ({mean}false-discovery rate "
-        f"{CHANCE:.1%}){others}"
+        f"{CHANCE:.0%}){others}"
     )
-    return {
-        "held_out": [
-            size.record() for size in combine_held_out([s for rule in rules for s in rule.held_out])
-        ],
-        "verdict": verdict,
-    }
+    together = join([rule.held_out for rule in rules])
+    return {"held_out": together.gain_records(), "verdict": verdict}

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
+from calibrate.evidence.prior import prior_share
 from calibrate.maths.climbing import Held, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
-from calibrate.rows.gain import prior_share
+from calibrate.rows.groups import N_BLOCKS
 from calibrate.rows.solved_rows import Rows
-from calibrate.rows.weighting import N_BLOCKS, group_weights, row_weights
 
 N_CELLS = 512
 MOST_SIZES = 64  # more are put together with their neighbours
@@ -144,7 +144,7 @@ class Pool:
             slopes[:, where] = share * slope
             return share @ value, slopes
 
-        plain, _ = of_rows(np.full(held.shape[1], cells.low))
+        plain, _ = of_rows(np.ones(held.shape[1]))
         return Held(of_rows, plain - HARM)
 
 
@@ -175,12 +175,13 @@ def pool(
       block: (rows,) of each.
       domain: of entropies.
       q: of the score (p^q - 1) / q; 0 is log p.
-      prior_rows: see calibrate/rows/gain.py.
+      prior_rows: see calibrate/evidence/prior.py.
       trained_up_to: set sizes up to this are held, those of one octave together; 0 holds none.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
-    weight, place = row_weights(rows), cell * N_BLOCKS + block
-    share, _ = prior_share(group_weights(rows), prior_rows)
+    weight, place = rows.shares(), cell * N_BLOCKS + block
+    of_group = np.bincount(rows.group_index(), weight)
+    share, _ = prior_share(float(1 / (of_group @ of_group)), prior_rows)
     held = _held_cells(cells, trained_up_to)
 
     def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:

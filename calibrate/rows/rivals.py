@@ -9,9 +9,10 @@ from calibrate.evidence.baselines import EXTRAPOLATED_FROM, LABELS, one_constant
 from calibrate.evidence.evidence import OWN
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import Rule
-from calibrate.rows.model_selection import Choice, choose
+from calibrate.rows.choose_rule import Choice, choose
 from calibrate.rows.paper_procedure import fit_as_in_the_paper
-from calibrate.rows.rule_fitting import KINDS, Options, fit_rule
+from calibrate.rows.row_problem import fit_rule
+from calibrate.rows.rule_fitting import KINDS, Options
 from calibrate.rows.solved_rows import Rows
 
 _NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
@@ -37,7 +38,7 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coeffici
     }
     if not small.all():
         optional["own-512"] = lambda: fit_rule(
-            rows.take(small), choice.chosen.kind, choice.options._replace(q=choice.chosen.q)
+            rows.take(small), choice.chosen.kind, choice.problem.options._replace(q=choice.chosen.q)
         )
     for name, fit in optional.items():
         try:

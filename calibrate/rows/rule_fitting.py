@@ -6,16 +6,27 @@ a fit to a fold, a resample or a share of the rows.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.errors import QualityError
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import solver
 from calibrate.maths.likelihood import TOLERANCE, maximise_each
-from calibrate.maths.rule import ENTROPY_AND_SIZE, N_POWERS, Rule, horner, surface
+from calibrate.maths.rule import (
+    ENTROPY_AND_SIZE,
+    ENTROPY_POLYNOMIAL,
+    LOG_SIZE,
+    N_POWERS,
+    Rule,
+    beta_of,
+    horner,
+    surface,
+)
 from calibrate.maths.rule_forms import (
+    DEGREE,
     Form,
     constant_form,
     entropy_and_size_form,
@@ -24,68 +35,66 @@ from calibrate.maths.rule_forms import (
     plain_terms,
     polynomial_form,
 )
-from calibrate.rows.gain import PRIOR_ROWS
+from calibrate.rows.groups import MIN_ROWS, N_BLOCKS, require_groups
 from calibrate.rows.pooling import Cells, Pool, pool
 from calibrate.rows.solved_rows import Rows
-from calibrate.rows.weighting import N_BLOCKS, assign_blocks, require_groups
 
-KINDS = ("constant", "log-size", "polynomial", ENTROPY_AND_SIZE)  # simplest first
+CONSTANT, POLYNOMIAL = "constant", "polynomial"
+KINDS = (CONSTANT, LOG_SIZE, POLYNOMIAL, ENTROPY_AND_SIZE)  # simplest first
 ROWS = ("all", "misranked")
-MIN_ROWS = 100
 FEWEST_SIZES = 3  # that determine a rule of entropy and size
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
 EXPORT_TOLERANCE = 0.01  # of beta, as the runtime evaluates it in float32
+LEAST_MIN_BETA = 1 / 64
 ADVICE = "collect more sets, or larger sets; of arrays, give more rows"
 
 
 class Options(NamedTuple):
-    """How a rule is fitted."""
+    """How rows are fitted."""
 
     rows: str | None = None  # "all" or "misranked"; None: those of the collection
     gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
-    prior_rows: float = PRIOR_ROWS  # see calibrate/rows/gain.py
-    q: float | None = None  # the dial of sharpness, from 0 to 1; None: `choose` finds it, from 0
+    prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
+    q: float | None = None  # the dial of sharpness, from 0 to 1; None: found, from 0
     # Up to this set size log p may fall by HARM at most; None: that of the collection, if any.
     trained_up_to: int | None = None
+    force: str | None = None  # a kind to choose if it beats plain softmax, even if another is best
+    min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1
 
+    def checked(self) -> "Options":
+        """The options; raises CalibrateError for one that is out of range."""
+        if self.q is not None and not 0 <= self.q <= 1:
+            raise CalibrateError(f"q is {self.q}; give a number from 0 to 1")
+        if self.trained_up_to is not None and self.trained_up_to < 0:
+            raise CalibrateError(
+                f"trained_up_to is {self.trained_up_to}; give a set size, or 0 for none"
+            )
+        if not LEAST_MIN_BETA <= self.min_beta <= 1:
+            raise CalibrateError(f"min_beta is {self.min_beta}; give a number from 1/64 to 1")
+        return self
 
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """The fit of one kind of rule to some rows."""
+    def record(self) -> dict[str, Any]:
+        """What a coefficient file keeps of them."""
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        if self.min_beta == 1:  # files from before the option are of the same fit
+            del given["min_beta"]
+        return given | {"degree": DEGREE}
 
-    kind: str
-    form: Form  # of the cells
-    data: Pool
-    domain: tuple[float, ...]  # of entropies, log n, or both
-    rule: Rule
+    def rule(self, kind: str) -> Rule:
+        """The guards of a kind of rule."""
+        if kind == LOG_SIZE:
+            return Rule.log_size(min_beta=self.min_beta)
+        family = kind if kind == ENTROPY_AND_SIZE else ENTROPY_POLYNOMIAL
+        return Rule(self.gate, self.min_beta, kind=family)
 
-    @property
-    def condition(self) -> float:
-        """Condition number of the design: how unequally its coefficients are determined."""
-        weight = self.data.cell_weight
-        singular = np.linalg.svd(np.sqrt(weight)[:, None] * self.form.design, compute_uv=False)
-        full = len(singular) == self.form.design.shape[1] and singular[-1] > 0
-        return float(singular[0] / singular[-1]) if full else np.inf
-
-
-def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficients:
-    """The best rule of a kind for these rows.
-
-    Raises:
-      QualityError: as of `build_problem`, `solve_problem` and `checked_coefficients`.
-    """
-    problem = build_problem(rows, assign_blocks(rows), kind, options or Options())
-    return checked_coefficients(problem, solve_problem(problem))
-
-
-def usable_rows(rows: Rows, kind: str, options: Options) -> np.ndarray:
-    """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
-    usable: np.ndarray = (rows.weight > 0) & (rows.status != solver.UNSOLVED)
-    if kind != "log-size":
-        usable &= rows.entropy > options.gate
-    return usable & rows.misranked if options.rows == "misranked" else usable
+    def usable(self, rows: Rows, kind: str) -> np.ndarray:
+        """(rows,) bool: the rows that a fit is made of; not those at which the rule is off."""
+        usable: np.ndarray = (rows.weight > 0) & (rows.status != solver.UNSOLVED)
+        if kind != LOG_SIZE:
+            usable &= rows.entropy > self.gate
+        return usable & rows.misranked if self.rows == "misranked" else usable
 
 
 def require_rows(count: int, adjective: str) -> None:
@@ -96,167 +105,164 @@ def require_rows(count: int, adjective: str) -> None:
         )
 
 
-class Pools:
+class PooledRows(NamedTuple):
     """Rows to fit, pooled once for all kinds of rule that are made of the same ones."""
 
-    def __init__(self, rows: Rows, block: np.ndarray, options: Options) -> None:
-        """Of rows, and the block of each, (rows,)."""
-        self._rows, self._block, self._options = rows, block, options
-        self._pooled: dict[bytes, tuple[Rows, tuple[float, float], Pool]] = {}
+    entropies: tuple[float, float]  # domain
+    items: np.ndarray  # (rows,) of each row that is used
+    pool: Pool
 
-    def of_kind(self, kind: str) -> tuple[Rows, tuple[float, float], Pool]:
-        """The rows that a kind of rule is made of, their domain of entropies, and their pool.
+    @classmethod
+    def of(cls, rows: Rows, block: np.ndarray, options: Options, q: float) -> "PooledRows":
+        """Of the usable rows, in their blocks (rows,).
 
         Raises:
           QualityError: there are too few.
         """
-        usable = usable_rows(self._rows, kind, self._options)
-        if usable.tobytes() not in self._pooled:
-            self._pooled[usable.tobytes()] = self._pool(usable)
-        return self._pooled[usable.tobytes()]
-
-    def _pool(self, usable: np.ndarray) -> tuple[Rows, tuple[float, float], Pool]:
-        rows, options = self._rows.take(usable), self._options
-        adjective = "usable misranked" if options.rows == "misranked" else "usable"
-        require_rows(len(rows.size), adjective)
+        misranked = options.rows == "misranked"
+        require_rows(len(rows.size), "usable misranked" if misranked else "usable")
         require_groups(rows)
         ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
         lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
-        block, q = self._block[usable], options.q or 0.0
-        return (
-            rows,
-            (lo, hi),
-            pool(rows, block, (lo, hi), q, options.prior_rows, options.trained_up_to or 0),
+        trained = options.trained_up_to or 0
+        return cls(
+            (lo, hi), rows.items, pool(rows, block, (lo, hi), q, options.prior_rows, trained)
         )
 
 
-def build_problem(
-    rows: Rows, block: np.ndarray, kind: str, options: Options, pools: Pools | None = None
-) -> Problem:
-    """The fit of a kind of rule to the usable rows, (rows,) in their blocks.
+@dataclass(frozen=True, eq=False)
+class KindFit:
+    """The fit of one kind of rule to some rows."""
 
-    Args:
-      pools: of the same rows, blocks and options.
-    Raises:
-      QualityError: fewer than 100 usable rows, rows that do not determine such a rule, or a gate
-        for a rule that has none.
-    """
-    if kind == "log-size" and options.gate > 0:
-        raise QualityError("a rule by size does not depend on entropy, and so has no gate")
-    used, entropies, data = (pools or Pools(rows, block, options)).of_kind(kind)
-    sizes = float(np.log(used.items.min())), float(np.log(used.items.max()))
-    _require_range(kind, entropies, sizes, len(np.unique(used.items)))
-    domain = {"log-size": sizes, ENTROPY_AND_SIZE: (*entropies, *sizes)}.get(kind, entropies)
-    data = {"constant": data.at_once, "log-size": data.by_size}.get(kind, lambda: data)()
-    form = _form(data.cells, kind, domain)
-    problem = Problem(kind, form, data, domain, _rule(kind, options))
-    if not problem.condition < 1 / RANK_TOLERANCE:
-        raise QualityError(f"the rows do not determine a rule of kind {kind}; {ADVICE}")
-    return problem
+    kind: str
+    form: Form  # of the cells
+    data: Pool
+    domain: tuple[float, ...]  # of entropies, log n, or both
+    rule: Rule
+
+    @classmethod
+    def of(cls, kind: str, pooled: PooledRows, options: Options) -> "KindFit":
+        """A kind of rule and the rows that it is made of.
+
+        Raises:
+          QualityError: rows that do not determine such a rule, or a gate for a rule that has none.
+        """
+        items, data = pooled.items, pooled.pool
+        sizes = float(np.log(items.min())), float(np.log(items.max()))
+        _require_range(kind, pooled.entropies, sizes, len(np.unique(items)))
+        both = (*pooled.entropies, *sizes)
+        domain = {LOG_SIZE: sizes, ENTROPY_AND_SIZE: both}.get(kind, pooled.entropies)
+        data = {CONSTANT: data.at_once, LOG_SIZE: data.by_size}.get(kind, lambda: data)()
+        rule = options.rule(kind)
+        fit = cls(kind, _form(data.cells, kind, domain, rule), data, domain, rule)
+        if not fit.condition < 1 / RANK_TOLERANCE:
+            raise QualityError(f"the rows do not determine a rule of kind {kind}; {ADVICE}")
+        return fit
+
+    @property
+    def condition(self) -> float:
+        """Condition number of the design: how unequally its coefficients are determined."""
+        weight = self.data.cell_weight
+        singular = np.linalg.svd(np.sqrt(weight)[:, None] * self.form.design, compute_uv=False)
+        full = len(singular) == self.form.design.shape[1] and singular[-1] > 0
+        return float(singular[0] / singular[-1]) if full else np.inf
+
+    def solve(
+        self, block_weights: np.ndarray | None = None, start: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The coefficients of the best rule of its form, (k,), in the form's own basis.
+
+        Args:
+          block_weights: (N_BLOCKS,), None where all are 1.
+          start: an earlier solution: this one is then for a resample, and less exact.
+        Raises:
+          QualityError: the solver failed.
+        """
+        weights = np.ones(N_BLOCKS) if block_weights is None else block_weights
+        (c,) = self.solve_each(weights[None], start)
+        return np.asarray(c)
+
+    def solve_each(self, block_weights: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+        """(m, k): `solve` for each of some weights of blocks, (m, N_BLOCKS), at once."""
+        try:
+            objectives = [self.data.objective(weights) for weights in block_weights]
+        except QualityError as failure:
+            raise QualityError(f"{failure}; {ADVICE}") from None
+        tolerance = TOLERANCE if start is None else None
+        low, high = self.rule.min_beta, self.rule.max_beta
+        held = [self.data.held_scores(weights) for weights in block_weights]
+        try:
+            found = maximise_each(objectives, self.form, low, high, start, tolerance, held)
+        except ArithmeticError as failure:
+            raise QualityError(f"no rule of kind {self.kind} was found: {failure}") from None
+        return np.array([solution.coefficients for solution in found])
+
+    def plain_coefficients(self, c: np.ndarray) -> tuple[float, ...]:
+        """The coefficients of a rule in plain terms, in the order of `maths/rule.py`."""
+        if self.kind == LOG_SIZE:
+            return tuple(map(float, c))
+        if self.kind == ENTROPY_AND_SIZE:
+            return tuple(map(float, plain_terms(c, self.domain)))
+        powers: tuple[float, ...] = (float(c[0]),)
+        if self.kind == POLYNOMIAL:
+            powers = plain_powers(c, (self.domain[0], self.domain[1]))
+        return (0.0,) * (N_POWERS - len(powers)) + powers
+
+    def coefficients(self, c: np.ndarray) -> Coefficients:
+        """The rule in plain powers, highest first."""
+        return Coefficients(self.rule, (Entry(self.plain_coefficients(c), self.domain),))
+
+    def checked_coefficients(self, c: np.ndarray) -> Coefficients:
+        """The rule as a file holds it, which is checked in float32.
+
+        Raises:
+          QualityError: plain powers would lose accuracy.
+        """
+        fit = self.coefficients(c)
+        if self.kind in (POLYNOMIAL, ENTROPY_AND_SIZE):
+            lo, hi = self.domain[:2]
+            cells, exact = self.data.cells, self.form.design @ c
+            powers = [np.float32(p) for p in fit.only.coefficients]
+            at = np.clip(cells.entropy, lo, hi).astype(np.float32), cells.log_n.astype(np.float32)
+            rounded = horner(at[0], powers) if self.kind == POLYNOMIAL else surface(*at, powers)
+            if not (np.abs(rounded - exact) <= EXPORT_TOLERANCE * np.maximum(exact, 1)).all():
+                raise QualityError(
+                    f"the entropies {lo:.4g} to {hi:.4g} nats are too close together for powers of "
+                    "them"
+                )
+        return fit
+
+
+def applied_beta(
+    fit: Coefficients, rows: Rows, some: np.ndarray | slice = slice(None)
+) -> np.ndarray:
+    """(rows,) beta that a fit gives to rows, or to some of them."""
+    entry, H, log_n = fit.only, rows.entropy[some], np.log(rows.items[some])
+    return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
 
 
 def _require_range(
     kind: str, entropies: tuple[float, float], sizes: tuple[float, float], n_sizes: int
 ) -> None:
     """Raises QualityError if what a rule goes by is the same in all rows."""
-    if kind in ("log-size", ENTROPY_AND_SIZE) and n_sizes == 1:
+    if kind in (LOG_SIZE, ENTROPY_AND_SIZE) and n_sizes == 1:
         raise QualityError(
             f"the rows have {math.exp(sizes[0]):,.0f} items each; collect sets of several sizes"
         )
     if kind == ENTROPY_AND_SIZE and n_sizes < FEWEST_SIZES:
         raise QualityError(f"the rows are of {n_sizes} sizes; collect sets of {FEWEST_SIZES}")
-    if kind != "log-size" and not entropies[0] < entropies[1]:
+    if kind != LOG_SIZE and not entropies[0] < entropies[1]:
         raise QualityError(
             f"the rows' entropies are all {entropies[0]:.4g} nats; collect other sets too"
         )
 
 
-def _rule(kind: str, options: Options) -> Rule:
-    if kind == "log-size":
-        return Rule.log_size()
-    if kind == ENTROPY_AND_SIZE:
-        return Rule(min_entropy=options.gate, kind=ENTROPY_AND_SIZE)
-    return Rule(min_entropy=options.gate)
-
-
-def _form(cells: Cells, kind: str, domain: tuple[float, ...]) -> Form:
-    low, high = Rule().min_beta, Rule().max_beta
-    if kind == "constant":
+def _form(cells: Cells, kind: str, domain: tuple[float, ...], rule: Rule) -> Form:
+    low, high = rule.min_beta, rule.max_beta
+    if kind == CONSTANT:
         return constant_form(len(cells.entropy), low, high)
-    if kind == "log-size":
+    if kind == LOG_SIZE:
         return log_size_form(cells.log_n, low, high)
     if kind == ENTROPY_AND_SIZE:
         return entropy_and_size_form(cells.entropy, cells.log_n, domain, low, high)
     return polynomial_form(cells.entropy, domain, low, high)
-
-
-def solve_problem(
-    problem: Problem, block_weights: np.ndarray | None = None, start: np.ndarray | None = None
-) -> np.ndarray:
-    """The coefficients of the best rule of its form, (k,), in the form's own basis.
-
-    Args:
-      block_weights: (N_BLOCKS,), None where all are 1.
-      start: an earlier solution: this one is then for a resample, and less exact.
-    Raises:
-      QualityError: the solver failed.
-    """
-    weights = np.ones(N_BLOCKS) if block_weights is None else block_weights
-    (c,) = solve_each(problem, weights[None], start)
-    return np.asarray(c)
-
-
-def solve_each(
-    problem: Problem, block_weights: np.ndarray, start: np.ndarray | None = None
-) -> np.ndarray:
-    """(m, k): `solve_problem` for each of some weights of blocks, (m, N_BLOCKS), at once."""
-    try:
-        objectives = [problem.data.objective(weights) for weights in block_weights]
-    except QualityError as failure:
-        raise QualityError(f"{failure}; {ADVICE}") from None
-    tolerance = TOLERANCE if start is None else None
-    low, high = Rule().min_beta, Rule().max_beta
-    held = [problem.data.held_scores(weights) for weights in block_weights]
-    try:
-        found = maximise_each(objectives, problem.form, low, high, start, tolerance, held)
-    except ArithmeticError as failure:
-        raise QualityError(f"no rule of kind {problem.kind} was found: {failure}") from None
-    return np.array([solution.coefficients for solution in found])
-
-
-def checked_coefficients(problem: Problem, c: np.ndarray) -> Coefficients:
-    """The rule as a file holds it, which is checked in float32.
-
-    Raises:
-      QualityError: plain powers would lose accuracy.
-    """
-    fit = to_coefficients(problem, c)
-    if problem.kind in ("polynomial", ENTROPY_AND_SIZE):
-        lo, hi = problem.domain[:2]
-        cells = problem.data.cells
-        exact = problem.form.design @ c
-        powers = [np.float32(p) for p in fit.only.coefficients]
-        at = np.clip(cells.entropy, lo, hi).astype(np.float32), cells.log_n.astype(np.float32)
-        rounded = horner(at[0], powers) if problem.kind == "polynomial" else surface(*at, powers)
-        if not (np.abs(rounded - exact) <= EXPORT_TOLERANCE * np.maximum(exact, 1)).all():
-            raise QualityError(
-                f"the entropies {lo:.4g} to {hi:.4g} nats are too close together for powers of them"
-            )
-    return fit
-
-
-def to_coefficients(problem: Problem, c: np.ndarray) -> Coefficients:
-    """The rule in plain powers, highest first."""
-    return Coefficients(problem.rule, (Entry(plain_coefficients(problem, c), problem.domain),))
-
-
-def plain_coefficients(problem: Problem, c: np.ndarray) -> tuple[float, ...]:
-    """The coefficients of a rule in plain terms, in the order of `maths/rule.py`."""
-    if problem.kind == "log-size":
-        return tuple(map(float, c))
-    if problem.kind == ENTROPY_AND_SIZE:
-        return tuple(map(float, plain_terms(c, problem.domain)))
-    powers: tuple[float, ...] = (float(c[0]),)
-    if problem.kind == "polynomial":
-        powers = plain_powers(c, (problem.domain[0], problem.domain[1]))
-    return (0.0,) * (N_POWERS - len(powers)) + powers

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.estimate import index_groups, shares
+from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.files.rows import BYTES_OF_COLUMN, Heads, KeptRows, RowCollection
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
@@ -33,7 +35,6 @@ class Rows(NamedTuple):
     group: np.ndarray  # such as a prompt, whose rows are dependent; -1 where unknown
     mean: np.ndarray  # of z - max z under plain softmax
     variance: np.ndarray  # of z under plain softmax
-    below: np.ndarray  # (rows, 2, 3) log p_t and its slope at BELOW, where beta is out of bounds
     profile: Profile  # of log p_t, over the bounds of a rule
     plain_profile: Profile  # the same, expected of a target that is drawn from plain softmax
 
@@ -54,9 +55,22 @@ class Rows(NamedTuple):
         """(rows,) number of each row's group, from 0; an unknown one has no other rows."""
         return index_groups(self.group)
 
-    def n_groups(self) -> int:
-        """The number of groups, as `group_index` counts them."""
-        return int(self.group_index().max(initial=-1)) + 1
+    def shares(self) -> np.ndarray:
+        """(rows,) adding up to 1: equal per set size, less of few rows; in one by their weight."""
+        given = self.weight.astype(float)
+        _, size, count = np.unique(self.size, return_inverse=True, return_counts=True)
+        total = np.bincount(size, given)
+        per_weight = shares(count, total, ENOUGH_ROWS) / np.where(total > 0, total, 1)
+        found: np.ndarray = per_weight[size] * given
+        return found
+
+    def log_p(self, beta: np.ndarray) -> np.ndarray:
+        """(rows,) log p of the target at each row's beta, within the bounds, nats."""
+        return self.profile.log_p(self.within(beta))
+
+    def within(self, beta: np.ndarray) -> np.ndarray:
+        """(rows,) betas, clipped to the bounds of the profiles."""
+        return np.clip(beta, self.profile.low, self.profile.high)
 
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""
@@ -69,15 +83,6 @@ class Rows(NamedTuple):
 
     def count_by_status(self) -> dict[str, int]:
         return {name: int((self.status == s).sum()) for s, name in solver.STATUS_NAMES.items()}
-
-
-def index_groups(group: np.ndarray) -> np.ndarray:
-    """(rows,) number of each row's group, from 0; one that is unknown, -1, has no other rows."""
-    known = group >= 0
-    index: np.ndarray = np.cumsum(~known) - 1
-    groups, index[known] = np.unique(group[known], return_inverse=True)
-    index[~known] += len(groups)
-    return index
 
 
 def known_index(index: int) -> int | None:
@@ -106,44 +111,50 @@ def group_heads(collection: RowCollection) -> list[Heads | None]:
     return [heads[first:end] for first, end in pairwise(ends)]
 
 
-def solve_heads(collection: RowCollection, heads: Heads | None) -> Rows:
+def solve_heads(collection: RowCollection, heads: Heads | None, min_beta: float = 1.0) -> Rows:
     """The rows of some heads, solved; one shard is in memory at a time."""
-    return concatenate_rows([solve_shard(shard, size) for size, shard in collection.shards(heads)])
+    return concatenate_rows(
+        [solve_shard(shard, size, min_beta) for size, shard in collection.shards(heads)]
+    )
 
 
-def solve_collection(collection: RowCollection, jobs: Jobs = ONE_PROCESS) -> Rows:
+def solve_collection(
+    collection: RowCollection, jobs: Jobs = ONE_PROCESS, min_beta: float = 1.0
+) -> Rows:
     """The optimal beta and the likelihood profile of every row.
 
     Args:
       collection: with the rows of one head or of many.
       jobs: where it runs, a shard at a time; the result does not depend on it.
+      min_beta: the least beta of the profiles, at most 1.
     """
-    return concatenate_rows(
-        run([partial(_read_and_solve, read) for read in collection.readers()], jobs)
-    )
+    tasks = [partial(_read_and_solve, read, min_beta) for read in collection.readers()]
+    return concatenate_rows(run(tasks, jobs))
 
 
-def _read_and_solve(read: Callable[[], tuple[int, KeptRows]]) -> Rows:
+def _read_and_solve(read: Callable[[], tuple[int, KeptRows]], min_beta: float) -> Rows:
     size, shard = read()  # by the process that solves it: logits do not travel
-    return solve_shard(shard, size)
+    return solve_shard(shard, size, min_beta)
 
 
-def solve_shard(shard: KeptRows, size: int) -> Rows:
+def solve_shard(shard: KeptRows, size: int, min_beta: float = 1.0) -> Rows:
     """The rows of a shard, with those of its optional columns that it has."""
-    rows = solve_rows(shard.logits, shard.target, shard.entropy, size)
+    rows = solve_rows(shard.logits, shard.target, shard.entropy, size, min_beta)
     columns = {name: getattr(shard, name) for name in BYTES_OF_COLUMN}
     return rows._replace(**{name: column for name, column in columns.items() if column is not None})
 
 
-def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int) -> Rows:
+def solve_rows(
+    logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int, min_beta: float = 1.0
+) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
     solved = solver.solve(logits, target, None, FEW_ITEMS)
     if target.ndim == 1:
         at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
     else:
         at_target = logits.max(axis=1, where=target, initial=-np.inf)
-    bounds, unknown = Rule(), np.full(len(logits), -1, np.int16)
-    profiles = profile(logits, target, bounds.min_beta, bounds.max_beta)
+    unknown = np.full(len(logits), -1, np.int16)
+    profiles = profile(logits, target, min_beta, Rule().max_beta)
     return Rows(
         entropy=np.asarray(entropy, float),
         beta=solved.beta.astype(float),
@@ -157,7 +168,6 @@ def solve_rows(logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size
         group=np.full(len(logits), -1),
         mean=profiles.mean,
         variance=profiles.variance,
-        below=profiles.below,
         profile=profiles.target,
         plain_profile=profiles.plain,
     )

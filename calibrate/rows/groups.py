@@ -1,4 +1,7 @@
-"""Holding out: rows to fit and rows to judge the fit by, whole groups at random."""
+"""Groups of rows: dealt into blocks, held out whole, and refused where they are too few.
+
+A group is what makes rows dependent, such as their prompt; rows that name none are each their own.
+"""
 
 import hashlib
 import math
@@ -7,13 +10,61 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.estimate import index_groups
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rule_fitting import MIN_ROWS
-from calibrate.rows.solved_rows import index_groups
-from calibrate.rows.weighting import MIN_GROUPS, turns
+from calibrate.rows.solved_rows import Rows
 
+MIN_ROWS = 100  # that a fit needs
+N_BLOCKS = 100
+N_FOLDS = 5
+MIN_GROUPS = N_FOLDS
 HELD_OUT = 0.2  # of the groups
 MIN_HELD_OUT = 2  # groups: the spread of one is unknown
+
+
+def assign_blocks(rows: Rows) -> np.ndarray:
+    """(rows,) block of each row: whole groups at random, of each size as alike as can be.
+
+    Folds, resamples and the learning curve are made of blocks. Groups that are alike in size and
+    number of rows are dealt out in turn, so that no block is empty before each has one. Sizes are
+    fixed by design, so resamples keep them; the number of misranked rows is random.
+    """
+    group = rows.group_index()
+    of_row: np.ndarray = _turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS
+    return of_row
+
+
+def _turns(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(groups,) the turn of each: those alike in size and number of rows follow each other.
+
+    Args:
+      size: (rows,) set sizes.
+      group: (rows,) group of each, from 0.
+      rng: in which order groups that are alike come.
+    """
+    _, of_size = np.unique(size, return_inverse=True)
+    counts = _counts(of_size, group)
+    shuffled = rng.permutation(counts.shape[1])
+    turn = np.empty(len(shuffled), np.int64)
+    turn[shuffled[np.lexsort(-counts[::-1, shuffled])]] = np.arange(len(turn))
+    return turn
+
+
+def _counts(size: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """(sizes, groups) numbers of rows."""
+    shape = size.max(initial=0) + 1, group.max(initial=0) + 1
+    counts = np.bincount(size * shape[1] + group, minlength=shape[0] * shape[1])
+    return counts.reshape(shape)
+
+
+def require_groups(rows: Rows) -> None:
+    """Raises QualityError if the rows come from too few groups to tell what another would give."""
+    count = int(rows.group_index().max(initial=-1)) + 1
+    if count < MIN_GROUPS:
+        raise QualityError(
+            f"the rows come from {count} group{'s' * (count != 1)} (prompts), fewer than the "
+            f"{MIN_GROUPS} that a fit needs; collect rows of more prompts"
+        )
 
 
 class Split(NamedTuple):
@@ -43,7 +94,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
     index = index_groups(group)
     _require(len(size), index.max() + 1, share, arrays.name)
     rng = np.random.default_rng(seed)
-    turn = turns(size, index, rng) + rng.integers(math.ceil(1 / share))
+    turn = _turns(size, index, rng) + rng.integers(math.ceil(1 / share))
     chosen = np.floor((turn + 1) * share) > np.floor(turn * share)
     held = chosen[index]
     fitted, others = arrays.only(~held), arrays.only(held)

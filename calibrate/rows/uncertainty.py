@@ -1,32 +1,17 @@
-"""Bootstrap of a fit: standard errors, the band of its curve; and the learning curve."""
+"""How sure a fit is: standard errors and the band of its curve by bootstrap; its learning curve."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.rows.candidates import (
-    N_FOLDS,
-    Candidate,
-    applied_beta,
-    log_p_at,
-    mean_by_size,
-)
-from calibrate.rows.model_selection import Choice
-from calibrate.rows.rule_fitting import (
-    MIN_ROWS,
-    Options,
-    Problem,
-    plain_coefficients,
-    solve_each,
-    solve_problem,
-    to_coefficients,
-    usable_rows,
-)
-from calibrate.rows.weighting import N_BLOCKS
+from calibrate.rows.choose_rule import Choice
+from calibrate.rows.groups import MIN_ROWS, N_BLOCKS, N_FOLDS
+from calibrate.rows.row_problem import Candidate
+from calibrate.rows.rule_fitting import KindFit, applied_beta
 
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent
@@ -44,13 +29,6 @@ class Uncertainty(NamedTuple):
     band: np.ndarray | None
 
 
-class LearningPoint(NamedTuple):
-    """A fit to some of the rows, on rows of another fold."""
-
-    rows: int
-    log_p: float  # mean, sizes equal, nats
-
-
 def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
     """Fits to blocks that are drawn with replacement, of those that have rows.
 
@@ -66,12 +44,12 @@ def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
     chunks = np.array_split(drawn, N_CHUNKS)
     tasks = [partial(_refit, problem, candidate.solution, chunk) for chunk in chunks]
     solutions = np.concatenate(run(tasks, jobs))
-    powers = np.array([plain_coefficients(problem, c) for c in solutions])
+    powers = np.array([problem.plain_coefficients(c) for c in solutions])
     errors = tuple(float(error) for error in powers.std(axis=0, ddof=1))
     return Uncertainty(errors, _band(problem, powers))
 
 
-def _band(problem: Problem, powers: np.ndarray) -> np.ndarray | None:
+def _band(problem: KindFit, powers: np.ndarray) -> np.ndarray | None:
     """Of (resamples, coefficients)."""
     if problem.rule.by_entropy and problem.rule.by_size:
         return None
@@ -82,30 +60,31 @@ def _band(problem: Problem, powers: np.ndarray) -> np.ndarray | None:
     return np.stack([x, low, high], axis=1)
 
 
-def _refit(problem: Problem, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+def _refit(problem: KindFit, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        return solve_each(problem, drawn, start)
+        return problem.solve_each(drawn, start)
 
 
-def learning_curve(choice: Choice, options: Options) -> list[LearningPoint]:
-    """Held-out score against the number of rows: the mean of the folds; none of too few rows.
+def learning_curve(choice: Choice) -> list[dict[str, Any]]:
+    """Mean log p by numbers of rows, sizes equal, held out: the mean of the folds.
 
-    Fewer groups than blocks cannot be cut into these shares: there is no curve.
+    Without shares of too few rows. Fewer groups than blocks cannot be cut into these shares: there
+    is no curve.
     """
-    least_sharp = choice.trade[0]  # others trade log p for sharpness
-    rows, block, problem = choice.rows, choice.block, least_sharp.problem
-    if len(np.unique(block)) < N_BLOCKS:
+    candidate, of = choice.trade[0], choice.problem  # the least sharp: others trade log p
+    if len(np.unique(of.block)) < N_BLOCKS:
         return []
-    n_usable = int(usable_rows(rows, problem.kind, options).sum())
+    n_usable = int(of.options.usable(of.rows, candidate.kind).sum())
     counts = {share: n_usable * share // N_BLOCKS for share in SHARES}
     log_p: dict[int, list[float]] = {s: [] for s, count in counts.items() if count >= MIN_ROWS}
     for fold in range(N_FOLDS):
         others = np.flatnonzero(np.arange(N_BLOCKS) % N_FOLDS != fold)
-        held_out = rows.take(block % N_FOLDS == fold)
+        held_out = of.rows.take(of.block % N_FOLDS == fold)
         for share in log_p:
             block_weights = np.zeros(N_BLOCKS)
             block_weights[others[:share]] = 1
-            solution = solve_problem(problem, block_weights, least_sharp.solution)
-            beta = applied_beta(to_coefficients(problem, solution), held_out)
-            log_p[share].append(mean_by_size(held_out, log_p_at(held_out, beta)))
-    return [LearningPoint(counts[share], float(np.mean(log_p[share]))) for share in log_p]
+            solution = candidate.problem.solve(block_weights, candidate.solution)
+            fit = candidate.problem.coefficients(solution)
+            beta = applied_beta(fit, held_out)
+            log_p[share].append(float(held_out.shares() @ held_out.log_p(beta)))
+    return [{"rows": counts[s], "log_p": float(np.mean(log_p[s]))} for s in log_p]

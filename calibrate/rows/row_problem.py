@@ -1,0 +1,206 @@
+"""The problem of rows: every kind of rule fitted to them, and scored on rows that folds leave out.
+
+All held-out scores are in one Evidence, beside those of plain softmax.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrate.errors import QualityError
+from calibrate.evidence.estimate import NORMAL
+from calibrate.evidence.evidence import (
+    BETA,
+    ENOUGH_ROWS,
+    EXPECTED,
+    LOG_P,
+    PLAIN,
+    Evidence,
+    Scored,
+    Stratum,
+)
+from calibrate.evidence.prior import Gain, cautious_gain
+from calibrate.files.coefficients import Coefficients
+from calibrate.maths import solver
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
+from calibrate.rows.pooling import HARM
+from calibrate.rows.rule_fitting import KINDS, KindFit, Options, PooledRows, applied_beta
+from calibrate.rows.solved_rows import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A rule, fitted to all rows; its scores on rows that folds left out are in the evidence."""
+
+    kind: str
+    q: float  # the dial of sharpness that it was fitted with
+    problem: KindFit
+    solution: np.ndarray  # coefficients in the form's own basis
+    fit: Coefficients
+    gain: Gain  # of log p over plain softmax
+    mean_log_p: float  # held out, sizes equal, nats
+    mean_p: float  # held out, sizes equal
+
+    @property
+    def name(self) -> str:
+        """The rule's name in the evidence."""
+        return _name(self.kind, self.q)
+
+
+def _name(kind: str, q: float) -> str:
+    return f"{kind}, q = {q:g}"
+
+
+class RowProblem:
+    """Rows of one head, for which a rule is wanted.
+
+    Attributes:
+      rows: those of any weight that the solver solved.
+      options: of the fits.
+      block: (rows,) of each.
+      evidence: held-out scores of plain softmax and of all rules that were fitted so far.
+    """
+
+    def __init__(self, rows: Rows, options: Options) -> None:
+        """Raises QualityError if there are rows, and none has any weight."""
+        if len(rows.weight) and not rows.weight.any():
+            raise QualityError("no row has any weight: all of them are 0; give some")
+        self.rows = rows.take((rows.weight > 0) & (rows.status != solver.UNSOLVED))
+        self.options = options
+        self.block = assign_blocks(self.rows)
+        self.evidence = evidence_of(self.rows)
+        self._pooled: dict[tuple[float, bytes], PooledRows] = {}
+        self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
+
+    def forms(self) -> Sequence[str]:
+        """The kinds of rule, simplest first."""
+        return KINDS
+
+    def solve(self, kind: str, q: float | None = None) -> Candidate:
+        """The best rule of its kind, with its held-out scores; each is fitted once.
+
+        Args:
+          q: None: that of the options, or 0.
+        Raises:
+          QualityError: too few rows, rows that do not determine such a rule, or it evidently costs
+            more than HARM at a size that the head was trained on.
+        """
+        key = kind, (self.options.q or 0.0) if q is None else q
+        if key not in self._solved:
+            try:
+                self._solved[key] = self._solve(*key)
+            except QualityError as failure:
+                self._solved[key] = failure
+        found = self._solved[key]
+        if isinstance(found, QualityError):
+            raise found
+        return found
+
+    def solve_kinds(self, kinds: Sequence[str]) -> tuple[list[Candidate], dict[str, str]]:
+        """Candidates of these kinds; and of those that could not be fitted, why."""
+        candidates, left_out = [], {}
+        for kind in kinds:
+            try:
+                candidates.append(self.solve(kind))
+            except QualityError as failure:
+                left_out[kind] = str(failure)
+        return candidates, left_out
+
+    def gain(self, candidate: Candidate, over: Candidate | None = None) -> Gain:
+        """What a candidate gains over another, or over plain softmax, held out."""
+        return self._gain(candidate.name, over.name if over else PLAIN)
+
+    def kind_fit(self, kind: str, q: float) -> KindFit:
+        """The fit of a kind of rule to the usable rows.
+
+        Raises:
+          QualityError: too few rows, or rows that do not determine such a rule.
+        """
+        if kind == LOG_SIZE and self.options.gate > 0:
+            raise QualityError("a rule by size does not depend on entropy, and so has no gate")
+        usable = self.options.usable(self.rows, kind)
+        key = q, usable.tobytes()
+        if key not in self._pooled:
+            used = self.rows.take(usable), self.block[usable]
+            self._pooled[key] = PooledRows.of(*used, self.options, q)
+        return KindFit.of(kind, self._pooled[key], self.options)
+
+    def _solve(self, kind: str, q: float) -> Candidate:
+        problem, name = self.kind_fit(kind, q), _name(kind, q)
+        solution = problem.solve()
+        scores = scores_at(self.rows, self._held_out_beta(problem, solution))
+        evidence = self.evidence.with_rule(name, scores)
+        refuse_harm(evidence, name, self.rows.items, self.options.trained_up_to or 0)
+        self.evidence = evidence
+        weight = evidence.design.item_weight
+        return Candidate(
+            kind=kind,
+            q=q,
+            problem=problem,
+            solution=solution,
+            fit=problem.checked_coefficients(solution),
+            gain=self._gain(name, PLAIN),
+            mean_log_p=float(weight @ scores[LOG_P]),
+            mean_p=float(weight @ np.exp(scores[LOG_P])),
+        )
+
+    def _gain(self, name: str, over: str) -> Gain:
+        return cautious_gain(self.evidence, name, over, self.options.prior_rows)
+
+    def _held_out_beta(self, problem: KindFit, start: np.ndarray) -> np.ndarray:
+        """(rows,) beta that a fit to the other folds gives to each row."""
+        beta, fold = np.empty(len(self.block)), self.block % N_FOLDS
+        others = np.arange(N_BLOCKS) % N_FOLDS != np.arange(N_FOLDS)[:, None]
+        for left_out, c in enumerate(problem.solve_each(others.astype(float), start)):
+            fit, in_fold = problem.coefficients(c), fold == left_out
+            beta[in_fold] = applied_beta(fit, self.rows, in_fold)
+        return beta
+
+
+def evidence_of(rows: Rows) -> Evidence:
+    """Rows under plain softmax, to which rules are added: see `scores_at`."""
+    sizes, stratum = np.unique(rows.size, return_inverse=True)
+    plain = scores_at(rows, np.ones(len(rows.size)))
+    return Evidence(
+        rules=(PLAIN,),
+        values={measure: x[None] for measure, x in plain.items()},
+        strata=tuple(Stratum(n) for n in sizes.tolist()),
+        stratum=stratum,
+        group=rows.group,
+        weight=rows.weight,
+        of=Scored(""),
+        enough=ENOUGH_ROWS,
+        variance=rows.variance,
+    )
+
+
+def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
+    """(rows,) of each measure, at a beta of each row."""
+    beta = rows.within(beta)
+    return {
+        LOG_P: rows.profile.log_p(beta), BETA: beta, EXPECTED: rows.plain_profile.log_p(beta)
+    }  # fmt: skip
+
+
+def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int) -> None:
+    """Raises QualityError if a rule evidently costs more than HARM at a size of the training."""
+    for n, part in evidence.where(items <= trained_up_to).by("size").items():
+        gain = part.gain(name, LOG_P)
+        if gain.mean + NORMAL * np.nan_to_num(gain.error) < -HARM:
+            raise QualityError(
+                f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, a size that the "
+                f"head was trained on; {HARM:g} are allowed"
+            )
+
+
+def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficients:
+    """The best rule of a kind for these rows.
+
+    Raises:
+      QualityError: too few rows, or rows that do not determine such a rule.
+    """
+    options = options or Options()
+    problem = RowProblem(rows, options).kind_fit(kind, options.q or 0.0)
+    return problem.checked_coefficients(problem.solve())

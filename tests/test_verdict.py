@@ -1,0 +1,249 @@
+"""Scores of rules on synthetic evidence: what the tables, the JSON and the verdict say of them."""
+
+import csv
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.evidence.evidence import LOG_P, RIGHT, Evidence, P, Scored, Stratum
+from calibrate.evidence.verdict import WHY_HARD, heads_moved, judge, sentence, sentences
+from calibrate.files.coefficients import Entry
+from calibrate.report.blocks import as_json
+from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.terminal import as_text, show
+
+SIZES = (16, 64, 256, 1024)
+BY_SIZE = tuple(map(Stratum, SIZES))
+
+
+def made(gains, items="rows", count=200, strata=BY_SIZE, heads=1, **fields):
+    """Rules that add so much in each stratum: to log p, or to the share that is right."""
+    rng = np.random.default_rng(1)
+    stratum = np.repeat(np.arange(len(strata)), count)
+    head = np.arange(len(stratum)) % heads
+
+    def added(gain):
+        return np.broadcast_to(np.transpose(gain), (heads, len(strata)))[head, stratum]
+
+    values = {}
+    if items != "sets":
+        plain = rng.normal(-2, 1, len(stratum))
+        noise = rng.normal(0, 0.1, (len(gains), len(stratum)))
+        rules = [plain, *(plain + added(g) + e for g, e in zip(gains.values(), noise, strict=True))]
+        values[LOG_P] = np.array(rules, np.float32)
+    if items == "rows":
+        values[P] = np.exp(values[LOG_P])
+    if items != "rows":
+        u = rng.random(len(stratum))
+        values[RIGHT] = np.array([u < 0.5, *(u < 0.5 + added(g) for g in gains.values())], float)
+    return Evidence(
+        ("plain", *gains), values, strata, stratum, np.full(len(stratum), -1),
+        np.ones(len(stratum)), Scored("toy", "sha256:toy", items), head=head,
+        heads=tuple((0, i) for i in range(heads)), **fields,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gain", "items", "outcome", "words"),
+    [
+        ((0.3,) * 4, "rows", "gain", "Use mine@2: log p -2."),
+        ((0, 0, 0.3, 0.3), "rows", "gain", "Use mine@2, which gains for long inputs, from 256 ite"),
+        ((0, 0, 0, 0.3), "rows", "gain", "Use mine@2, which gains at 1,024 items: log p "),
+        ((0, 0.3, 0.3, -0.3), "rows", "gain", "Use mine@2 only from 64 to 256 items: log p "),
+        ((0.3, 0, 0.3, 0), "rows", "gain", "Use mine@2, which gains at 16 and at 256 items: "),
+        ((0,) * 4, "rows", "no difference", "Leave softmax as it is: mine@2 makes no difference"),
+        ((-0.3,) * 4, "rows", "loss", "Leave softmax as it is: mine@2 makes it worse: log p "),
+        ((0, 0, 0, -0.3), "rows", "loss", "Leave softmax as it is: mine@2 makes it worse"),
+        ((0.2,) * 4, "sets", "gain", "Use mine@2: right "),
+        ((0, 0, 0, 0.4), "sets", "gain", "Use mine@2, which gains at 1,024 items: right "),
+        ((-0.2,) * 4, "sets", "loss", "Leave softmax as it is"),
+    ],
+)
+def test_the_verdict_says_what_the_numbers_say(gain, items, outcome, words):
+    found = made({"own": gain}, items)
+    assert judge(found, "own").outcome == outcome
+    said = sentence(found, "own", "mine@2")
+    assert said.startswith(words)
+    factor, digits, measure = (100, 1, RIGHT) if items == "sets" else (1, 3, LOG_P)
+    before, after = (factor * found.mean(rule, measure).mean for rule in ("plain", "own"))
+    assert f"{before:.{digits}f} -> {after:.{digits}f}" in said
+    whole = found.gain("own", measure)
+    assert f"({factor * whole.mean:+.{digits}f} ± {factor * whole.error:.{digits}f} " in said
+    assert f"on 800 {items} of toy" in said
+
+
+def test_the_sizes_that_decide_have_their_numbers():
+    found = made({"own": (0, 0.1, 0.3, -0.4)})
+    most, worse = (found.by("size")[n].gain("own", LOG_P).shown("+.3f") for n in (256, 1024))
+    said = sentence(found, "own")
+    assert said.endswith(f"; most at 256 items ({most} nats); worse at 1,024 items ({worse} nats).")
+
+
+def test_few_items_tell_nothing():
+    said = sentence(made({"own": (1.0,) * 4}, count=1), "own")
+    assert said.startswith("Unknown: 4 rows are too few to tell what own fit does: log p ")
+    assert "error unknown" in said
+    groups = replace(made({"own": (1.0,) * 4}, count=9), group=np.zeros(36, int))
+    assert "36 rows of 1 groups are too few" in sentence(groups, "own")
+
+
+def test_noise_at_many_sizes_is_no_gain():
+    """Of 400 sizes 20 would be beyond chance one by one."""
+    strata = tuple(map(Stratum, range(2, 402)))
+    verdict = judge(made({"own": (0.0,) * 400}, count=20, strata=strata), "own")
+    assert (verdict.better, verdict.worse) == ([], [])
+
+
+def test_heads_are_corrected_for_their_number():
+    gains = [0.5, 0.5, -0.5, *[0.0] * 37]
+    found = made({"own": [gains] * 4}, count=800, heads=40)
+    up, down, same = heads_moved(found, "own")
+    assert (up, down) == (2, 1)
+    assert same == 37
+    told = "Of 40 heads with a rule, 2 gain, 1 loses and 37 do neither beyond chance among them all"
+    assert told in " ".join(sentences(found, "own"))
+    fit = replace(calibrate.identity(), entries=(Entry((0.0,) * 5, (0, 1), 0, 0),))
+    told = "Of 1 head with a rule, 1 gains, 0 lose and 0 do neither"
+    named = " ".join(sentences(replace(found, fits={"own": fit}), "own"))
+    assert told in named
+    assert "; 39 without a rule are unchanged." in named
+
+
+def test_simpler_rules_that_do_as_well_and_all_that_do_better_are_named():
+    rules = {"own": 0.3, "constant": 0.3, "paper": 0.1, "polynomial": 0.3, "log-n": 0.4}
+    said = sentences(made({name: (gain,) * 4 for name, gain in rules.items()}), "own")
+    assert said[1].startswith("Log n / log 16 (+0.1")
+    assert said[1].endswith(" nats) does better, and one constant, fitted does as well.")
+    assert len(sentences(made({"own": (0.3,) * 4, "paper": (0.1,) * 4}), "own")) == 1
+
+
+def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
+    found = made({"own": (0.2,) * 4, "hard": (0.4,) * 4}, "sets")
+    assert sentences(found, "own")[1].endswith(f" points) does better; {WHY_HARD}.")
+    (table, *_) = ScoresRecord(found).tables()
+    assert {column for _, column in table.bold} == {3}  # never hard attention
+
+
+def test_a_fit_behind_another_rule_says_that_it_was_made_sharper(by_size):
+    tried = [{"kind": "log-size", "q": q, "gain": 0.3 - 0.08 * q, "low": 0.1} for q in (0, 0.25)]
+    for q, is_said in ((0.25, True), (0, False)):
+        fit = replace(by_size, quality={"candidates": tried, "q": q})
+        found = made({"own": (0.2,) * 4, "paper": (0.3,) * 4}, fits={"own": fit})
+        told = (
+            "made sharper on purpose (q = 0.25), which keeps 93 % of the gain that q = 0 has: fit "
+            "with --q 0 (q=0 in Python) for that gain."
+        )
+        assert sentences(found, "own")[1].endswith(told) == is_said
+
+
+def test_a_fit_that_gains_by_its_file_alone_needs_more_sets(by_size):
+    tried = [{"kind": "log-size", "q": q, "gain": 0.1 - q, "low": 0.05 - q} for q in (0, 0.03, 0.1)]
+    for q, is_said in ((None, False), (0.03, True), (0.1, False)):
+        fit = replace(by_size, quality={"candidates": tried, "q": q})
+        said = sentence(made({"own": (0,) * 4}, "sets", fits={"own": fit}), "own")
+        told = "it gains 0.070 nats of log p on its held-out rows: score more sets."
+        assert said.endswith(told) == is_said
+
+
+def test_rows_that_made_the_fit_are_said_to_be(by_size):
+    for fingerprint, words in (
+        ("sha256:toy", "the very rows it was made of"),
+        ("sha256:x", "which it was not made of"),
+    ):
+        fit = replace(by_size, source={"fingerprint": fingerprint})
+        said = sentence(made({"own": (0.2,) * 4}, fits={"own": fit}), "own")
+        assert f"rows of toy, {words}" in said
+
+
+CELLS = (Stratum(64, "list"), Stratum(128, "list"), Stratum(64, "towns"),
+         Stratum(128, "book", protected=True))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (-0.05, "Protected text gets worse: -0.0"),
+        (0.05, "Protected text gets better: +0.0"),
+        (0.0, "Protected text is unchanged within chance: "),
+    ],
+)
+def test_protected_text_has_a_sentence_of_its_own(lost, words):
+    found = made({"own": (0.3, 0.3, 0.3, lost)}, "answers", strata=CELLS)
+    first, last = sentences(found, "own")
+    assert first.startswith("Use own fit: log p ")
+    assert ", right " in first
+    assert "on 600 answers" in first
+    assert last.startswith(words)
+    assert last.endswith(" nats a token.")
+
+
+@pytest.mark.parametrize("items", ["rows", "sets", "answers"])
+def test_tables_json_and_csv_say_the_same(items, capsys):
+    gains = {"paper": (0.1,) * 4, "own": (0.3, 0.2, 0.1, 0.1), "hard": (0.4,) * 4, "a": (0,) * 4}
+    strata = CELLS if items == "answers" else BY_SIZE
+    record = ScoresRecord(made(gains, items, strata=strata), own="mine@2")
+    assert record.rules == ["plain", "own", "paper", "hard", "a"]
+    (first, second, *_) = record.tables()
+    names = ["mine@2", "the paper's numbers", "hard attention", "a"]
+    shown = 3 if items == "sets" else 2  # at once, so that lines are short
+    assert first.columns[2:] == ["plain softmax", *names[:shown]]
+    assert (second.columns[2:], second.detail) == (["plain softmax", *names[shown:]], True)
+    assert max(map(len, as_text(first).splitlines())) < 100
+    data, measure = as_json(record), RIGHT if items == "sets" else LOG_P
+    factor, digits = (100, 1) if items == "sets" else (1, 3)
+    sizes = {f"{size['size']:,}": size for size in data["sizes"]} | {"all": data["all"]}
+    for row in first.rows[: len(sizes)]:
+        found = sizes[row[0]]["rules"]
+        assert row[1] == f"{sizes[row[0]]['items']:,}"
+        mean, error = (factor * found["plain"][measure][x] for x in ("mean", "error"))
+        assert row[2] == f"{mean:.{digits}f} ± {error:.{digits}f}"
+        mean, gain, error = (
+            factor * found["own"][measure][x] for x in ("mean", "gain", "gain_error")
+        )
+        assert row[3] == f"{mean:.{digits}f} ({gain:+.{digits}f} ± {error:.{digits}f})"
+    assert [row[0] for row in first.rows[len(sizes) :]] == ["text"] * (items == "answers")
+    assert (data["text"] is None) == (items != "answers")
+    lines = list(csv.DictReader(io.StringIO(record.as_csv())))
+    assert len(lines) == len(data["strata"]) * 5 * len(record.evidence.values)
+    for line in lines:
+        (stratum,) = (
+            s for s in data["strata"]
+            if (s["size"], s["template"]) == (int(line["size"]), line["template"])
+        )  # fmt: skip
+        numbers = stratum["rules"][line["rule"]][line["measure"]]
+        for name in ("mean", "gain", "gain_error"):
+            assert float(line[name]) == pytest.approx(numbers[name], rel=1e-5, abs=1e-9)
+    show(record)
+    short = capsys.readouterr().out
+    show(record, verbose=True)
+    assert len(short) < len(capsys.readouterr().out)
+    assert data["verdicts"]["own"]["text"] in short
+
+
+def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):
+    entries = tuple(replace(by_size.only, layer=0, head=i) for i in (0, 2))
+    fit = replace(by_size, entries=entries)
+    found = made({"own": [[0.1, 0.0, 0.3]] * 4}, heads=3, fits={"own": fit})
+    record = ScoresRecord(found, own="lines@1")
+    (table,) = (table for table in record.tables() if table.columns[0] == "head")
+    assert [row[0] for row in table.rows] == [
+        "layer 0, head 2",
+        "layer 0, head 0",
+        "layer 0, head 1",
+    ]
+    assert [row[-1] for row in table.rows] == ["0.5 log n + 0.6"] * 2 + ["1"]
+    assert table.rows[2][3] == "unchanged"
+    assert [(x["layer"], x["head"]) for x in as_json(record)["heads"]] == [(0, 2), (0, 0), (0, 1)]
+    head = as_json(record)["heads"][0]
+    assert head["rules"]["own"][LOG_P]["gain"] == pytest.approx(0.3, abs=0.02)
+    assert [size["size"] for size in head["sizes"]] == list(SIZES)
+
+
+def test_values_that_are_not_known_are_dots_and_null(capsys):
+    found = made({"own": (0.3,) * 4}, count=1)
+    show(ScoresRecord(found), verbose=True)
+    assert "nan" not in capsys.readouterr().out
+    assert as_json(ScoresRecord(found))["all"]["rules"]["own"][LOG_P]["gain_error"] is None
