@@ -13,8 +13,8 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.manifest import count_bad
 from calibrate.files.publishing import check_name
+from calibrate.files.rows import count_bad
 from calibrate.files.static_node import make_static
 from calibrate.report.fit_verdict import outcome_on_logits, verdict_on_logits
 from calibrate.report.gains_table import GainsTable, gains_table

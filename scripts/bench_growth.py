@@ -141,7 +141,7 @@ def prepared(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.files.example_set import Cell, Example, ExampleSet
+    from calibrate.files.examples import Cell, Example, ExampleSet
     from calibrate.model import derivatives
     from calibrate.model.memo import Memo
     from calibrate.model.passes import Passes

@@ -9,10 +9,16 @@ import pytest
 from conftest import ToyHead
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files import collection as files
-from calibrate.files.collection import open_collection
-from calibrate.files.manifest import share_misranked
-from calibrate.files.shard import SHARD_OVERHEAD, row_bytes, shard_path
+from calibrate.files import rows as files
+from calibrate.files.collection import discard_collection, open_collection
+from calibrate.files.manifest import PARTIAL, manifest_text
+from calibrate.files.rows import (
+    SHARD_OVERHEAD,
+    RowCollection,
+    row_bytes,
+    shard_name,
+    share_misranked,
+)
 from calibrate.maths import reference
 from calibrate.rows import collect as pipeline
 from calibrate.rows import row_budget, work_units
@@ -151,18 +157,18 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
 
 def test_a_collection_is_discarded_and_nothing_else(tmp_path):
     folder = tmp_path / "run"
-    files.discard_collection(folder)
+    discard_collection(folder)
     assert not folder.exists()
     run(folder)
     (folder / "scores-of-fits").mkdir()
-    files.discard_collection(folder)
+    discard_collection(folder)
     assert [path.name for path in folder.iterdir()] == [".lock"]
     assert run(folder, seed=4).manifest["configuration"]["seed"] == 4
     for others in ("{", "[1]", '{"format": "web"}', '{"format": 1}'):
         (folder / "manifest.json").write_text(others)
         before = files_of(folder)
         with pytest.raises(CalibrateError, match="is not the manifest of a collection; choose"):
-            files.discard_collection(folder)
+            discard_collection(folder)
         assert files_of(folder) == before
 
 
@@ -177,10 +183,10 @@ def test_a_collection_half_discarded_is_discarded_by_the_next(tmp_path, monkeypa
 
     monkeypatch.setattr(Path, "unlink", killed)
     with pytest.raises(KeyboardInterrupt):
-        files.discard_collection(tmp_path)
+        discard_collection(tmp_path)
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
-    files.discard_collection(tmp_path)
+    discard_collection(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -279,7 +285,7 @@ def test_masked_items_may_be_minus_infinity(tmp_path):
 def test_a_corrupt_shard_is_named(tmp_path, n_shard):
     collection = run(tmp_path / "run")
     entry = collection.manifest["shards"][n_shard]
-    path = shard_path(tmp_path / "run", entry["size"], entry["unit"])
+    path = tmp_path / "run" / shard_name(entry["size"], entry["unit"])
     data = path.read_bytes()
     path.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
     with pytest.raises(CalibrateError, match=f"{path.name} is not the file"):
@@ -288,9 +294,9 @@ def test_a_corrupt_shard_is_named(tmp_path, n_shard):
 
 def reopen(folder):
     """Makes a complete collection an unfinished one, all of whose shards are there."""
-    configuration = files.read_manifest(folder)["configuration"]
-    (folder / "manifest.json").unlink()
-    files.write_manifest(folder, configuration, None)
+    configuration = open_collection(folder).configuration
+    text = manifest_text(RowCollection, configuration, None, PARTIAL)
+    (folder / "manifest.json").write_text(text)
 
 
 @pytest.mark.parametrize("other", [(64, 0), (8, 1), (8, 2)])
@@ -300,7 +306,7 @@ def test_a_foreign_shard_in_an_unfinished_run_is_collected_again(tmp_path, other
     run(folder)
     before = files_of(folder)
     reopen(folder)
-    shard_path(folder, 8, 0).write_bytes(shard_path(folder, *other).read_bytes())
+    (folder / shard_name(8, 0)).write_bytes((folder / shard_name(*other)).read_bytes())
     with pytest.warns(UserWarning, match="n00008-unit00000.npz is damaged; it is collected again"):
         run(folder)
     assert files_of(folder) == before
@@ -409,7 +415,7 @@ def test_a_shard_that_was_damaged_is_collected_again_and_no_other(tmp_path, dama
     folder = tmp_path / "run"
     run(folder)
     before, untouched = files_of(folder), state(folder)
-    path = shard_path(folder, 64, 1)
+    path = folder / shard_name(64, 1)
     inflict, word = DAMAGES[damage]
     inflict(path)
     resumed = []
@@ -427,7 +433,7 @@ def test_a_damaged_shard_of_an_unfinished_run_is_collected_again(tmp_path, damag
     run(folder)
     before = files_of(folder)
     reopen(folder)
-    path = shard_path(folder, 64, 1)
+    path = folder / shard_name(64, 1)
     DAMAGES[damage][0](path)
     resumed = []
     with pytest.warns(UserWarning, match=f"{path.name} is damaged; it is collected again"):
@@ -442,7 +448,7 @@ def test_a_folder_in_the_place_of_a_shard_is_named_and_stays(tmp_path, begin):
     folder = tmp_path / "run"
     run(folder)
     begin(folder)
-    path = shard_path(folder, 64, 1)
+    path = folder / shard_name(64, 1)
     path.unlink()
     path.mkdir()
     with pytest.raises(CalibrateError, match=r"cannot write .*n00064-unit00001\.npz: Is a direc"):
@@ -461,7 +467,7 @@ def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
     before = state(folder)
     with (
         pytest.warns(UserWarning, match="n00064-unit00000.npz is damaged"),
-        pytest.raises(CalibrateError, match="cannot be repaired: its rows, collected again, have"),
+        pytest.raises(CalibrateError, match="cannot be repaired: made again, it has another"),
     ):
         run(folder)
     assert state(folder) == before

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
-from calibrate.files.collection import Collection, open_collection
+from calibrate.files.collection import open_collection
+from calibrate.files.rows import RowCollection
 from calibrate.maths import reference
 from calibrate.report import diagnosis_plots, diagnosis_record
 from calibrate.report.blocks import as_json
@@ -247,7 +248,7 @@ def test_the_error_of_a_slope_is_how_far_slopes_scatter(per_group):
 
 
 def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):
-    shards, alive = Collection.shards, []
+    shards, alive = RowCollection.shards, []
 
     def watched(self, heads):
         for size, shard in shards(self, heads):
@@ -256,7 +257,7 @@ def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):
             yield size, shard
             del shard
 
-    monkeypatch.setattr(Collection, "shards", watched)
+    monkeypatch.setattr(RowCollection, "shards", watched)
     diagnose(collection)
     assert len(alive) == len(SIZES)
 

@@ -20,10 +20,10 @@ from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.files import atomic_io
 from calibrate.files import collection as files
-from calibrate.files.collection_audit import audit_collection
+from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
-from calibrate.files.shard import shard_path
-from calibrate.rows import resume, training, work_units
+from calibrate.files.rows import RowCollection, shard_name
+from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import fit_collection
 
@@ -54,6 +54,16 @@ def visible(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name[0] != "."}
 
 
+def read_all(folder: Path) -> int:
+    """How many shards are there, each of them sound."""
+    try:
+        return len(list(open_collection(folder, RowCollection, allow_partial=True).shards()))
+    except CalibrateError as failure:
+        if "has no shard yet" not in str(failure):
+            raise
+        return 0
+
+
 def interrupted(folder):
     """An unfinished collection with two of its four shards."""
 
@@ -68,7 +78,7 @@ def interrupted(folder):
 def damaged(folder):
     """A complete collection one of whose shards is not whole."""
     run(folder)
-    os.truncate(shard_path(folder, 8, 1), 500)
+    os.truncate(folder / shard_name(8, 1), 500)
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
@@ -101,7 +111,7 @@ def test_whatever_call_fails_nothing_is_half_written_and_the_same_command_finish
         assert all(data in (wanted[name], start.get(name)) for name, data in found.items()
                    if name.startswith("n"))  # fmt: skip
         if "manifest.json" in found and not start:
-            assert audit_collection(folder).faults == []
+            assert read_all(folder) <= 4
         run(folder)
         assert visible(folder) == wanted
         # A temporary name stays if its removal is what failed.
@@ -133,7 +143,7 @@ def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch
         run("run", heads[1])
     first.join(60)
     assert (heads[0].attended, heads[1].attended) == (2 * 128, 0)
-    assert audit_collection(Path("run")) == (Path("run"), "complete", 4, [])
+    assert read_all(Path("run")) == 4
 
 
 @pytest.fixture
@@ -159,15 +169,15 @@ def test_without_locks_both_finish_with_the_same_bytes(here, no_locks):
 
 def test_without_locks_the_first_configuration_holds(here, no_locks, monkeypatch):
     """Both find no manifest, and then both write theirs."""
-    write, pending = files.write_manifest, [True]
+    write, pending = files.write_atomically, [True]
 
-    def write_after_another(folder, configuration, receipts):
-        if pending:
+    def write_after_another(path, data, **options):
+        if pending and path.name == "manifest.json":
             pending.clear()
-            run(folder, seed=1)
-        write(folder, configuration, receipts)
+            run(path.parent, seed=1)
+        write(path, data, **options)
 
-    monkeypatch.setattr(resume.files, "write_manifest", write_after_another)
+    monkeypatch.setattr(files, "write_atomically", write_after_another)
     with pytest.raises(
         CalibrateError, match="seed is 1 in the folder and 0 in this call; give the same options"
     ):
@@ -184,7 +194,7 @@ def test_a_folder_that_was_moved_is_the_same_collection(here):
     head = ToyHead()
     run("there/run", head)
     assert head.attended == 0
-    assert audit_collection(Path("there/run")).sound == 4
+    assert read_all(Path("there/run")) == 4
     after = fit_collection(Path("there/run"), "x").coefficients
     assert (after.source, after.entries) == (before.source, before.entries)
 
@@ -217,7 +227,7 @@ def test_a_complete_collection_on_a_read_only_disk_is_as_good(here, read_only):
     head = ToyHead()
     assert run("run", head).manifest["status"] == "complete"
     assert head.attended == 0
-    assert audit_collection(Path("run")).faults == []
+    assert read_all(Path("run")) == 4
     assert fit_collection(Path("run"), "x").coefficients.entries
 
 
@@ -232,10 +242,8 @@ def test_one_that_has_to_be_written_to_is_named(here, read_only, begin):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [pytest.param(0.0, marks=pytest.mark.slow), -3600.0])
+@pytest.mark.parametrize("step", [0.0, -3600.0])
 def test_clocks_that_stand_still_or_run_backwards(here, monkeypatch, step):
-    monkeypatch.setattr(training, "SIZES", (5, 5))
-    training.train(0, 12, here / "quiet", print)
     run("quiet-run")
     now = [1e6]
 
@@ -243,16 +251,11 @@ def test_clocks_that_stand_still_or_run_backwards(here, monkeypatch, step):
         now[0] += step
         return now[0]
 
-    told: list = []
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", clock)
         patch.setattr(time, "monotonic", clock)
-        training.train(0, 12, here / "odd", told.append)
         with Steps("collecting", 4) as steps:
             run("odd-run", report=lambda progress: steps.advance())
-    assert told
-    assert all(progress.seconds_left >= 0 for progress in told)
-    assert visible(here / "odd") == visible(here / "quiet") != {}
     assert visible(Path("odd-run")) == visible(Path("quiet-run")) != {}
 
 

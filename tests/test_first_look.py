@@ -19,7 +19,7 @@ from test_cli import call, refusal  # noqa: E402
 from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import SIZES, causal_model, save  # noqa: E402
 
-from calibrate.files.example_set import Cell, Example, ExampleSet  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet  # noqa: E402
 from calibrate.model import answering  # noqa: E402
 from calibrate.model import derivatives as differentiating  # noqa: E402
 from calibrate.model.derivatives import Derivatives, derivatives  # noqa: E402

@@ -17,11 +17,10 @@ from conftest import ToyHead
 from tasks import die, double, fail, is_deaf, span
 from typer.testing import CliRunner
 
-from calibrate import heads
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
-from calibrate.rows import work_units
+from calibrate.rows import heads, work_units
 from calibrate.rows.baselines import fixed_rules
 from calibrate.rows.collect import collect, collect_arrays
 from calibrate.rows.fit_collection import fit_collection

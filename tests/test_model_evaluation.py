@@ -28,8 +28,8 @@ from test_report import Text, check_in_a_browser  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
 from calibrate.cli.loading import find_model_fit  # noqa: E402
-from calibrate.files.example_collection import open_examples  # noqa: E402
-from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.files.collection import open_collection  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
@@ -322,7 +322,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     ]
     prompts = write_lines("p.jsonl", lines)
     call("collect", "--model", "planted", "--prompts", prompts, "--out", "runs/p")
-    collection = open_examples(Path("runs/p"))
+    collection = open_collection(Path("runs/p"))
     publish(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
     source = {"collection": collection.digest, "fingerprint": collection.fingerprint}
     publish(constant(3.0, layer=0, head=0, name="own", source=source), Path("fits"))
@@ -422,7 +422,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
     assert record["verdict"] == "; ".join(scores["verdicts"]["own@1"]) + "."
     assert record["verdict"] in page
     n = sum(cell["examples"] for cell in scores["cells"])
-    n_all = len(open_examples(Path("runs/a")).set.examples)
+    n_all = len(open_collection(Path("runs/a")).set.examples)
     assert 0 < n < n_all
     for words in (
         f"{n} of the {n_all} examples of runs/a: own@1 was made of the others", "log n / log 64",

@@ -20,7 +20,7 @@ from test_model_examples import collected, write_lines  # noqa: E402
 from tiny_causal import causal_model, save  # noqa: E402
 
 from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
-from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
 from calibrate.model import (  # noqa: E402
     answering,
@@ -307,7 +307,7 @@ def planted(folder, text=False):
     cells = (*collection.set.cells, Cell("text", 16, True))
     both = ExampleSet(cells, collection.set.examples + tuple(wrong))
     plain = answering.score(planted_model(), both, range(len(both.examples)))
-    return collection._replace(set=both, scores=plain)
+    return replace(collection, in_memory=(both, plain))
 
 
 def through(collection, **options):
@@ -358,7 +358,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     kept = next(Path("tiny-run/.passes").iterdir())
     kept.write_bytes(kept.read_bytes()[:-9])  # is made again
     whole = through(
-        collection._replace(folder=Path(planted("other").folder)), most_steps=10, kind="constant"
+        replace(collection, folder=Path(planted("other").folder)), most_steps=10, kind="constant"
     )
     assert len(calls) - n_calls == n_calls - 1  # what was interrupted is done twice
     assert (

@@ -1,6 +1,6 @@
 """Sampling: what each unit of a collection may keep, by hand."""
 
-from calibrate.files import collection as files
+from calibrate.files import rows as files
 from calibrate.rows.row_budget import row_quotas
 from calibrate.rows.work_units import Unit
 

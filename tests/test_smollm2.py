@@ -20,7 +20,7 @@ from test_gguf import logits_of  # noqa: E402
 from tiny_gguf import small_model, write_gguf  # noqa: E402
 
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
-from calibrate.files.example_set import Cell, Example, ExampleSet, Scores  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import Rule  # noqa: E402
 from calibrate.model.comparison import compare  # noqa: E402

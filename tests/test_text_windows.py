@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import Example
+from calibrate.files.examples import Example
 from calibrate.model.encoding import Encoder
 from calibrate.model.parts import CHOOSING, FITTING, JUDGING, N_TURNS, parts_of
 from calibrate.model.text_windows import TextFile

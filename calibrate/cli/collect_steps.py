@@ -7,11 +7,11 @@ from pathlib import Path
 
 from calibrate.cli.loading import load_head
 from calibrate.cli.progress import Steps
-from calibrate.files.collection import Collection, discard_collection
-from calibrate.files.manifest import COUNTS, share_misranked
+from calibrate.files.collection import Progress, discard_collection
+from calibrate.files.rows import COUNTS, RowCollection, share_misranked
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.streams import stderr
-from calibrate.rows.collect import Progress, collect, collect_arrays
+from calibrate.rows.collect import collect, collect_arrays
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.work_units import Unit, plan_units
@@ -28,7 +28,7 @@ def collect_from_head(
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
     fresh: bool = False,
-) -> Collection:
+) -> RowCollection:
     """Collects from a head, with a line per set size; the folder's default is runs/NAME."""
     loaded = load_head(head) if isinstance(head, str) else head
     folder = folder or Path("runs") / Path(loaded.name).stem
@@ -41,7 +41,7 @@ def collect_from_head(
 
 def collect_from_files(
     path: Path, folder: Path | None, max_bytes: int, keep: str, jobs: Jobs, *, fresh: bool
-) -> Collection:
+) -> RowCollection:
     """Collects from logits on disk, with a line per set size; the default folder is runs/NAME."""
     stderr.print(f"reading {path}")
     arrays = Arrays(path)
@@ -57,7 +57,7 @@ def collect_from_arrays(
     jobs: Jobs = ONE_PROCESS,
     *,
     fresh: bool,
-) -> Collection:
+) -> RowCollection:
     """Collects from logits that were read, with a line per set size."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     if fresh:
@@ -77,12 +77,12 @@ def _progress(
     with Steps("collecting", len(units), items, at_once=jobs.uses_workers) as steps:
 
         def report(progress: Progress) -> None:
-            size = progress.receipt.size
+            size = progress.entry["size"]
             finished[size].append(progress)
             line = None
             if len(finished[size]) == n_units[size]:
                 line = _line(size, finished[size])
-            steps.advance(line, size * progress.receipt.counts["rows"], progress.resumed)
+            steps.advance(line, size * progress.entry["counts"]["rows"], progress.resumed)
 
         yield report
     if not steps.done:
@@ -91,6 +91,6 @@ def _progress(
 
 def _line(size: int, finished: Sequence[Progress]) -> str:
     """The counts of one set size."""
-    counts = {key: sum(p.receipt.counts[key] for p in finished) for key in COUNTS}
+    counts = {key: sum(p.entry["counts"][key] for p in finished) for key in COUNTS}
     line = f"  n = {size:>6,}  {counts['rows']:,} sets  {share_misranked(counts):6.1%} misranked"
     return line + "  (already collected)" * all(progress.resumed for progress in finished)

@@ -53,11 +53,11 @@ def diagnose(
 
     Example: calibrate diagnose --model MODEL --task retrieval --examples 8
     """
-    from calibrate.files.example_collection import is_example_collection
+    from calibrate.files.collection import kind_of
 
     if run is None and request.model is None:
         raise typer.BadParameter("nothing to look at; give RUN, or --model FOLDER and examples")
-    if run is None or is_example_collection(run):
+    if run is None or kind_of(run) == "examples":
         from calibrate.cli.model_steps import look_at_model
 
         refuse_with(context, "examples of a model", ("eps",))
@@ -73,13 +73,14 @@ def diagnose_rows(run: Path, out: Path | None, eps: float, as_json: bool) -> Non
     """The heads of a collection of rows."""
     from calibrate.files.atomic_io import check_writable
     from calibrate.files.collection import open_collection
+    from calibrate.files.rows import RowCollection
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
     from calibrate.rows import diagnosis
     from calibrate.rows.solved_rows import group_heads
 
     if not 0 < eps < 1:
         raise typer.BadParameter(f"--eps is {eps}; give a coefficient between 0 and 1")
-    collection = open_collection(run)
+    collection = open_collection(run, RowCollection)
     diagnosis.require_all_rows(collection)
     folder = diagnosis_folder(run, out, run)
     check_writable(folder / RECORD)

@@ -12,12 +12,8 @@ from calibrate.cli.model_options import Source
 from calibrate.cli.model_steps import job_of, model_progress
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.example_collection import (
-    ExampleCollection,
-    is_example_collection,
-    open_examples,
-)
-from calibrate.files.example_set import ExampleSet, Scores
+from calibrate.files.collection import kind_of, open_collection
+from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.report.model_scores_record import ModelScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows.baselines import log_size, one_constant, paper
@@ -46,7 +42,7 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
     Warns:
       UserWarning: a fit was made for another model.
     """
-    if source.run is not None and not is_example_collection(source.run):
+    if source.run is not None and kind_of(source.run) != "examples":
         raise CalibrateError(
             f"{source.run} is not a collection of a model's examples; make one with `calibrate "
             "collect --model`, or score a head (--head) or logits (--logits) without RUN"
@@ -71,7 +67,7 @@ def score_model(source: Source, rules: Rules) -> ModelScoresRecord:
         job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all}
     )
     return ModelScoresRecord(
-        comparison, job.folder.name, fingerprint, collection and collection.digest, scored,
+        comparison, job.folder.name, fingerprint, collection.digest if collection else None, scored,
         tuple(rules.fits), tuple(rules.constants),
     )  # fmt: skip
 
@@ -127,7 +123,7 @@ def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSe
     for name, fit in fits.items():
         if (run := examples_of(fit)) is None:
             continue
-        made_of = open_examples(run).set.examples
+        made_of = open_collection(run, ExampleCollection).set.examples
         parts = zip(made_of, parts_of(made_of), strict=True)
         seen = {example.tokens.tobytes() for example, part in parts if part != JUDGING}
         if n_seen := sum(x in seen for x in tokens):

@@ -181,9 +181,9 @@ def fit(
 
     Example: calibrate fit runs/try --name try
     """
-    from calibrate.files.example_collection import is_example_collection
+    from calibrate.files.collection import kind_of
 
-    if is_example_collection(run):
+    if kind_of(run) == "examples":
         refuse_with(context, "a collection of examples", _OF_ROWS)
         from calibrate.cli.model_steps import ModelFitRequest, fit_model_and_publish
 

@@ -8,8 +8,8 @@ from calibrate.cli.fit import FitRequest
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import Collection
 from calibrate.files.publishing import check_store, publish, writing_store
+from calibrate.files.rows import RowCollection
 from calibrate.files.store import names, published_store
 from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
 from calibrate.report.fit_record import FitRecord
@@ -49,7 +49,7 @@ def fit_and_publish(request: FitRequest) -> FitRecord | PerHeadRecord:
     return FitRecord(fit, figure)
 
 
-def _fit_heads(collection: Collection, request: FitRequest) -> PerHeadRecord:
+def _fit_heads(collection: RowCollection, request: FitRequest) -> PerHeadRecord:
     """Fits each head, with a step per group of heads."""
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")

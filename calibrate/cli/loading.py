@@ -6,14 +6,10 @@ from pathlib import Path
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import Collection, open_collection
-from calibrate.files.example_collection import (
-    ExampleCollection,
-    is_example_collection,
-    open_examples,
-)
-from calibrate.files.example_collection import read_manifest as read_examples_manifest
-from calibrate.files.manifest import MANIFEST
+from calibrate.files.collection import kind_of, open_collection
+from calibrate.files.examples import ExampleCollection
+from calibrate.files.manifest import MANIFEST, Collection
+from calibrate.files.rows import RowCollection
 from calibrate.report.streams import stderr
 from calibrate.rows.heads import Head, is_built_in
 from calibrate.rows.heads import load_head as load_head_quietly
@@ -76,7 +72,7 @@ def refuse_per_head(coefficients: Coefficients) -> None:
         ) from None
 
 
-def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collection | None]:
+def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, RowCollection | None]:
     """A fit by reference, or that of a collection's folder; and its collection, if in ./runs.
 
     Raises:
@@ -84,7 +80,7 @@ def find_fit(reference: str, store: Path | None) -> tuple[Coefficients, Collecti
     """
     folder = Path(reference)
     if folder.is_dir() and (fit_store.is_path(reference) or (folder / MANIFEST).exists()):
-        collection = open_collection(folder)
+        collection = open_collection(folder, RowCollection)
         return _newest_fit_of(collection, store), collection
     coefficients = fit_store.load(reference, store)
     return coefficients, _collection_of(coefficients)
@@ -94,7 +90,7 @@ def made_through_model(reference: str, store: Path | None) -> bool:
     """Whether a fit, or that of a collection's folder, was made through a whole model."""
     folder = Path(reference)
     if folder.is_dir() and (fit_store.is_path(reference) or (folder / MANIFEST).exists()):
-        return is_example_collection(folder)
+        return kind_of(folder) == "examples"
     return fit_store.load(reference, store).of_whole_model
 
 
@@ -105,8 +101,8 @@ def find_model_fit(reference: str, store: Path | None) -> tuple[Coefficients, Pa
       CalibrateError: there is no such fit, or the collection is damaged.
     """
     folder = Path(reference)
-    if is_example_collection(folder):
-        return _newest_fit_of(open_examples(folder), store), folder
+    if kind_of(folder) == "examples":
+        return _newest_fit_of(open_collection(folder, ExampleCollection), store), folder
     fit = fit_store.load(reference, store)
     return fit, examples_of(fit)
 
@@ -115,13 +111,13 @@ def examples_of(fit: Coefficients) -> Path | None:
     """The folder in ./runs of the collection of examples that a fit was made of, if it is there."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):
-            found = read_examples_manifest(manifest.parent)
-            if found and found[1] == fit.source.get("collection"):
+            collection = open_collection(manifest.parent, ExampleCollection)
+            if collection.digest == fit.source.get("collection"):
                 return manifest.parent
     return None
 
 
-def _newest_fit_of(collection: Collection | ExampleCollection, store: Path | None) -> Coefficients:
+def _newest_fit_of(collection: Collection, store: Path | None) -> Coefficients:
     """The newest published fit of a collection that is not yanked."""
     fits = []
     folders = fit_store.stores(store)
@@ -144,10 +140,10 @@ def _newest_fit_of(collection: Collection | ExampleCollection, store: Path | Non
     return max(fits, key=lambda fit: (fit.provenance.get("created", ""), fit.version))
 
 
-def _collection_of(coefficients: Coefficients) -> Collection | None:
+def _collection_of(coefficients: Coefficients) -> RowCollection | None:
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
         with contextlib.suppress(CalibrateError):
-            collection = open_collection(manifest.parent)
+            collection = open_collection(manifest.parent, RowCollection)
             if collection.digest == coefficients.source.get("collection"):
                 return collection
     return None

@@ -12,10 +12,10 @@ from calibrate.cli.diagnose import diagnosis_folder
 from calibrate.cli.model_options import Source
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
-from calibrate.files import example_collection as files
+from calibrate.files import examples as files
 from calibrate.files.atomic_io import check_writable
-from calibrate.files.collection import discard_collection
-from calibrate.files.example_set import ExampleSet
+from calibrate.files.collection import discard_collection, open_collection
+from calibrate.files.examples import ExampleSet
 from calibrate.files.publishing import check_store
 from calibrate.report.streams import stderr
 
@@ -52,9 +52,12 @@ def collect_from_model(source: Source, out: Path | None, *, fresh: bool) -> file
     if fresh:
         discard_collection(folder)
     with model_progress("scoring", job.examples, job.examples.units(files.UNIT_TOKENS)) as steps:
-        return collect_examples(
+        collection = collect_examples(
             job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
         )
+    if not steps.done:
+        stderr.print(f"{folder} is already complete")
+    return collection
 
 
 def _say_few_windows(job: "Job", wanted: "Wanted") -> None:
@@ -90,7 +93,8 @@ def look_at_model(source: Source, out: Path | None) -> "FirstLookRecord":
     with model_progress("differentiating", job.examples, everything) as steps:
         found = derivatives(loaded, job.examples, lambda tokens: steps.advance(work=tokens))
     look = first_look(found, job.examples)
-    fingerprint, digest = job.configuration["fingerprint"], collection and collection.digest
+    fingerprint = job.configuration["fingerprint"]
+    digest = collection.digest if collection else None
     return save_first_look(folder, look, job.folder.name, fingerprint, digest)
 
 
@@ -201,8 +205,8 @@ def job_of(source: Source) -> "tuple[Job, files.ExampleCollection | None]":
         job = plan(source.model, source.wanted, source.dtype, source.device)
         _say_few_windows(job, source.wanted)
         return job, None
-    collection = files.open_examples(source.run)
-    folder = ModelFolder(source.model or files.recorded_model(source.run))
+    collection = open_collection(source.run, files.ExampleCollection)
+    folder = ModelFolder(source.model or collection.recorded_model())
     if folder.fingerprint() != collection.fingerprint:
         raise CalibrateError(
             f"{folder.path} is not the model that {source.run} was made with, or has changed "

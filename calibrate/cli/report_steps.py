@@ -10,7 +10,7 @@ from calibrate.cli.model_options import Source
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.atomic_io import check_writable
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import Collection
+from calibrate.files.rows import RowCollection
 from calibrate.report.fit_verdict import compare_rivals, describe_fit, verdict, verdict_on_logits
 from calibrate.report.head_page import write_head_page
 from calibrate.report.logits_page import write_logits_page
@@ -131,7 +131,7 @@ def _write(page: Path, needed: bool, write: Callable[[], None]) -> Path | None:
     return page
 
 
-def _fitted_rivals(fit: Coefficients, collection: Collection | None) -> dict[str, ScoredRule]:
+def _fitted_rivals(fit: Coefficients, collection: RowCollection | None) -> dict[str, ScoredRule]:
     """Rules fitted to a fit's collection; none without a collection or with too few rows."""
     if collection is None:
         return {}

@@ -1,20 +1,22 @@
-"""A collection on disk: a folder with one npz shard per unit of work, and a manifest.
+"""A collection on disk: opened, filled by units of work, resumed, repaired and discarded.
 
-manifest.json is written when the collection starts ("partial": its configuration) and once more
-when it is complete (its counts per size, and each shard's digest). In between, the shards present
-are the progress: each is written atomically. The folder also has a lock, an empty file.
+The manifest is written when the collection starts ("partial": its configuration alone) and once
+more when it is complete. In between, the shards present are the progress: each is written
+atomically. The folder also has a lock, an empty file.
 """
 
 import contextlib
+import itertools
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from calibrate.errors import CalibrateError, CoefficientsError, DamagedError, QualityError
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
 from calibrate.files.atomic_io import (
     LOCK,
     check_writable,
@@ -22,64 +24,307 @@ from calibrate.files.atomic_io import (
     remove_leftovers,
     write_atomically,
 )
+from calibrate.files.examples import ExampleCollection
 from calibrate.files.json_shapes import TEXT, read_field
 from calibrate.files.manifest import (
-    BAD,
-    COUNTS,
-    FORMAT,
+    COMPLETE,
     MANIFEST,
     MOST_MANIFEST_BYTES,
-    SCHEMA_VERSION,
-    parse_manifest,
+    PARTIAL,
+    RESTORE,
+    Collection,
+    Entry,
+    listed_bytes,
+    manifest_text,
+    read_manifest,
 )
 from calibrate.files.npz import digest_of, read_bytes
-from calibrate.files.shard import (
-    BYTES_OF_COLUMN,
-    SHARD_OVERHEAD,
-    Heads,
-    Shard,
-    listed_bytes,
-    pack_shard,
-    parse_shard,
-    parse_unlisted,
-    require,
-    row_bytes,
-    shard_path,
-)
+from calibrate.files.rows import RowCollection, unlisted_shards
 from calibrate.files.strict_json import parse
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
-MAX_BAD_SHARE = 0.01
+KINDS = (RowCollection, ExampleCollection)
+_MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
 
-# Upper bounds of the manifest's bytes; tests compare real files with them.
-MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 32, 256, 256
+Content = TypeVar("Content")
+Kind = TypeVar("Kind", bound=Collection)
+Options = Mapping[str, Any]
 
 
-class Receipt(NamedTuple):
-    """A shard's entry in the manifest, with its counts."""
+class Shard(NamedTuple):
+    """A shard that a unit of work makes; another process can make it."""
 
-    size: int
-    unit: int
-    kept: int
-    counts: dict[str, int]
-    bytes: int
-    sha256: str
+    name: str  # of the file
+    most: int  # bytes
+    # The entry of a shard with these bytes, from a path; DamagedError unless they are the unit's.
+    check: Callable[[bytes, Path], Entry]
+    make: Callable[[], tuple[bytes, Entry]]
+
+
+@dataclass(frozen=True)
+class Plan(Generic[Kind]):
+    """What a collection is to be."""
+
+    kind: type[Kind]
+    configuration: dict[str, Any]
+    shards: Sequence[Shard]
+    # None if a recorded configuration is this one; otherwise the files that changed since, and
+    # the options recorded and given.
+    difference: Callable[[dict[str, Any]], tuple[Sequence[str], Options, Options] | None]
+    files: Mapping[str, bytes] = field(default_factory=dict)  # beside the shards
+
+
+class Progress(NamedTuple):
+    """One finished shard, for a progress display."""
+
+    name: str
+    entry: Entry
+    resumed: bool  # it was on disk already
+    finished: int  # shards
+    shards: int
+
+
+Report = Callable[[Progress], None]
+
+
+def open_collection(
+    folder: Path, kind: type[Kind] | None = None, allow_partial: bool = False
+) -> Kind:
+    """Opens a collection; its shards are read, and checked, when they are asked for.
+
+    Args:
+      kind: RowCollection or ExampleCollection; None opens either, by its manifest.
+      allow_partial: open unfinished rows too, with the shards that are there; the digest is that
+        of a manifest which lists them.
+    Raises:
+      CalibrateError: it is absent, unfinished, damaged, or of another kind.
+    """
+    found: Any = read_manifest(folder, KINDS if kind is None else (kind,))
+    if found is None:
+        raise CalibrateError(f"{folder} is not a collection; make one with `calibrate collect`")
+    if not found.partial:
+        return found  # type: ignore[no-any-return]
+    of_rows = isinstance(found, RowCollection)
+    if not (allow_partial and of_rows):
+        raise CalibrateError(
+            f"{folder} is unfinished; run the same `calibrate collect` command again to finish it"
+            + ", or fit its finished shards: `calibrate fit --allow-partial`" * of_rows
+        )
+    entries = unlisted_shards(folder, found.configuration)
+    if not entries:
+        raise CalibrateError(
+            f"{folder} has no shard yet; run the same `calibrate collect` command again"
+        )
+    text = manifest_text(RowCollection, found.configuration, entries, PARTIAL)
+    return RowCollection(folder, json.loads(text), digest_of(text.encode()))  # type: ignore[return-value]
+
+
+def kind_of(folder: Path) -> str | None:
+    """The kind of the collection in a folder, finished or not; None if there is none to read."""
+    with contextlib.suppress(CalibrateError):
+        found = read_manifest(folder, KINDS)
+        return None if found is None else found.kind
+    return None
+
+
+def fill(
+    folder: Path,
+    plan: Plan[Kind],
+    jobs: Jobs = ONE_PROCESS,
+    report: Report = lambda progress: None,
+) -> Kind:
+    """Fills a folder with the shards of a plan, each written when it is made.
+
+    The same plan resumes an interrupted collection, repairs damaged files of a complete one, and
+    otherwise leaves that as it is.
+
+    Args:
+      jobs: processes or cluster that make the shards.
+      report: called after each shard that is made, or found in an unfinished collection.
+    Raises:
+      CalibrateError: something else is in the folder, it cannot be written, or a shard that is
+        made again has another digest than the manifest lists.
+    Warns:
+      UserWarning: a file is damaged or missing.
+    """
+    listed = _listed(folder, plan)
+    if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
+        with _collection_lock(folder) as has_locks:
+            _claim(folder, plan, has_locks)
+            _make_shards(folder, plan, jobs, report)
+    return open_collection(folder, plan.kind)
+
+
+def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, Entry] | None:
+    """The shards of a complete collection by name; None if it is unfinished or absent.
+
+    Raises:
+      CalibrateError: the folder is not empty and is not this collection.
+    """
+    found = read_manifest(folder, (plan.kind,))
+    if found is None:
+        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
+        return None
+    if difference := plan.difference(found.configuration):
+        if not claimed and _has_nothing(found):
+            return None
+        raise _another_collection(folder, *difference)
+    if found.partial:
+        return None
+    listed = plan.kind.listed(found.manifest)
+    if listed.keys() != {shard.name for shard in plan.shards}:
+        raise CalibrateError(
+            f"{folder / MANIFEST} does not list the shards of its configuration; {RESTORE}"
+        )
+    return listed
+
+
+def _has_nothing(found: Collection) -> bool:
+    """Whether a collection has no shard yet: its model did not load, say."""
+    return found.partial and not any(found.folder.glob(found.shard_names))
+
+
+def _claim(folder: Path, plan: Plan[Any], has_locks: bool) -> None:
+    """Writes the manifest of an unfinished collection, unless the folder has one with shards."""
+    found = read_manifest(folder, (plan.kind,))
+    other = found is not None and plan.difference(found.configuration) and _has_nothing(found)
+    data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
+    if found is None:
+        # Without locks another process may come first: then its configuration stays.
+        with contextlib.suppress(FileExistsError):
+            write_atomically(folder / MANIFEST, data, exclusive=True)
+    elif other and has_locks:
+        write_atomically(folder / MANIFEST, data)
+
+
+def _damaged(folder: Path, plan: Plan[Any], listed: Mapping[str, Entry]) -> list[Shard]:
+    """The shards that are absent, or not as listed."""
+    return [s for s in plan.shards if not _is_as_listed(folder / s.name, listed[s.name])]
+
+
+def _is_as_listed(path: Path, entry: Entry) -> bool:
+    with contextlib.suppress(DamagedError):
+        return bool(listed_bytes(path, entry))
+    return False
+
+
+def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
+    """The files beside the shards that are absent, or hold something else."""
+    return {name: data for name, data in plan.files.items() if not _holds(folder / name, data)}
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    with contextlib.suppress(DamagedError):
+        return path.exists() and read_bytes(path, len(data)) == data
+    return False
+
+
+def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
+    """Makes the shards that are absent; of a complete collection, those that are not as listed."""
+    listed, shards = _listed(folder, plan, claimed=True), plan.shards
+    for name, data in _lost_files(folder, plan).items():
+        write_atomically(folder / name, data)
+    if listed is not None:
+        shards = _damaged(folder, plan, listed)
+        for shard in shards:
+            _warn_of_damage(folder / shard.name)
+    absolute = folder.absolute()  # workers may have another working folder
+    tasks = [partial(_make, absolute, s, (listed or {}).get(s.name)) for s in shards]
+    finished = itertools.count(1)
+
+    def advance(done: tuple[str, Entry, bool]) -> None:
+        report(Progress(*done, next(finished), len(shards)))
+
+    entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
+    if listed is None:
+        text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
+        write_atomically(folder / MANIFEST, text.encode())
+
+
+def _make(folder: Path, shard: Shard, listed: Entry | None) -> tuple[str, Entry, bool]:
+    """A shard's name and entry, and whether it was on disk already."""
+    path = folder / shard.name
+    if listed is None and (found := read_if_sound(path, shard.most, shard.check)):
+        return shard.name, found, True
+    data, entry = shard.make()
+    if listed is not None and digest_of(data) != listed["sha256"]:
+        raise CalibrateError(
+            f"{path} cannot be repaired: made again, it has another digest than {MANIFEST} lists, "
+            "as on another machine or with another version; restore the file from a copy, or "
+            "collect into a new folder"
+        )
+    write_atomically(path, data)
+    return shard.name, entry, False
+
+
+def read_if_sound(
+    path: Path, most: int, parse_bytes: Callable[[bytes, Path], Content]
+) -> Content | None:
+    """What a file of at most so many bytes holds; None if it is absent or damaged.
+
+    Raises:
+      CalibrateError: it cannot be read.
+    Warns:
+      UserWarning: it is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        return parse_bytes(read_bytes(path, most), path)
+    except DamagedError:
+        _warn_of_damage(path)
+        return None
+
+
+def _warn_of_damage(path: Path) -> None:
+    state = "damaged" if path.exists() else "missing"
+    warnings.warn(f"{path} is {state}; it is collected again", stacklevel=4)
+
+
+def _another_collection(
+    folder: Path, changed: Sequence[str], recorded: Options, given: Options
+) -> CalibrateError:
+    """The error for a folder with a collection that a call does not ask for."""
+    remedy = "another folder with --out (`run`: another --name), or --fresh to replace it"
+    if changed:
+        verb = "has" if len(changed) == 1 else "have"
+        return CalibrateError(
+            f"{' and '.join(changed)} {verb} changed since {folder} was made (or is another one); "
+            f"give {remedy}"
+        )
+    differences = [
+        f"{key} is {_shown(recorded.get(key))} in the folder and {_shown(given.get(key))} in this "
+        "call"
+        for key in dict.fromkeys([*given, *recorded])
+        if given.get(key) != recorded.get(key)
+    ]
+    return CalibrateError(
+        f"{folder} is another collection: {'; '.join(differences)}; give the same options, or "
+        f"{remedy}"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 1] + "…"
 
 
 @contextlib.contextmanager
-def collection_lock(folder: Path) -> Iterator[None]:
-    """Locks a folder while rows or examples are collected into it; another process waits."""
+def _collection_lock(folder: Path) -> Iterator[bool]:
+    """Locks a folder that is filled, and yields whether the system has locks; others wait."""
     message = f"another process is collecting into {folder}; waiting for it to finish"
     check_writable(folder / MANIFEST)
     with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
         if has_locks:
             remove_leftovers(folder, "*")
-        yield
+        yield has_locks
         if has_locks:  # of workers that died
             remove_leftovers(folder, "*")
 
 
 def discard_collection(folder: Path) -> None:
-    """Deletes a collection, of rows or of examples, if there is one; its lock stays.
+    """Deletes a collection of any kind and version, if there is one; its lock stays.
 
     Raises:
       CalibrateError: the manifest is of something else, or a file cannot be deleted.
@@ -89,13 +334,13 @@ def discard_collection(folder: Path) -> None:
         return
     try:
         made_of = str(read_field(parse(read_bytes(path, MOST_MANIFEST_BYTES)), "format", TEXT))
-    except (CoefficientsError, DamagedError, ValueError):
+    except (CoefficientsError, DamagedError):
         made_of = ""
     if not made_of.startswith("calibrate."):
         raise CalibrateError(
             f"{path} is not the manifest of a collection; choose another folder, or delete this one"
         )
-    with collection_lock(folder):
+    with _collection_lock(folder):
         try:
             # The manifest goes last: until then the same command can do this again.
             for entry in sorted(folder.iterdir(), key=lambda entry: entry == path):
@@ -105,220 +350,3 @@ def discard_collection(folder: Path) -> None:
                     entry.unlink()
         except OSError as failure:
             raise CalibrateError(f"{folder} cannot be emptied: {failure.strerror}") from failure
-
-
-def write_shard(
-    folder: Path, size: int, unit: int, shard: Shard, listed: str | None = None
-) -> Receipt:
-    """Writes a shard atomically.
-
-    Args:
-      listed: its digest in the manifest of a complete collection.
-    Raises:
-      CalibrateError: its digest is not the listed one, or it cannot be written.
-    """
-    path = shard_path(folder, size, unit)
-    data = pack_shard(shard)
-    if listed is not None and digest_of(data) != listed:
-        raise CalibrateError(
-            f"{path} cannot be repaired: its rows, collected again, have another digest than "
-            f"{MANIFEST} lists, as on another machine or with another version; restore the file "
-            "from a copy, or collect into a new folder"
-        )
-    write_atomically(path, data)
-    return receipt_of(size, unit, shard, data)
-
-
-def receipt_of(size: int, unit: int, shard: Shard, data: bytes) -> Receipt:
-    """The manifest's entry for a shard with these bytes."""
-    counts = dict(zip(COUNTS, shard.counts.tolist(), strict=True))
-    return Receipt(size, unit, len(shard.target), counts, len(data), digest_of(data))
-
-
-def find_shard(folder: Path, size: int, unit: int, sets: range) -> Receipt | None:
-    """The receipt of a shard of an unfinished collection; None if it is absent or damaged.
-
-    Args:
-      sets: the indices of the sets that the unit consists of.
-    Warns:
-      UserWarning: it is damaged.
-    Raises:
-      CalibrateError: it cannot be read.
-    """
-    path = shard_path(folder, size, unit)
-    if not path.exists():
-        return None
-    try:
-        data = read_bytes(path, SHARD_OVERHEAD + len(sets) * row_bytes(size, True, BYTES_OF_COLUMN))
-        shard = parse_unlisted(data, path, size)
-        require(shard.counts[0] == len(sets), path, f"its number of sets is not {len(sets)}")
-        ends = shard.index[:1].tolist() + shard.index[-1:].tolist()
-        require(all(end in sets for end in ends), path, "its index has sets of another unit")
-    except DamagedError:
-        warnings.warn(f"{path} is damaged; it is collected again", stacklevel=4)
-        return None
-    return receipt_of(size, unit, shard, data)
-
-
-# Of shards that this process has read, by digest: their heads, and the same shard without rows.
-_read_before: dict[str, tuple[frozenset[tuple[int, int]], Shard]] = {}
-
-
-class Collection(NamedTuple):
-    """A collection; complete, unless opened by `open_unfinished`."""
-
-    folder: Path
-    manifest: dict[str, Any]
-    digest: str  # of the manifest, and so of every shard
-    in_memory: Sequence[Shard] | None = None  # in the order of the manifest; None: in the folder
-
-    @property
-    def heads(self) -> Heads:
-        """The heads that the rows belong to; empty if unknown."""
-        return [(layer, head) for layer, head in self.manifest["configuration"].get("heads", [])]
-
-    @property
-    def partial(self) -> bool:
-        """Whether it was not finished."""
-        return bool(self.manifest["status"] != "complete")
-
-    def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, Shard]]:
-        """(set size, shard) of every shard; of some heads only, if they are given."""
-        for read in self.readers(heads):
-            yield read()
-
-    def readers(self, heads: Heads | None = None) -> list[Callable[[], tuple[int, Shard]]]:
-        """Functions that read one shard each, as `shards`; other processes can call them."""
-        folder = self.folder.absolute()  # workers may have another working folder
-        shards: Sequence[Shard | None] = self.in_memory or [None] * len(self.manifest["shards"])
-        return [
-            partial(_read, folder, entry, heads, shard)
-            for entry, shard in zip(self.manifest["shards"], shards, strict=True)
-        ]
-
-
-def _read(
-    folder: Path, entry: dict[str, Any], heads: Heads | None, in_memory: Shard | None
-) -> tuple[int, Shard]:
-    if in_memory is None:
-        return entry["size"], read_shard(folder, entry, heads)
-    return entry["size"], in_memory if heads is None else in_memory.of_heads(heads)
-
-
-def collection_in_memory(
-    name: str, configuration: dict[str, Any], shards: Sequence[tuple[int, int, Shard]]
-) -> Collection:
-    """A collection of (size, unit, shard), with the manifest that it would have on disk."""
-    receipts = [receipt_of(size, unit, shard, pack_shard(shard)) for size, unit, shard in shards]
-    data = manifest_text(configuration, receipts, "complete").encode()
-    manifest = parse_manifest(data, Path(name))
-    return Collection(Path(name), manifest, digest_of(data), [shard for _, _, shard in shards])
-
-
-def read_shard(folder: Path, entry: dict[str, Any], heads: Heads | None = None) -> Shard:
-    """The shard of an entry of the manifest, checked against its digest.
-
-    Args:
-      heads: keep only their rows; None keeps all. A shard that is known to have none is not read.
-    Raises:
-      DamagedError: it is absent, or has another digest.
-      CalibrateError: it cannot be read.
-    """
-    known = _read_before.get(entry["sha256"])
-    if heads is not None and known is not None and known[0].isdisjoint(heads):
-        return known[1]
-    path = shard_path(folder, entry["size"], entry["unit"])
-    shard = parse_shard(listed_bytes(path, entry), path, entry["size"])
-    require(
-        len(shard.target) == entry["kept"], path, f"its number of rows is not that of {MANIFEST}"
-    )
-    if heads is None:
-        return shard
-    require(shard.layer is not None, path, f"its rows are of other heads than those in {MANIFEST}")
-    if known is None:
-        _read_before[entry["sha256"]] = shard.heads, shard.of_heads([])
-    return shard.of_heads(heads)
-
-
-def open_collection(folder: Path) -> Collection:
-    """Opens a complete collection.
-
-    Raises:
-      CalibrateError: it is absent, unfinished or damaged.
-    """
-    if not (folder / MANIFEST).is_file():
-        raise CalibrateError(f"{folder} is not a collection; make one with `calibrate collect`")
-    data = _read_manifest_bytes(folder)
-    manifest = parse_manifest(data, folder / MANIFEST)
-    if manifest["status"] != "complete":
-        raise CalibrateError(
-            f"{folder} is unfinished; run the same `calibrate collect` command again to finish it, "
-            "or fit its finished shards: `calibrate fit --allow-partial`"
-        )
-    return Collection(folder, manifest, digest_of(data))
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None if it has none."""
-    path = folder / MANIFEST
-    return parse_manifest(_read_manifest_bytes(folder), path) if path.is_file() else None
-
-
-def _read_manifest_bytes(folder: Path) -> bytes:
-    remedy = "restore it or collect into a new folder"
-    return read_bytes(folder / MANIFEST, MOST_MANIFEST_BYTES, remedy)
-
-
-def refuse_bad_rows(manifest: dict[str, Any]) -> None:
-    """Raises QualityError if more than 1 % of a collection's rows are bad."""
-    totals = {name: sum(size[name] for size in manifest["sizes"]) for name in COUNTS}
-    bad = {name: totals[name] for name in BAD if totals[name]}
-    if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
-        reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
-        remedy = "look at the head's logits before calibrating it"
-        if set(bad) == {"masked_target"}:
-            remedy = "a target must be a real item; is the mask, True for real items, inverted?"
-        raise QualityError(
-            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
-            f"{MAX_BAD_SHARE:.0%}; {remedy}"
-        )
-
-
-def write_manifest(
-    folder: Path, configuration: dict[str, Any], receipts: list[Receipt] | None
-) -> None:
-    """Writes the manifest: partial without receipts, complete with all of them.
-
-    Raises:
-      FileExistsError: a manifest exists, and no receipts are given.
-      CalibrateError: it cannot be written.
-    """
-    text = manifest_text(configuration, receipts, "partial" if receipts is None else "complete")
-    write_atomically(folder / MANIFEST, text.encode(), exclusive=receipts is None)
-
-
-def manifest_text(
-    configuration: dict[str, Any], receipts: list[Receipt] | None, status: str
-) -> str:
-    """The text of the manifest; with shards and their counts if receipts are given."""
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "schema_version": SCHEMA_VERSION,
-        "status": status,
-        "configuration": configuration,
-    }
-    if receipts is not None:
-        manifest["sizes"] = [
-            _size_counts(size, [r for r in receipts if r.size == size])
-            for size in configuration["sizes"]
-        ]
-        manifest["shards"] = [
-            {key: value for key, value in receipt._asdict().items() if key != "counts"}
-            for receipt in receipts
-        ]
-    return json.dumps(manifest, indent=1, ensure_ascii=True) + "\n"
-
-
-def _size_counts(size: int, receipts: list[Receipt]) -> dict[str, int]:
-    totals = {name: sum(r.counts[name] for r in receipts) for name in COUNTS}
-    return {"size": size, **totals, "kept": sum(r.kept for r in receipts)}

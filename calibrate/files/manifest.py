@@ -1,160 +1,173 @@
-"""The manifest of a collection: strict reading."""
+"""The manifest of a collection: what the collection is made of, and the shards that it lists.
 
-from collections import Counter
+A collection is a folder with a shard for each unit of work, an npz file, and `manifest.json`: its
+`format`, `schema_version`, `status`, and the `configuration` that determines every byte, without
+times, hosts or paths. Once the collection is complete, the manifest lists each shard with its
+size and digest. Each kind of collection is a subclass of `Collection`.
+"""
+
+import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from calibrate.errors import CalibrateError, CoefficientsError
+import numpy as np
+
+from calibrate.errors import CoefficientsError, DamagedError
 from calibrate.files.coefficient_schema import DIGEST
-from calibrate.files.json_shapes import Integer, List, Object, Word, read_field
+from calibrate.files.json_shapes import TEXT, Integer, Shape, Word, read_field
+from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import parse
 
-FORMAT = "calibrate.collection"
-SCHEMA_VERSION = "0.1"
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 1 << 26  # 250,000 shards
-BAD = ("nan", "inf", "masked_target")
-COUNTS = ("rows", "misranked", "ties", *BAD)
-STATUS = ("partial", "complete")
+SCHEMA_VERSION = "0.1"
+PARTIAL, COMPLETE = "partial", "complete"
+RESTORE = "restore it or collect into a new folder"
+REPAIR = "the same `calibrate collect` command as before repairs it"
 
-_COUNT = Integer(0, (1 << 62) - 1)  # of bytes, rows or items
-_SIZE = Object(dict.fromkeys(("size", *COUNTS, "kept"), _COUNT), required=True, others="")
-_SHARD = Object(
-    {**dict.fromkeys(("size", "unit", "kept", "bytes"), _COUNT), "sha256": DIGEST},
-    required=True,
-    others="",
-)
+COUNT = Integer(0, (1 << 62) - 1)  # bytes, rows, items or tokens
+FILE: dict[str, Shape] = {"bytes": COUNT, "sha256": DIGEST}
 
-
-def count_bad(counts: Mapping[str, int]) -> int:
-    """How many rows have NaN, +inf or a masked target, by the counts of COUNTS."""
-    return sum(counts[reason] for reason in BAD)
+Entry = dict[str, Any]  # a shard as the manifest lists it
+Column = tuple[str, tuple[int, ...]]  # dtype and shape
 
 
-def share_misranked(counts: Mapping[str, int]) -> float:
-    """Of the rows that are not bad; 0 if all of them are."""
-    return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
+@dataclass(frozen=True)
+class Collection:
+    """A collection; complete, unless it was opened with `allow_partial`."""
+
+    kind: ClassVar[str]
+    format: ClassVar[str]
+    shard_names: ClassVar[str]  # as a glob
+
+    folder: Path
+    manifest: dict[str, Any]
+    digest: str  # of the manifest, and so of every shard
+    in_memory: Any = None  # what the shards hold; None: they are in the folder
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What determines the collection."""
+        configuration: dict[str, Any] = self.manifest["configuration"]
+        return configuration
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the head, the logits or the model."""
+        return str(self.configuration["fingerprint"])
+
+    @property
+    def partial(self) -> bool:
+        """Whether it was not finished."""
+        return bool(self.manifest["status"] != COMPLETE)
+
+    @staticmethod
+    def check(manifest: dict[str, Any]) -> None:
+        """Raises CoefficientsError, ValueError or TypeError for what no manifest has."""
+        raise NotImplementedError
+
+    @staticmethod
+    def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
+        """What the manifest says of all shards."""
+        raise NotImplementedError
+
+    @staticmethod
+    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+        """The entries of a complete collection by the names of their shards."""
+        raise NotImplementedError
 
 
-def _text(value: Any) -> str:
-    str.encode(value)  # no lone surrogates
-    return str(value)
+def manifest_text(
+    kind: type[Collection],
+    configuration: dict[str, Any],
+    entries: Sequence[Entry] | None,
+    status: str,
+) -> str:
+    """The text of a manifest, which lists shards if entries are given."""
+    manifest: dict[str, Any] = {
+        "format": kind.format,
+        "schema_version": SCHEMA_VERSION,
+        "status": status,
+        "configuration": configuration,
+    }
+    if entries is not None:
+        manifest |= kind.listing(configuration, entries)
+    return json.dumps(manifest, indent=1) + "\n"
 
 
-_CONFIGURATION = Object(
-    {
-        **dict.fromkeys(("head", "fingerprint"), _text),
-        **dict.fromkeys(("sets", "max_bytes"), _COUNT),
-        "sizes": List(Integer(2, (1 << 31) - 1)),
-    },
-    required=True,
-    others="",
-)
-_PARTIAL = Object({"configuration": _CONFIGURATION}, required=True, others="")
-_COMPLETE = Object(
-    {"configuration": _CONFIGURATION, "sizes": List(_SIZE), "shards": List(_SHARD)},
-    required=True,
-    others="",
-)
-
-_MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
-
-
-def another_collection(
-    folder: Path, changed: Sequence[str], recorded: Mapping[str, Any], given: Mapping[str, Any]
-) -> CalibrateError:
-    """The error for a folder with a collection that a call does not ask for.
-
-    Args:
-      changed: the files that are no longer what the collection was made of.
-      recorded: the collection's configuration, without digests of files.
-      given: the call's.
-    """
-    remedy = "another folder with --out (`run`: another --name), or --fresh to replace it"
-    if changed:
-        verb = "has" if len(changed) == 1 else "have"
-        return CalibrateError(
-            f"{' and '.join(changed)} {verb} changed since {folder} was made (or is another one); "
-            f"give {remedy}"
-        )
-    differences = [
-        f"{key} is {_shown(recorded.get(key))} in the folder and {_shown(given.get(key))} in this "
-        "call"
-        for key in dict.fromkeys([*given, *recorded])
-        if given.get(key) != recorded.get(key)
-    ]
-    return CalibrateError(
-        f"{folder} is another collection: {'; '.join(differences)}; give the same options, or "
-        f"{remedy}"
-    )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 1] + "…"
-
-
-def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
-    """The manifest in the bytes of a file.
+def read_manifest(folder: Path, kinds: Sequence[type[Collection]]) -> Collection | None:
+    """What a folder's manifest says, finished or not; None if there is no manifest.
 
     Raises:
-      CalibrateError: it is not a manifest, its numbers contradict each other or are out of
-        range, or it has another version.
+      DamagedError: the manifest is of no such kind or version, or contradicts itself.
+      CalibrateError: it cannot be read.
     """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    data = read_bytes(path, MOST_MANIFEST_BYTES, RESTORE)
+    manifest, kind = parse_manifest(data, path, kinds)
+    return kind(folder, manifest, digest_of(data))
+
+
+def parse_manifest(
+    data: bytes, path: Path, kinds: Sequence[type[Collection]]
+) -> tuple[dict[str, Any], type[Collection]]:
+    """The manifest in the bytes of a file, and its kind; see `read_manifest`."""
     try:
         manifest = parse(data)
-        version = [read_field(manifest, key, _text) for key in ("format", "schema_version")]
-        if version != [FORMAT, SCHEMA_VERSION]:
-            raise CalibrateError(
-                f"{path} is {version[0]} {version[1]}, expected {FORMAT} {SCHEMA_VERSION}; "
-                "collect again with this version of calibrate"
+        version = [read_field(manifest, key, TEXT) for key in ("format", "schema_version")]
+        kind = next((k for k in kinds if version == [k.format, SCHEMA_VERSION]), None)
+        if kind is None:
+            expected = " or ".join(f"{k.format} {SCHEMA_VERSION}" for k in kinds)
+            raise DamagedError(
+                f"{path} is {' '.join(version)}, expected {expected}; collect into a new folder "
+                "with this version of calibrate"
             )
-        complete = read_field(manifest, "status", Word(STATUS)) == "complete"
-        (_COMPLETE if complete else _PARTIAL)(manifest)
-        _check_configuration(manifest["configuration"])
-        if complete:
-            _check_counts(manifest)
-            _check_shards(manifest)
+        read_field(manifest, "status", Word((PARTIAL, COMPLETE)))
+        kind.check(manifest)
     except (CoefficientsError, ValueError, TypeError) as failure:
-        raise CalibrateError(
-            f"{path} is not a manifest ({failure}); restore it or collect into a new folder"
-        ) from failure
-    return dict(manifest)
+        raise DamagedError(f"{path} is not a manifest ({failure}); {RESTORE}") from failure
+    return manifest, kind
 
 
-def _check_configuration(configuration: dict[str, Any]) -> None:
-    if type(configuration.get("seed")) is not int:  # of any size
-        raise ValueError("seed is not an integer")
-    if not configuration["sizes"] or configuration["sizes"] != sorted(set(configuration["sizes"])):
-        raise ValueError("sizes do not increase")
-    _COUNT(configuration.get("trained_up_to", 0))
-    Word(("misranked", "all"))(configuration.get("keep", "misranked"))
-    List(List(Integer(-1, (1 << 15) - 1), exact=2))(configuration.get("heads", []))
+def entry_of(data: bytes) -> Entry:
+    """The entry of a file with these bytes."""
+    return {"bytes": len(data), "sha256": digest_of(data)}
 
 
-def _check_counts(manifest: dict[str, Any]) -> None:
-    """Raises unless the counts of each size agree with each other."""
-    for entry in manifest["sizes"]:
-        classified = sum(entry[name] for name in COUNTS if name != "rows")  # a row is in one class
-        if max(classified, entry["kept"]) > entry["rows"]:
-            raise ValueError(f"counts of size {entry['size']} exceed its {entry['rows']} rows")
-    if [entry["size"] for entry in manifest["sizes"]] != manifest["configuration"]["sizes"]:
-        raise ValueError("sizes differ from the configuration's")
+def listed_bytes(path: Path, entry: Mapping[str, Any], most: float = math.inf) -> bytes:
+    """A file's bytes, which are those that the manifest lists.
+
+    Args:
+      most: the largest size allowed, whatever is listed.
+    Raises:
+      DamagedError: the file is absent, too large, or has another digest.
+    """
+    if not path.exists():
+        raise DamagedError(f"{path} is missing; {REPAIR}")
+    data = read_bytes(path, int(min(entry["bytes"], most)), REPAIR)
+    if digest_of(data) != entry["sha256"]:
+        raise DamagedError(
+            f"{path} is not the file that {MANIFEST} lists: it was damaged or replaced; {REPAIR}"
+        )
+    return data
 
 
-def _check_shards(manifest: dict[str, Any]) -> None:
-    kept: Counter[int] = Counter()
-    for entry in manifest["shards"]:
-        if 4 * entry["size"] * entry["kept"] > entry["bytes"]:
-            raise ValueError(f"{entry['kept']} rows of {entry['size']} in {entry['bytes']} bytes")
-        kept[entry["size"]] += entry["kept"]
-    shards = manifest["shards"]
-    if len({(entry["size"], entry["unit"]) for entry in shards}) < len(shards):
-        raise ValueError("a shard is listed twice")
-    if kept - Counter({entry["size"]: entry["kept"] for entry in manifest["sizes"]}) or (
-        sum(kept.values()) != sum(entry["kept"] for entry in manifest["sizes"])
-    ):
-        raise ValueError("the shards and the sizes count different numbers of rows")
-    if sum(entry["bytes"] for entry in shards) > manifest["configuration"]["max_bytes"]:
-        raise ValueError("the shards have more bytes than max_bytes")
+def check_arrays(arrays: dict[str, np.ndarray], path: Path, expected: dict[str, Column]) -> None:
+    """Raises DamagedError unless exactly these arrays are there."""
+    for name, (dtype, shape) in expected.items():
+        array = arrays.get(name)
+        right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), shape)
+        actual = "absent" if array is None else f"{array.dtype}{array.shape}"
+        require(right, path, f"{name} is {actual}, expected {np.dtype(dtype)}{shape}")
+    require(arrays.keys() == expected.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
+
+
+def require(condition: bool | np.bool_, path: Path, error: str) -> None:
+    """Raises DamagedError with a description unless a condition is true."""
+    if not condition:
+        raise DamagedError(f"{path}: {error}; {REPAIR}")

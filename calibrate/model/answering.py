@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import Cell, Example, ExampleSet, Scores
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer

@@ -13,7 +13,7 @@ from calibrate.errors import CalibrateError
 from calibrate.export.plan import ALIKE, HEAD
 from calibrate.export.proof import Exportable
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.example_collection import ExampleCollection
+from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.comparison import plain_alone
 from calibrate.model.descent import MOST_STEPS, Course, Descent, Point

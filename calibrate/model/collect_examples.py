@@ -2,19 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError
-from calibrate.files import example_collection as files
-from calibrate.files.atomic_io import write_atomically
-from calibrate.files.collection import collection_lock
-from calibrate.files.example_set import ExampleSet
-from calibrate.files.manifest import MANIFEST, another_collection
-from calibrate.files.shard import is_as_listed
+from calibrate.files import examples as files
+from calibrate.files.collection import Plan, Progress, Shard, fill
+from calibrate.files.manifest import Entry, entry_of
 from calibrate.model.answering import batch_tokens, score
 from calibrate.model.sources import Wanted, make_examples
 from calibrate.transformers.betas import head_betas
@@ -27,13 +24,13 @@ class Job(NamedTuple):
     """A model and its examples: what a collection is made of."""
 
     folder: ModelFolder
-    examples: ExampleSet
+    examples: files.ExampleSet
     configuration: dict[str, Any]
     device: str = "cpu"
 
     @property
     def dtype(self) -> str:
-        """Of the weights."""
+        """The dtype of the weights."""
         return str(self.configuration["dtype"])
 
 
@@ -60,18 +57,19 @@ def collect_examples(
     collection as it is. On one machine it gives the same bytes.
 
     Args:
-      report: called after each batch.
+      report: called after each batch of a shard that is made, or found in an unfinished collection.
     Raises:
       CalibrateError: another collection is in the folder, it cannot be written, a log p is not
         finite, or the model does not look attention up.
     """
-    folder = Path(folder)
-    with collection_lock(folder), ExitStack() as stack:
-        listed = _claim(folder, job)
-        data = job.examples.pack()
-        if not is_as_listed(folder / files.EXAMPLES, files.entry_of(data)):
-            write_atomically(folder / files.EXAMPLES, data)
-        write_atomically(folder / files.MODEL, f"{job.folder.path.resolve()}\n".encode())
+    units = {files.scores_name(i): u for i, u in enumerate(job.examples.units(files.UNIT_TOKENS))}
+
+    def tell_resumed(progress: Progress) -> None:
+        if progress.resumed:
+            for tokens in batch_tokens(job.examples.examples, units[progress.name]):
+                report(tokens, True)
+
+    with ExitStack() as stack:
 
         @cache
         def model() -> PreTrainedModel:
@@ -79,44 +77,40 @@ def collect_examples(
             stack.enter_context(head_betas(loaded))
             return loaded
 
-        entries = [
-            _collect_unit(job, folder, number, unit, listed, model, report)
-            for number, unit in enumerate(job.examples.units(files.UNIT_TOKENS))
-        ]
-        if listed is None:
-            files.write_manifest(folder, job.configuration, entries)
-    return files.open_examples(folder)
+        def make(unit: range) -> tuple[bytes, Entry]:
+            scores = score(model(), job.examples, unit, lambda tokens: report(tokens, False))
+            data = scores.pack()
+            return data, entry_of(data)
+
+        shards = [_shard(job, name, unit, partial(make, unit)) for name, unit in units.items()]
+        return fill(Path(folder), _plan(job, shards), report=tell_resumed)
 
 
-def _collect_unit(
-    job: Job, folder: Path, number: int, unit: range, listed: list[dict[str, Any]] | None,
-    model: Callable[[], PreTrainedModel], report: Report,
-) -> dict[str, Any]:  # fmt: skip
-    """The entry of a file of scores, which is written unless it is there."""
-    path, entry = files.scores_path(folder, number), None if listed is None else listed[number]
-    data = files.find_scores(path, job.examples.n_answer(unit), entry)
-    if data is not None:
-        for tokens in batch_tokens(job.examples.examples, unit):
-            report(tokens, True)
-        return files.entry_of(data)
-    data = score(model(), job.examples, unit, lambda tokens: report(tokens, False)).pack()
-    _write(path, data, entry)
-    return files.entry_of(data)
+def _shard(job: Job, name: str, unit: range, make: Callable[[], tuple[bytes, Entry]]) -> Shard:
+    n_answer = job.examples.n_answer(unit)
+    return Shard(name, files.most_bytes(len(unit)), partial(_check_scores, n_answer), make)
 
 
-def _write(path: Path, data: bytes, listed: dict[str, Any] | None) -> None:
-    """Writes a file of scores; of a complete collection, only as it was."""
-    if listed is not None and files.entry_of(data) != listed:
-        raise CalibrateError(
-            f"{path} cannot be repaired: its examples, scored again, have another digest than "
-            f"{MANIFEST} lists, as on another machine or with another version; restore the file "
-            "from a copy, or collect into a new folder"
-        )
-    write_atomically(path, data)
+def _check_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Entry:
+    files.parse_scores(n_answer, data, path)
+    return entry_of(data)
 
 
-def _another(folder: Path, recorded: dict[str, Any], given: dict[str, Any]) -> CalibrateError:
+def _plan(job: Job, shards: list[Shard]) -> Plan[files.ExampleCollection]:
+    beside = {
+        files.EXAMPLES: job.examples.pack(),
+        files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
+    }
+    difference = partial(_difference, job.configuration)
+    return Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
+
+
+def _difference(
+    given: dict[str, Any], recorded: dict[str, Any]
+) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
     """What differs: files that changed, or options; else the tokenizer, which makes the tokens."""
+    if recorded == given:
+        return None
     options = [
         {key: c[key] for key in ("model", "dtype")} | c["sources"] for c in (recorded, given)
     ]
@@ -131,33 +125,4 @@ def _another(folder: Path, recorded: dict[str, Any], given: dict[str, Any]) -> C
         changed.append(f"the model {given['model']}")
     if options[0] == options[1] and not changed:
         changed = [f"the tokenizer of {given['model']}"]
-    return another_collection(folder, changed, *options)
-
-
-def _claim(folder: Path, job: Job) -> list[dict[str, Any]] | None:
-    """Claims the folder for a job; the entries of its files of scores, if it is complete.
-
-    Raises:
-      CalibrateError: the folder is not empty, and is not this collection.
-    """
-    found, configuration = files.read_manifest(folder), job.configuration
-    if found is None:
-        if any(not entry.name.startswith(".") for entry in folder.iterdir()):
-            raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
-        files.write_manifest(folder, configuration)
-        return None
-    manifest, _ = found
-    recorded = manifest["configuration"]
-    empty = manifest["status"] == "partial" and not any(folder.glob("scores-*.npz"))
-    if recorded != configuration and empty:  # its model did not load, say: nothing is lost
-        files.write_manifest(folder, configuration)
-        return None
-    if recorded != configuration:
-        raise _another(folder, recorded, configuration)
-    scores: list[dict[str, Any]] | None = manifest.get("scores")
-    if scores is not None and len(scores) != len(job.examples.units(files.UNIT_TOKENS)):
-        raise CalibrateError(
-            f"{folder / MANIFEST} does not list the scores of its examples; restore it or collect "
-            "into a new folder"
-        )
-    return scores
+    return changed, options[0], options[1]

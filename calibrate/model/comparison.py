@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.files.example_set import Cell, ExampleSet, Scores
+from calibrate.files.examples import Cell, ExampleSet, Scores
 from calibrate.maths.student import widening
 
 PLAIN = "plain"

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import Example, ExampleSet
+from calibrate.files.examples import Example, ExampleSet
 from calibrate.model.answering import answer, batches, check_vocabulary, checked, room_for
 from calibrate.transformers.betas import HeadBetas, checkpointed, head_betas
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.export.plan import ALIKE
-from calibrate.files.example_set import Scores
+from calibrate.files.examples import Scores
 from calibrate.model.objective import Multipliers, Objective, Value
 from calibrate.model.passes import Passes
 from calibrate.model.rule_parameters import Form

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files.example_set import Cell, ExampleSet
+from calibrate.files.examples import Cell, ExampleSet
 from calibrate.model.comparison import over_cells
 from calibrate.model.derivatives import Derivatives
 

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import QualityError
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.example_collection import ExampleCollection
-from calibrate.files.example_set import Scores
+from calibrate.files.examples import ExampleCollection, Scores
 from calibrate.files.provenance import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.files.example_set import ExampleSet, Scores
+from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.comparison import Estimate, estimate
 
 ALLOWED_LOSS = 0.005  # nats a token, of held examples

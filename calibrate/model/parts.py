@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibrate.files.example_set import Example
+from calibrate.files.examples import Example
 
 N_PARTS = 3
 FITTING, CHOOSING, JUDGING = range(N_PARTS)

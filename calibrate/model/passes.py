@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import ExampleSet, Scores
+from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.answering import (
     answer,
     batch_tokens,

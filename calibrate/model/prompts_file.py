@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.files.example_set import Cell
+from calibrate.files.examples import Cell
 from calibrate.files.json_shapes import Integer, List, Object, Text
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import Refusal, parse, refuse

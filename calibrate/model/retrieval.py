@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import Cell
+from calibrate.files.examples import Cell
 from calibrate.model.encoding import Encoded, Encoder
 from calibrate.model.words import ADJECTIVES, FIRST_NAMES, LAST_NAMES, NOUNS, TOWNS
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.example_collection import UNIT_TOKENS, find_scores
-from calibrate.files.example_set import ExampleSet, Scores, parse_scores
+from calibrate.files.collection import read_if_sound
+from calibrate.files.examples import UNIT_TOKENS, ExampleSet, Scores, most_bytes, parse_scores
 from calibrate.model.answering import batch_tokens, check_vocabulary, score
 from calibrate.transformers.attention import attention_function, temporary_attention
 from calibrate.transformers.parts import applied
@@ -105,13 +105,13 @@ def _score_unit(
     model: Callable[[], PreTrainedModel], examples: ExampleSet, unit: Sequence[int],
     fit: Coefficients, kept: Kept | None, report: Report,
 ) -> Scores:  # fmt: skip
-    n_answer = examples.n_answer(unit)
+    parse = partial(parse_scores, examples.n_answer(unit))
     path = kept and kept.path(fit, unit)
-    data = path and find_scores(path, n_answer, None)
-    if path and data:
+    found = path and read_if_sound(path, most_bytes(len(unit)), parse)
+    if found:
         for tokens in batch_tokens(examples.examples, unit):
             report(tokens, True)
-        return parse_scores(data, path, n_answer)
+        return found
     with _given(model(), fit):
         scores = score(model(), examples, unit, lambda tokens: report(tokens, False))
     if path:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import MOST_CELLS, Cell, Example, ExampleSet
+from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
 from calibrate.model.encoding import Encoded, Encoder
 from calibrate.model.prompts_file import read_prompts
 from calibrate.model.retrieval import TEMPLATES, retrieval

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from calibrate.files.example_set import ExampleSet
+from calibrate.files.examples import ExampleSet
 
 TOKENS_A_STEP = 4096
 MOST_OF_A_CELL = 8  # examples in a step

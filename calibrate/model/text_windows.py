@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.files.example_set import Cell
+from calibrate.files.examples import Cell
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.model.encoding import Encoded, Encoder
 from calibrate.model.parts import N_TURNS

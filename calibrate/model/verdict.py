@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from calibrate.files.example_set import Cell
+from calibrate.files.examples import Cell
 from calibrate.model.comparison import LOG_P, PLAIN, RIGHT, Estimate, ExampleComparison
 
 NAMED = 4  # cells in a sentence

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from calibrate.files.collection import Collection
-from calibrate.files.manifest import count_bad, share_misranked
+from calibrate.files.rows import RowCollection, count_bad, share_misranked
 from calibrate.report.blocks import Block, Table
 
 
@@ -13,7 +12,7 @@ from calibrate.report.blocks import Block, Table
 class CollectionRecord:
     """The result of `calibrate collect`."""
 
-    collection: Collection
+    collection: RowCollection
 
     def as_json(self) -> dict[str, Any]:
         """The manifest."""

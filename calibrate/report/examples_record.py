@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files.example_collection import ExampleCollection
-from calibrate.files.example_set import Cell
+from calibrate.files.examples import Cell, ExampleCollection
 from calibrate.report.blocks import Block, Table, Text
 from calibrate.report.wording import with_error
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.manifest import BAD
+from calibrate.files.rows import BAD
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table
 from calibrate.report.fit_verdict import verdict_on_logits
 from calibrate.report.rule_curves import all_constant, beta_text

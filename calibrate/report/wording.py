@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.manifest import BAD
+from calibrate.files.rows import BAD
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
 
 NOTHING = "·"

@@ -1,7 +1,5 @@
 """Collecting: keeps a sample of a head's rows on disk, or of its misranked rows."""
 
-import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,31 +7,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files import collection as files
-from calibrate.files.shard import Shard, shard_path
+from calibrate.files.collection import Plan, Report, Shard, fill
+from calibrate.files.manifest import Entry
+from calibrate.files.rows import (
+    KeptRows,
+    RowCollection,
+    check_unit,
+    entry_of_rows,
+    most_bytes,
+    refuse_bad_rows,
+    rows_in_memory,
+    shard_name,
+)
 from calibrate.maths.row_batches import hashes, row_entropy
 from calibrate.maths.rule import Rule
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.resume import changed_units, claim_folder, complete_shards
 from calibrate.rows.row_budget import row_quotas, wanted_rows
 from calibrate.rows.sources import Source, UnitRows, source_of_arrays, source_of_head
 from calibrate.rows.work_units import Unit
 
 MAX_BYTES = 10**9  # of a collection, unless asked otherwise
-
-
-class Progress(NamedTuple):
-    """One finished unit, for a progress display."""
-
-    receipt: files.Receipt
-    finished: int  # units
-    units: int
-    resumed: bool  # it was on disk already
-
-
-Report = Callable[[Progress], None]
 
 
 def collect(
@@ -46,7 +41,7 @@ def collect(
     report: Report = lambda progress: None,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
-) -> files.Collection:
+) -> RowCollection:
     """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
     The same call resumes an interrupted collection, and returns a finished one unchanged. The same
@@ -71,7 +66,7 @@ def collect(
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
     source = source_of_head(head, sizes, sets, seed)
-    return collect_from(source, folder, max_bytes, report, keep, jobs)
+    return _collect_from(source, folder, max_bytes, report, keep, jobs)
 
 
 def collect_arrays(
@@ -81,113 +76,85 @@ def collect_arrays(
     report: Report = lambda progress: None,
     keep: str = "all",
     jobs: Jobs = ONE_PROCESS,
-) -> files.Collection:
+) -> RowCollection:
     """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
-    return collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
+    return _collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
 
 
-def collect_in_memory(arrays: Arrays) -> files.Collection:
+def collect_in_memory(arrays: Arrays) -> RowCollection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    plan = _plan(source_of_arrays(arrays), MAX_BYTES, "all")
-    shards = [
-        (unit.size, unit.number, _kept_rows(plan.source.rows(unit)(), unit, plan.most(unit), True))
-        for unit in plan.source.units
-    ]
-    return files.collection_in_memory(arrays.name, plan.configuration, shards)
+    sample = _sample(source_of_arrays(arrays), MAX_BYTES, "all")
+    shards = [(unit.size, unit.number, sample.keep(unit)()) for unit in sample.source.units]
+    return rows_in_memory(arrays.name, sample.configuration, shards)
 
 
-class _Plan(NamedTuple):
-    """What is to be collected: a source, and how many rows each unit may keep."""
+class _Sample(NamedTuple):
+    """What is to be kept of a source: so many rows of each unit, of all or of misranked ones."""
 
     source: Source
     configuration: dict[str, Any]
-    wanted: Mapping[Unit, int]
-    quota: Mapping[int, int]
+    most: Mapping[Unit, int]
 
-    def most(self, unit: Unit) -> int:
-        return min(self.quota[unit.size], self.wanted[unit])
+    def keep(self, unit: Unit) -> Callable[[], KeptRows]:
+        """Reads and samples a unit; another process can call it."""
+        keep_all = self.configuration.get("keep") == "all"
+        return partial(_kept_rows, self.source.rows(unit), unit, self.most[unit], keep_all)
+
+    def shard(self, unit: Unit) -> Shard:
+        """The shard of a unit."""
+        sets = range(unit.first, unit.first + unit.sets)
+        return Shard(
+            shard_name(unit.size, unit.number),
+            most_bytes(unit.size, unit.sets),
+            partial(check_unit, unit.size, unit.number, sets),
+            partial(_pack_unit, unit, self.keep(unit)),
+        )
+
+    def difference(
+        self, recorded: dict[str, Any]
+    ) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
+        """What another configuration has otherwise; see `Plan`."""
+        recorded, given = ({"keep": "misranked"} | c for c in (recorded, self.configuration))
+        if recorded == given:
+            return None
+        same_name = recorded["head"] == given["head"]
+        digests = recorded.pop("fingerprint"), given.pop("fingerprint")
+        changed = [self.source.shown] if same_name and len({*digests}) > 1 else []
+        return changed, recorded, given
 
 
-def _plan(source: Source, max_bytes: int, keep: str) -> _Plan:
+def _sample(source: Source, max_bytes: int, keep: str) -> _Sample:
     configuration = {**source.configuration, "max_bytes": max_bytes}
     if keep != "misranked":  # absent in collections from before the option
         configuration["keep"] = keep
     wanted = wanted_rows(source.units, keep, source.n_heads)
     quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
-    return _Plan(source, configuration, wanted, quota)
+    most = {unit: min(quota[unit.size], rows) for unit, rows in wanted.items()}
+    return _Sample(source, configuration, most)
 
 
-def collect_from(
+def _collect_from(
     source: Source, folder: Path, max_bytes: int, report: Report, keep: str, jobs: Jobs
-) -> files.Collection:
-    """Collects from any source; see `collect`."""
-    folder, plan = Path(folder), _plan(source, max_bytes, keep)
-    listed = complete_shards(folder, plan.configuration, source)
-    if listed is None or changed_units(folder, listed):
-        with files.collection_lock(folder):
-            _collect_units(plan, folder, report, keep, jobs)
-    collection = files.open_collection(folder)
-    files.refuse_bad_rows(collection.manifest)
+) -> RowCollection:
+    sample = _sample(source, max_bytes, keep)
+    shards = [sample.shard(unit) for unit in source.units]
+    plan = Plan(RowCollection, sample.configuration, shards, sample.difference)
+    collection = fill(Path(folder), plan, jobs, report)
+    refuse_bad_rows(collection.manifest)
     return collection
 
 
-def _collect_units(plan: _Plan, folder: Path, report: Report, keep: str, jobs: Jobs) -> None:
-    """Collects the units without a shard; of a complete collection, those whose shard changed."""
-    configuration, units = plan.configuration, plan.source.units
-    complete = claim_folder(folder, configuration, plan.source)
-    if complete:
-        units = changed_units(folder, complete)
-        for unit in units:
-            path = shard_path(folder, unit.size, unit.number)
-            state = "damaged" if path.exists() else "missing"
-            warnings.warn(f"{path} is {state}; it is collected again", stacklevel=4)
-    absolute = folder.absolute()  # workers may have another working folder
-    tasks = [
-        partial(
-            _collect_unit,
-            plan.source.rows(unit),
-            absolute,
-            unit,
-            plan.most(unit),
-            keep == "all",
-            complete[unit]["sha256"] if complete else None,
-        )
-        for unit in units
-    ]
-    finished = itertools.count(1)
-
-    def advance(done: tuple[files.Receipt, bool]) -> None:
-        receipt, resumed = done
-        report(Progress(receipt, next(finished), len(units), resumed))
-
-    receipts = [receipt for receipt, _ in run(tasks, jobs, advance)]
-    if not complete:
-        files.write_manifest(folder, configuration, receipts)
+def _pack_unit(unit: Unit, keep: Callable[[], KeptRows]) -> tuple[bytes, Entry]:
+    rows = keep()
+    data = rows.pack()
+    return data, entry_of_rows(unit.size, unit.number, rows, data)
 
 
-def _collect_unit(
-    read_rows: Callable[[], UnitRows],
-    folder: Path,
-    unit: Unit,
-    most: int,
-    keep_all: bool,
-    listed: str | None,
-) -> tuple[files.Receipt, bool]:
-    """The receipt of one unit's shard, and whether it was on disk already.
-
-    `listed` is its digest in the manifest of a complete collection.
-    """
-    if listed is None:
-        sets = range(unit.first, unit.first + unit.sets)
-        receipt = files.find_shard(folder, unit.size, unit.number, sets)
-        if receipt:
-            return receipt, True
-    shard = _kept_rows(read_rows(), unit, most, keep_all)
-    return files.write_shard(folder, unit.size, unit.number, shard, listed), False
-
-
-def _kept_rows(unit_rows: UnitRows, unit: Unit, most: int, keep_all: bool) -> Shard:
+def _kept_rows(
+    read_rows: Callable[[], UnitRows], unit: Unit, most: int, keep_all: bool
+) -> KeptRows:
     """The rows of a unit that are kept, at most so many."""
+    unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
     rows = np.flatnonzero(good if keep_all else misranked)
     rows = rows[_lowest_hashes(rows + unit.first, most)]
@@ -195,7 +162,7 @@ def _kept_rows(unit_rows: UnitRows, unit: Unit, most: int, keep_all: bool) -> Sh
         k: None if x is None else x[rows] for k, x in unit_rows._asdict().items()
     }
     index = rows + unit.first
-    return Shard(entropy=H[rows], index=index, counts=counts, **columns)
+    return KeptRows(entropy=H[rows], index=index, counts=counts, **columns)
 
 
 def examine(

@@ -9,8 +9,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.collection import Collection, refuse_bad_rows
-from calibrate.files.shard import Heads, Shard
+from calibrate.files.rows import Heads, KeptRows, RowCollection, refuse_bad_rows
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_batches import slices
@@ -78,7 +77,7 @@ class HeadDiagnosis(NamedTuple):
 class Diagnosis(NamedTuple):
     """Every head of a collection, the largest gain first; heads with too few rows are last."""
 
-    collection: Collection
+    collection: RowCollection
     eps: float
     heads: list[HeadDiagnosis]
     without_rows: list[tuple[int, int]]  # (layer, head) without a kept row of any weight
@@ -99,7 +98,7 @@ class Measured(NamedTuple):
         return Measured(rows.take(chosen), *(column[chosen] for column in columns))
 
 
-def require_all_rows(collection: Collection) -> None:
+def require_all_rows(collection: RowCollection) -> None:
     """Raises CalibrateError if a collection keeps no sample of all rows."""
     refuse_bad_rows(collection.manifest)
     if collection.manifest["configuration"].get("keep", "misranked") != "all":
@@ -110,7 +109,7 @@ def require_all_rows(collection: Collection) -> None:
 
 
 def diagnose(
-    collection: Collection, eps: float = 0.5, report: Callable[[], None] = lambda: None
+    collection: RowCollection, eps: float = 0.5, report: Callable[[], None] = lambda: None
 ) -> Diagnosis:
     """Measures every head of a collection; a few heads' rows are in memory at a time.
 
@@ -138,7 +137,7 @@ def diagnose(
 
 
 def _diagnose_group(
-    collection: Collection, heads: Heads | None, eps: float, report: Callable[[], None]
+    collection: RowCollection, heads: Heads | None, eps: float, report: Callable[[], None]
 ) -> list[HeadDiagnosis]:
     parts = []
     for part in starmap(partial(_measure, eps), collection.shards(heads)):  # one shard at a time
@@ -157,7 +156,7 @@ def _diagnose_group(
         ]
 
 
-def _measure(eps: float, size: int, shard: Shard) -> Measured:
+def _measure(eps: float, size: int, shard: KeptRows) -> Measured:
     rows = solved_rows.solve_shard(shard, size)
     n_star, share = np.empty((2, len(rows.size)))
     top, target = np.empty((2, len(rows.size)), np.int64)

@@ -10,10 +10,10 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import Collection, open_collection, refuse_bad_rows
-from calibrate.files.collection_audit import open_unfinished
+from calibrate.files.collection import open_collection
 from calibrate.files.fit_difference import EntryRule, largest_change
 from calibrate.files.provenance import provenance
+from calibrate.files.rows import RowCollection, refuse_bad_rows
 from calibrate.maths.rule import beta_of, horner
 from calibrate.maths.rule_forms import DEGREE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
@@ -37,7 +37,7 @@ class FitResult:
     choice: Choice | None  # None: by the paper's procedure
 
 
-def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
+def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
     """Opens a collection to fit it.
 
     Args:
@@ -47,9 +47,7 @@ def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
     Warns:
       UserWarning: it is unfinished.
     """
-    if not allow_partial:
-        return open_collection(folder)
-    collection = open_unfinished(folder)
+    collection = open_collection(folder, RowCollection, allow_partial)
     if collection.partial:
         shards = collection.manifest["shards"]
         warnings.warn(
@@ -60,7 +58,7 @@ def open_for_fit(folder: Path, allow_partial: bool = False) -> Collection:
 
 
 def fit_collection(
-    collection: Collection | Path,
+    collection: RowCollection | Path,
     name: str,
     options: Options | None = None,
     force: str | None = None,
@@ -91,7 +89,7 @@ def fit_collection(
 
 
 def fit_heads_of_collection(
-    collection: Collection | Path,
+    collection: RowCollection | Path,
     name: str,
     options: Options | None = None,
     force: str | None = None,
@@ -112,15 +110,15 @@ def fit_heads_of_collection(
     return PerHeadResult(coefficients, heads)
 
 
-def _open_checked(collection: Collection | Path) -> Collection:
+def _open_checked(collection: RowCollection | Path) -> RowCollection:
     """A collection without too many bad rows."""
-    if not isinstance(collection, Collection):
+    if not isinstance(collection, RowCollection):
         collection = open_for_fit(Path(collection))
     refuse_bad_rows(collection.manifest)
     return collection
 
 
-def _open_unnamed(collection: Collection | Path) -> Collection:
+def _open_unnamed(collection: RowCollection | Path) -> RowCollection:
     """A collection that names no heads: its fit is one rule for all."""
     collection = _open_checked(collection)
     if collection.heads:
@@ -136,7 +134,7 @@ def _options_record(options: Options, force: str | None) -> dict[str, Any]:
     return record | {"degree": DEGREE} | ({"force": force} if force else {})
 
 
-def resolve_options(collection: Collection, options: Options | None = None) -> Options:
+def resolve_options(collection: RowCollection, options: Options | None = None) -> Options:
     """The options; what they leave open is as the collection has it."""
     options, configuration = options or Options(), collection.manifest["configuration"]
     kept = configuration.get("keep", "misranked")
@@ -150,7 +148,7 @@ def resolve_options(collection: Collection, options: Options | None = None) -> O
     return options._replace(rows=options.rows or kept)
 
 
-def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> FitResult:
+def fit_collection_as_in_the_paper(collection: RowCollection | Path, name: str) -> FitResult:
     """Solves a collection, and fits the polynomial by the paper's procedure.
 
     Raises:
@@ -174,7 +172,7 @@ def fit_collection_as_in_the_paper(collection: Collection | Path, name: str) -> 
 def _add_metadata(
     fit: Coefficients,
     name: str,
-    collection: Collection,
+    collection: RowCollection,
     quality: dict[str, Any],
     options: dict[str, Any],
 ) -> Coefficients:
@@ -201,7 +199,7 @@ def same_fit(newest: Coefficients, new: Coefficients) -> bool:
 
 
 def _quality(
-    collection: Collection, rows: Rows, choice: Choice, options: Options, jobs: Jobs
+    collection: RowCollection, rows: Rows, choice: Choice, options: Options, jobs: Jobs
 ) -> dict[str, Any]:
     chosen = choice.chosen
     uncertainty = bootstrap(chosen, jobs)
@@ -228,7 +226,7 @@ def _quality(
     }
 
 
-def _row_counts(collection: Collection, statuses: Mapping[str, int]) -> dict[str, int]:
+def _row_counts(collection: RowCollection, statuses: Mapping[str, int]) -> dict[str, int]:
     sizes = collection.manifest["sizes"]
     totals = {key: sum(size[key] for size in sizes) for key in sizes[0] if key != "size"}
     return {**totals, **statuses}
@@ -247,7 +245,7 @@ def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
     }
 
 
-def _source(collection: Collection, options: dict[str, Any]) -> dict[str, Any]:
+def _source(collection: RowCollection, options: dict[str, Any]) -> dict[str, Any]:
     configuration = collection.manifest["configuration"]
     split = {"held_out": configuration["held_out"]} if "held_out" in configuration else {}
     return {

@@ -11,8 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
-from calibrate.files.collection import Collection
-from calibrate.files.shard import Heads
+from calibrate.files.rows import Heads, RowCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.gain import CHANCE, Gain, evident_among, least_lead
@@ -77,7 +76,7 @@ FamilyFits = dict[str, HeadFit]  # family -> its best rule for one head
 
 
 def fit_heads(
-    collection: Collection,
+    collection: RowCollection,
     options: Options,
     force: str | None = None,
     jobs: Jobs = ONE_PROCESS,
@@ -98,7 +97,7 @@ def fit_heads(
       QualityError: there are no rows, or no head has a rule that beats plain softmax.
     """
     # Workers may have another working folder.
-    absolute = collection._replace(folder=collection.folder.absolute())
+    absolute = replace(collection, folder=collection.folder.absolute())
     groups = group_heads(collection)
     tasks = [partial(_fit_group, absolute, group, options, force) for group in groups]
     fits, statuses = [], Counter[str]()
@@ -111,7 +110,7 @@ def fit_heads(
 
 
 def _fit_group(
-    collection: Collection, heads: Heads | None, options: Options, force: str | None
+    collection: RowCollection, heads: Heads | None, options: Options, force: str | None
 ) -> tuple[list[FamilyFits], Counter[str]]:
     """The fits of some heads, and how many rows have each status."""
     rows = solve_heads(collection, heads)

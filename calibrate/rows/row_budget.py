@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from calibrate.errors import CalibrateError
-from calibrate.files import collection as files
-from calibrate.files.shard import SHARD_OVERHEAD
+from calibrate.files import rows as files
 from calibrate.rows.work_units import Unit
 
-# Of each size, if rows of every rank are kept: enough for a rule of a few coefficients.
+# Rows of each size, if rows of every rank are kept: enough for a rule of a few coefficients.
 MOST_KEPT_OF_ALL = 2048
 
 
@@ -36,7 +35,7 @@ def row_quotas(
     """
     overhead = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD * n_heads
     overhead += files.MANIFEST_PER_SIZE * len(row_bytes)
-    overhead += (files.MANIFEST_PER_SHARD + SHARD_OVERHEAD) * len(wanted_rows)
+    overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(wanted_rows)
     left = max_bytes - overhead
     wanted = sorted(rows * row_bytes[unit.size] for unit, rows in wanted_rows.items())
     level = 0

@@ -8,8 +8,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.collection import refuse_bad_rows
-from calibrate.files.manifest import COUNTS
+from calibrate.files.rows import COUNTS, refuse_bad_rows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.rows import group_sums

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.files.collection import Collection
-from calibrate.files.shard import BYTES_OF_COLUMN, Heads, Shard
+from calibrate.files.rows import BYTES_OF_COLUMN, Heads, KeptRows, RowCollection
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
 from calibrate.maths.row_batches import FEW_ITEMS
@@ -92,7 +91,7 @@ def head_label(layer: int | None, head: int | None) -> str:
     return ", ".join(f"{word} {number}" for word, number in numbers if number is not None)
 
 
-def group_heads(collection: Collection) -> list[Heads | None]:
+def group_heads(collection: RowCollection) -> list[Heads | None]:
     """The heads of a collection in groups of about ROWS_PER_GROUP rows, if heads have equal rows.
 
     All rows may not fit in memory, and those of one head lie in many shards: work by head reads
@@ -107,12 +106,12 @@ def group_heads(collection: Collection) -> list[Heads | None]:
     return [heads[first:end] for first, end in pairwise(ends)]
 
 
-def solve_heads(collection: Collection, heads: Heads | None) -> Rows:
+def solve_heads(collection: RowCollection, heads: Heads | None) -> Rows:
     """The rows of some heads, solved; one shard is in memory at a time."""
     return concatenate_rows([solve_shard(shard, size) for size, shard in collection.shards(heads)])
 
 
-def solve_collection(collection: Collection, jobs: Jobs = ONE_PROCESS) -> Rows:
+def solve_collection(collection: RowCollection, jobs: Jobs = ONE_PROCESS) -> Rows:
     """The optimal beta and the likelihood profile of every row.
 
     Args:
@@ -124,12 +123,12 @@ def solve_collection(collection: Collection, jobs: Jobs = ONE_PROCESS) -> Rows:
     )
 
 
-def _read_and_solve(read: Callable[[], tuple[int, Shard]]) -> Rows:
+def _read_and_solve(read: Callable[[], tuple[int, KeptRows]]) -> Rows:
     size, shard = read()  # by the process that solves it: logits do not travel
     return solve_shard(shard, size)
 
 
-def solve_shard(shard: Shard, size: int) -> Rows:
+def solve_shard(shard: KeptRows, size: int) -> Rows:
     """The rows of a shard, with those of its optional columns that it has."""
     rows = solve_rows(shard.logits, shard.target, shard.entropy, size)
     columns = {name: getattr(shard, name) for name in BYTES_OF_COLUMN}

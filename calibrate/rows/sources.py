@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.files.shard import row_bytes
+from calibrate.files.rows import row_bytes
 from calibrate.maths.masking import as_masks, finite_masks
 from calibrate.rows.heads import Head, head_loader
 from calibrate.rows.logits_files import Arrays, Part

@@ -1,4 +1,4 @@
-"""Verify: every shard that is bad or missing and every file that is foreign, by name."""
+"""A collection of rows on disk: what is refused of its shards, and an unfinished one's fit."""
 
 import json
 import os
@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
-from calibrate.files import collection as files
-from calibrate.files.collection_audit import audit_collection, open_unfinished
+from calibrate.files.collection import open_collection
+from calibrate.files.manifest import PARTIAL, manifest_text
 from calibrate.files.npz import digest_of, pack_arrays, read_arrays
+from calibrate.files.rows import RowCollection
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect, collect_arrays
 from calibrate.rows.fit_collection import (
@@ -47,78 +48,16 @@ def run(here, original, monkeypatch):
 
 def reopen(folder: Path, *lost: str) -> None:
     """Makes it an unfinished one, without the shards that are lost."""
-    configuration = files.read_manifest(folder)["configuration"]
-    (folder / "manifest.json").unlink()
-    files.write_manifest(folder, configuration, None)
+    configuration = open_collection(folder).configuration
+    text = manifest_text(RowCollection, configuration, None, PARTIAL)
+    (folder / "manifest.json").write_text(text)
     for name in lost:
         (folder / name).unlink()
 
 
-def faults(folder: Path = Path("run")) -> list[tuple[str, str]]:
-    return [(fault.kind, fault.path.name) for fault in audit_collection(folder).faults]
-
-
-def test_a_sound_collection_is_counted(here):
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert (done.exit_code, done.stdout) == (0, "6 intact shards in run\n")
-    reopen(Path("run"), "n00064-unit00002.npz")
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert (done.exit_code, done.stdout) == (0, "5 intact shards in run (unfinished)\n")
-
-
-def test_every_fault_has_a_line(here):
-    SHARD.write_bytes(b"")
-    Path("run/n00064-unit00000.npz").unlink()
-    Path("run/n00064-unit00009.npz").touch()
-    Path("run/notes.txt").touch()
-    Path("run/.n00016-unit00001.npz.0123abcd.tmp").touch()  # what a killed process left
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert done.exit_code == 1
-    lines = done.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[:-1]] == [
-        ["bad", "run/n00016-unit00001.npz"],
-        ["missing", "run/n00064-unit00000.npz"],
-        ["foreign", "run/n00064-unit00009.npz"],
-        ["foreign", "run/notes.txt"],
-    ]
-    assert lines[-1] == "4 intact shards in run"
-    assert done.stderr == (
-        "calibrate: run has 1 bad, 1 missing, 2 foreign; see above for each; run the same "
-        "`calibrate collect` command again to repair shards\n"
-    )
-    record = json.loads(CliRunner().invoke(app, ["verify", "run", "--json"]).stdout)
-    assert record["sound"] == 4
-    assert record["status"] == "complete"
-    assert record["faults"][3] == {
-        "path": "run/notes.txt", "kind": "foreign",
-        "error": "run/notes.txt is not part of this collection; move it out",
-    }  # fmt: skip
-
-
-def test_a_name_that_plays_tricks_on_the_terminal_is_escaped(here):
-    for name in (b"a\x1b[2J\n9 intact shards in run", b"\xff"):
-        Path("run", os.fsdecode(name)).touch()
-    done = CliRunner().invoke(app, ["verify", "run"])
-    assert done.stdout.splitlines() == [
-        r"foreign  run/a\x1b[2J 9 intact shards in run is not part of this collection; move it out",
-        r"foreign  run/\udcff is not part of this collection; move it out",
-        "6 intact shards in run",
-    ]
-
-
-def test_no_collection_is_an_error(here):
-    done = CliRunner().invoke(app, ["verify", "elsewhere"])
-    assert done.exit_code == 1
-    assert "elsewhere is not a collection; give a folder" in done.stderr
-
-
-def test_counts_that_are_not_the_shards_are_named(here):
-    text = Path("run/manifest.json").read_text()
-    counts = json.loads(text)["sizes"][0]
-    Path("run/manifest.json").write_text(
-        text.replace(f'"misranked": {counts["misranked"]}', '"misranked": 7', 1)
-    )
-    assert faults() == [("bad", "manifest.json")]
+def read_all(folder: Path) -> list:
+    """The rows of every shard, also of an unfinished collection."""
+    return list(open_collection(folder, RowCollection, allow_partial=True).shards())
 
 
 def forge(**changes) -> None:
@@ -162,7 +101,7 @@ FORGERIES = {
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("status", ["complete", "listed", "partial"])
-def test_a_forged_shard_is_bad(here, forgery, status):
+def test_a_forged_shard_is_refused(here, forgery, status):
     """In any collection; even if somebody put its digest into the manifest."""
     forge(**FORGERIES[forgery]())
     if status == "listed":
@@ -171,37 +110,32 @@ def test_a_forged_shard_is_bad(here, forgery, status):
         Path("run/manifest.json").write_text(json.dumps(manifest))
     if status == "partial":
         reopen(Path("run"))
-    assert faults() == [("bad", SHARD.name)]
     with pytest.raises(CalibrateError, match=r"n00016-unit00001.npz"):
-        list(open_unfinished(Path("run")).shards())
+        read_all(Path("run"))
 
 
-@pytest.mark.parametrize("status", ["complete", "partial"])
-def test_rows_are_of_the_heads_that_the_manifest_says(here, status):
+@pytest.mark.parametrize("heads", [[[0, 0]], [[0, -1]]])
+def test_rows_are_of_the_heads_that_the_manifest_names(here, heads):
     logits, layer = np.random.default_rng(0).standard_normal((128, 16)), np.arange(128) % 2
     np.savez("of-two.npz", logits=logits, target=np.zeros(128, int), layer=layer)
     collect_arrays(Arrays(Path("of-two.npz")), here / "of-two")
-    for folder, heads in ((Path("run"), [[0, 0]]), (Path("of-two"), [[0, -1]])):
-        if status == "partial":
-            reopen(folder)
+    for folder in map(Path, ("run", "of-two")):
+        reopen(folder)
+        read_all(folder)
         manifest = json.loads((folder / "manifest.json").read_text())
-        assert not faults(folder)
         manifest["configuration"]["heads"] = heads
         (folder / "manifest.json").write_text(json.dumps(manifest))
-        found = audit_collection(folder)
-        assert found.sound == 0
-        assert all(
-            "its rows are of other heads than those in manifest.json" in f.error
-            for f in found.faults
-        )
+        with pytest.raises(CalibrateError, match="its rows are of other heads than those in man"):
+            read_all(folder)
 
 
-def test_a_shard_under_another_name_is_bad(here):
+def test_a_shard_under_another_name_is_refused(here):
     reopen(Path("run"))
     Path("run/n00016-unit00002.npz").write_bytes(SHARD.read_bytes())
-    assert faults() == [("bad", "n00016-unit00002.npz")]
-    os.rename("run/n00016-unit00002.npz", "run/n00032-unit00002.npz")
-    assert faults() == [("foreign", "n00032-unit00002.npz")]
+    with pytest.raises(CalibrateError, match="n00016-unit00002.npz: its rows are of other sets"):
+        read_all(Path("run"))
+    os.rename("run/n00016-unit00002.npz", "run/n00032-unit00002.npz")  # foreign, and not read
+    assert len(read_all(Path("run"))) == 5
 
 
 @pytest.mark.slow
@@ -226,7 +160,7 @@ def test_a_fit_of_an_unfinished_collection_says_so(here):
 
 
 def test_what_is_complete_is_fitted_as_ever(here):
-    assert open_for_fit(Path("run"), allow_partial=True) == files.open_collection(Path("run"))
+    assert open_for_fit(Path("run"), allow_partial=True) == open_collection(Path("run"))
 
 
 def test_the_command_fits_an_unfinished_collection_if_asked(here):

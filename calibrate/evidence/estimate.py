@@ -1,0 +1,179 @@
+"""Means over strata and their errors: the one estimator, and the one bound of chance.
+
+Strata (set sizes; templates and lengths) are fixed by design: they have equal weight, or less with
+few items, and resampling would keep them. Items of one group, such as a prompt, may be alike;
+groups are independent.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.maths.student import NORMAL, widening
+
+CHANCE = 0.05  # how often "beyond chance" is said where nothing differs, up or down
+MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
+LEAST_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
+ROUNDING = 1e-12
+
+
+class Estimate(NamedTuple):
+    """A mean over strata, or several, with its standard error.
+
+    The error is as wide as the 95 % interval of Student's t, so that about two of them are beyond
+    chance for any number of groups. It is NaN where groups are too few to tell.
+    """
+
+    mean: Any  # float, or an array
+    error: Any
+    freedom: Any = np.inf  # degrees of freedom in the error
+
+    @property
+    def beyond_chance(self) -> Any:
+        """Whether the mean differs from 0 by more than CHANCE allows; never where unknown."""
+        return np.abs(self.mean) > NORMAL * self.error
+
+    @property
+    def sign(self) -> Any:
+        """1 or -1 where the mean is beyond chance, else 0."""
+        return np.sign(self.mean) * self.beyond_chance
+
+    @property
+    def interval(self) -> tuple[Any, Any]:
+        """The ends of the 95 % interval."""
+        margin = NORMAL * self.error
+        return self.mean - margin, self.mean + margin
+
+    @property
+    def p(self) -> Any:
+        """Two-sided p-value of a mean of 0: of a t-test, or of signs where all differ alike.
+
+        NaN where the error is unknown, or nothing differs.
+        """
+        from scipy.special import stdtr
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.abs(self.mean) / self.error * widening(self.freedom)
+            by_t = 2 * stdtr(self.freedom, -t)
+        return np.where(np.isinf(t), 2.0**-self.freedom, by_t)[()]
+
+
+def evident_among(p: Sequence[float]) -> list[bool]:
+    """Which of many two-sided p-values are beyond chance, by Benjamini and Hochberg (1995)."""
+    from scipy.stats import false_discovery_control
+
+    known = np.nan_to_num(np.asarray(p, float), nan=1.0)
+    return (false_discovery_control(known) <= CHANCE).tolist() if len(known) else []
+
+
+def index_groups(group: np.ndarray) -> np.ndarray:
+    """(items,) number of each item's group, from 0; an unknown one, -1, has no other items."""
+    known = group >= 0
+    index: np.ndarray = np.cumsum(~known) - 1
+    groups, index[known] = np.unique(group[known], return_inverse=True)
+    index[~known] += len(groups)
+    return index
+
+
+def shares(count: np.ndarray, weight: np.ndarray, enough: int) -> np.ndarray:
+    """(strata,) adding up to 1: equal, less for those with fewer than `enough` items.
+
+    Args:
+      count: (strata,) their numbers of items.
+      weight: (strata,) the total weight of these; a stratum without any has no share.
+      enough: items.
+    """
+    share = np.where(weight > 0, np.minimum(count, enough), 0)
+    found: np.ndarray = share / share.sum()
+    return found
+
+
+def effective(share: np.ndarray) -> Any:
+    """How many parts of equal weight are worth as much as these shares, which add up to 1."""
+    return 1 / np.sum(share**2, axis=-1)
+
+
+class Strata:
+    """Items by stratum and group, to estimate means of their values."""
+
+    def __init__(
+        self, stratum: np.ndarray, group: np.ndarray, weight: np.ndarray, enough: int = 1
+    ) -> None:
+        """Of (items,) strata, groups and weights.
+
+        Args:
+          stratum: int, in any order.
+          group: int from 0.
+          weight: of an item among those of its stratum.
+          enough: see `shares`.
+        """
+        _, of_item, count = np.unique(stratum, return_inverse=True, return_counts=True)
+        n_groups = int(group.max(initial=-1)) + 1
+        cells, self._cell = np.unique(of_item * n_groups + group, return_inverse=True)
+        self._stratum, cell_group = np.divmod(cells, max(n_groups, 1))
+        self._group = np.unique(cell_group, return_inverse=True)[1]
+        self._weight = np.asarray(weight, float)
+        cell_weight = np.bincount(self._cell, self._weight, len(cells))
+        self._total = np.bincount(self._stratum, cell_weight, len(count))
+        self._per_weight = 1 / np.where(self._total > 0, self._total, 1)
+        self.share = shares(count, self._total, enough)
+        self._part = cell_weight * self._per_weight[self._stratum]
+
+    @cached_property
+    def item_weight(self) -> np.ndarray:
+        """(items,) adding up to 1: what each item counts for in the mean."""
+        in_cell = (self.share * self._per_weight)[self._stratum]
+        found: np.ndarray = in_cell[self._cell] * self._weight
+        return found
+
+    @cached_property
+    def _effective(self) -> np.ndarray:
+        """(strata,) effective number of groups; 1 of a stratum without weight."""
+        squares = np.bincount(self._stratum, self._part**2, len(self.share))
+        found: np.ndarray = 1 / np.where(squares > 0, squares, 1)
+        return found
+
+    @cached_property
+    def groups(self) -> float:
+        """The effective number of groups in the whole mean."""
+        share = np.bincount(self._group, self.share[self._stratum] * self._part)
+        return float(effective(share))
+
+    @cached_property
+    def freedom(self) -> float:
+        """Degrees of freedom of the error: groups, less what the means of strata take."""
+        return self.groups - float(self.share @ (self.groups / self._effective))
+
+    def mean_and_error(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean over strata, and its standard error as it is, of (..., items) values.
+
+        The variance of a stratum with one group is estimated by its distance to the mean.
+
+        Reference: Liang and Zeger 1986, errors that are robust to dependence within groups.
+        """
+        flat = np.asarray(values, float).reshape(-1, len(self._cell)) * self._weight
+        n_cells, n_strata = len(self._part), len(self.share)
+        sums = np.stack([np.bincount(self._cell, row, n_cells) for row in flat])
+        total = sums * self._per_weight[self._stratum]
+        means = np.stack([np.bincount(self._stratum, row, n_strata) for row in total])
+        mean = means @ self.share
+        alone = self._effective < MIN_EFFECTIVE
+        wider = self._effective / np.where(alone, 1, self._effective - 1)
+        scale = self.share * np.sqrt(np.where(alone, 0, wider))
+        off = scale[self._stratum] * (total - self._part * means[:, self._stratum])
+        variance = np.array([np.sum(np.bincount(self._group, row) ** 2) for row in off])
+        variance += (means - mean[:, None]) ** 2 @ np.where(alone, self.share**2, 0)
+        shape = np.shape(values)[:-1]
+        return mean.reshape(shape), np.sqrt(variance).reshape(shape)
+
+    def estimate(self, values: np.ndarray) -> Estimate:
+        """The mean over strata of (..., items) values, with its error by group."""
+        mean, error = self.mean_and_error(values)
+        known = self.groups >= MIN_EFFECTIVE and self.freedom > 0
+        freedom = self.freedom if known else np.nan
+        error = error * widening(freedom)
+        if self.groups < LEAST_ALIKE - ROUNDING:
+            error = np.where((error <= ROUNDING * np.abs(mean)) & (mean != 0), np.nan, error)
+        return Estimate(mean[()], error[()], freedom)

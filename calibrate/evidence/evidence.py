@@ -1,0 +1,178 @@
+"""Evidence: what items are worth under rules, whatever the items are.
+
+An item is a set that a head was shown, a row of logits, or an example of a model. Whoever scores
+rules fills the same arrays; nothing downstream asks who filled them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.evidence.estimate import Estimate, Strata, index_groups
+from calibrate.files.coefficients import Coefficients
+
+PLAIN = "plain"  # the rule that all others are compared with
+OWN = "own"  # the fit that a command made, or reports on
+LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
+BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
+ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
+
+Head = tuple[int | None, int | None]  # (layer, head), None where unknown
+
+
+class Stratum(NamedTuple):
+    """Items that are alike by design."""
+
+    size: int  # items of a set or row; tokens of an example, nominal
+    template: str = ""  # of an example
+    protected: bool = False  # plain text, which a fit must not harm; its scores are per token
+
+
+class Scored(NamedTuple):
+    """What was scored."""
+
+    name: str  # of the head, the logits or the model
+    fingerprint: str = ""
+    items: str = "rows"  # what an item is called: sets, rows, answers
+    left_out: Mapping[str, int] = {}  # reason -> items that are not among those scored
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Rules on the same items.
+
+    Attributes:
+      rules: their names; plain softmax, PLAIN, is among them.
+      values: by measure, (rules, items): LOG_P, nats of the target or the whole answer, of text
+        per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
+        tokens; BETA, and EXPECTED, nats, the mean of log p over targets drawn from plain softmax.
+      strata: of the items.
+      stratum: (items,) int, the place of each item's stratum in `strata`.
+      group: (items,) int, what makes items dependent; -1 where each is its own.
+      weight: (items,) of an item among those of its stratum.
+      heads: of the items.
+      head: (items,) int, the place of each item's head in `heads`.
+      fits: the rules that are fits with entries for heads; others apply to every head.
+      oracles: rules that nobody can deploy, such as hard attention as a yardstick.
+      enough: items of a stratum; with fewer it has less weight.
+      of: what was scored.
+      variance: (items,) of the logits under plain softmax, where the prior of a gain is wanted.
+    """
+
+    rules: tuple[str, ...]
+    values: Mapping[str, np.ndarray]
+    strata: tuple[Stratum, ...]
+    stratum: np.ndarray
+    group: np.ndarray
+    weight: np.ndarray
+    of: Scored
+    heads: tuple[Head, ...] = ((None, None),)
+    head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    fits: Mapping[str, Coefficients] = field(default_factory=dict)
+    oracles: Sequence[str] = ()
+    enough: int = 1
+    variance: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.head) != len(self.stratum):
+            object.__setattr__(self, "head", np.zeros(len(self.stratum), int))
+
+    @property
+    def n(self) -> int:
+        """The number of items."""
+        return len(self.stratum)
+
+    @property
+    def n_groups(self) -> int:
+        """The number of known groups; 0 where each item is its own."""
+        return len(np.unique(self.group[self.group >= 0]))
+
+    @property
+    def weighed(self) -> bool:
+        """Whether items have weights that are not all equal."""
+        return bool((self.weight != 1).any())
+
+    @property
+    def answers(self) -> "Evidence":
+        """The items that are not protected text."""
+        return self.where(~self._protected)
+
+    @property
+    def text(self) -> "Evidence":
+        """The protected text."""
+        return self.where(self._protected)
+
+    def where(self, chosen: np.ndarray) -> "Evidence":
+        """Some of the items, by (items,) bool or positions."""
+        if chosen.dtype == bool and chosen.all():
+            return self
+        columns = ("stratum", "group", "weight", "head")
+        some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in columns}
+        if self.variance is not None:
+            some["variance"] = self.variance[chosen]
+        return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
+
+    def by(self, what: str) -> "dict[Any, Evidence]":
+        """Parts of the items: by "size" (or "length", the same), "template", "stratum" or "head".
+
+        Keys rise, or, of templates, strata and heads, are in their own order.
+        """
+        names: tuple[Any, ...] = self.heads
+        code = self.head
+        if what != "head":
+            field_name = {"length": "size"}.get(what, what)
+            keys = [s if what == "stratum" else getattr(s, field_name) for s in self.strata]
+            names = tuple(sorted(set(keys)) if field_name == "size" else dict.fromkeys(keys))
+            code = np.array([names.index(key) for key in keys], int)[self.stratum]
+        order = np.argsort(code, kind="stable")
+        ends = np.searchsorted(code[order], np.arange(len(names) + 1))
+        parts = zip(names, ends, ends[1:], strict=False)
+        return {name: self.where(order[a:b]) for name, a, b in parts if b > a}
+
+    def mean(self, rule: str, measure: str) -> Estimate:
+        """The mean of a rule over strata."""
+        return self.design.estimate(self.scores(rule, measure))
+
+    def gain(self, rule: str, measure: str, over: str = PLAIN) -> Estimate:
+        """What a rule adds to another, by the differences on each item."""
+        pair = (self.scores(name, measure).astype(float) for name in (rule, over))
+        return self.design.estimate(next(pair) - next(pair))
+
+    def best(self, measure: str, among: Iterable[str] = ()) -> str:
+        """The rule of the highest mean; of equal ones the first."""
+        rules = list(among) or self.rules
+        means = [self.mean(rule, measure).mean for rule in rules]
+        return rules[int(np.nan_to_num(means, nan=-np.inf).argmax())]
+
+    def not_behind(self, rule: str, measure: str) -> list[str]:
+        """The other rules that this one is not ahead of beyond chance."""
+        others = [other for other in self.rules if other != rule]
+        return [other for other in others if not self.gain(rule, measure, other).sign > 0]
+
+    def names(self, rule: str, head: Head) -> bool:
+        """Whether a rule has an entry for a head; without one the head keeps plain softmax."""
+        fit = self.fits.get(rule)
+        return rule != PLAIN and (fit is None or fit.entry_of(*head) is not None)
+
+    def with_rule(self, rule: str, values: Mapping[str, np.ndarray]) -> "Evidence":
+        """With one more rule, by measure (items,)."""
+        more = {m: np.concatenate([x, values[m][None]]) for m, x in self.values.items()}
+        return replace(self, rules=(*self.rules, rule), values=more)
+
+    @property
+    def _protected(self) -> np.ndarray:
+        found: np.ndarray = np.array([s.protected for s in self.strata], bool)[self.stratum]
+        return found
+
+    @cached_property
+    def design(self) -> Strata:
+        """The strata, groups and weights of the items."""
+        return Strata(self.stratum, index_groups(self.group), self.weight, self.enough)
+
+    def scores(self, rule: str, measure: str) -> np.ndarray:
+        """(items,) what a rule scored on each."""
+        row: np.ndarray = self.values[measure][self.rules.index(rule)]
+        return row

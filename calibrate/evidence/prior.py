@@ -1,0 +1,105 @@
+"""The prior of a gain: what a sample of rows does not show.
+
+A sample of N rows does not show failures that are rarer than 1 in N, and log p has no bound: a head
+that is right in all of 100 rows looks as if it gained by any sharpening. So rules are fitted as if
+there were m more rows, with the logits of the others and targets drawn from plain softmax, and the
+lower end of an interval allows for them. They are the prior of a Dirichlet process (Ferguson 1973),
+that the head is calibrated as it is: the posterior's mean is that of N + m rows, and its variance
+counts what such targets may do. N counts groups, as all rows of a few may lack what others show; m
+is 10, but N / 4 at most, so fits to few groups are less sharp. scripts/results/README.md shows what
+other values do. Where rows have sets of targets, plain softmax draws one item: such fits are
+somewhat less sharp than they need be.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.evidence.estimate import CHANCE, MIN_EFFECTIVE
+from calibrate.evidence.evidence import BETA, EXPECTED, LOG_P, PLAIN, Evidence
+from calibrate.maths.rule import ENTROPY_AND_SIZE
+
+PRIOR_ROWS = 10.0
+MOST_PRIOR = 0.25  # of the number of groups
+LEAST_GAIN = 0.01  # nats: a user would not notice less
+LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
+# A rule of entropy and size extrapolates to pairs of them that no row had: it has to be worth it.
+LEAST_LEAD_OF_BOTH = LEAST_GAIN
+
+
+def least_lead(kind: str) -> float:
+    """Nats by which a kind of rule has to lead a simpler one."""
+    return LEAST_LEAD_OF_BOTH if kind == ENTROPY_AND_SIZE else LEAST_LEAD
+
+
+class Gain(NamedTuple):
+    """Mean difference of log p under two rules, nats."""
+
+    mean: float  # of the rows
+    low: float  # the 95 % interval; its lower end allows for targets that the rows do not show
+    high: float
+    p: float  # likewise, the two-sided p-value of no gain
+
+    @property
+    def evident(self) -> bool:
+        """Whether it is beyond chance, and large enough to notice."""
+        return self.is_at_least(LEAST_GAIN)
+
+    def is_at_least(self, nats: float) -> bool:
+        """Whether it is beyond chance, and so many nats or more."""
+        return self.low > 0 and self.mean >= nats
+
+
+def prior_share(groups: float, prior_rows: float) -> tuple[float, float]:
+    """The share m / (N + m) of m more rows, and N + m.
+
+    Args:
+      groups: N, their effective number.
+      prior_rows: m, but a quarter of N at most, or few groups would never outweigh them.
+    """
+    m = min(prior_rows, groups * MOST_PRIOR)
+    return m / (groups + m), groups + m
+
+
+def cautious_gain(
+    evidence: Evidence, rule: str, over: str = PLAIN, prior_rows: float = PRIOR_ROWS
+) -> Gain:
+    """The mean gain of a rule over another in log p, and its interval with the prior.
+
+    Args:
+      evidence: with LOG_P, BETA and EXPECTED, and the variance of each row.
+      rule: whose gain it is.
+      over: the rule that it is compared with.
+      prior_rows: m.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    design = evidence.design
+    difference = evidence.scores(rule, LOG_P) - evidence.scores(over, LOG_P)
+    mean, error = map(float, design.mean_and_error(difference))
+    degrees = max(design.freedom, MIN_EFFECTIVE - 1)
+    error = error if design.groups >= MIN_EFFECTIVE else np.inf
+    both = np.array([[mean, error], _posterior(evidence, rule, over, prior_rows, mean, error)])
+    margin = both[:, 1] * stdtrit(degrees, 1 - CHANCE / 2)
+    low, high = (both[:, 0] - margin).min(), mean + margin[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.nan_to_num(both[:, 0] / both[:, 1], nan=0.0)
+    p = min(1.0, 2 * float(stdtr(degrees, -t).max()))
+    return Gain(mean, float(low), float(high), p)
+
+
+def _posterior(
+    evidence: Evidence, rule: str, over: str, prior_rows: float, mean: float, error: float
+) -> tuple[float, float]:
+    """Mean and standard deviation of the gain, given those of the rows alone."""
+    assert evidence.variance is not None
+    weight = evidence.design.item_weight
+    expected = evidence.scores(rule, EXPECTED) - evidence.scores(over, EXPECTED)
+    prior_mean = float(weight @ expected)
+    # For a target drawn from plain softmax, the difference is (beta - beta') z + constant.
+    step = evidence.scores(rule, BETA) - evidence.scores(over, BETA)
+    prior_variance = weight @ ((expected - prior_mean) ** 2 + step**2 * evidence.variance)
+    share, n = prior_share(evidence.design.groups, prior_rows)
+    between = share * (1 - share) * (mean - prior_mean) ** 2
+    variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n + 1)
+    return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))

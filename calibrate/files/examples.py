@@ -1,0 +1,271 @@
+"""Collections of examples: prompts of a whole model, their answers, and plain softmax's scores.
+
+`examples.npz` holds `tokens` (all,) int32, the examples one after the other; `end` (examples,)
+int64, where each of them ends in `tokens`; `start` (examples,) int32, the first token of its
+answer, which goes on to the example's end; and `cell` (examples,) int32. A cell is a template at a
+length, whose examples have equal weight. The shards hold the scores. Hidden files are not part of
+the collection: a lock, and `.model`, where the model lay when it was last scored.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError, DamagedError
+from calibrate.files.coefficient_schema import DIGEST
+from calibrate.files.json_shapes import TEXT, List, Map, Object, Scalar, Shape, Word
+from calibrate.files.manifest import (
+    COMPLETE,
+    COUNT,
+    FILE,
+    MANIFEST,
+    RESTORE,
+    Collection,
+    Entry,
+    check_arrays,
+    entry_of,
+    listed_bytes,
+    require,
+)
+from calibrate.files.npz import MAX_BYTES, pack_arrays, parse_arrays, read_bytes
+from calibrate.files.strict_json import refuse
+
+EXAMPLES = "examples.npz"
+MODEL = ".model"  # hidden: a path of this machine
+UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
+MOST_CELLS = 10_000
+_OVERHEAD, _PER_EXAMPLE = 1_024, 12  # bytes of a shard, at most
+
+
+def _yes_or_no(value: Any) -> bool:
+    if type(value) is not bool:
+        refuse(value, "write true or false")
+    return value
+
+
+_CELL = Object({"template": TEXT, "length": COUNT, "text": _yes_or_no}, required=True)
+_CONFIGURATION = Object(
+    {
+        "model": TEXT,
+        "fingerprint": DIGEST,
+        "dtype": Word(("float32", "bfloat16")),
+        "sources": Map(Scalar()),
+        "cells": List(_CELL, most=MOST_CELLS),
+        "examples": Object({"count": COUNT, **FILE}, required=True),
+    },
+    required=True,
+)
+_PARTIAL: dict[str, Shape] = {
+    **dict.fromkeys(("format", "schema_version", "status"), TEXT),
+    "configuration": _CONFIGURATION,
+}
+_SCORES = List(Object(FILE, required=True))
+
+
+class Cell(NamedTuple):
+    """A template at a length."""
+
+    template: str
+    length: int  # tokens, nominal
+    text: bool  # plain text: every token is an answer, and scores are per token
+
+
+class Example(NamedTuple):
+    """A prompt and its answer."""
+
+    tokens: np.ndarray  # (length,) int32
+    start: int  # the first token of the answer; 1 or more
+    cell: int
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """Examples in their order, and the cells they belong to."""
+
+    cells: tuple[Cell, ...]
+    examples: tuple[Example, ...]
+
+    def pack(self) -> bytes:
+        """The bytes of `examples.npz`; the same examples give the same bytes."""
+        lengths = [len(example.tokens) for example in self.examples]
+        arrays = {
+            "tokens": np.concatenate([example.tokens for example in self.examples]).astype("<i4"),
+            "end": np.cumsum(lengths, dtype="<i8"),
+            "start": np.array([example.start for example in self.examples], "<i4"),
+            "cell": np.array([example.cell for example in self.examples], "<i4"),
+        }
+        return pack_arrays(arrays)
+
+    def n_answer(self, which: Iterable[int]) -> np.ndarray:
+        """Tokens of the answers of some examples."""
+        chosen = [self.examples[i] for i in which]
+        return np.array([len(example.tokens) - example.start for example in chosen])
+
+    def units(self, tokens: int) -> list[range]:
+        """Consecutive examples of about so many tokens: what one shard holds."""
+        units, first, total = [], 0, 0
+        for i, example in enumerate(self.examples):
+            total += len(example.tokens)
+            if total >= tokens or i == len(self.examples) - 1:
+                units.append(range(first, i + 1))
+                first, total = i + 1, 0
+        return units
+
+
+class Scores(NamedTuple):
+    """What plain softmax gives some examples."""
+
+    log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
+    right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
+
+    def pack(self) -> bytes:
+        """The bytes of a shard."""
+        return pack_arrays({"log_p": self.log_p, "right": self.right})
+
+
+class ExampleCollection(Collection):
+    """A collection of examples."""
+
+    kind, format, shard_names = "examples", "calibrate.examples", "scores-*.npz"
+
+    @property
+    def set(self) -> ExampleSet:
+        """The examples."""
+        return self._contents[0]
+
+    @property
+    def scores(self) -> Scores:
+        """The scores of plain softmax, an entry for each example."""
+        return self._contents[1]
+
+    @cached_property
+    def _contents(self) -> tuple[ExampleSet, Scores]:
+        """Examples and scores, every file checked against its digest.
+
+        Raises:
+          CalibrateError: a file is absent, damaged or unreadable.
+        """
+        contents: tuple[ExampleSet, Scores] = self.in_memory or self._read()
+        return contents
+
+    def _read(self) -> tuple[ExampleSet, Scores]:
+        path, entry = self.folder / EXAMPLES, self.configuration["examples"]
+        examples = parse_examples(
+            listed_bytes(path, entry, MAX_BYTES), path, cells_of(self.configuration)
+        )
+        units, listed = examples.units(UNIT_TOKENS), self.listed(self.manifest)
+        if len(units) != len(listed):
+            raise DamagedError(
+                f"{self.folder / MANIFEST} lists {len(listed)} shards, expected {len(units)}; "
+                f"{RESTORE}"
+            )
+        parts = []
+        for unit, (name, entry) in zip(units, listed.items(), strict=True):
+            path = self.folder / name
+            data = listed_bytes(path, entry, MAX_BYTES)
+            parts.append(parse_scores(examples.n_answer(unit), data, path))
+        return examples, Scores(*map(np.hstack, zip(*parts, strict=True)))
+
+    def recorded_model(self) -> Path:
+        """Where the model lay when the examples were last scored.
+
+        Raises:
+          CalibrateError: that is not recorded, as in a copy without hidden files.
+        """
+        try:
+            text = read_bytes(self.folder / MODEL, 1 << 16).decode().removesuffix("\n")
+        except (CalibrateError, UnicodeDecodeError):
+            text = ""
+        if not text or not (path := Path(text)).is_dir():
+            raise CalibrateError(
+                f"{self.folder} does not know where its model is; name its folder with --model"
+            )
+        return path
+
+    @staticmethod
+    def check(manifest: dict[str, Any]) -> None:
+        """Refuses unknown fields, too."""
+        complete = manifest["status"] == COMPLETE
+        Object(_PARTIAL | ({"scores": _SCORES} if complete else {}), required=True)(manifest)
+
+    @staticmethod
+    def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
+        """The shards."""
+        return {"scores": list(entries)}
+
+    @staticmethod
+    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+        """The shards by name."""
+        return {scores_name(unit): entry for unit, entry in enumerate(manifest["scores"])}
+
+
+def configuration_of(
+    model: str, fingerprint: str, dtype: str, sources: dict[str, Any], examples: ExampleSet
+) -> dict[str, Any]:
+    """What determines a collection of examples."""
+    cells = [cell._asdict() for cell in examples.cells]
+    file = {"count": len(examples.examples), **entry_of(examples.pack())}
+    return {
+        "model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources,
+        "cells": cells, "examples": file,
+    }  # fmt: skip
+
+
+def cells_of(configuration: dict[str, Any]) -> tuple[Cell, ...]:
+    """The cells that a configuration lists."""
+    return tuple(Cell(**cell) for cell in configuration["cells"])
+
+
+def scores_name(unit: int) -> str:
+    """The name of the shard of a unit of examples."""
+    return f"scores-{unit:05d}.npz"
+
+
+def most_bytes(n_examples: int) -> int:
+    """The largest shard of so many examples."""
+    return _OVERHEAD + _PER_EXAMPLE * n_examples
+
+
+def parse_examples(data: bytes, path: Path, cells: tuple[Cell, ...]) -> ExampleSet:
+    """The examples in the bytes of a file.
+
+    Raises:
+      DamagedError: it is not such a file, or a value is out of range.
+    """
+    arrays = parse_arrays(data, path)
+    count = len(np.atleast_1d(arrays.get("end", ())))
+    tokens = np.atleast_1d(arrays.get("tokens", ()))
+    check_arrays(arrays, path, {
+        "tokens": ("<i4", (len(tokens),)), "end": ("<i8", (count,)), "start": ("<i4", (count,)),
+        "cell": ("<i4", (count,)),
+    })  # fmt: skip
+    end, start, cell = arrays["end"], arrays["start"], arrays["cell"]
+    length = np.diff(end, prepend=0)
+    require(count > 0 and end[-1] == len(tokens), path, "its examples do not make up its tokens")
+    require((end > 0).all() and (length > 0).all(), path, "end does not rise")
+    require((tokens >= 0).all(), path, "a token is negative")
+    require(((start >= 1) & (start < length)).all(), path, "an answer is not within its example")
+    require(((cell >= 0) & (cell < len(cells))).all(), path, "a cell is not one of the manifest's")
+    pieces = np.split(tokens, end[:-1])
+    return ExampleSet(cells, tuple(map(Example, pieces, start.tolist(), cell.tolist())))
+
+
+def parse_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Scores:
+    """The scores in the bytes of a shard, of examples with so many tokens of answers.
+
+    Raises:
+      DamagedError: it is not such a file, or a value is out of range.
+    """
+    arrays = parse_arrays(data, path)
+    shape = (len(n_answer),)
+    check_arrays(arrays, path, {"log_p": ("<f8", shape), "right": ("<i4", shape)})
+    scores = Scores(arrays["log_p"], arrays["right"])
+    require((np.isfinite(scores.log_p) & (scores.log_p <= 0)).all(), path, "log_p is not <= 0")
+    within = (scores.right >= 0) & (scores.right <= n_answer)
+    require(within.all(), path, "right exceeds the answer's tokens")
+    require(scores.pack() == data, path, "it has more bytes than its arrays")
+    return scores

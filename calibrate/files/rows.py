@@ -1,0 +1,402 @@
+"""Collections of rows: the logits of a head, a shard for each unit of work, all of one set size.
+
+A shard holds `logits` (rows, n) float32, `target` (rows,) int32, or (rows, n) bool where several
+items may win, `entropy` (rows,) float32, `index` (rows,) int64 (which set), and `counts`, int64, of
+all rows of the unit, in the order of COUNTS. If the source names heads, also `layer` and `head`
+(rows,) int16, -1 if unknown; if it has weights, `weight` (rows,) float32; and if it names groups,
+`group` (rows,) int64.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection as AnyOf
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.errors import QualityError
+from calibrate.files.json_shapes import Integer, List, Object, Word
+from calibrate.files.manifest import (
+    COMPLETE,
+    COUNT,
+    FILE,
+    MANIFEST,
+    Collection,
+    Column,
+    Entry,
+    check_arrays,
+    entry_of,
+    listed_bytes,
+    manifest_text,
+    parse_manifest,
+    require,
+)
+from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
+
+BAD = ("nan", "inf", "masked_target")
+COUNTS = ("rows", "misranked", "ties", *BAD)
+MAX_BAD_SHARE = 0.01
+ENTROPY_ERROR = 1e-3  # nats, far more than the rounding of float32
+BYTES_OF_COLUMN = {"layer": 2, "head": 2, "weight": 4, "group": 8}  # optional, of a row
+
+# Upper bounds of bytes beside the rows of shards; tests compare real files with them.
+SHARD_OVERHEAD = 2_048
+MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048, 32, 256, 256
+
+Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
+
+
+def _text(value: Any) -> str:
+    str.encode(value)  # no lone surrogates
+    return str(value)
+
+
+_SIZE = Object(dict.fromkeys(("size", *COUNTS, "kept"), COUNT), required=True, others="")
+_SHARD = Object(
+    {**dict.fromkeys(("size", "unit", "kept"), COUNT), **FILE}, required=True, others=""
+)
+_CONFIGURATION = Object(
+    {
+        **dict.fromkeys(("head", "fingerprint"), _text),
+        **dict.fromkeys(("sets", "max_bytes"), COUNT),
+        "sizes": List(Integer(2, (1 << 31) - 1)),
+    },
+    required=True,
+    others="",
+)
+_PARTIAL = Object({"configuration": _CONFIGURATION}, required=True, others="")
+_COMPLETE = Object(
+    {"configuration": _CONFIGURATION, "sizes": List(_SIZE), "shards": List(_SHARD)},
+    required=True,
+    others="",
+)
+_SHARD_NAME = re.compile(r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz")
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """The rows that are kept of one unit of work."""
+
+    logits: np.ndarray  # (rows, n)
+    target: np.ndarray  # (rows,) int32, or (rows, n) bool
+    entropy: np.ndarray  # nats
+    index: np.ndarray
+    counts: np.ndarray  # (len(COUNTS),)
+    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown; None without heads
+    head: np.ndarray | None = None
+    weight: np.ndarray | None = None  # (rows,) float32; None if all are 1
+    group: np.ndarray | None = None  # (rows,) int64; None if each row is one of its own
+
+    @property
+    def heads(self) -> frozenset[tuple[int, int]]:
+        """The heads that the rows are of; none where they are unknown."""
+        if self.layer is None or self.head is None:
+            return frozenset()
+        return frozenset(zip(self.layer.tolist(), self.head.tolist(), strict=True))
+
+    def of_heads(self, heads: Heads) -> "KeptRows":
+        """The rows of some heads, if the source names heads; the counts stay those of the unit."""
+        wanted = np.zeros(len(self.index), bool)
+        for layer, head in heads:
+            wanted |= (self.layer == layer) & (self.head == head)
+        columns = {name: x for name, x in vars(self).items() if name != "counts" and x is not None}
+        return replace(self, **{name: column[wanted] for name, column in columns.items()})
+
+    def pack(self) -> bytes:
+        """The bytes of the shard."""
+        return pack_arrays({name: x for name, x in vars(self).items() if x is not None})
+
+
+def row_bytes(size: int, sets_of_targets: bool = False, columns: AnyOf[str] = ()) -> int:
+    """Bytes of one kept row of `size` items, with those optional columns."""
+    of_columns = sum(BYTES_OF_COLUMN[name] for name in columns)
+    return 4 * size + (size if sets_of_targets else 4) + 4 + 8 + of_columns
+
+
+def most_bytes(size: int, n_sets: int) -> int:
+    """The largest shard of so many sets."""
+    return SHARD_OVERHEAD + n_sets * row_bytes(size, True, BYTES_OF_COLUMN)
+
+
+def shard_name(size: int, unit: int) -> str:
+    """The name of a unit's shard."""
+    return f"n{size:05d}-unit{unit:05d}.npz"
+
+
+def entry_of_rows(size: int, unit: int, rows: KeptRows, data: bytes) -> Entry:
+    """The entry of a unit's shard with these bytes, and the counts of its rows."""
+    counts = dict(zip(COUNTS, rows.counts.tolist(), strict=True))
+    kept = {"size": size, "unit": unit, "kept": len(rows.target)}
+    return {**kept, **entry_of(data), "counts": counts}
+
+
+def check_unit(size: int, unit: int, sets: range, data: bytes, path: Path) -> Entry:
+    """The entry of the shard in bytes that no manifest lists.
+
+    Args:
+      sets: the indices of the sets that the unit consists of.
+    Raises:
+      DamagedError: they are not a shard of these sets.
+    """
+    rows = _parse_unlisted(data, path, size)
+    require(rows.counts[0] == len(sets), path, f"its number of sets is not {len(sets)}")
+    ends = rows.index[:1].tolist() + rows.index[-1:].tolist()
+    require(all(end in sets for end in ends), path, "its index has sets of another unit")
+    return entry_of_rows(size, unit, rows, data)
+
+
+class RowCollection(Collection):
+    """A collection of rows."""
+
+    kind, format, shard_names = "rows", "calibrate.collection", "n*-unit*.npz"
+
+    @property
+    def heads(self) -> Heads:
+        """The heads that the rows belong to; empty if unknown."""
+        return [(layer, head) for layer, head in self.configuration.get("heads", [])]
+
+    def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, KeptRows]]:
+        """(set size, rows) of every shard; the rows of some heads only, if they are given."""
+        for read in self.readers(heads):
+            yield read()
+
+    def readers(self, heads: Heads | None = None) -> list[Callable[[], tuple[int, KeptRows]]]:
+        """Functions that read one shard each, as `shards`; other processes can call them."""
+        folder = self.folder.absolute()  # workers may have another working folder
+        in_memory = self.in_memory or [None] * len(self.manifest["shards"])
+        return [
+            partial(_read, folder, entry, heads, rows)
+            for entry, rows in zip(self.manifest["shards"], in_memory, strict=True)
+        ]
+
+    @staticmethod
+    def check(manifest: dict[str, Any]) -> None:
+        """Also refuses numbers that contradict each other."""
+        complete = manifest["status"] == COMPLETE
+        (_COMPLETE if complete else _PARTIAL)(manifest)
+        _check_configuration(manifest["configuration"])
+        if complete:
+            _check_counts(manifest)
+            _check_shards(manifest)
+
+    @staticmethod
+    def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
+        """The counts of each size, and the shards."""
+        sizes = [
+            _size_counts(size, [entry for entry in entries if entry["size"] == size])
+            for size in configuration["sizes"]
+        ]
+        shards = [{k: x for k, x in entry.items() if k != "counts"} for entry in entries]
+        return {"sizes": sizes, "shards": shards}
+
+    @staticmethod
+    def listed(manifest: dict[str, Any]) -> dict[str, Entry]:
+        """The shards by name."""
+        return {shard_name(entry["size"], entry["unit"]): entry for entry in manifest["shards"]}
+
+
+def rows_in_memory(
+    name: str, configuration: dict[str, Any], shards: Sequence[tuple[int, int, KeptRows]]
+) -> RowCollection:
+    """A collection of (size, unit, rows), with the manifest that it would have on disk."""
+    entries = [entry_of_rows(size, unit, rows, rows.pack()) for size, unit, rows in shards]
+    data = manifest_text(RowCollection, configuration, entries, COMPLETE).encode()
+    manifest, _ = parse_manifest(data, Path(name), [RowCollection])
+    return RowCollection(Path(name), manifest, digest_of(data), [rows for *_, rows in shards])
+
+
+def count_bad(counts: Mapping[str, int]) -> int:
+    """How many rows have NaN, +inf or a masked target, by the counts of COUNTS."""
+    return sum(counts[reason] for reason in BAD)
+
+
+def share_misranked(counts: Mapping[str, int]) -> float:
+    """The share of the rows that are not bad; 0 if all of them are."""
+    return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
+
+
+def refuse_bad_rows(manifest: Mapping[str, Any]) -> None:
+    """Raises QualityError if more than 1 % of a collection's rows are bad."""
+    totals = {name: sum(size[name] for size in manifest["sizes"]) for name in COUNTS}
+    bad = {name: totals[name] for name in BAD if totals[name]}
+    if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
+        reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
+        remedy = "look at the head's logits before calibrating it"
+        if set(bad) == {"masked_target"}:
+            remedy = "a target must be a real item; is the mask, True for real items, inverted?"
+        raise QualityError(
+            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
+            f"{MAX_BAD_SHARE:.0%}; {remedy}"
+        )
+
+
+def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entry]:
+    """The entries of the shards in the folder of an unfinished collection, in order.
+
+    Raises:
+      DamagedError: one of them is damaged, or in the place of another.
+    """
+    entries = []
+    last: dict[int, int] = {}  # index of the last row so far, by size
+    names = filter(None, map(_SHARD_NAME.fullmatch, os.listdir(folder)))
+    for size, unit in sorted((int(name[1]), int(name[2])) for name in names):
+        if size not in configuration["sizes"]:
+            continue
+        path = folder / shard_name(size, unit)
+        data = read_bytes(path, configuration["max_bytes"])
+        rows = _parse_unlisted(data, path, size)
+        index = rows.index.tolist()
+        in_place = not index or last.get(size, -1) < index[0] <= index[-1] < configuration["sets"]
+        require(in_place, path, "its rows are of other sets than those of its file name")
+        _require_heads(rows, path, configuration)
+        last[size] = index[-1] if index else last.get(size, -1)
+        entries.append(entry_of_rows(size, unit, rows, data))
+    return entries
+
+
+def _require_heads(rows: KeptRows, path: Path, configuration: Mapping[str, Any]) -> None:
+    heads = {(layer, head) for layer, head in configuration.get("heads", [])}
+    right = rows.heads <= heads if rows.layer is not None else not heads
+    require(right, path, f"its rows are of other heads than those in {MANIFEST}")
+
+
+# By digest, shards that this process has read: their heads, and the same shard without rows.
+_read_before: dict[str, tuple[frozenset[tuple[int, int]], KeptRows]] = {}
+
+
+def _read(
+    folder: Path, entry: Entry, heads: Heads | None, in_memory: KeptRows | None
+) -> tuple[int, KeptRows]:
+    if in_memory is None:
+        return entry["size"], _read_shard(folder, entry, heads)
+    return entry["size"], in_memory if heads is None else in_memory.of_heads(heads)
+
+
+def _read_shard(folder: Path, entry: Entry, heads: Heads | None) -> KeptRows:
+    """The rows of a listed shard, of some heads; a shard known to have none of them is not read."""
+    known = _read_before.get(entry["sha256"])
+    if heads is not None and known is not None and known[0].isdisjoint(heads):
+        return known[1]
+    path = folder / shard_name(entry["size"], entry["unit"])
+    rows = parse_rows(listed_bytes(path, entry), path, entry["size"])
+    require(
+        len(rows.target) == entry["kept"], path, f"its number of rows is not that of {MANIFEST}"
+    )
+    if heads is None:
+        return rows
+    require(rows.layer is not None, path, f"its rows are of other heads than those in {MANIFEST}")
+    if known is None:
+        _read_before[entry["sha256"]] = rows.heads, rows.of_heads([])
+    return rows.of_heads(heads)
+
+
+def _parse_unlisted(data: bytes, path: Path, size: int) -> KeptRows:
+    """The rows in bytes without a known digest; see `parse_rows`."""
+    rows = parse_rows(data, path, size)
+    require(rows.pack() == data, path, "it has more bytes than its arrays")
+    return rows
+
+
+def parse_rows(data: bytes, path: Path, size: int) -> KeptRows:
+    """The rows, of that set size, in the bytes of a shard.
+
+    Raises:
+      DamagedError: they are not a shard's, or a value is out of range.
+    """
+    arrays = parse_arrays(data, path)
+    n_rows = len(np.atleast_1d(arrays.get("target", ())))
+    expected: dict[str, Column] = {
+        "logits": ("<f4", (n_rows, size)),
+        "target": ("<i4", (n_rows,)),
+        "entropy": ("<f4", (n_rows,)),
+        "index": ("<i8", (n_rows,)),
+        "counts": ("<i8", (len(COUNTS),)),
+    }
+    if "target" in arrays and arrays["target"].dtype == bool:
+        expected["target"] = ("|b1", (n_rows, size))
+    if not {"layer", "head"}.isdisjoint(arrays):
+        expected |= dict.fromkeys(("layer", "head"), ("<i2", (n_rows,)))
+    optional = {"weight": ("<f4", (n_rows,)), "group": ("<i8", (n_rows,))}
+    expected |= {name: column for name, column in optional.items() if name in arrays}
+    check_arrays(arrays, path, expected)
+    rows = KeptRows(**{name: arrays[name] for name in expected})
+    _check_values(rows, path, size)
+    return rows
+
+
+def _check_values(rows: KeptRows, path: Path, size: int) -> None:
+    """Raises DamagedError for values that a collection cannot have."""
+    seen, *some = rows.counts.tolist()
+    require(min(some) >= 0 and max(sum(some), len(rows.target)) <= seen, path,
+            f"counts are {[seen, *some]}, of {len(rows.target)} rows kept")  # fmt: skip
+    if not len(rows.target):
+        return
+    _check_logits(rows, path, size)
+    H, index = rows.entropy, rows.index
+    bounded = -ENTROPY_ERROR <= H.min() <= H.max() <= np.log(size) + ENTROPY_ERROR
+    require(bounded, path, f"entropy is not within [0, log {size}]")
+    require(index[0] >= 0 and (index[:-1] < index[1:]).all(), path, "index does not rise")
+    if rows.weight is not None:
+        valid = ((rows.weight >= 0) & (rows.weight < np.inf)).all()
+        require(valid, path, "a weight is negative or not finite")
+    if rows.group is not None:
+        require(rows.group.min() >= 0, path, "a group is negative")
+
+
+def _check_logits(rows: KeptRows, path: Path, size: int) -> None:
+    target = rows.target
+    if target.dtype == bool:
+        require(target.any(axis=1).all(), path, "target marks no item in some row")
+        at_target = rows.logits.max(axis=1, where=target, initial=-np.inf)
+    else:
+        within = 0 <= target.min() <= target.max() < size
+        require(within, path, f"target is not within [0, {size})")
+        at_target = np.take_along_axis(rows.logits, target[:, None], axis=1)[:, 0]
+    highest = rows.logits.max(axis=1)  # NaN if there is one in the row
+    require((highest < np.inf).all(), path, "logits hold NaN or inf")
+    require((at_target > -np.inf).all(), path, "a target is masked")
+
+
+def _size_counts(size: int, entries: Sequence[Entry]) -> dict[str, int]:
+    totals = {name: sum(entry["counts"][name] for entry in entries) for name in COUNTS}
+    return {"size": size, **totals, "kept": sum(entry["kept"] for entry in entries)}
+
+
+def _check_configuration(configuration: dict[str, Any]) -> None:
+    if type(configuration.get("seed")) is not int:  # of any size
+        raise ValueError("seed is not an integer")
+    if not configuration["sizes"] or configuration["sizes"] != sorted(set(configuration["sizes"])):
+        raise ValueError("sizes do not increase")
+    COUNT(configuration.get("trained_up_to", 0))
+    Word(("misranked", "all"))(configuration.get("keep", "misranked"))
+    List(List(Integer(-1, (1 << 15) - 1), exact=2))(configuration.get("heads", []))
+
+
+def _check_counts(manifest: dict[str, Any]) -> None:
+    """Raises unless the counts of each size agree with each other."""
+    for entry in manifest["sizes"]:
+        classified = sum(entry[name] for name in COUNTS if name != "rows")  # a row is in one class
+        if max(classified, entry["kept"]) > entry["rows"]:
+            raise ValueError(f"counts of size {entry['size']} exceed its {entry['rows']} rows")
+    if [entry["size"] for entry in manifest["sizes"]] != manifest["configuration"]["sizes"]:
+        raise ValueError("sizes differ from the configuration's")
+
+
+def _check_shards(manifest: dict[str, Any]) -> None:
+    shards, kept = manifest["shards"], Counter[int]()
+    for entry in shards:
+        if 4 * entry["size"] * entry["kept"] > entry["bytes"]:
+            raise ValueError(f"{entry['kept']} rows of {entry['size']} in {entry['bytes']} bytes")
+        kept[entry["size"]] += entry["kept"]
+    if len({(entry["size"], entry["unit"]) for entry in shards}) < len(shards):
+        raise ValueError("a shard is listed twice")
+    counted = {entry["size"]: entry["kept"] for entry in manifest["sizes"]}
+    if kept != Counter(counted):
+        raise ValueError("the shards and the sizes count different numbers of rows")
+    if sum(entry["bytes"] for entry in shards) > manifest["configuration"]["max_bytes"]:
+        raise ValueError("the shards have more bytes than max_bytes")
