@@ -24,7 +24,7 @@ from calibrate.maths.climbing import (
 )
 from calibrate.maths.rule_forms import Form
 
-TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
+TOLERANCE = 1e-5  # how far a solution may be below the best: nats for a likelihood
 N_CONSTANTS = 33  # betas that are tried to begin with
 NEAR = 0.98  # of beta - 1: rules that are sharper than this share of the best are as sharp
 
@@ -33,8 +33,8 @@ class Solution(NamedTuple):
     """The best rule of a form."""
 
     coefficients: np.ndarray  # (k,)
-    value: float  # of the objective: of a likelihood nats
-    gap: float  # the best rule of the form gains at most this much more; NaN: nobody knows
+    value: float  # of the objective: nats for a likelihood
+    gap: float  # the best rule of the form gains at most this much more; NaN: unknown
 
 
 def maximise(

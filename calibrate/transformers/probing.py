@@ -23,9 +23,9 @@ _JOINED = ("aten::cat", "aten::stack", "aten::constant_pad_nd")
 class Probe(TorchDispatchMode):
     """Watches every operation of a forward pass.
 
-    Softmax is attention where the class is called so, or where its result is multiplied, as a
+    Softmax is attention where the class is named so, or where its result is multiplied, as a
     matrix, with another: possibly masked, padded, cut or reshaped before. A router's, whose weights
-    choose or scale experts, is none.
+    choose or scale experts, is not.
 
     Attributes:
       reached: modules that called registered attention, the name that they looked up, and how
@@ -101,7 +101,7 @@ class Probe(TorchDispatchMode):
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether its class is called so."""
+    """Whether its class is named so."""
     return "Attention" in type(module).__name__
 
 

@@ -55,7 +55,7 @@ def capture(
         model of encoder and decoder it is not.
       layers: their numbers, `layer_idx`; None means all.
       heads: query heads; None means all.
-      max_bytes: of the folder. Of more forward passes a fair sample stays.
+      max_bytes: of the folder; a fair sample of the forward passes that exceed it stays.
     Yields:
       A Recorder: `next(query, target)` names the positions, and `left_out` counts rows whose target
       the query does not see (a sliding window, say), which are not recorded.
