@@ -55,19 +55,6 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
     return reader
 
 
-def value_of(reader: gguf.GGUFReader, name: str) -> Any:
-    """The value of a key; None if there is none.
-
-    Raises:
-      CalibrateError: it is not UTF-8.
-    """
-    field = reader.get_field(name)
-    try:
-        return None if field is None else field.contents()
-    except UnicodeDecodeError as failure:
-        raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
-
-
 def as_written(field: gguf.ReaderField) -> tuple[Any, Kind, Kind | None]:
     """The value of a key as a writer repeats it, with its type and that of its items.
 
@@ -124,8 +111,16 @@ class GgufModel:
         self._require_size()
 
     def key(self, name: str) -> Any:
-        """The value of a key; None if there is none."""
-        return value_of(self.reader, name)
+        """The value of a key; None if there is none.
+
+        Raises:
+          CalibrateError: it is not UTF-8.
+        """
+        field = self.reader.get_field(name)
+        try:
+            return None if field is None else field.contents()
+        except UnicodeDecodeError as failure:
+            raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
     def own_keys(self) -> list[str]:
         """The architecture's keys, without its name."""

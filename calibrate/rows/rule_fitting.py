@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import solver
-from calibrate.maths.likelihood import TOLERANCE, maximise_each
+from calibrate.maths.likelihood import TOLERANCE, maximise
 from calibrate.maths.rule import ENTROPY_AND_SIZE, N_POWERS, Rule, horner, surface
 from calibrate.maths.rule_forms import (
     Form,
@@ -218,7 +218,7 @@ def solve_each(
     low, high = Rule().min_beta, Rule().max_beta
     held = [problem.data.held_scores(weights) for weights in block_weights]
     try:
-        found = maximise_each(objectives, problem.form, low, high, start, tolerance, held)
+        found = maximise(objectives, problem.form, low, high, start, tolerance, held)
     except ArithmeticError as failure:
         raise QualityError(f"no rule of kind {problem.kind} was found: {failure}") from None
     return np.array([solution.coefficients for solution in found])

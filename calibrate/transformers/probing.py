@@ -132,15 +132,19 @@ def probe(
     except Exception as failure:
         if inputs:
             raise
-        first = (str(failure).strip() or type(failure).__name__).splitlines()[0]
         raise CoefficientsError(
             f"{type(model).__name__} does not run on {' and '.join(given) or 'nothing'} alone "
-            f"({first}); give verify(model, **inputs) what it is called with"
+            f"({first_line(failure)}); give verify(model, **inputs) what it is called with"
         ) from failure
     finally:
         for module, mode in modes.items():
             module.training = mode
     return watch
+
+
+def first_line(failure: Exception) -> str:
+    """What an error says, in 300 letters at most."""
+    return (str(failure).strip() or type(failure).__name__).splitlines()[0][:300]
 
 
 def _small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
