@@ -76,7 +76,7 @@ def export(fit, file, out="out.gguf"):
 
 
 def our_log_p(model, fit, tokens):
-    """Of the token after each of the tokens, by our runtime."""
+    """log p of the token after each of the tokens, by our runtime."""
     register("made-up", fit)
     model.set_attn_implementation("made-up")
     verify(model)

@@ -446,7 +446,7 @@ def test_loads_no_more_than_transformers_itself(tmp_path):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_captured_logits_are_those_behind_the_models_own_weights(family, padded, here):
-    """Of every layer and query head: masks, windows, soft-cap and sinks included."""
+    """In every layer and query head: masks, windows, soft-cap and sinks included."""
     _, model = family
     inputs = {"attention_mask": PADDED, "position_ids": POSITIONS} if padded else {}
     model.set_attn_implementation("eager")
