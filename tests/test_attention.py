@@ -3,6 +3,7 @@
 Tests with a `backend` run for both; what only PyTorch has is in test_torch.py.
 """
 
+import itertools
 from functools import partial
 
 import jax
@@ -31,21 +32,10 @@ def backend(request, monkeypatch):
 
 
 @pytest.fixture
-def one_block(monkeypatch):
-    Jax().take_path("one block", monkeypatch)
-
-
-@pytest.fixture
 def many_blocks(monkeypatch):
     Jax().take_path("many blocks", monkeypatch)
     yield
     Jax().leave_path()
-
-
-@pytest.fixture(params=["one block", "many blocks"])
-def blocks(request):
-    """The same results whether a call fits in one block or takes many."""
-    request.getfixturevalue(request.param.replace(" ", "_"))
 
 
 def check(backend, arrays, fit, atol=3e-6, **case):
@@ -149,53 +139,28 @@ def test_long_sequences_in_their_own_blocks(kind, paper):
 # --- JAX alone ---------------------------------------------------------------------------------
 
 
-def check_against_reference(arrays, fit, case):
-    actual = dot_product_attention(*arrays, coefficients=fit, **CASES[case])
-    exact = expected(*arrays, fit, **in_words_of_the_reference(CASES[case]))
-    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5, err_msg=case)
+FIT = {"paper": calibrate.load("paper"), "size": BY_SIZE, "both": BY_BOTH}
+QUICK = [
+    *(("many blocks", 2, "paper", case) for case in (
+        "causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all")),
+    *(("one block", 2, "paper", case) for case in ("plain", "causal window", "bias", "all")),
+    *(("many blocks", n, "paper", case) for n in (4, 1) for case in ("mask", "all")),
+    # Keys are counted from positions alone, or from masks.
+    *(("many blocks", 2, "size", case) for case in ("causal", "additive -inf", "query lengths")),
+    *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
+]  # fmt: skip
+ALL = itertools.product(("one block", "many blocks"), (4, 2, 1), FIT, CASES)
 
 
 @pytest.mark.parametrize(
-    "case", ["causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all"]
+    ("path", "n_key_heads", "by", "case"),
+    QUICK + [pytest.param(*x, marks=pytest.mark.slow) for x in ALL if x not in QUICK],
 )
-@pytest.mark.usefixtures("many_blocks")
-def test_agrees_with_the_reference(case, paper):
-    check_against_reference(qkv(N=4, K=2), paper, case)
-
-
-@pytest.mark.parametrize("case", ["plain", "causal window", "bias", "all"])
-@pytest.mark.usefixtures("one_block")
-def test_agrees_with_the_reference_in_one_block(case, paper):
-    check_against_reference(qkv(N=4, K=2), paper, case)
-
-
-@pytest.mark.parametrize("case", ["mask", "all"])
-@pytest.mark.parametrize("n_key_heads", [4, 1])
-@pytest.mark.usefixtures("many_blocks")
-def test_any_number_of_key_heads(case, n_key_heads, paper):
-    check_against_reference(qkv(N=4, K=n_key_heads), paper, case)
-
-
-@pytest.mark.parametrize(
-    ("case", "fit"),
-    [
-        ("causal", BY_SIZE), ("causal window", BY_BOTH), ("mask", BY_BOTH),
-        ("additive -inf", BY_SIZE), ("query lengths", BY_SIZE), ("all", BY_BOTH),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("many_blocks")
-def test_the_keys_that_a_query_sees_are_counted(case, fit):
-    """From positions alone, or from masks."""
-    check_against_reference(qkv(), fit, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("n_key_heads", [4, 2, 1])
-@pytest.mark.usefixtures("blocks")
-def test_every_case_in_every_layout(case, n_key_heads, paper):
-    for fit in (paper, BY_SIZE, BY_BOTH):
-        check_against_reference(qkv(N=4, K=n_key_heads), fit, case)
+def test_jax_agrees_with_the_reference(path, n_key_heads, by, case, monkeypatch):
+    backend = Jax()
+    backend.take_path(path, monkeypatch)
+    check(backend, qkv(N=4, K=n_key_heads), FIT[by], **CASES[case])
+    backend.leave_path()
 
 
 def queries_with_keys(case):

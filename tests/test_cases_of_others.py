@@ -25,10 +25,10 @@ is a test in tests/test_x.py. Names are shortened.
 | JAX: attention                          | |
 | DotProductAttention (groups, vmap)      | groups_in_half_precision |
 | the same with return_residual           | refused: attention.py: what_does_not_match_is_refused |
-| DotProductAttentionMask                 | masks_in_half_precision; attention.py: agrees_with_... |
+| DotProductAttentionMask                 | masks_in_half_precision; attention.py: jax_agrees_... |
 | Float64MaskDebugInfs                    | float64_with_a_mask_under_debug_infs |
 | BiasGradient                            | gradient_of_a_bias; cuDNN's own refusal has no like |
-| localWindowSizeWithoutMask              | attention.py: agrees_with_the_reference (windows) |
+| localWindowSizeWithoutMask              | attention.py: jax_agrees_with_the_reference |
 | implementation="cudnn"                  | refused: attention.py: what_does_not_match_is_refused |
 | ScaledMatmul, ScaledDotGeneral, other   | refused: neither softmax nor attention |
 | activations, standardize, initializers  | |

@@ -133,9 +133,10 @@ class ModelFolder:
             report: dict[str, Any] = loaded[1]
         absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
         if absent:
+            named = ", ".join(absent if len(absent) <= 3 else [*absent[:3], "..."])
             raise CalibrateError(
-                f"{self.path} lacks weights of {type(model).__name__}: {', '.join(absent[:3])}"
-                f"{', ...' * (len(absent) > 3)}; give the folder of a whole causal model"
+                f"{self.path} lacks weights of {type(model).__name__}: {named}; give the folder of "
+                "a whole causal model"
             )
         _require_causal(model)
         return model
@@ -167,8 +168,7 @@ def _require_gguf(path: Path) -> None:
     missing = [name for name in _OF_GGUF if importlib.util.find_spec(name) is None]
     if missing:
         raise CalibrateError(
-            f"{path} cannot be read without the package{'s' * (len(missing) > 1)} "
-            f"{' and '.join(missing)}: {install('gguf')}"
+            f"{path} cannot be read without {' and '.join(missing)}: {install('gguf')}"
         )
 
 
