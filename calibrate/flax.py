@@ -165,7 +165,7 @@ def capture(
       folder: a new one, of npz files as `calibrate collect --logits` takes them.
       layers: their numbers; None means all.
       heads: query heads; None means all.
-      max_bytes: of the folder. Of more forward passes a fair sample stays.
+      max_bytes: of the folder; a fair sample of the forward passes that exceed it stays.
     Raises:
       CalibrateError: the folder is not empty, the model has no such module or runs under jit, a
         position is out of range, or nothing was recorded.

@@ -99,7 +99,7 @@ def _score(
     form = Form(design, matrix, np.full(len(matrix), LOW), np.full(len(matrix), HIGH), ones)
     weight = _equal_sizes(train[0])
     objective = Objective(train[0].profile, weight)
-    c = maximise(objective, form, LOW, HIGH, tolerance=TOLERANCE).coefficients
+    c = maximise([objective], form, LOW, HIGH, tolerance=TOLERANCE)[0].coefficients
     beta = np.clip(design_test @ c, LOW, HIGH)
     return float(test[0].shares() @ test[0].log_p(beta))
 

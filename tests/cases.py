@@ -1,10 +1,12 @@
 """One table of cases that every backend's softmax meets: logits, mask, and what they are about."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from attention_cases import BY_BOTH, BY_SIZE
 
-from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.coefficients import Coefficients, Entry, identity
 from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
@@ -28,6 +30,31 @@ FITS = {
     ),
     "softer": Coefficients(Rule(0.1, 0.2, 1.0), (Entry((0.0, 0.0, 0.0, 0.1, 0.1), DOMAIN),)),
 }
+
+
+# Smooth: derivatives are compared with differences.
+SMOOTH = Coefficients(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)),))
+SMOOTH_FITS = {"polynomial": SMOOTH, "log size": BY_SIZE, "both": BY_BOTH}
+# The rules of the first head and of another.
+HEAD_RULES = {
+    "polynomial": (
+        Rule(), Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.2, 4.0)),
+        Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.2, 4.0)),
+    ),
+    "log size": (BY_SIZE.rule, BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))),
+    "both": (
+        BY_BOTH.rule, BY_BOTH.only,
+        Entry((0.0, 0.0, 0.0, 0.3, 2.0, 0.1, 0.0, 0.2), (0.1, 2.0, 0.5, 1.5)),
+    ),
+}  # fmt: skip
+
+
+def per_head(kind="polynomial"):
+    """Heads 0 and 2 calibrated; and the fits of each of four heads alone."""
+    rule, one, two = HEAD_RULES[kind]
+    fit = Coefficients(rule, (replace(one, head=0), replace(two, head=2)))
+    first, second = (Coefficients(rule, (entry,)) for entry in (one, two))
+    return fit, [first, identity(), second, identity()]
 
 
 class Case(NamedTuple):

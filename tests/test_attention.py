@@ -1,6 +1,9 @@
-"""Attention against the float64 reference and jax.nn.dot_product_attention, on every path."""
+"""Attention of JAX and PyTorch against the float64 reference and the originals, on every path.
 
-from dataclasses import replace
+Tests with a `backend` run for both; what only PyTorch has is in test_torch.py.
+"""
+
+import itertools
 from functools import partial
 
 import jax
@@ -9,90 +12,155 @@ import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES as CASES
 from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
+from backends import BACKENDS, PATHS, Jax, dtype_of, values
+from cases import HEAD_RULES, SMOOTH, per_head
 from jax.test_util import check_grads
 
 import calibrate
 from calibrate import attention, query_blocks
 from calibrate.attention import dot_product_attention
-from calibrate.files.coefficients import Entry
 
 
-def in_blocks(monkeypatch, many):
-    """One block for a call, or many."""
-    if many:
-        monkeypatch.setattr(query_blocks, "BLOCK_LOGITS", 1)
-        monkeypatch.setattr(query_blocks, "MIN_ROWS", 3)
-        monkeypatch.setattr(query_blocks, "MAX_ROWS", 3)
-        monkeypatch.setattr(query_blocks, "FEW_QUERIES", 3)
-        monkeypatch.setattr(query_blocks, "CAUSAL_RUNS", 2)
-    attention._attend.clear_cache()
-
-
-@pytest.fixture
-def one_block(monkeypatch):
-    in_blocks(monkeypatch, many=False)
+@pytest.fixture(params=PATHS)
+def backend(request, monkeypatch):
+    """The same results whichever way a call takes."""
+    kind, path = request.param
+    backend = kind()
+    backend.take_path(path, monkeypatch)
+    yield backend
+    backend.leave_path()
 
 
 @pytest.fixture
 def many_blocks(monkeypatch):
-    in_blocks(monkeypatch, many=True)
+    Jax().take_path("many blocks", monkeypatch)
     yield
-    attention._attend.clear_cache()
+    Jax().leave_path()
 
 
-@pytest.fixture(params=["one block", "many blocks"])
-def blocks(request):
-    """The same results whether a call fits in one block or takes many."""
-    request.getfixturevalue(request.param.replace(" ", "_"))
+def check(backend, arrays, fit, atol=3e-6, **case):
+    actual = values(backend.attend(arrays, fit, **case))
+    words = in_words_of_the_reference(case)
+    if "logits_soft_cap" in words:
+        words["cap"] = words.pop("logits_soft_cap")
+    np.testing.assert_allclose(actual, expected(*arrays, fit, **words), atol=atol, rtol=1e-5)
 
 
-def check_against_reference(arrays, fit, case):
-    actual = dot_product_attention(*arrays, coefficients=fit, **CASES[case])
-    exact = expected(*arrays, fit, **in_words_of_the_reference(CASES[case]))
-    np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5, err_msg=case)
+@pytest.mark.parametrize("case", ["causal", "window", "all"])
+def test_identity_is_the_original_wherever_a_key_is_seen(case, backend):
+    arrays, sees = qkv(N=4, K=2), queries_with_keys(case)
+    original = values(backend.own_attention(arrays, **CASES[case]))
+    actual = values(backend.attend(arrays, calibrate.identity(), **CASES[case]))
+    np.testing.assert_allclose(actual[sees], original[sees], atol=1e-5)
+    assert (actual[~sees] == 0).all()
 
 
 @pytest.mark.parametrize(
-    "case", ["causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all"]
+    ("T", "S", "is_causal"),
+    [(1, 11, False), (1, 1, True), (7, 11, True), (11, 7, True), (20, 3, False), (20, 3, True)],
 )
-@pytest.mark.usefixtures("many_blocks")
-def test_agrees_with_the_reference(case, paper):
-    check_against_reference(qkv(N=4, K=2), paper, case)
+def test_any_number_of_queries_and_keys(T, S, is_causal, paper, backend):
+    for fit in (paper,) if isinstance(backend, Jax) else (paper, BY_SIZE, BY_BOTH):
+        check(backend, qkv(T=T, S=S), fit, is_causal=is_causal)
 
 
-@pytest.mark.parametrize("case", ["plain", "causal window", "bias", "all"])
-@pytest.mark.usefixtures("one_block")
-def test_agrees_with_the_reference_in_one_block(case, paper):
-    check_against_reference(qkv(N=4, K=2), paper, case)
+def test_the_feature_is_on(paper, backend):
+    """Trap 5: plain attention must fail this."""
+    arrays = qkv(T=64, S=64, scale=4.0)
+    sharpened = values(backend.attend(arrays, paper))
+    assert np.abs(sharpened - values(backend.own_attention(arrays))).max() > 0.1
 
 
-@pytest.mark.parametrize("case", ["mask", "all"])
-@pytest.mark.parametrize("n_key_heads", [4, 1])
-@pytest.mark.usefixtures("many_blocks")
-def test_any_number_of_key_heads(case, n_key_heads, paper):
-    check_against_reference(qkv(N=4, K=n_key_heads), paper, case)
+def test_a_soft_cap(paper, backend):
+    check(backend, qkv(scale=6.0), paper, logits_soft_cap=3.0)
 
 
-@pytest.mark.parametrize(
-    ("case", "fit"),
-    [
-        ("causal", BY_SIZE), ("causal window", BY_BOTH), ("mask", BY_BOTH),
-        ("additive -inf", BY_SIZE), ("query lengths", BY_SIZE), ("all", BY_BOTH),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("many_blocks")
-def test_the_keys_that_a_query_sees_are_counted(case, fit):
-    """From positions alone, or from masks."""
-    check_against_reference(qkv(), fit, case)
+@pytest.mark.parametrize("kind", HEAD_RULES)
+def test_a_fit_per_head(kind, backend):
+    fit, alone = per_head(kind)
+    q, k, v = qkv(N=4, K=2)
+    actual = values(backend.attend((q, k, v), fit, is_causal=True))
+    for head, own in enumerate(alone):
+        group = [head // 2]
+        exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
+        np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
+    with pytest.raises(calibrate.CoefficientsError, match="for head 2, and there are 2 heads"):
+        backend.attend((q[:, :, :2], k, v), fit)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "by_both"), ("bfloat16", "paper")])
+def test_half_precision_with_offset_keys(dtype, kind, backend, request):
+    """An offset of 100 in one key dimension moves all logits of a query alike."""
+    q, k, v = qkv(T=32, S=512, N=2, K=2)
+    k[..., 0] += 100
+    arrays, fit = [backend.array(x, dtype) for x in (q, k, v)], request.getfixturevalue(kind)
+    actual = backend.attend(arrays, fit)
+    assert dtype_of(actual) == dtype
+    exact, eps = expected(*map(values, arrays), fit), float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(values(actual), exact, rtol=2 * eps, atol=2e-4)
+
+
+def test_queries_without_keys_give_0(paper, backend):
+    mask = np.ones((1, 1, 11, 11), bool)
+    mask[:, :, 4] = False
+    cases = [({"mask": mask}, paper)]
+    if not isinstance(backend, Jax):  # each takes it seconds to compile
+        bias = {"bias": np.where(mask, np.float32(0), -np.inf)}
+        cases += [(case, fit) for case in (cases[0][0], bias) for fit in (paper, BY_SIZE, BY_BOTH)]
+    for case, fit in cases:
+        assert (values(backend.attend(qkv(), fit, **case))[:, 4] == 0).all()
+        for gradient in backend.attention_gradients(qkv(), fit, **case):
+            assert np.isfinite(values(gradient)).all()
+
+
+def test_the_gradient_of_the_entropy_can_be_stopped(backend):
+    flowing, stopped = (
+        values(backend.attention_gradients(qkv(), BY_BOTH, entropy_gradient=flows)[0])
+        for flows in (True, False)
+    )
+    assert np.abs(flowing - stopped).max() > 0.01
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("n_key_heads", [4, 2, 1])
-@pytest.mark.usefixtures("blocks")
-def test_every_case_in_every_layout(case, n_key_heads, paper):
-    for fit in (paper, BY_SIZE, BY_BOTH):
-        check_against_reference(qkv(N=4, K=n_key_heads), fit, case)
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_long_sequences_in_their_own_blocks(kind, paper):
+    """As it runs outside of tests: runs, blocks and the last one filled up."""
+    backend, arrays = kind(), qkv(T=700, S=700, N=2, K=1, B=1)
+    mask = (np.arange(700) >= 100)[None, None, None]  # padding first, and so are its queries
+    # The stock kernel's exponentials are good to some 1e-6, and log Z - E[z] adds them up.
+    atol = 3e-6 if kind is Jax else 2e-5
+    for fit, case in (
+        (paper, {"is_causal": True}), (BY_SIZE, {"local_window_size": (100, 7)}),
+        (BY_BOTH, {"is_causal": True}), (paper, {"is_causal": True, "mask": mask}),
+    ):  # fmt: skip
+        check(backend, arrays, fit, atol, **case)
+
+
+# --- JAX alone ---------------------------------------------------------------------------------
+
+
+FIT = {"paper": calibrate.load("paper"), "size": BY_SIZE, "both": BY_BOTH}
+QUICK = [
+    *(("many blocks", 2, "paper", case) for case in (
+        "causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all")),
+    *(("one block", 2, "paper", case) for case in ("plain", "causal window", "bias", "all")),
+    *(("many blocks", n, "paper", case) for n in (4, 1) for case in ("mask", "all")),
+    # Keys are counted from positions alone, or from masks.
+    *(("many blocks", 2, "size", case) for case in ("causal", "additive -inf", "query lengths")),
+    *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
+]  # fmt: skip
+ALL = itertools.product(("one block", "many blocks"), (4, 2, 1), FIT, CASES)
+
+
+@pytest.mark.parametrize(
+    ("path", "n_key_heads", "by", "case"),
+    QUICK + [pytest.param(*x, marks=pytest.mark.slow) for x in ALL if x not in QUICK],
+)
+def test_jax_agrees_with_the_reference(path, n_key_heads, by, case, monkeypatch):
+    backend = Jax()
+    backend.take_path(path, monkeypatch)
+    check(backend, qkv(N=4, K=n_key_heads), FIT[by], **CASES[case])
+    backend.leave_path()
 
 
 def queries_with_keys(case):
@@ -111,111 +179,11 @@ def test_the_reference_is_the_original_wherever_a_key_is_seen(case):
     np.testing.assert_allclose(exact[sees], original[sees], atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["plain", "window", "all"])
-@pytest.mark.usefixtures("many_blocks")
-def test_identity_is_the_original_wherever_a_key_is_seen(case):
-    arrays, sees = qkv(N=4, K=2), queries_with_keys(case)
-    original = np.asarray(jax.nn.dot_product_attention(*arrays, **CASES[case]))
-    actual = dot_product_attention(*arrays, coefficients=calibrate.identity(), **CASES[case])
-    actual = np.asarray(actual)
-    np.testing.assert_allclose(actual[sees], original[sees], atol=1e-5)
-    assert (actual[~sees] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("T", "S", "is_causal"),
-    [(1, 11, False), (1, 1, True), (7, 11, True), (11, 7, True), (20, 3, False), (20, 3, True)],
-)
-@pytest.mark.usefixtures("many_blocks")
-def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
-    arrays = qkv(T=T, S=S)
-    actual = dot_product_attention(*arrays, is_causal=is_causal, coefficients=paper)
-    np.testing.assert_allclose(
-        actual, expected(*arrays, paper, is_causal=is_causal), atol=3e-6, rtol=1e-5
-    )
-
-
-@pytest.mark.slow
-def test_long_sequences_in_their_own_blocks(paper):
-    """As it runs outside of tests: runs, blocks and the last one filled up."""
-    arrays = qkv(T=700, S=700, N=2, K=1, B=1)
-    for fit, options in (
-        (paper, {"is_causal": True}), (BY_SIZE, {"local_window_size": (100, 7)}),
-        (BY_BOTH, {"is_causal": True}),
-    ):  # fmt: skip
-        actual = dot_product_attention(*arrays, coefficients=fit, **options)
-        exact = expected(*arrays, fit, **in_words_of_the_reference(options))
-        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
-
-
-def test_the_feature_is_on(paper):
-    """Trap 5: plain attention must fail this."""
-    arrays = qkv(T=64, S=64, scale=4.0)
-    sharpened = dot_product_attention(*arrays, coefficients=paper)
-    assert np.abs(sharpened - jax.nn.dot_product_attention(*arrays)).max() > 0.1
-
-
 def test_without_a_batch_axis(paper):
     q, k, v = (x[0] for x in qkv())
     actual = dot_product_attention(q, k, v, coefficients=paper)
     assert actual.shape == q.shape
     np.testing.assert_allclose(actual, expected(q[None], k[None], v[None], paper)[0], atol=3e-6)
-
-
-def test_a_soft_cap(paper):
-    arrays = qkv(scale=6.0)
-    actual = dot_product_attention(*arrays, coefficients=paper, logits_soft_cap=3.0)
-    np.testing.assert_allclose(actual, expected(*arrays, paper, cap=3.0), atol=3e-6, rtol=1e-5)
-
-
-@pytest.mark.usefixtures("many_blocks")
-def test_a_fit_per_head(make_fit):
-    one, two = make_fit((0.0, 0.0, 0.0, 0.0, 3.0)), make_fit((0.0, 0.0, 0.0, 0.5, 1.0))
-    heads = {0: one, 1: two, 3: two}  # 1 and 2 are of different key heads
-    fit = replace(one, entries=tuple(replace(own.only, head=i) for i, own in heads.items()))
-    q, k, v = qkv(N=4, K=2)
-    actual = np.asarray(dot_product_attention(q, k, v, is_causal=True, coefficients=fit))
-    identity = calibrate.identity()
-    for head, own in enumerate((one, two, identity, two)):
-        group = [head // 2]
-        exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
-        np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
-    with pytest.raises(calibrate.CoefficientsError, match="for head 3, and there are 2 heads"):
-        dot_product_attention(q[:, :, :2], k, v, coefficients=fit)
-
-
-@pytest.mark.parametrize(
-    ("of_all", "other"),
-    [
-        (BY_SIZE, Entry((0.0, 3.0), (1.0, 8.0))),
-        (BY_BOTH, Entry((0.0, 0.0, 0.0, 0.3, 2.0, 0.1, 0.0, 0.2), (0.1, 2.0, 0.5, 1.5))),
-    ],
-    ids=["size", "both"],
-)
-@pytest.mark.usefixtures("many_blocks")
-def test_a_fit_by_size_per_head(of_all, other):
-    fit = replace(of_all, entries=(replace(of_all.only, head=0), replace(other, head=1)))
-    q, k, v = qkv(N=4, K=2)
-    actual = np.asarray(dot_product_attention(q, k, v, is_causal=True, coefficients=fit))
-    identity, second = calibrate.identity(), replace(of_all, entries=(other,))
-    for head, own in enumerate((of_all, second, identity, identity)):
-        group = [head // 2]
-        exact = expected(q[:, :, [head]], k[:, :, group], v[:, :, group], own, is_causal=True)
-        np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("dtype", "by"), [("float16", "both"), ("bfloat16", "entropy")])
-def test_half_precision_with_offset_keys(dtype, by, paper):
-    """An offset of 100 in one key dimension moves all logits of a query alike."""
-    q, k, v = qkv(T=32, S=512, N=2, K=2)
-    k[..., 0] += 100
-    q, k, v = (jnp.asarray(x).astype(dtype) for x in (q, k, v))
-    fit = BY_BOTH if by == "both" else paper
-    actual = dot_product_attention(q, k, v, coefficients=fit)
-    assert actual.dtype == dtype
-    exact = expected(q, k, v, fit)
-    eps = float(jnp.finfo(dtype).eps)
-    np.testing.assert_allclose(np.asarray(actual, float), exact, rtol=2 * eps, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +195,9 @@ def test_half_precision_with_offset_keys(dtype, by, paper):
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
-def test_gradients(case, by, make_fit):
-    """Of queries, keys, values and bias, through the entropy too."""
-    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
-    fit = {"entropy": fit, "size": BY_SIZE, "both": BY_BOTH}[by]
+def test_gradients(case, by):
+    """Queries, keys, values and bias have them, through the entropy too."""
+    fit = {"entropy": SMOOTH, "size": BY_SIZE, "both": BY_BOTH}[by]
     keywords = CASES[case] | {"bias": CASES["bias"]["bias"].astype(float)}
     bias = keywords.pop("bias")
     with jax.enable_x64(True):
@@ -243,17 +210,6 @@ def test_gradients(case, by, make_fit):
         check_grads(function, (*arrays, bias), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
 
 
-def test_no_nan_in_gradients_of_queries_without_keys(paper):
-    q, k, v = (jnp.asarray(x) for x in qkv())
-    mask = jnp.ones((2, 1, 11, 11), bool).at[:, :, 4].set(False)
-
-    def loss(q, k, v):
-        return (dot_product_attention(q, k, v, mask=mask, coefficients=paper) ** 2).sum()
-
-    for gradient in jax.grad(loss, argnums=(0, 1, 2))(q, k, v):
-        assert np.isfinite(gradient).all()
-
-
 @pytest.mark.parametrize(
     ("case", "by"),
     [
@@ -264,9 +220,8 @@ def test_no_nan_in_gradients_of_queries_without_keys(paper):
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
-def test_second_derivatives_are_not_nan(case, by, make_fit):
-    fit = make_fit((0.01, -0.1, 0.2, 0.7, 0.6), (0.1, 5.0), min_entropy=0.0)
-    fit = {"entropy": fit, "size": BY_SIZE, "both": BY_BOTH}[by]
+def test_second_derivatives_are_not_nan(case, by):
+    fit = {"entropy": SMOOTH, "size": BY_SIZE, "both": BY_BOTH}[by]
     arrays = tuple(jnp.asarray(x) for x in qkv(N=2, K=1, B=1))
     of_one_sequence = {k: x[:1] if k in ("mask", "bias") else x for k, x in CASES[case].items()}
 

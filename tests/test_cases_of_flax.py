@@ -202,7 +202,7 @@ def test_nnx_and_linen_agree(biased, dtype, precision, normalised):
         linen, module = linen_module(fit, **options), nnx_module(fit, features=3, **options)
         params = linen.init(jax.random.key(0), x)["params"]
         for part in ("query", "key", "value", "out"):
-            for kind in ("kernel", "bias")[: 1 + biased]:
+            for kind in ("kernel", "bias") if biased else ("kernel",):
                 getattr(getattr(module, part), kind)[...] = params[part][kind]
         out = linen.apply({"params": params}, x, mask=causal)
         assert out.dtype == dtype

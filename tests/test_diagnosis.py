@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference_solver
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -174,7 +175,10 @@ def check_against_plain_formulas(head, rows, eps):
 def test_numbers_are_those_of_plain_formulas(collection, heads):
     for key in (BOUNDED, RANDOM):
         check_against_plain_formulas(heads[key], list(rows_of(collection, key)), eps=0.25)
-    beta = [reference.optimal_beta(z, int(t.argmax())) for _, z, t in rows_of(collection, BOUNDED)]
+    beta = [
+        reference_solver.optimal_beta(z, int(t.argmax()))
+        for _, z, t in rows_of(collection, BOUNDED)
+    ]
     interior = [b for b in beta if 0 < b < np.inf]
     assert heads[BOUNDED].shares["sharp"] == pytest.approx(np.mean(np.isinf(beta)))
     assert heads[BOUNDED].shares["interior"] == pytest.approx(len(interior) / len(beta))

@@ -17,7 +17,7 @@ SIZES = np.arange(1, 1025)
 
 
 def log_size(*lines, bounds=(0.25, 16.0), domain=DOMAIN):
-    """Of lines (kappa, b) by head of the first two layers, two heads each."""
+    """Lines (kappa, b) by head of the first two layers, two heads each."""
     entries = [Entry(line, domain, i // 2, i % 2) for i, line in enumerate(lines)]
     return Coefficients(Rule.log_size(*bounds), tuple(entries))
 

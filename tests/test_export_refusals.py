@@ -116,13 +116,13 @@ def rewrite(folder, change):
     [
         (
             lambda w: w.update({Q_PROJ.replace("weight", "qweight"): w.pop(Q_PROJ)}),
-            "has nothing as",
+            "of layer 1 in m is missing: are the weights",
         ),
         (
             lambda w: w.update({Q_PROJ: w[Q_PROJ].to(torch.float8_e4m3fn)}),
-            "has no floats as q_proj",
+            "q_proj.weight of layer 1 .* is not floating point",
         ),
-        (lambda w: w.update({Q_PROJ + "_scale": torch.ones(1)}), "more than such a model reads as"),
+        (lambda w: w.update({Q_PROJ + "_scale": torch.ones(1)}), "is not a tensor of such a model"),
         (
             lambda w: w.update({Q_PROJ: w[Q_PROJ][:8].clone()}),
             r"is of shape \(8, 32\), and its con",

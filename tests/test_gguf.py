@@ -85,7 +85,7 @@ def test_packages_that_are_missing(missing, monkeypatch):
         folders.importlib.util, "find_spec", lambda name: None if name in missing else find(name)
     )
     message = (
-        rf"^m/tiny.gguf cannot be read without the packages? {' and '.join(missing)}: "
+        rf"^m/tiny.gguf cannot be read without {' and '.join(missing)}: "
         r"pip install -e '.\[gguf\]' in a clone of calibrate$"
     )
     with pytest.raises(CalibrateError, match=message):

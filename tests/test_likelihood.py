@@ -30,8 +30,12 @@ def planted(beta_of, sizes=(16, 64, 256), count=1_500, seed=0):
     return Profile(np.concatenate(series), LOW, HIGH), np.concatenate(H), np.concatenate(size)
 
 
+def maximised(objective, form, *start, **options):
+    return maximise([objective], form, LOW, HIGH, *start, **options)[0]
+
+
 def best(rows, form, weight):
-    return maximise(Objective(rows, weight / weight.sum()), form, LOW, HIGH)
+    return maximised(Objective(rows, weight / weight.sum()), form)
 
 
 def test_a_planted_constant():
@@ -119,10 +123,8 @@ def test_of_constants_within_tolerance_it_is_the_least():
     solution = best(rows, constant_form(100, LOW, HIGH), np.ones(100))
     assert solution.coefficients[0] == pytest.approx(least, abs=0.01)
     assert solution.value >= values.max() - 1.01 * TOLERANCE
-    again = maximise(  # as a resample does, which starts from a solution
-        Objective(rows, equal(100)), constant_form(100, LOW, HIGH), LOW, HIGH, np.array([20.0]),
-        tolerance=None,
-    )  # fmt: skip
+    form, start = constant_form(100, LOW, HIGH), np.array([20.0])  # as a resample has
+    again = maximised(Objective(rows, equal(100)), form, start, tolerance=None)
     assert again.coefficients[0] == pytest.approx(least, abs=0.01)
 
 
@@ -177,7 +179,7 @@ def test_a_resample_may_prefer_another_peak():
     for share, expected in ((0.99, HIGH), (0.1, LOW)):
         weight = np.repeat([share, 1 - share], 50) / 50
         for start in (None, np.array([LOW]), np.array([HIGH])):
-            found = maximise(Objective(rows, weight), form, LOW, HIGH, start, tolerance=None)
+            found = maximised(Objective(rows, weight), form, start, tolerance=None)
             assert found.coefficients[0] == pytest.approx(expected, rel=0.01)
 
 
@@ -189,7 +191,7 @@ def test_rows_of_sets_that_want_far_apart_betas_get_a_rule_that_follows_them():
     objective = Objective(rows, equal(100))
     best_of_each = objective.of_constants(np.geomspace(LOW, HIGH, 500)).max(axis=1).sum()
     for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (1, 3), LOW, HIGH)):
-        assert maximise(objective, form, LOW, HIGH).value == pytest.approx(best_of_each, abs=1e-4)
+        assert maximised(objective, form).value == pytest.approx(best_of_each, abs=1e-4)
 
 
 def test_the_bound_on_what_is_missed_is_the_tangents():

@@ -25,7 +25,7 @@ def diagonal(x):
 
 @pytest.mark.parametrize("half", [0.5, 2.0, 50.0])
 def test_the_tops_within_bounds(half):
-    """Of several functions at once, as of each by itself."""
+    """Several functions are climbed at once as each is by itself."""
     centre = np.array([[3.0, -1.0, 0.2], [0.0, 0.0, 0.0], [-5.0, 1.0, 0.3]])
     starts = np.zeros((3, 3))
     c, value, promise = climb(lambda x: curved(x, centre), BOX, bounds(half), starts, 1e-13)

@@ -1,9 +1,10 @@
-"""The rule in NumPy and JAX, on both sides of every threshold."""
+"""The rule in NumPy, JAX and PyTorch, on both sides of every threshold."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from backends import BACKENDS
 
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
@@ -25,9 +26,20 @@ def around(value):
     return [np.nextafter(value, np.float32(-9)), value, np.nextafter(value, np.float32(9))]
 
 
+def jitted():
+    return jax.jit(calibrate.inverse_temperature)
+
+
+FUNCTIONS = [
+    *(pytest.param(lambda kind=kind.values[0]: kind().inverse_temperature, id=kind.id,
+                   marks=kind.marks) for kind in BACKENDS),
+    pytest.param(jitted, id="jit"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("under_jit", [False, True])
-def test_backends_follow_the_rule_around_every_threshold(rule, under_jit, make_fit):
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_backends_follow_the_rule_around_every_threshold(rule, function, make_fit):
     thresholds = [rule.min_entropy, *DOMAIN]
     H = np.concatenate([*map(around, thresholds), np.linspace(0, 9, 200, dtype=np.float32)])
     fit = make_fit(POWERS, DOMAIN, **rule._asdict())
@@ -35,8 +47,7 @@ def test_backends_follow_the_rule_around_every_threshold(rule, under_jit, make_f
     exact = rule._replace(min_entropy=float(np.float32(rule.min_entropy)))
     domain = tuple(float(np.float32(h)) for h in DOMAIN)
     expected = reference.inverse_temperature(H.astype(float), POWERS, domain, exact)
-    function = calibrate.inverse_temperature
-    actual = (jax.jit(function) if under_jit else function)(H, fit)
+    actual = function()(H, fit)
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
     in_numpy = beta_of(H.astype(float), None, POWERS, domain, exact, np)
     np.testing.assert_allclose(in_numpy, expected, rtol=1e-14)
@@ -99,19 +110,21 @@ def grid(rule):
 
 
 @pytest.mark.parametrize("rule", SURFACE_RULES.values(), ids=SURFACE_RULES)
-@pytest.mark.parametrize("under_jit", [False, True])
-def test_a_rule_of_both_follows_the_reference_around_every_threshold(rule, under_jit):
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_rule_of_both_follows_the_reference_around_every_threshold(rule, function):
     H, n = grid(rule)
     exact = rule._replace(min_entropy=float(np.float32(rule.min_entropy)))
     domain = tuple(float(np.float32(x)) for x in SURFACE_DOMAIN)
     expected = reference.inverse_temperature(H.astype(float), SURFACE, domain, exact, n)
     fit = Coefficients(rule, (Entry(SURFACE, SURFACE_DOMAIN),))
-    function = calibrate.inverse_temperature
-    actual = (jax.jit(function) if under_jit else function)(H, fit, n=n)
+    actual = function()(H, fit, n=n)
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
     log_n = np.log(n.astype(float))
     in_numpy = beta_of(H.astype(float), log_n, SURFACE, domain, exact, np)
     np.testing.assert_allclose(in_numpy, expected, rtol=1e-14)
+    for one in np.unique(log_n):  # as one number for all rows, too
+        of_one = beta_of(H.astype(float), float(one), SURFACE, domain, exact, np)
+        np.testing.assert_array_equal(of_one[log_n == one], in_numpy[log_n == one])
     assert len(set(np.round(expected, 6))) > 12
 
 

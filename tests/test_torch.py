@@ -1,44 +1,31 @@
-"""The softmax and attention of PyTorch, against the float64 reference and PyTorch's own."""
+"""What only PyTorch asks of softmax and attention; the rest is in tests of these names."""
 
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
-from attention_cases import (
-    ATTENTION_CASES,
-    BY_BOTH,
-    BY_SIZE,
-    allowed,
-    in_words_of_the_reference,
-    qkv,
-)
+from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, in_words_of_the_reference, qkv
 from attention_cases import expected as expected_attention
-from cases import CASES, FITS
+from backends import Torch
+from cases import FITS, SMOOTH, SMOOTH_FITS, per_head
 
 import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import reference
-from calibrate.maths.rule import Rule, beta_of, slope_of
+from calibrate.maths.rule import beta_of, slope_of
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
-from calibrate.fit_beta import Features  # noqa: E402
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature  # noqa: E402
 from calibrate.torch import attention as attention_module  # noqa: E402
 from calibrate.torch import closed_form as closed_form_module  # noqa: E402
 from calibrate.torch import query_blocks as blocks_module  # noqa: E402
 from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
-from calibrate.torch.beta import beta_of_rows  # noqa: E402
 from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
 
-torch.set_num_threads(1)  # tensors are small: threads would wait for each other
-
-KINDS = {name: FITS[name] for name in ("clamp", "log size", "entropy and size")}
-SMOOTH = Coefficients(Rule(0.0), (Entry((0.01, -0.1, 0.2, 0.7, 0.6), (0.2, 5.0)),))
-SMOOTH_FITS = {"polynomial": SMOOTH, "log size": BY_SIZE, "both": BY_BOTH}
+BACKEND = Torch()
+attend_to_case, in_words_of_torch = BACKEND.attend, BACKEND.in_own_words
 HALF = [torch.float16, torch.bfloat16]
 # PyTorch's compiler warns of its own inside.
 of_the_compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -50,81 +37,6 @@ def tensor(array, dtype=None):
 
 def normal(*shape, scale=2.0, seed=0, dtype=torch.float32):
     return tensor(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
-
-
-@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_agrees_with_the_reference(fit):
-    for case in CASES:
-        actual = adaptive_softmax(tensor(case.logits), fit, where=tensor(case.where))
-        exact = case.expected(fit)
-        np.testing.assert_allclose(actual, exact, atol=1e-6, rtol=1e-5, err_msg=case.name)
-
-
-@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("dtype", HALF)
-def test_half_precision_is_within_2_ulp_of_the_reference(dtype, fit):
-    """On the logits as they are rounded."""
-    limits, n_cases = torch.finfo(dtype), 0
-    smallest = max(limits.smallest_normal * limits.eps, torch.finfo(torch.float32).tiny)
-    for case in CASES:
-        logits = tensor(case.logits).to(dtype)
-        rounded = logits.double().numpy()
-        if not np.isfinite(rounded[np.isfinite(case.logits)]).all():
-            continue  # beyond this dtype
-        actual = adaptive_softmax(logits, fit, where=tensor(case.where))
-        assert actual.dtype == dtype
-        exact = case._replace(logits=rounded).expected(fit, np.float64)
-        np.testing.assert_allclose(
-            actual.double(), exact, rtol=2 * limits.eps, atol=2 * smallest, err_msg=case.name
-        )
-        n_cases += 1
-    assert n_cases > 0.6 * len(CASES)
-
-
-@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
-def test_gradients_are_finite_and_leave_masked_items_alone(fit):
-    for case in CASES:
-        logits, where = tensor(case.logits).requires_grad_(), tensor(case.where)
-        probs = adaptive_softmax(logits, fit, where=where)
-        (probs * torch.arange(logits.shape[-1]).cos()).sum().backward()
-        assert logits.grad.isfinite().all(), case.name
-        if where is not None:
-            assert (logits.grad[~where.expand(logits.shape)] == 0).all(), case.name
-
-
-def test_the_feature_is_on(paper):
-    """Trap 5: plain softmax must fail this."""
-    logits = normal(16, 256)
-    assert (inverse_temperature(entropy(logits), paper) > 1).all()
-    sharper = adaptive_softmax(logits, paper).amax(1)
-    assert (sharper > 1.5 * torch.softmax(logits, 1).amax(1)).all()
-
-
-@pytest.mark.parametrize("kind", ["paper", "by_size", "by_both"])
-def test_agrees_with_jax(kind, request):
-    fit = request.getfixturevalue(kind)
-    logits, where = np.asarray(normal(5, 300)), np.arange(300) < 200
-    theirs = calibrate.adaptive_softmax(logits, fit, where=where)
-    ours = adaptive_softmax(tensor(logits), fit, where=tensor(where))
-    np.testing.assert_allclose(ours, theirs, atol=1e-6, rtol=1e-5)
-    H, n = entropy(tensor(logits), where=tensor(where)), np.full(5, 200)
-    np.testing.assert_allclose(H, calibrate.entropy(logits, where=where), rtol=1e-6)
-    beta = calibrate.inverse_temperature(np.asarray(H), fit, n=n)
-    np.testing.assert_allclose(inverse_temperature(H, fit, n=tensor(n)), beta, rtol=1e-5)
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
-def test_identity_is_torchs_softmax(dim):
-    logits = normal(3, 4, 5)
-    actual = adaptive_softmax(logits, calibrate.identity(), dim)
-    np.testing.assert_allclose(actual, torch.softmax(logits, dim), rtol=1e-6)
-
-
-def test_any_dim(paper):
-    logits = normal(30, 4, 5)
-    last = adaptive_softmax(logits.movedim(0, -1), paper)
-    np.testing.assert_allclose(adaptive_softmax(logits, paper, 0), last.movedim(-1, 0), rtol=1e-5)
-    np.testing.assert_allclose(entropy(logits, 0), entropy(logits.movedim(0, -1)), rtol=1e-6)
 
 
 def test_what_the_original_takes(paper):
@@ -149,15 +61,12 @@ def test_what_the_original_takes(paper):
         adaptive_softmax(logits, paper, where=torch.ones(64))
 
 
-def test_other_arrays_are_refused(paper):
-    for call in (lambda z: adaptive_softmax(z, paper), entropy):
-        with pytest.raises(TypeError, match=r"numpy.ndarray given; give a torch.Tensor"):
-            call(np.ones((3, 4), np.float32))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_refused(layout, paper):
+def test_nested_tensors_and_other_arrays_are_refused(layout, paper):
+    for call in (partial(adaptive_softmax, coefficients=paper), entropy):
+        with pytest.raises(TypeError, match=r"numpy.ndarray given; give a torch.Tensor"):
+            call(np.ones((3, 4), np.float32))
     nested = torch.nested.nested_tensor([normal(3, 4), normal(5, 4)], layout=layout)
     with pytest.raises(TypeError, match="nested tensors are not supported; pad .* give where="):
         adaptive_softmax(nested, paper)
@@ -165,31 +74,6 @@ def test_nested_tensors_are_refused(layout, paper):
         entropy(nested)
     with pytest.raises(TypeError, match="nested tensors are not supported; pad .* give attn_mask"):
         attend(nested, nested, nested, coefficients=paper)
-
-
-def test_rows_without_items_as_in_jax(paper):
-    logits = torch.tensor([[-torch.inf] * 3, [1.0, 2.0, 3.0], [-torch.inf, 0.0, 1.0]])
-    for fit in (paper, FITS["log size"], BY_BOTH):
-        probs = adaptive_softmax(logits, fit)
-        assert probs[0].isnan().all()
-        assert probs[1:].isfinite().all()
-        where = torch.tensor([[False] * 3, [True] * 3, [False, True, True]])
-        assert (adaptive_softmax(logits, fit, where=where)[0] == 0).all()
-        assert adaptive_softmax(logits, fit, where=torch.ones(3, dtype=bool))[0].isnan().all()
-    assert entropy(logits)[0].isnan()
-    assert entropy(logits, where=where)[0] == 0
-
-
-@pytest.mark.parametrize("mask", [-torch.inf, torch.finfo(torch.float32).min, -1e9])
-def test_masks_are_structural(mask, paper):
-    """Trap 3: any kind of mask gives softmax over the real items, and 0 elsewhere."""
-    logits, real = normal(16, 200), torch.arange(200) < 150
-    short = adaptive_softmax(logits[:, :150], paper)
-    masked = adaptive_softmax(torch.where(real, logits, mask), paper)
-    np.testing.assert_allclose(masked[:, :150], short, atol=1e-7, rtol=1e-5)
-    assert (masked[:, 150:] == 0).all()
-    hot = adaptive_softmax(torch.where(real, logits, torch.nan), paper, where=real)
-    np.testing.assert_allclose(hot[:, :150], short, atol=1e-7, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
@@ -209,21 +93,6 @@ def test_first_and_second_derivatives(fit):
     assert second.isfinite().all()
 
 
-@pytest.mark.parametrize("fit", [SMOOTH, BY_BOTH], ids=["polynomial", "both"])
-def test_the_entropys_gradient_can_be_stopped(fit):
-    z = normal(2, 20, scale=1.0).requires_grad_()
-    weights = torch.arange(20.0) ** 2
-
-    def gradient(probs):
-        return torch.autograd.grad((probs * weights).sum(), z)[0]
-
-    beta = inverse_temperature(entropy(z), fit, n=20).detach()[:, None]
-    constant = gradient(torch.softmax(beta * z, -1))
-    stopped = gradient(adaptive_softmax(z, fit, entropy_gradient=False))
-    np.testing.assert_allclose(stopped, constant, rtol=1e-4, atol=1e-6)
-    assert (gradient(adaptive_softmax(z, fit)) - constant).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
 @pytest.mark.parametrize("masked", [False, True])
@@ -240,7 +109,7 @@ def test_gradients_keep_what_the_caller_has(masked, fit, dtype):
 
 @pytest.mark.parametrize("name", FITS)
 def test_the_slope_of_beta_is_that_of_autograd(name):
-    """Of many rows and of few, which are NumPy's; within the domain and beyond it."""
+    """For many rows and for few, which are NumPy's; within the domain and beyond it."""
     fit = FITS[name]
     if not fit.rule.by_entropy:
         return
@@ -291,7 +160,7 @@ def test_transforms_of_torch_func(masked, fit):
 @of_the_compiler
 @pytest.mark.parametrize("kind", SMOOTH_FITS)
 def test_forward_mode_derivatives(kind):
-    """Of logits, some masked; of heads, each with its own; and forward over reverse."""
+    """With masks and with heads; and forward over reverse."""
     fit = SMOOTH_FITS[kind]
     z = normal(3, 7, scale=1.0, dtype=torch.float64).requires_grad_()
     where = torch.arange(7) != 2
@@ -406,100 +275,6 @@ def test_two_layers_compile_for_any_length(kind):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-# Of the first head and the other.
-RULES_OF_HEADS = {
-    "polynomial": (
-        Rule(), Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.2, 4.0)),
-        Entry((0.0, 0.0, 0.0, 0.5, 1.0), (0.2, 4.0)),
-    ),
-    "log size": (BY_SIZE.rule, BY_SIZE.only, Entry((0.0, 3.0), (1.0, 8.0))),
-    "both": (
-        BY_BOTH.rule, BY_BOTH.only,
-        Entry((0.0, 0.0, 0.0, 0.3, 2.0, 0.1, 0.0, 0.2), (0.1, 2.0, 0.5, 1.5)),
-    ),
-}  # fmt: skip
-
-
-def per_head(kind="polynomial"):
-    """Heads 0 and 2 calibrated; and the fits of each head alone."""
-    rule, one, two = RULES_OF_HEADS[kind]
-    fit = Coefficients(rule, (replace(one, head=0), replace(two, head=2)))
-    alone = [Coefficients(rule, (entry,)) for entry in (one, two)]
-    identity = calibrate.identity()
-    return fit, [alone[0], identity, alone[1], identity]
-
-
-@pytest.mark.parametrize("kind", RULES_OF_HEADS)
-def test_a_fit_per_head_applies_each_to_its_own(kind):
-    fit, alone = per_head(kind)
-    logits = normal(2, 4, 5, 30).requires_grad_()
-    where = torch.arange(30) < torch.arange(5, 10)[:, None]
-    probs = adaptive_softmax(logits, fit, where=where)
-    gradient = torch.autograd.grad((probs**2).sum(), logits)[0]
-    for head, own in enumerate(alone):
-        z = logits[:, head].detach().requires_grad_()
-        expected = adaptive_softmax(z, own, where=where)
-        np.testing.assert_allclose(probs[:, head].detach(), expected.detach(), atol=1e-7, rtol=1e-5)
-        exact = torch.autograd.grad((expected**2).sum(), z)[0]
-        np.testing.assert_allclose(gradient[:, head], exact, atol=1e-6, rtol=1e-4)
-    n, H = where.sum(-1), entropy(logits, where=where).detach()
-    beta = inverse_temperature(H, fit, n=n)
-    assert (beta[:, [1, 3]] == 1).all()
-    for head in (0, 2):
-        of_head = inverse_temperature(H[:, head], alone[head], n=n)
-        np.testing.assert_allclose(beta[:, head], of_head, rtol=1e-6)
-    unmasked = adaptive_softmax(logits.detach(), fit)  # as many items in each row
-    of_head = adaptive_softmax(logits[:, 2].detach(), alone[2])
-    np.testing.assert_allclose(unmasked[:, 2], of_head, atol=1e-7, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", RULES_OF_HEADS)
-def test_beta_beyond_the_domain_is_that_of_the_reference(kind):
-    """In entropy and in size; as one number of items for all rows too."""
-    rule, *entries = RULES_OF_HEADS[kind]
-    n, H = np.array([1, 3, 8, 40, 10_000, 10**8]), np.linspace(0, 9, 40)
-    for entry in entries:
-        fit = Coefficients(rule, (entry,))
-        exact = np.array([
-            reference.inverse_temperature(H, entry.coefficients, entry.domain, rule, np.full(40, m))
-            for m in n
-        ])  # fmt: skip
-        spread = tensor(np.broadcast_to(H, exact.shape))
-        actual = inverse_temperature(spread, fit, n=tensor(n)[:, None])
-        np.testing.assert_allclose(actual, exact, rtol=1e-6)
-        for m, of_size in zip(n.tolist(), exact, strict=True):
-            x = Features(tensor(H), np.log(m))
-            if fit.rule.by_entropy:
-                np.testing.assert_allclose(beta_of_rows(x, fit, -2), of_size, rtol=1e-12)
-    in_half = inverse_temperature(tensor(H).bfloat16(), fit, n=7)
-    assert in_half.dtype == torch.float32
-
-
-def test_what_does_not_fit_is_refused(paper, by_size, by_both):
-    fit, _ = per_head()
-    error = partial(pytest.raises, calibrate.CoefficientsError)
-    for call in (adaptive_softmax, inverse_temperature):
-        with error(match="give a fit, such as calibrate.load"):
-            call(torch.zeros(4), "paper")
-    with error(match="no axis of heads"):
-        adaptive_softmax(torch.zeros(4), fit)
-    with error(match="dim is 0"):
-        adaptive_softmax(torch.zeros(4, 4, 4), fit, 0)
-    with error(match="for head 2, and there are 2 heads"):
-        adaptive_softmax(torch.zeros(2, 5, 9), fit)
-    with error(match="of kind log-size; give n="):
-        inverse_temperature(torch.zeros(3), by_size)
-    with error(match="of kind entropy-polynomial; give H"):
-        inverse_temperature(None, paper, n=3)
-    with error(match="of kind entropy-and-size; give n="):
-        inverse_temperature(2.0, by_both)
-    with error(match="of kind entropy-and-size; give H"):
-        inverse_temperature(None, by_both, n=3)
-    layered = replace(paper, entries=(replace(paper.only, layer=3),))
-    with error(match=r"choose one: coefficients.layer\(i\)"):
-        adaptive_softmax(torch.zeros(4), layered)
-
-
 def run(code, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
@@ -528,31 +303,7 @@ def test_says_what_to_install(module, tmp_path):
 @pytest.fixture(params=["two calls", "one block", "many blocks"])
 def path(request, monkeypatch):
     """The same results whichever way a call takes."""
-    blocks = request.param != "two calls"
-    monkeypatch.setattr(attention_module, "FEW_QUERIES", 1 << 30 if blocks else 0)
-    if request.param == "many blocks":
-        monkeypatch.setattr(blocks_module, "BLOCK_LOGITS", 1)
-        monkeypatch.setattr(blocks_module, "MIN_ROWS", 3)
-
-
-def in_words_of_torch(q, k, v, bias=None, scale=None, is_causal=False, **masks):
-    """The tensors (B, heads, length, width), and the options, of a case."""
-    lengths = masks.pop("lengths", (None, None))
-    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    plain = not masks and all(length is None for length in lengths)
-    options = {"enable_gqa": q.shape[2] != k.shape[2], "scale": scale}
-    if plain and bias is None:
-        options["is_causal"] = is_causal
-    else:
-        real = allowed(shape, is_causal, lengths=lengths, **masks)
-        mask = real if bias is None else np.where(real, bias, -np.inf).astype(q.dtype)
-        options["attn_mask"] = tensor(mask)
-    return [tensor(x).transpose(1, 2) for x in (q, k, v)], options
-
-
-def attend_to_case(arrays, fit, **masks):
-    tensors, options = in_words_of_torch(*arrays, **masks)
-    return attend(*tensors, coefficients=fit, **options).transpose(1, 2)
+    BACKEND.take_path(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("case", ATTENTION_CASES)
@@ -564,20 +315,11 @@ def test_attention_agrees_with_the_reference(case, paper):
         for fit in (paper, BY_SIZE, BY_BOTH):
             if fit is not paper and case == "additive mask":
                 continue  # as bias and mask in one, it would not be counted alike
-            actual = attend_to_case(arrays, fit, **words)
+            actual = attend_to_case(arrays, fit, **ATTENTION_CASES[case])
             exact = expected_attention(*arrays, fit, **words)
             np.testing.assert_allclose(
                 actual, exact, atol=3e-6, rtol=1e-5, err_msg=f"{n_key_heads=}, {fit.name}"
             )
-
-
-@pytest.mark.parametrize("case", ["plain", "causal", "mask"])
-@pytest.mark.usefixtures("path")
-def test_identity_is_torchs_attention(case):
-    tensors, options = in_words_of_torch(*qkv(), **in_words_of_the_reference(ATTENTION_CASES[case]))
-    original = torch.nn.functional.scaled_dot_product_attention(*tensors, **options)
-    actual = attend(*tensors, coefficients=calibrate.identity(), **options)
-    np.testing.assert_allclose(actual, original, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -596,31 +338,9 @@ def test_the_stock_kernel_runs_no_more_often_than_it_must(fit, calls, monkeypatc
     assert len(calls_made) == calls
 
 
-@pytest.mark.parametrize("kind", ["paper", "by_both"])
-def test_attention_agrees_with_jax(kind, request):
-    from calibrate.attention import dot_product_attention
-
-    fit, arrays = request.getfixturevalue(kind), qkv(T=100, S=100)
-    theirs = dot_product_attention(*arrays, is_causal=True, coefficients=fit)
-    np.testing.assert_allclose(
-        attend_to_case(arrays, fit, is_causal=True), theirs, atol=3e-6, rtol=1e-5
-    )
-
-
-@pytest.mark.parametrize(("T", "S"), [(1, 11), (7, 11), (11, 7), (1, 1), (20, 3)])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.usefixtures("path")
-def test_any_number_of_queries_and_keys(T, S, is_causal, paper):
-    arrays = qkv(T=T, S=S)
-    for fit in (paper, BY_SIZE, BY_BOTH):
-        actual = attend_to_case(arrays, fit, is_causal=is_causal)
-        exact = expected_attention(*arrays, fit, is_causal=is_causal)
-        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
-
-
 def test_a_bias_reaches_beyond_the_keys_that_causality_leaves(paper):
     arrays, bias = qkv(T=3, S=11), np.linspace(-3, 3, 11, dtype=np.float32)[None, None, None]
-    tensors, _ = in_words_of_torch(*arrays)
+    tensors, _ = in_words_of_torch(arrays)
     actual = attend(
         *tensors, tensor(bias), is_causal=True, enable_gqa=True, coefficients=paper
     ).transpose(1, 2)
@@ -629,7 +349,7 @@ def test_a_bias_reaches_beyond_the_keys_that_causality_leaves(paper):
 
 
 def test_half_precision_as_the_default_dtype(paper):
-    (q, k, v), _ = in_words_of_torch(*qkv(T=40, S=1024, N=1, K=1, B=1))
+    (q, k, v), _ = in_words_of_torch(qkv(T=40, S=1024, N=1, K=1, B=1))
     exact, beta = attend(q, k, v, coefficients=paper), inverse_temperature(2.3456, paper)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -648,104 +368,18 @@ def test_logits_on_another_device_than_the_default(paper):
         assert inverse_temperature(H, paper).device == z.device
 
 
-@pytest.mark.slow
-def test_long_sequences(paper):
-    """As it runs outside of tests."""
-    arrays = qkv(T=700, S=700, N=2, K=1, B=1)
-    mask = np.arange(700) >= 100  # the first keys are padding, and so are their queries
-    for masks in ({"is_causal": True}, {"is_causal": True, "mask": mask[None, None, None]}):
-        for fit in (paper, BY_SIZE, BY_BOTH):
-            actual = attend_to_case(arrays, fit, **masks)
-            exact = expected_attention(*arrays, fit, **masks)
-            # The stock kernel's exponentials are good to some 1e-6, and log Z - E[z] adds them up.
-            np.testing.assert_allclose(actual, exact, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.usefixtures("path")
-def test_attention_is_sharpened(paper):
-    """Trap 5: plain attention must fail this."""
-    (q, k, v), _ = in_words_of_torch(*qkv(T=64, S=64, scale=4.0, K=4))
-    plain = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    assert (attend(q, k, v, coefficients=paper) - plain).abs().max() > 0.1
-
-
-@pytest.mark.usefixtures("path")
-def test_queries_without_keys_give_0(paper):
-    (q, k, v), _ = in_words_of_torch(*qkv(K=4))
-    mask = torch.ones(1, 1, 11, 11, dtype=bool)
-    mask[:, :, 4] = False
-    for fit in (paper, BY_SIZE, BY_BOTH):
-        for attn_mask in (mask, torch.where(mask, 0.0, -torch.inf)):
-            inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-            out = attend(*inputs, attn_mask, coefficients=fit)
-            assert (out[:, :, 4] == 0).all()
-            (out**2).sum().backward()
-            assert all(x.grad.isfinite().all() for x in inputs)
-
-
 @pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
 @pytest.mark.parametrize("case", ["plain", "causal", "mask"])
 @pytest.mark.usefixtures("path")
 def test_gradients_of_attention(case, fit):
-    """Of queries, keys and values, through the entropy too."""
-    arrays = (x.astype(np.float64) for x in qkv(T=4, S=4, N=2, K=1, B=1, H=2, scale=1.0))
-    words = in_words_of_the_reference(ATTENTION_CASES[case])
+    """Queries, keys and values have them, through the entropy too."""
+    arrays = [x.astype(np.float64) for x in qkv(T=4, S=4, N=2, K=1, B=1, H=2, scale=1.0)]
+    words = dict(ATTENTION_CASES[case])
     if "mask" in words:
         words["mask"] = words["mask"][:1, :, :4, :4]
-    tensors, options = in_words_of_torch(*arrays, **words)
+    tensors, options = in_words_of_torch(arrays, **words)
     tensors = [x.detach().requires_grad_() for x in tensors]
     assert torch.autograd.gradcheck(partial(attend, coefficients=fit, **options), tensors)
-
-
-@pytest.mark.parametrize("fit", [SMOOTH, BY_BOTH], ids=["polynomial", "both"])
-@pytest.mark.usefixtures("path")
-def test_the_gradient_of_the_entropy_in_attention_can_be_stopped(fit):
-    (q, k, v), _ = in_words_of_torch(*qkv(K=4))
-    q.requires_grad_()
-    flowing, stopped = (
-        torch.autograd.grad(
-            (attend(q, k, v, coefficients=fit, entropy_gradient=flows) ** 2).sum(), q
-        )[0]
-        for flows in (True, False)
-    )
-    assert (flowing - stopped).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kind", ["paper", "by_both"])
-@pytest.mark.usefixtures("path")
-def test_half_precision_with_offset_keys(dtype, kind, request):
-    """An offset of 100 in one key dimension moves all logits of a query alike."""
-    q, k, v = qkv(T=32, S=512, N=2, K=2)
-    k[..., 0] += 100
-    q, k, v = (tensor(x).to(dtype).transpose(1, 2) for x in (q, k, v))
-    fit = request.getfixturevalue(kind)
-    actual = attend(q, k, v, coefficients=fit)
-    assert actual.dtype == dtype
-    exact = expected_attention(*(x.double().transpose(1, 2) for x in (q, k, v)), fit)
-    eps = torch.finfo(dtype).eps
-    np.testing.assert_allclose(actual.double().transpose(1, 2), exact, rtol=2 * eps, atol=2e-4)
-
-
-@pytest.mark.parametrize("kind", RULES_OF_HEADS)
-@pytest.mark.usefixtures("path")
-def test_attention_with_a_fit_per_head(kind):
-    fit, alone = per_head(kind)
-    arrays = qkv(N=4, K=2)
-    actual = attend_to_case(arrays, fit, is_causal=True)
-    for head, own in enumerate(alone):
-        q, k, v = arrays[0][:, :, [head]], *(x[:, :, [head // 2]] for x in arrays[1:])
-        exact = expected_attention(q, k, v, own, is_causal=True)
-        np.testing.assert_allclose(actual[:, :, [head]], exact, atol=3e-6, rtol=1e-5)
-
-
-@pytest.mark.usefixtures("path")
-def test_a_soft_cap(paper):
-    arrays = qkv(scale=6.0)
-    tensors, options = in_words_of_torch(*arrays)
-    actual = attend(*tensors, coefficients=paper, logits_soft_cap=3.0, **options)
-    exact = expected_attention(*arrays, paper, cap=3.0)
-    np.testing.assert_allclose(actual.transpose(1, 2), exact, atol=3e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("each_query", [False, True])
@@ -798,27 +432,6 @@ def test_leading_axes(paper):
     np.testing.assert_allclose(no_heads, out[2, 1, 3], atol=2e-6)
 
 
-LAYOUTS = {
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "strided": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "expanded": lambda x: x[..., :1].expand(x.shape),
-    "length first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.usefixtures("path")
-def test_tensors_of_any_layout(layout, paper):
-    """Kernels read beyond the row whose numbers do not lie side by side."""
-    for changed in range(3):
-        tensors = [normal(2, 4, 11, 8, seed=i) for i in range(3)]
-        tensors[changed] = layout(tensors[changed])
-        in_order = [x.clone(memory_format=torch.contiguous_format) for x in tensors]
-        exact = expected_attention(*(x.double().transpose(1, 2) for x in in_order), paper)
-        actual = attend(*tensors, coefficients=paper).transpose(1, 2)
-        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5, err_msg=f"{changed=}")
-
-
 ODD = [1e6, 1e38, torch.nan, torch.inf, -torch.inf]
 
 
@@ -842,47 +455,25 @@ def test_odd_keys_leave_queries_that_do_not_see_them_alone(masked, first, odd, p
         assert actual[:, :, first:].isnan().all()
 
 
-@pytest.mark.parametrize("scale", [-0.5, -0.0, 0.0])
-@pytest.mark.parametrize("case", ["plain", "causal", "mask", "bias"])
-@pytest.mark.usefixtures("path")
-def test_a_scale_of_either_sign(case, scale, paper):
-    """Stock kernels give NaN: they scale what causality has masked."""
-    arrays = qkv()
-    words = in_words_of_the_reference(ATTENTION_CASES[case] | {"scale": scale})
-    for fit in (paper, BY_SIZE, BY_BOTH):
-        actual = attend_to_case(arrays, fit, **words)
-        exact = expected_attention(*arrays, fit, **words)
-        np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
-
-
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.usefixtures("path")
-def test_under_autocast(dtype, paper):
-    """Inputs are cast, as in the original; logits are not."""
-    q, k, v = (normal(1, 2, 40, 8, seed=i) for i in range(3))
+def test_under_autocast(dtype, given, paper):
+    """Inputs are cast, but for float64, as in the original; logits are not."""
+    q, k, v = (normal(1, 2, 40, 8, seed=i, dtype=given) for i in range(3))
     k[..., 0] += 30
-    exact = attend(*(x.to(dtype) for x in (q, k, v)), coefficients=paper)
+    cast = dtype if given == torch.float32 else given
+    exact = attend(*(x.to(cast) for x in (q, k, v)), coefficients=paper)
     with torch.autocast("cpu", dtype):
-        actual = attend(q, k, v.to(dtype), coefficients=paper)
-        original = torch.nn.functional.scaled_dot_product_attention(q, k, v.to(dtype))
-    assert actual.dtype == original.dtype == dtype
+        actual = attend(q, k, v.to(cast), coefficients=paper)
+        original = torch.nn.functional.scaled_dot_product_attention(q, k, v.to(cast))
+    assert actual.dtype == original.dtype == cast
     assert (actual == exact).all()
-
-
-@pytest.mark.usefixtures("path")
-def test_autocast_leaves_float64(paper):
-    """As it does in the original."""
-    q, k, v = (normal(1, 2, 40, 8, seed=i, dtype=torch.float64) for i in range(3))
-    with torch.autocast("cpu", torch.bfloat16):
-        actual = attend(q, k, v, coefficients=paper)
-        original = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    assert actual.dtype == original.dtype == torch.float64
-    assert (actual == attend(q, k, v, coefficients=paper)).all()
 
 
 @pytest.mark.parametrize("length", [5, 64])
 def test_tensors_without_numbers(length, paper):
-    """Of the device "meta"."""
+    """On the device "meta"."""
     x = torch.zeros(2, 4, length, 8, device="meta", requires_grad=True)
     mask = torch.ones(length, length, dtype=bool, device="meta")
     for options in ({}, {"is_causal": True}, {"attn_mask": mask, "is_causal": True}):
@@ -922,25 +513,6 @@ def test_gradients_in_blocks_keep_no_matrix(paper, monkeypatch):
     assert sum(kept) < 256 * 256 / 2
 
 
-@pytest.mark.usefixtures("path")
-def test_empty_tensors(paper):
-    """As the original: gradients flow."""
-    x = torch.ones(2, 4, 11, 8, requires_grad=True)
-    v = normal(2, 4, 11, 8)
-    nothing = {
-        "batch": (x[:0], x[:0], x[:0]), "heads": (x[:, :0], x[:, :0], x[:, :0]),
-        "queries": (x[:, :, :0], x, x), "keys": (x, x[:, :, :0], x[:, :, :0]),
-        "width": (x[..., :0], x[..., :0], v), "value's width": (x, x, x[..., :0]),
-    }  # fmt: skip
-    for name, tensors in nothing.items():
-        actual = attend(*tensors, coefficients=paper)
-        original = torch.nn.functional.scaled_dot_product_attention(*tensors)
-        assert actual.shape == original.shape, name
-        torch.testing.assert_close(actual, original, atol=1e-6, rtol=1e-6)
-        (gradient,) = torch.autograd.grad(actual.sum(), x)
-        assert (gradient == 0).all(), name
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -968,7 +540,7 @@ def test_what_does_not_match_is_refused(change, error, message, paper):
 
 def test_the_private_kernel_is_as_it_was():
     """If this fails, PyTorch has changed it: attention goes on in blocks until fused.py is new."""
-    (q, k, v), _ = in_words_of_torch(*qkv(B=1))
+    (q, k, v), _ = in_words_of_torch(qkv(B=1))
     for mask, is_causal in ((None, False), (None, True), (torch.rand(1, 4, 11, 11) < 0.7, False)):
         stock = kernel(q, k, v, mask, is_causal, 0.3)
         assert stock is not None
@@ -1004,7 +576,7 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
     arrays = qkv(H=16)
     words = in_words_of_the_reference(ATTENTION_CASES[case])
     for fit in (paper, BY_SIZE, BY_BOTH):
-        actual = attend_to_case(arrays, fit, **words)
+        actual = attend_to_case(arrays, fit, **ATTENTION_CASES[case])
         exact = expected_attention(*arrays, fit, **words)
         np.testing.assert_allclose(actual, exact, atol=3e-6, rtol=1e-5)
 
@@ -1020,7 +592,7 @@ def test_the_kernel_of_accelerators(case, paper, monkeypatch):
 def test_attention_compiled_in_one_graph(case, kind, backend, request):
     """Padding may hold anything."""
     torch.compiler.reset()
-    (q, k, v), options = in_words_of_torch(*qkv(T=64, S=64, K=4))
+    (q, k, v), options = in_words_of_torch(qkv(T=64, S=64, K=4))
     if case == "causal":
         options |= {"is_causal": True, "scale": -0.3}
     elif case == "padding":
@@ -1040,7 +612,7 @@ def test_attention_compiled_in_one_graph(case, kind, backend, request):
 def test_on_a_gpu(case, dtype, paper):
     words = in_words_of_the_reference(ATTENTION_CASES[case])
     arrays = qkv(T=300, S=300, H=32)
-    tensors, options = in_words_of_torch(*arrays, **words)
+    tensors, options = in_words_of_torch(arrays, **ATTENTION_CASES[case])
     tensors = [x.to("cuda", dtype) for x in tensors]
     options = {name: x.cuda() if torch.is_tensor(x) else x for name, x in options.items()}
     actual = attend(*tensors, coefficients=paper, **options)

@@ -322,50 +322,36 @@ def test_a_position_bias(masked, llama, paper):
     np.testing.assert_allclose(out, exact.transpose(1, 2), atol=1e-6)
 
 
-def test_encoders_see_both_ways(paper):
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        vocab_size=60, initializer_range=0.4,
-    )  # fmt: skip
-    model = transformers.BertModel(config).eval()
-    states = {}
-    for name in ("eager", "calibrate-identity", "calibrate-paper"):
-        model.set_attn_implementation(name)
-        with torch.no_grad():
-            states[name] = model(IDS, attention_mask=PADDED).last_hidden_state[PADDED.bool()]
-    np.testing.assert_allclose(states["calibrate-identity"], states["eager"], atol=1e-4)
-    assert (states["calibrate-paper"] - states["eager"]).abs().max() > 0.01
-    verify(model)
-
-
 BART = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 60,
     "init_std": 0.4,
 }  # fmt: skip
-# Written for additive masks alone: a mask that is left out would mean another thing to them.
-NOT_FOR_NONE = {
-    "encoder": lambda: transformers.SplinterModel(transformers.SplinterConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        vocab_size=60, initializer_range=0.4)),
+# But for the first, they are for additive masks alone: one left out would mean another thing.
+BERT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": 60, "initializer_range": 0.4,
+}  # fmt: skip
+OTHERS = {
+    "both ways": lambda: transformers.BertModel(transformers.BertConfig(**BERT)),
+    "encoder": lambda: transformers.SplinterModel(transformers.SplinterConfig(**BERT)),
     "decoder": lambda: transformers.BigBirdPegasusForCausalLM(
         transformers.BigBirdPegasusConfig(**BART, attention_type="original_full")),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", NOT_FOR_NONE)
-@pytest.mark.parametrize("mask", [None, torch.ones_like(IDS)], ids=["no mask", "all ones"])
-def test_models_that_would_misread_a_mask_left_out(kind, mask):
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("mask", [None, torch.ones_like(IDS), PADDED], ids=["no", "ones", "padded"])
+def test_encoders_and_models_that_would_misread_a_mask_left_out(kind, mask):
     torch.manual_seed(0)
-    model = NOT_FOR_NONE[kind]().eval()
-    first = {}
+    model, first = OTHERS[kind]().eval(), {}
     for name in ("eager", "calibrate-identity", "calibrate-paper"):
         model.set_attn_implementation(name)
         with torch.no_grad():
-            first[name] = model(IDS, attention_mask=mask)[0]
+            first[name] = model(IDS, attention_mask=mask)[0][PADDED.bool()]
+    verify(model, plain=["encoder_attn"])
     np.testing.assert_allclose(first["calibrate-identity"], first["eager"], atol=1e-4)
-    assert (first["calibrate-paper"] - first["eager"]).abs().max() > 0.05
+    assert (first["calibrate-paper"] - first["eager"]).abs().max() > 0.01
 
 
 def test_a_module_that_gives_no_mask_and_no_word_is_refused(llama):
@@ -460,7 +446,7 @@ def test_loads_no_more_than_transformers_itself(tmp_path):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_captured_logits_are_those_behind_the_models_own_weights(family, padded, here):
-    """Of every layer and query head: masks, windows, soft-cap and sinks included."""
+    """In every layer and query head: masks, windows, soft-cap and sinks included."""
     _, model = family
     inputs = {"attention_mask": PADDED, "position_ids": POSITIONS} if padded else {}
     model.set_attn_implementation("eager")
@@ -568,22 +554,15 @@ def test_hooks_are_gone_after_an_error(llama, here):
         ({"query": -1, "target": [0, -41]}, "target is -41; give a position in .-40, 40"),
         ({"query": [1], "target": 0}, "query has 1 values for the 2 sequences of the forward pass"),
         ({"query": 1, "target": [0, 0, 0]}, "target has 3 values for the 2 sequences of"),
+        (None, "nothing was recorded; call recorder.next"),
     ],
 )
 def test_positions_that_are_not_there(positions, message, llama, here):
     def run():
         with torch.no_grad(), capture(llama, here / "captured") as recorder:
-            recorder.next(**positions)
+            if positions:
+                recorder.next(**positions)
             llama(IDS)
 
     with pytest.raises(calibrate.CalibrateError, match=message):
-        run()
-
-
-def test_nothing_recorded_is_an_error(llama, here):
-    def run():
-        with torch.no_grad(), capture(llama, here / "captured"):
-            llama(IDS)
-
-    with pytest.raises(calibrate.CalibrateError, match="nothing was recorded; call recorder.next"):
         run()

@@ -77,8 +77,8 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
     config = folder.config
     if folder.is_gguf:
         raise CalibrateError(
-            f"{folder.path} has its weights in {folder.files[0].name}, and this writes safetensors "
-            "from safetensors; give the folder that the file was made from"
+            f"{folder.path} has its weights in {folder.files[0].name}, not in safetensors; give "
+            "the folder that the file was made from"
         )
     require_supported(config.model_type)
     plan = make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)
@@ -129,12 +129,12 @@ def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Cha
     for path in folder.shards:
         for name, tensor in read_header(path).items():
             if tensors.setdefault(name, tensor) is not tensor:
-                raise CalibrateError(f"{path} has {name}, as another file has; keep one of them")
+                raise CalibrateError(f"{path} and another file have {name}; keep one of them")
     places, wanted = places_of(tensors), queries.changes(plan)
     for place in wanted:
         stored = tensors[places[place]] if place in places else None
         if stored is None or stored.dtype not in FLOATS:
-            raise _not_plain(folder, place, "no floats" if stored else "nothing")
+            raise _not_plain(folder, place, "not floating point" if stored else "missing")
         if stored.shape != queries.shapes[place]:
             raise CalibrateError(
                 f"{places[place]} in {folder.path} is of shape {stored.shape}, and its {CONFIG} "
@@ -143,15 +143,15 @@ def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Cha
     modules = {(place.layer, place.module) for place in wanted}
     for place in places.keys() - wanted.keys():
         if place[:2] in modules:
-            raise _not_plain(folder, place, "more than such a model reads")
+            raise _not_plain(folder, place, "not a tensor of such a model")
     return {places[place]: change for place, change in wanted.items()}
 
 
 def _not_plain(folder: ModelFolder, place: Place, what: str) -> CalibrateError:
     name = f"{place.module}.{place.name}".rstrip(".")
     return CalibrateError(
-        f"{folder.path} has {what} as {name} of layer {place.layer}: weights of queries that are "
-        "quantised, perhaps; export the model with plain weights, and quantise the export"
+        f"{name} of layer {place.layer} in {folder.path} is {what}: are the weights of queries "
+        "quantised? Export the model with plain weights, and quantise the export"
     )
 
 
@@ -245,7 +245,7 @@ def _faults(folder: ModelFolder, written: dict[str, Any]) -> list[str]:
     faults = []
     present = {path.name for path in folder.files} - {CONFIG}
     for name in sorted(present - written.keys()):
-        faults.append(f"{name} was not there")
+        faults.append(f"{name} was added")
     for name in sorted(written):
         if Path(name).name != name:
             faults.append(f"{name} is not the name of a file in the folder")

@@ -104,7 +104,7 @@ def read_gguf_export(path: Path) -> Carried:
         faults += _wrong_ratio(model, plan)
     except CoefficientsError as failure:
         faults.append(str(failure))
-    unseen = "its other keys were not looked at"
+    unseen = "its other keys were not compared"
     return Carried(path, said, model.architecture, plan, tuple(faults), unseen=unseen)
 
 
@@ -145,7 +145,7 @@ class _Scaled:
         return rows.data
 
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the weights."""
+        """What a user should know about the weights."""
         most = f"rounding changed one by at most {self._rounding:.1g} of its norm"
         tensors = self._model.tensors
         return (
@@ -176,7 +176,8 @@ def _write(
     writer.data_alignment = model.reader.alignment
     for name, field in model.reader.fields.items():
         if not name.startswith(_HEADER) and name != _ARCHITECTURE:
-            renamed = _renamed(name, model.architecture, writer.arch)
+            own = name.startswith(f"{model.architecture}.")
+            renamed = writer.arch + name.removeprefix(model.architecture) if own else name
             writer.add_key_value(renamed, *as_written(field))
     for name, (value, kind) in keys.items():
         writer.add_key_value(name, value, kind)
@@ -192,7 +193,3 @@ def _write(
         data = scaled.data(name)
         writer.write_tensor_data(data)
         report(data.nbytes)
-
-
-def _renamed(name: str, old: str, new: str) -> str:
-    return f"{new}.{name[len(old) + 1 :]}" if name.startswith(f"{old}.") else name

@@ -1,4 +1,4 @@
-"""What an export needs to know of a .gguf file: its heads, and the tensors that make queries."""
+"""What an export needs to know about a .gguf file: its heads, and the tensors that make queries."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,19 +53,6 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
             f"{path} was written for the other byte order; convert it for this machine"
         )
     return reader
-
-
-def value_of(reader: gguf.GGUFReader, name: str) -> Any:
-    """The value of a key; None if there is none.
-
-    Raises:
-      CalibrateError: it is not UTF-8.
-    """
-    field = reader.get_field(name)
-    try:
-        return None if field is None else field.contents()
-    except UnicodeDecodeError as failure:
-        raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
 
 def as_written(field: gguf.ReaderField) -> tuple[Any, Kind, Kind | None]:
@@ -124,8 +111,16 @@ class GgufModel:
         self._require_size()
 
     def key(self, name: str) -> Any:
-        """The value of a key; None if there is none."""
-        return value_of(self.reader, name)
+        """The value of a key; None if there is none.
+
+        Raises:
+          CalibrateError: it is not UTF-8.
+        """
+        field = self.reader.get_field(name)
+        try:
+            return None if field is None else field.contents()
+        except UnicodeDecodeError as failure:
+            raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
     def own_keys(self) -> list[str]:
         """The architecture's keys, without its name."""
@@ -191,9 +186,8 @@ class GgufModel:
         rows = max((int(size) for x in self.tensors.values() for size in x.shape), default=0)
         if self.n_layers > len(layers) or self.n_heads > rows:
             raise CalibrateError(
-                f"{self.path} says that it has {self.n_layers:,} layers of {self.n_heads:,} heads, "
-                f"and has tensors of {len(layers):,} layers, of {rows:,} rows at most; fetch it "
-                "again"
+                f"{self.path} declares {self.n_layers:,} layers of {self.n_heads:,} heads, and has "
+                f"tensors of {len(layers):,} layers, of {rows:,} rows at most; fetch it again"
             )
 
     def _require_known(self) -> None:
@@ -203,7 +197,7 @@ class GgufModel:
                 "llama-gguf-split --merge FIRST OUT"
             )
         if self.architecture not in ARCHITECTURES:
-            why = _REASONS.get(self.architecture, "llama.cpp's graph of it is not checked here")
+            why = _REASONS.get(self.architecture, "untested architecture")
             raise CalibrateError(
                 f"models of {self.architecture} cannot be exported: {why}; supported are "
                 f"{', '.join(ARCHITECTURES)}"
@@ -227,7 +221,7 @@ class GgufModel:
 
 
 def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
-    """The keys that tell llama.cpp of a rule of log n.
+    """The keys that tell llama.cpp about a rule of log n.
 
     Its graph `mistral3` multiplies the query at position p, from 0, by
 

@@ -30,7 +30,7 @@ _LAYER_KINDS = ("layer_types", "mlp_layer_types")
 
 
 class Exportable(NamedTuple):
-    """What engines run of a model.
+    """Which rules an export of a model can hold.
 
     Attributes:
       factors: HEAD if each head may have a factor of its own; or LAYER, or ALIKE.
@@ -42,7 +42,7 @@ class Exportable(NamedTuple):
 
 
 def exportable(folder: ModelFolder) -> Exportable:
-    """What an export of a model can hold, proved on a small copy.
+    """Which rules an export of a model can hold, proved on a small copy.
 
     Raises:
       CalibrateError: no rule can be exported.

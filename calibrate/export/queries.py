@@ -82,7 +82,7 @@ def places_of(names: Iterable[str]) -> dict[Place, str]:
 
 
 def require_supported(model_type: str) -> None:
-    """Raises CalibrateError if queries of such models cannot be scaled, or nobody tried it."""
+    """Raises CalibrateError if queries of such models cannot be scaled, or were not tested."""
     if model_type not in SUPPORTED:
         reason = _REASONS.get(model_type, "untested architecture")
         raise CalibrateError(
@@ -122,14 +122,10 @@ class Queries:
 
     def heads_share(self, layer: int) -> bool:
         """Whether the heads of a layer can have one factor alone."""
-        return (
-            any(
-                place.layer == layer
-                and place.module == self.source(layer)
-                and shape == (self._width,)
-                for place, shape in self.shapes.items()
-            )
-            and self.source(layer) in _NORMS
+        source = self.source(layer)
+        return source in _NORMS and any(
+            place[:2] == (layer, source) and shape == (self._width,)
+            for place, shape in self.shapes.items()
         )
 
     def changes(self, plan: Plan) -> dict[Place, Change]:

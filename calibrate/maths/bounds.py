@@ -49,9 +49,9 @@ def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np
 
     m is the mean of exp(z_j - z_t) over the other items. With n items of the same kind the
     coefficient is 1 / (1 + (n - 1) m). For small eps that is exp(z_t - log mean_j exp z_j) / eps.
-    Of k targets it is their total mass, n* = k + (1 / eps - 1) sum_t exp(z_t) / mean_j exp(z_j): as
-    many targets among ever more other items. Rows should be long, or hold few items that come near
-    the target.
+    For k targets it is their total mass,
+    n* = k + (1 / eps - 1) sum_t exp(z_t) / mean_j exp(z_j): as many targets among ever more other
+    items. Rows should be long, or hold few items that come near the target.
 
     Args:
       logits: (rows, n), -inf where masked.

@@ -24,7 +24,7 @@ from calibrate.maths.climbing import (
 )
 from calibrate.maths.rule_forms import Form
 
-TOLERANCE = 1e-5  # what a solution may still be short of the best: of a likelihood nats
+TOLERANCE = 1e-5  # how far a solution may be below the best: nats for a likelihood
 N_CONSTANTS = 33  # betas that are tried to begin with
 NEAR = 0.98  # of beta - 1: rules that are sharper than this share of the best are as sharp
 
@@ -33,20 +33,20 @@ class Solution(NamedTuple):
     """The best rule of a form."""
 
     coefficients: np.ndarray  # (k,)
-    value: float  # of the objective: of a likelihood nats
-    gap: float  # the best rule of the form gains at most this much more; NaN: nobody knows
+    value: float  # of the objective: nats for a likelihood
+    gap: float  # the best rule of the form gains at most this much more; NaN: unknown
 
 
 def maximise(
-    objective: Objective,
+    objectives: Sequence[Objective],
     form: Form,
     low: float,
     high: float,
     start: np.ndarray | None = None,
     tolerance: float | None = TOLERANCE,
-    held: Held | None = None,
-) -> Solution:
-    """The least sharp rule of a form, within TOLERANCE of the largest objective that was found.
+    held: Sequence[Held | None] | None = None,
+) -> list[Solution]:
+    """The least sharp rule of a form, within TOLERANCE of the best found, by objective.
 
     Less sharp is on the straight way from the rule found to beta = low: where the data do not tell
     one beta from another, beta is the least of them. A concave objective is climbed from one start;
@@ -54,37 +54,21 @@ def maximise(
     constant, and the highest peak is kept: nothing bounds what a rule in between could gain.
 
     Args:
-      objective: of (rows,) beta within the bounds.
+      objectives: functions of (rows,) beta within the bounds, which are climbed at once, such as
+        folds of the same rows; with one `weight`, so that they differ in their profiles alone, and
+        concave all or none.
       form: of the rule.
       low, high: bounds of beta.
       start: an earlier solution. Others are then climbed from only if they are better than what it
         leads to. None: from the best constant.
       tolerance: the largest gap to accept. None: the solution is less exact, and its gap is
         computed only if the solver reports failure.
-      held: scores that the rule must keep, concave in beta.
+      held: scores that the rule of each objective must keep, concave in beta.
     Raises:
-      ArithmeticError: the gap exceeds the tolerance, or cannot be bounded.
-    """
-    return maximise_each([objective], form, low, high, start, tolerance, [held])[0]
-
-
-def maximise_each(
-    objectives: Sequence[Objective],
-    form: Form,
-    low: float,
-    high: float,
-    start: np.ndarray | None,
-    tolerance: float | None,
-    held: Sequence[Held | None],
-) -> list[Solution]:
-    """`maximise` of several objectives of the same rows, such as folds, which are climbed at once.
-
-    Args:
-      objectives: with one `weight`, so that what differs is in their profiles; concave all or none.
-      held: what each must keep.
-      Others and errors as of `maximise`.
+      ArithmeticError: a gap exceeds the tolerance, or cannot be bounded.
     """
     searches = [Search(objective, form, low, high, tolerance) for objective in objectives]
+    held = held or [None] * len(objectives)
     keeps = [None if one is None else of_coefficients(one, form, low, high) for one in held]
     found: list[list[Peak]] = [[] for _ in objectives]
     if start is not None and not any(keeps):

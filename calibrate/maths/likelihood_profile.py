@@ -245,10 +245,10 @@ def _positions(target: np.ndarray) -> np.ndarray:
 def _evaluate(
     logits: np.ndarray, target: np.ndarray, betas: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of rows and betas as in `log_p`, all float32.
+    """Likelihoods and moments of rows, at betas as in `log_p`; all float32.
 
-    log p_T and its slope in beta, (2, rows, k); the same, expected of a target that is drawn from
-    plain softmax; the mean of z - max z and the variance of z under plain softmax, (rows,).
+    Returns log p_T and its slope in beta, (2, rows, k); the same, expected of a target that is
+    drawn from plain softmax; the mean of z - max z and the variance of z under it, (rows,).
     """
     logits = np.asarray(logits, np.float32)
     of_target = np.empty((2, *betas.shape), np.float32)

@@ -38,11 +38,11 @@ class FiniteMasks(NamedTuple):
     greatest: float
 
     def warning(self, subject: str) -> str:
-        """What to warn of where there are some; `subject` begins it."""
+        """The warning about them; it begins with `subject`."""
         return (
             f"{subject} {self.n:,} logits of {self.least:g} to {self.greatest:g}, which count "
-            f"as masked, as all of {MASKED:,.0f} and less do; write -inf for masked items, and add "
-            "a constant to the rows of real ones (softmax is unchanged)"
+            f"as masked (all of {MASKED:,.0f} and less do); write -inf for masked items, or add a "
+            "constant to the rows of real ones (softmax is unchanged)"
         )
 
 

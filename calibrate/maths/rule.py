@@ -47,10 +47,7 @@ class Rule(NamedTuple):
 
 
 def horner(x: Any, coefficients: Sequence[Any]) -> Any:
-    """p(x), highest power first; any array type with arithmetic, in its own precision.
-
-    Of degree 1 at least.
-    """
+    """p(x), highest power first, of degree 1 or more; any array type, in its own precision."""
     value = coefficients[0]
     for coefficient in coefficients[1:]:
         value = value * x + coefficient
@@ -88,8 +85,8 @@ def beta_of(
     that it was fitted on, a line that rises goes on, and one that falls keeps its value at that
     end: extrapolation never takes from beta where sets are larger than any that were seen.
 
-    "entropy-and-size": of H like the first, without "identity". Beyond the log n of its domain it
-    is of log n like the second: at each H it goes on along its slope in log n at that end if it
+    "entropy-and-size": in H like the first, without "identity". Beyond the log n of its domain it
+    is like the second in log n: at each H it goes on along its slope in log n at that end if it
     rises, and keeps its value if it falls.
 
     Args:

@@ -26,8 +26,8 @@ def optimal_beta(
 ) -> OptimalBeta:
     """Inverse temperature that maximises the target's probability, row by row.
 
-    Solves E_beta[z] = z_t for beta > 0; the left side rises with beta, so the root is unique. Of a
-    set of targets it maximises the total mass, and of several roots takes the best.
+    Solves E_beta[z] = z_t for beta > 0; the left side rises with beta, so the root is unique. For
+    a set of targets it maximises their total mass, and takes the best of several roots.
 
     Args:
       logits: (..., n), finite or -inf (masked); float64 is solved in float64, the rest in float32.
@@ -37,7 +37,7 @@ def optimal_beta(
     Returns:
       OptimalBeta(beta, status), each (...): beta is inf for SHARP rows (the target is the maximum
       and above the mean), 0 for FLAT rows (not above the mean: no positive optimum), NaN for
-      UNSOLVED ones. Of a set: SHARP if its mass is above that at beta = 0 as beta grows without
+      UNSOLVED ones. For a set: SHARP if its mass is above that at beta = 0 as beta grows without
       end, and no finite beta does better; FLAT if no beta > 0 does better than 0.
     Raises:
       ValueError: shapes that do not match, a target that is out of range or masked, a set without
@@ -50,7 +50,7 @@ def optimal_beta(
 def solve(
     logits: ArrayLike, target: ArrayLike, where: ArrayLike | None, few_items: int
 ) -> OptimalBeta:
-    """`optimal_beta`, with `few_items` as of `in_batches`."""
+    """`optimal_beta`, with the `few_items` of `in_batches`."""
     z, targets = _checked(logits, target, where)
     rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
     flat = z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row)

@@ -163,7 +163,7 @@ def _log_odds(sides: _Sides, beta: jax.Array) -> tuple[jax.Array, jax.Array, jax
 
 
 def _ends(sides: _Sides) -> tuple[jax.Array, jax.Array]:
-    """L at beta = 0, where items count alike, and at infinity, where only the highest count."""
+    """L at beta = 0, where items have equal weight, and at infinity, where the highest have all."""
 
     def log_ratio(items: jax.Array | bool) -> jax.Array:
         counts = [jnp.sum(side & items, axis=1) for side in (sides.targets, sides.others)]
@@ -176,8 +176,8 @@ def _ends(sides: _Sides) -> tuple[jax.Array, jax.Array]:
 def _grid(sides: _Sides) -> jax.Array:
     """(1 + N_BETAS, rows): 0, then even steps of log beta to where nothing more can happen.
 
-    An other item in the lead has L fall from beta = log(n) / lead on, as E_O[z] >= max z - log(n) /
-    beta. Of sides that are level, those below the highest items have no mass left.
+    If another item leads, L falls from beta = log(n) / lead on, as E_O[z] >= max z - log(n) / beta.
+    If the sides are level, items below the highest have no mass left there.
     """
     n = sides.v.shape[1]
     dtype = sides.v.dtype

@@ -14,7 +14,7 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import solver
-from calibrate.maths.likelihood import TOLERANCE, maximise_each
+from calibrate.maths.likelihood import TOLERANCE, maximise
 from calibrate.maths.rule import (
     ENTROPY_AND_SIZE,
     ENTROPY_POLYNOMIAL,
@@ -192,7 +192,7 @@ class KindFit:
         low, high = self.rule.min_beta, self.rule.max_beta
         held = [self.data.held_scores(weights) for weights in block_weights]
         try:
-            found = maximise_each(objectives, self.form, low, high, start, tolerance, held)
+            found = maximise(objectives, self.form, low, high, start, tolerance, held)
         except ArithmeticError as failure:
             raise QualityError(f"no rule of kind {self.kind} was found: {failure}") from None
         return np.array([solution.coefficients for solution in found])

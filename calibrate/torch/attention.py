@@ -223,7 +223,7 @@ def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
     Its gradient is that of E[z] through the weights alone, dH = -sum z dp: what flows through z
     itself is E[dz] in both terms, and cancels.
     """
-    # As a value, a key that is no number would reach queries that do not see it: 0 times NaN.
+    # As a value, a NaN key would reach queries that do not see it: 0 times NaN is NaN.
     values = k.detach().nan_to_num(0.0, 0.0, 0.0)
     mean_key, log_normaliser = stock(q, k, values)
     of_float = wide(q.dtype)

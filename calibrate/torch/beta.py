@@ -10,12 +10,7 @@ from calibrate.fit_beta import Features, beta_at, head_numbers
 def inverse_temperature(
     H: Tensor | float | None, coefficients: Coefficients, *, n: Tensor | int | None = None
 ) -> Tensor:
-    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it.
-
-    beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
-    beta(n) = clip(kappa log n + b, min_beta, max_beta); where kappa < 0, log n is first clipped to
-    the sizes that it was fitted on, [lo, hi]. A fit of kind "entropy-and-size" adds terms of log n
-    to p(H).
+    """beta of a fit: beta(H), beta(n) or beta(H, n), with the equations of calibrate's function.
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`

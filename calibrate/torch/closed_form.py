@@ -90,7 +90,7 @@ def _looked_at(x: Tensor) -> bool:
     )
 
 
-# PyTorch has no public words for these. Without them, all goes by its own operations: slower.
+# PyTorch has no public names for these. Without them, all goes by its own operations: slower.
 _is_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _is_tracing = getattr(torch._C, "_is_tracing", lambda: True)
 _n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)

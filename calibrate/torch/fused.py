@@ -37,7 +37,7 @@ def kernel(
 def _kernel_of_cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Kernel | None:
-    """PyTorch's kernel behind its own attention; its name is no public one.
+    """PyTorch's kernel behind its own attention; its name is not public.
 
     It adds -inf to masked logits, which is NaN where they are NaN or inf. Compiled code, which
     cannot look, has 0 for the keys that no query sees.
@@ -67,7 +67,7 @@ def _kernel_of_cpu(
 
 
 def _logits_are_finite(query: Tensor, key: Tensor) -> bool:
-    """Whether they are, by far: any beta may multiply them. False where there is no telling."""
+    """Whether they are, by far: any beta may multiply them. False where that cannot be told."""
     try:
         return bool(query.norm() * key.norm() < torch.finfo(query.dtype).max ** 0.5)
     except RuntimeError:  # under torch.func.vmap

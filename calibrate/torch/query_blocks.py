@@ -58,7 +58,7 @@ def attend_in_blocks(
 
 
 def _part(x: Tensor | None, first: int, last: int, seen: int) -> Tensor | None:
-    """Of (B, N, T, S), each axis possibly 1, the block's queries and keys."""
+    """The block's queries and keys of (B, N, T, S), each axis possibly 1."""
     if x is None:
         return None
     x = x if x.shape[2] == 1 else x[:, :, first:last]

@@ -88,7 +88,7 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
 
 
 def refuse_nested(mask: str, *tensors: Tensor) -> None:
-    """Raises TypeError for what is no tensor, or nested: `mask` is what masks padding instead."""
+    """Raises TypeError for other arrays and nested tensors: `mask` masks padding instead."""
     for x in tensors:
         if not isinstance(x, Tensor):
             raise TypeError(f"{type(x).__module__}.{type(x).__name__} given; give a torch.Tensor")

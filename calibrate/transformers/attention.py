@@ -14,6 +14,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.masking import is_masked
 from calibrate.torch import scaled_dot_product_attention
+from calibrate.torch.beta import wide
+from calibrate.torch.query_blocks import masked_logits
 from calibrate.transformers.parts import Applied, applied, fit_of
 
 # Transformers treats a model whose implementation contains one of these as that implementation.
@@ -193,3 +195,40 @@ def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     if mask is None or bias is None:
         return bias if mask is None else mask
     return bias.masked_fill(~mask, -torch.inf)
+
+
+def head_logits(
+    module: Any, query: Tensor, key: Tensor, mask: Tensor | None,
+    scaling: float | None = None, is_causal: bool | None = None,
+    position_bias: Tensor | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, sinks: Tensor | None = None, at: Tensor | None = None, **_: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Logits of an attention layer in float32 or wider, and which are real; None: all of them.
+
+    Args:
+      at: (batch,) positions of one query each; None means all queries.
+    Returns:
+      (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts.
+    """
+    B, N, T, W = query.shape
+    S = key.shape[2]
+    both = mask_and_bias(mask, position_bias)
+    real, bias = (both, None) if both is not None and both.dtype == torch.bool else (None, both)
+    causal = is_causal_alone(module, mask, T, is_causal)
+    sinks = s_aux if sinks is None else sinks
+    if sinks is not None and sinks.ndim == 1:
+        sinks = sinks[None, :, None, None]
+    if at is not None:
+        places = at[:, None, None, None]
+
+        def of_queries(x: Tensor | None, width: int) -> Tensor | None:
+            places_of = places.expand(B, N, 1, width)
+            return None if x is None else x.expand(B, N, T, width).gather(2, places_of)
+
+        query = query.gather(2, places.expand(B, N, 1, W))
+        real, bias, sinks = of_queries(real, S), of_queries(bias, S), of_queries(sinks, 1)
+        if causal:
+            real, causal = torch.arange(S, device=key.device) <= places, False
+    q, k = (x.to(wide(x.dtype)) for x in (query, key))
+    scale = W**-0.5 if scaling is None else scaling
+    return masked_logits(q, k, real, bias, sinks, 0, scale, causal, softcap)

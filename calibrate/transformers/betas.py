@@ -21,13 +21,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from calibrate.errors import CoefficientsError
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.torch.attention import log_n_keys
-from calibrate.torch.beta import wide
-from calibrate.torch.query_blocks import masked_logits
 from calibrate.torch.softmax import entropy
 from calibrate.transformers.attention import (
     attention_function,
+    head_logits,
     is_causal_alone,
-    mask_and_bias,
     temporary_attention,
 )
 from calibrate.transformers.parts import PLAIN, applied, own_layer, paths_of
@@ -169,30 +167,19 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
 
 def _attend_with_logits(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    beta_of_rows: Callable[[Tensor, Tensor | None], Tensor | None],
-    scaling: float | None = None, is_causal: bool | None = None,
-    position_bias: Tensor | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, sinks: Tensor | None = None, **_: Any,
+    beta_of_rows: Callable[[Tensor, Tensor | None], Tensor | None], **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attention that multiplies the logits themselves, in float32 or wider; a sink is an item too.
 
     Masked logits take no part in the product: 0 times -inf would be the gradient of beta.
     """
-    B, N, T, W = query.shape
+    B, N, T, _ = query.shape
     K, S = key.shape[1:3]
-    both = mask_and_bias(mask, position_bias)
-    real, bias = (both, None) if both is not None and both.dtype == torch.bool else (None, both)
-    sinks = s_aux if sinks is None else sinks
-    if sinks is not None and sinks.ndim == 1:
-        sinks = sinks[None, :, None, None]
-    causal = is_causal_alone(module, mask, T, is_causal)
-    scale = W**-0.5 if scaling is None else scaling
-    q, k, v = (x.to(wide(x.dtype)) for x in (query, key, value))
-    z, real = masked_logits(q, k, real, bias, sinks, 0, scale, causal, softcap)
+    z, real = head_logits(module, query, key, mask, **options)
     z = z if real is None else z.masked_fill(~real, 0)
     beta = beta_of_rows(z, real)
     z = z if beta is None else z * beta
     z = z if real is None else z.masked_fill(~real, -torch.inf)
     weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)
-    out = (weights @ v).reshape(B, N, T, value.shape[-1])
+    out = (weights @ value.to(weights.dtype)).reshape(B, N, T, value.shape[-1])
     return out.to(query.dtype).transpose(1, 2).contiguous(), None

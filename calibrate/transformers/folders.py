@@ -24,7 +24,7 @@ from calibrate.files.json_shapes import Map, Pattern, read_field
 from calibrate.files.model_fingerprint import fingerprint_of, require_folder
 from calibrate.files.npz import read_bytes
 from calibrate.files.strict_json import parse
-from calibrate.transformers.probing import N_TOKENS
+from calibrate.transformers.probing import N_TOKENS, first_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -104,7 +104,7 @@ class ModelFolder:
             return AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
         except Exception as failure:
             some = self.is_gguf or any(any(self.path.glob(name)) for name in _TOKENIZERS)
-            reason = f" that loads ({_first_line(failure)})" if some else ""
+            reason = f" that loads ({first_line(failure)})" if some else ""
             raise CalibrateError(
                 f"{self.path} has no tokenizer{reason}; put the model's tokenizer files there "
                 "(tokenizer.json), or give --prompts with token ids alone"
@@ -133,9 +133,10 @@ class ModelFolder:
             report: dict[str, Any] = loaded[1]
         absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
         if absent:
+            named = ", ".join(absent if len(absent) <= 3 else [*absent[:3], "..."])
             raise CalibrateError(
-                f"{self.path} lacks weights of {type(model).__name__}: {', '.join(absent[:3])}"
-                f"{', ...' * (len(absent) > 3)}; give the folder of a whole causal model"
+                f"{self.path} lacks weights of {type(model).__name__}: {named}; give the folder of "
+                "a whole causal model"
             )
         _require_causal(model)
         return model
@@ -167,8 +168,7 @@ def _require_gguf(path: Path) -> None:
     missing = [name for name in _OF_GGUF if importlib.util.find_spec(name) is None]
     if missing:
         raise CalibrateError(
-            f"{path} cannot be read without the package{'s' * (len(missing) > 1)} "
-            f"{' and '.join(missing)}: {install('gguf')}"
+            f"{path} cannot be read without {' and '.join(missing)}: {install('gguf')}"
         )
 
 
@@ -202,17 +202,13 @@ def in_one_line(what: str) -> Iterator[None]:
         raise CalibrateError(f"{what}: out of memory; give --dtype bfloat16") from None
     except Exception as failure:
         raise CalibrateError(
-            f"{what} ({_first_line(failure)}); give a causal model's folder that this version of "
+            f"{what} ({first_line(failure)}); give a causal model's folder that this version of "
             "Transformers loads"
         ) from failure
     finally:
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-def _first_line(failure: Exception) -> str:
-    return (str(failure).strip() or type(failure).__name__).splitlines()[0][:300]
 
 
 def _require_causal(model: PreTrainedModel) -> None:

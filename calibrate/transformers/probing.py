@@ -23,9 +23,9 @@ _JOINED = ("aten::cat", "aten::stack", "aten::constant_pad_nd")
 class Probe(TorchDispatchMode):
     """Watches every operation of a forward pass.
 
-    Softmax is attention where the class is called so, or where its result is multiplied, as a
+    Softmax is attention where the class is named so, or where its result is multiplied, as a
     matrix, with another: possibly masked, padded, cut or reshaped before. A router's, whose weights
-    choose or scale experts, is none.
+    choose or scale experts, is not.
 
     Attributes:
       reached: modules that called registered attention, the name that they looked up, and how
@@ -101,7 +101,7 @@ class Probe(TorchDispatchMode):
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether its class is called so."""
+    """Whether its class is named so."""
     return "Attention" in type(module).__name__
 
 
@@ -132,15 +132,19 @@ def probe(
     except Exception as failure:
         if inputs:
             raise
-        first = (str(failure).strip() or type(failure).__name__).splitlines()[0]
         raise CoefficientsError(
             f"{type(model).__name__} does not run on {' and '.join(given) or 'nothing'} alone "
-            f"({first}); give verify(model, **inputs) what it is called with"
+            f"({first_line(failure)}); give verify(model, **inputs) what it is called with"
         ) from failure
     finally:
         for module, mode in modes.items():
             module.training = mode
     return watch
+
+
+def first_line(failure: Exception) -> str:
+    """What an error says, in 300 letters at most."""
+    return (str(failure).strip() or type(failure).__name__).splitlines()[0][:300]
 
 
 def _small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:

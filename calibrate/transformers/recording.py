@@ -11,11 +11,9 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.logits_recorder import Recorder
-from calibrate.torch.query_blocks import masked_logits
 from calibrate.transformers.attention import (
     attention_function,
-    is_causal_alone,
-    mask_and_bias,
+    head_logits,
     registered,
     temporary_attention,
 )
@@ -55,7 +53,7 @@ def capture(
         model of encoder and decoder it is not.
       layers: their numbers, `layer_idx`; None means all.
       heads: query heads; None means all.
-      max_bytes: of the folder. Of more forward passes a fair sample stays.
+      max_bytes: of the folder; a fair sample of the forward passes that exceed it stays.
     Yields:
       A Recorder: `next(query, target)` names the positions, and `left_out` counts rows whose target
       the query does not see (a sliding window, say), which are not recorded.
@@ -80,8 +78,9 @@ def capture(
                 _refuse_cut_keys(layer, key.shape[2], options.get("position_ids"))
                 at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
                 with torch.no_grad():
-                    z = _logits(module, query, key, attention_mask, at, **options)
-                recorder.add(layer, z.cpu().numpy(), key.shape[2])
+                    z, real = head_logits(module, query, key, attention_mask, at=at, **options)
+                z = z if real is None else z.masked_fill(~real, -torch.inf)
+                recorder.add(layer, z[:, :, 0].float().cpu().numpy(), key.shape[2])
         return attend(module, query, key, value, attention_mask, **options)
 
     with temporary_attention(model, _NAME, record, chosen):
@@ -98,31 +97,3 @@ def _refuse_cut_keys(layer: int, n_keys: int, positions: Tensor | None) -> None:
             "cache has lost the first ones, and targets would be other keys; run each prompt in "
             "one forward pass, or leave the layer out by layers="
         )
-
-
-def _logits(
-    module: Any, query: Tensor, key: Tensor, mask: Tensor | None, at: Tensor,
-    scaling: float | None = None, is_causal: bool | None = None,
-    position_bias: Tensor | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, sinks: Tensor | None = None, **_: Any,
-) -> Tensor:  # fmt: skip
-    """(batch, heads, keys, and the sink if there is one) of the queries at one position each."""
-    B, N, T, W = query.shape
-    S = key.shape[2]
-
-    def at_queries(x: Tensor, width: int) -> Tensor:
-        return x.expand(B, N, T, width).gather(2, at[:, None, None, None].expand(B, N, 1, width))
-
-    both = mask_and_bias(mask, position_bias)
-    row = None if both is None else at_queries(both, S)
-    real, bias = (row, None) if row is not None and row.dtype == torch.bool else (None, row)
-    if is_causal_alone(module, mask, T, is_causal):
-        real = torch.arange(S, device=key.device) <= at[:, None, None, None]
-    sinks = s_aux if sinks is None else sinks
-    if sinks is not None:
-        sinks = at_queries(sinks[:, None, None] if sinks.ndim == 1 else sinks, 1)
-    scale = W**-0.5 if scaling is None else scaling
-    z, real = masked_logits(
-        at_queries(query, W).float(), key.float(), real, bias, sinks, 0, scale, False, softcap
-    )
-    return (z if real is None else z.masked_fill(~real, -torch.inf))[:, :, 0]
