@@ -9,13 +9,12 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calibrate.errors import CalibrateError
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 LOCK = ".lock"  # of a folder
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
@@ -148,41 +147,40 @@ def locked(
 ) -> Iterator[bool]:
     """Locks a folder, which is made if it is absent; yields whether the system has locks.
 
-    The lock ends with the process, however it ends. Without locks (Windows, some network disks)
-    it does not wait; exclusive names still keep writers apart.
+    The lock ends with the process, however it ends; its file stays. On disks without locks (some
+    network disks) it does not wait; exclusive names still keep writers apart.
 
     Args:
       waiting: called once if another process has the lock.
     Raises:
-      error: the folder cannot be made or written.
+      error: the folder cannot be made or written, or its lock is a symbolic link.
     """
-    path = folder / LOCK
+    from filelock import FileLock  # loaded where it is needed
+
+    # A soft lock would outlive a killed process.
+    lock = FileLock(folder / LOCK, fallback_to_soft=False)
     try:
         make_folder(folder)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        has_locks = _acquire(lock, waiting)
     except OSError as failure:
-        raise unwritable(path, failure, error) from failure
+        raise unwritable(folder / LOCK, failure, error) from failure
     try:
-        yield _lock(descriptor, path, error, waiting)
+        yield has_locks
     finally:
         with contextlib.suppress(OSError):
-            os.close(descriptor)
+            lock.release()
 
 
-def _lock(
-    descriptor: int, path: Path, error: type[CalibrateError], waiting: Callable[[], None]
-) -> bool:
-    if not fcntl:
-        return False
+def _acquire(lock: "BaseFileLock", waiting: Callable[[], None]) -> bool:
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.acquire(blocking=False)
+        except TimeoutError:
             waiting()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock.acquire()
     except OSError as failure:
         if failure.errno not in _NO_LOCKS:
-            raise unwritable(path, failure, error) from failure
+            raise
         return False
     return True
 
