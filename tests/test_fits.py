@@ -77,9 +77,9 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
 
 @pytest.mark.usefixtures("shipped")
 def test_list_goes_on_after_a_damaged_log(store):
-    (store / "made" / "log.jsonl").write_text("{")
+    (store / "made" / "state.json").write_text("{")
     first, *others = json.loads(call("fits", "list", "--json").stdout)
-    assert "log.jsonl, line 1: the file is not JSON" in first["error"]
+    assert "state.json: the file is not JSON" in first["error"]
     assert [record["name"] for record in others] == ["max-retrieval", "paper"]
     assert "damaged" in call("fits", "list").stdout
 

@@ -77,7 +77,7 @@ def verify(
     store: ReadStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check digests, check pairs and logs; exit 1 on a failure.
+    """Check digests, check pairs and states; exit 1 on a failure.
 
     With --store and no reference, only that store is checked.
 
@@ -100,7 +100,7 @@ def alias(
 ) -> None:
     """Point NAME@ALIAS to a version.
 
-    An alias that exists is moved; the log records every move.
+    An alias that exists is moved.
 
     Example: calibrate fits alias mine@3 stable
     """

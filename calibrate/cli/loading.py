@@ -125,7 +125,7 @@ def _newest_fit_of(collection: Collection, store: Path | None) -> Coefficients:
         fit_store.open_name(folder, name) for folder in folders for name in fit_store.names(folder)
     ):
         # Of one name the highest version is the newest, independent of clocks.
-        usable = set(stored.versions) - stored.history.yanked
+        usable = set(stored.versions) - stored.state.yanked
         for version in sorted(usable, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged file is passed over
                 fit = stored.read(version)

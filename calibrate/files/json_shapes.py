@@ -168,14 +168,15 @@ class List:
 
 @dataclass(frozen=True)
 class Map:
-    """An object whose field names are free texts."""
+    """An object whose field names are texts of one shape."""
 
     item: Shape
+    name: Shape | None = None  # None: TEXT
 
     def __call__(self, value: Any) -> dict[str, Any]:
         require_fields(value, ())
         for name in value:
-            TEXT(name)
+            (self.name or TEXT)(name)
             value[name] = read_field(value, name, self.item)
         return dict(value)
 

@@ -8,15 +8,22 @@ from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files import publishing
-from calibrate.files.store import StoredName, names, open_name, origins, stores
-from calibrate.files.store_audit import audit_reference, audit_store
+from calibrate.files.store import (
+    StoredName,
+    audit_reference,
+    audit_store,
+    names,
+    open_name,
+    origins,
+    stores,
+)
 from calibrate.report.audit_records import StoreAuditRecord
 from calibrate.report.blocks import Block, Table, Text
 
 
 @dataclass(frozen=True)
 class NameRecord:
-    """What a store holds of one name; `error` says why its log cannot be read."""
+    """What a store holds of one name; `error` says why its state cannot be read."""
 
     name: str
     store: str
@@ -28,14 +35,14 @@ class NameRecord:
 
     @classmethod
     def of(cls, held: StoredName) -> "NameRecord":
-        """The record of a name whose log could be read."""
+        """The record of a name whose state could be read."""
         return cls(
             name=held.name,
             store=str(held.folder.parent),
             default=held.default,
             versions=held.versions,
-            yanked=sorted(held.history.yanked & set(held.versions)),
-            aliases=dict(sorted(held.history.aliases.items())),
+            yanked=sorted(held.state.yanked & set(held.versions)),
+            aliases=dict(sorted(held.state.aliases.items())),
         )
 
 
