@@ -12,12 +12,12 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficient_file import dumps, read
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
+from calibrate.files.unchanged_fit import same_fit
 from calibrate.maths import reference
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,
-    same_fit,
 )
 from calibrate.rows.model_selection import SHARPER
 from calibrate.rows.rule_fitting import KINDS, Options

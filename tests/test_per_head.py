@@ -12,6 +12,7 @@ import calibrate
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.logits_recorder import Recorder
+from calibrate.files.unchanged_fit import same_fit
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.maths.solver import STATUS_NAMES
@@ -19,7 +20,7 @@ from calibrate.parallel.jobs import Jobs
 from calibrate.report.streams import stdout
 from calibrate.rows import solved_rows
 from calibrate.rows.collect import collect_arrays
-from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection, same_fit
+from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.rows.gain import Gain
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.model_selection import choose

@@ -11,6 +11,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_store, publish, writing_store
 from calibrate.files.rows import RowCollection
 from calibrate.files.store import names, published_store
+from calibrate.files.unchanged_fit import same_fit
 from calibrate.report.fit_plots import save_fit_figure, save_gains_figure
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.per_head_record import PerHeadRecord
@@ -21,7 +22,6 @@ from calibrate.rows.fit_collection import (
     fit_collection_as_in_the_paper,
     fit_heads_of_collection,
     open_for_fit,
-    same_fit,
 )
 from calibrate.rows.rule_fitting import Options
 from calibrate.rows.solved_rows import group_heads

@@ -59,7 +59,7 @@ def diff(
 ) -> None:
     """Compare two fits: the largest change of beta, and fields.
 
-    Beta is compared over the domain of both fits, and anywhere.
+    Beta is compared where either was fitted.
 
     Example: calibrate fits diff paper max-retrieval
     """

@@ -11,7 +11,6 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
-from calibrate.files.fit_difference import EntryRule, largest_change
 from calibrate.files.provenance import provenance
 from calibrate.files.rows import RowCollection, refuse_bad_rows
 from calibrate.maths.rule import beta_of, horner
@@ -23,9 +22,6 @@ from calibrate.rows.paper_procedure import fit_as_in_the_paper, refuse_negative
 from calibrate.rows.per_head import PerHeadResult, fit_heads, quality_of_heads
 from calibrate.rows.rule_fitting import Options, usable_rows
 from calibrate.rows.solved_rows import Rows, solve_collection
-
-# A fit is unchanged if its beta differs by less than this over the domain.
-SAME_BETA = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,19 +179,6 @@ def _add_metadata(
             quality = {**quality, "verdict": f"of an unfinished collection: {quality['verdict']}"}
     source = _source(collection, options)
     return replace(fit, name=name, quality=quality, source=source, provenance=provenance())
-
-
-def same_fit(newest: Coefficients, new: Coefficients) -> bool:
-    """Whether a refit is unchanged: the same source, and the same beta over the domain."""
-    if newest.source != new.source or newest.rule != new.rule:
-        return False
-    if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
-        return False
-    for pair in zip(newest.entries, new.entries, strict=True):
-        old, now = (EntryRule(new.rule, entry) for entry in pair)
-        if not largest_change(old, now, now.domain, n_points=1024).largest < SAME_BETA:
-            return False
-    return True
 
 
 def _quality(
