@@ -80,8 +80,7 @@ def new_file(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterat
     """
     with _temporary(path, error) as temporary:
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        _sync(temporary)
         if os.path.lexists(path):
             raise error(f"{path} appeared meanwhile; choose another name")
         os.replace(temporary, path)
@@ -96,20 +95,16 @@ def whole_folder(path: Path, error: type[CalibrateError] = CalibrateError) -> It
     Raises:
       error: `path` is taken by a file, or by a folder with something in it; or the disk fails.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     check_free(path, error)
-    try:
-        make_folder(path.parent)
-        os.mkdir(temporary)
-        yield temporary
-        _sync(temporary)
-        check_free(path, error)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except OSError as failure:
-        raise unwritable(path, failure, error) from failure
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _temporary(path, error) as temporary:
+        try:
+            os.mkdir(temporary)
+            yield temporary
+            _sync(temporary)
+            check_free(path, error)
+            os.replace(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_free(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
@@ -273,7 +268,7 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """fsync of a folder, so that new names survive a power cut."""
+    """fsync of a folder, so that new names survive a power cut, or of a file."""
     if os.name == "nt":
         return  # Windows opens no folders
     descriptor = os.open(folder, os.O_RDONLY)

@@ -172,7 +172,7 @@ def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, E
         raise _another_collection(folder, *difference)
     if found.partial:
         return None
-    listed = plan.kind.listed(found.manifest)
+    listed: dict[str, Entry] = plan.kind.listed(found.manifest)
     if listed.keys() != {shard.name for shard in plan.shards}:
         raise CalibrateError(
             f"{folder / MANIFEST} does not list the shards of its configuration; {RESTORE}"

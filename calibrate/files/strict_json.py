@@ -114,9 +114,12 @@ class _Decoder(json.JSONDecoder):
         mapping = dict(pairs)
         if len(mapping) == len(pairs):
             return mapping
-        keys = [key for key, _ in pairs]
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-        return self._refuse(f"an object with two keys {describe(twice)}", "keep one of them")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                break
+            seen.add(key)
+        return self._refuse(f"an object with two keys {describe(key)}", "keep one of them")
 
     def _constant(self, word: str) -> _Irregular:
         return self._refuse(word, "write a finite number")

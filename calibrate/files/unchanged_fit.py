@@ -13,7 +13,7 @@ SAME_BETA = 1e-6
 N_POINTS = 101**2
 
 HeadRule = tuple[Rule, Entry]
-Range = tuple[float, ...]  # lowest, highest
+Range = tuple[float, float]  # lowest, highest
 Box = tuple[Range | None, Range | None]  # entropies, log n; None if no rule looks at them
 
 
@@ -43,10 +43,8 @@ def same_fit(newest: Coefficients, new: Coefficients) -> bool:
 
 def domain_of(rule: Rule, entry: Entry) -> Box:
     """The entropies and log n that an entry was fitted on."""
-    return (
-        entry.domain[:2] if rule.by_entropy else None,
-        entry.domain[-2:] if rule.by_size else None,
-    )
+    lo, hi, *_ = *_, small, large = entry.domain
+    return (lo, hi) if rule.by_entropy else None, (small, large) if rule.by_size else None
 
 
 def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS) -> Change:

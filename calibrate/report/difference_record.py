@@ -74,8 +74,8 @@ def compare_fits(a: str, b: str, store: Path | None) -> DifferenceRecord:
         for path in dict.fromkeys([*one, *other])  # 1, 1.0 and true are three values in JSON
         if repr(one.get(path, _leaves)) != repr(other.get(path, _leaves))
     }
-    shown = (f"{fit.reference}  {fit.path}" for fit in fits)
-    return DifferenceRecord(*shown, head, change, fields)
+    before, after = (f"{fit.reference}  {fit.path}" for fit in fits)
+    return DifferenceRecord(before, after, head, change, fields)
 
 
 def _change(
