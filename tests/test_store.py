@@ -640,22 +640,20 @@ def machine(examples, steps):
     return case
 
 
-def test_the_store_survives_any_history():
-    machine(12, 20)("runTest").runTest()
-
-
-@pytest.mark.slow
-def test_the_store_survives_any_long_history():
-    machine(300, 50)("runTest").runTest()
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(12, 20), pytest.param(300, 50, marks=pytest.mark.slow)]
+)
+def test_the_store_survives_any_history(examples, steps):
+    machine(examples, steps)("runTest").runTest()
 
 
 def kill_publishers(store, kills, seed):
     """Kills a process at a random moment of publishing, again and again; counts what was promised.
 
-    Returns (versions that a process reported as published, kills that left a temporary file).
+    Returns the versions that a process reported as published.
     """
     rng = random.Random(seed)
-    reported, torn = [], 0
+    reported = []
     for _ in range(kills):
         process = publisher(store, 10**9)
         reported.append(int(process.stdout.readline()))
@@ -663,28 +661,19 @@ def kill_publishers(store, kills, seed):
         process.send_signal(signal.SIGKILL)
         # The last line may have been cut short by the kill.
         reported += [int(line) for line in process.communicate()[0].split("\n")[:-1]]
-        torn += bool(list(store.glob("identity/.*.tmp")))
-    return reported, torn
+    return reported
 
 
-def check_kills(store, kills):
-    reported, _ = kill_publishers(store, kills, seed=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [10, 250])
+def test_kill_9_while_publishing(tmp_path, kills):
+    reported = kill_publishers(tmp_path, kills, seed=1)
     assert len(reported) >= kills
     assert reported == sorted(set(reported))  # never the same number twice
-    assert set(reported) <= set(versions(store, "identity"))  # no version lost
-    assert failures(store) == []  # no torn file
-    publish(calibrate.identity(), store)
-    assert not list(store.glob("identity/.*.tmp"))
-
-
-@pytest.mark.slow
-def test_kill_9_while_publishing(tmp_path):
-    check_kills(tmp_path, 10)
-
-
-@pytest.mark.slow
-def test_kill_9_while_publishing_hundreds_of_times(tmp_path):
-    check_kills(tmp_path, 250)
+    assert set(reported) <= set(versions(tmp_path, "identity"))  # no version lost
+    assert failures(tmp_path) == []  # no torn file
+    publish(calibrate.identity(), tmp_path)
+    assert not list(tmp_path.glob("identity/.*.tmp"))
 
 
 def test_the_id_in_the_state_is_that_of_the_file(tmp_path):

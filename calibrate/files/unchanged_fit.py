@@ -84,7 +84,8 @@ def _largest_on_grid(a: HeadRule, b: HeadRule, box: Box, n_points: int) -> Chang
 def _points_in(box: Box, n_points: int) -> tuple[Any, Any]:
     """About so many entropies and log n, evenly spaced; no row of n items is above log n."""
     if box[0] is None or box[1] is None:
-        return tuple(None if limits is None else np.linspace(*limits, n_points) for limits in box)
+        H, log_n = (None if limits is None else np.linspace(*limits, n_points) for limits in box)
+        return H, log_n
     side = math.isqrt(n_points)
     (lo, hi), (small, large) = box[0], box[1]
     log_n = np.linspace(max(small, lo), large, side)[:, None]
