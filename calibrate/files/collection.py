@@ -34,6 +34,7 @@ from calibrate.files.manifest import (
     RESTORE,
     Collection,
     Entry,
+    entry_of,
     listed_bytes,
     manifest_text,
     read_manifest,
@@ -211,13 +212,11 @@ def _is_as_listed(path: Path, entry: Entry) -> bool:
 
 def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
     """The files beside the shards that are absent, or hold something else."""
-    return {name: data for name, data in plan.files.items() if not _holds(folder / name, data)}
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    with contextlib.suppress(DamagedError):
-        return path.exists() and read_bytes(path, len(data)) == data
-    return False
+    return {
+        name: data
+        for name, data in plan.files.items()
+        if not _is_as_listed(folder / name, entry_of(data))
+    }
 
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
