@@ -4,16 +4,16 @@ Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, G = 
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate import attention_blocks
-from calibrate.attention_blocks import Band, KeyHead, apply_to_each, attend_key_head
+from calibrate import query_blocks
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.shannon_entropy import wide
+from calibrate.query_blocks import Band, KeyHead, apply_to_each, attend_key_head
 from calibrate.softmax import head_table
 
 
@@ -79,16 +79,15 @@ def dot_product_attention(
     q, k, v = (_four_axes(x) for x in (query, key, value))
     bias, mask = (None if x is None else _four_axes(x) for x in (bias, mask))
     lengths = (query_seq_lengths, key_value_seq_lengths)
-    _check(q, k, v, bias, mask, lengths)
+    arrays = Arrays(q, k, v, bias, mask, *lengths)
+    _check(arrays)
     band = _band(is_causal, local_window_size, q.shape[1], k.shape[1])
     if scale is None:
         scale = max(1, q.shape[-1]) ** -0.5
     if jnp.ndim(scale):
         raise ValueError(f"scale has shape {jnp.shape(scale)}; give one number")
     soft_cap = None if logits_soft_cap is None else jnp.asarray(logits_soft_cap)
-    out: jax.Array = _attend(
-        q, k, v, bias, mask, *lengths, fit, band, scale, soft_cap, entropy_gradient
-    )
+    out: jax.Array = _attend(arrays, scale, soft_cap, fit, band, entropy_gradient)
     return out.reshape(*shape[:-1], out.shape[-1])
 
 
@@ -97,11 +96,21 @@ def _four_axes(x: ArrayLike) -> jax.Array:
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def _check(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
-    lengths: tuple[ArrayLike | None, ...],
-) -> None:  # fmt: skip
+class Arrays(NamedTuple):
+    """The arrays of a call, with four axes; lengths (B,)."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    bias: jax.Array | None
+    mask: jax.Array | None
+    n_queries: ArrayLike | None
+    n_keys: ArrayLike | None
+
+
+def _check(arrays: Arrays) -> None:
     """Shapes and dtypes that belong together."""
+    q, k, v, bias, mask, *lengths = arrays
     if jnp.iscomplexobj(q):
         raise TypeError(f"query is {q.dtype}; give real numbers")
     B, S, K, H = k.shape
@@ -137,11 +146,11 @@ def _band(is_causal: bool, window: int | tuple[int, int] | None, T: int, S: int)
 
 @partial(jax.jit, static_argnames=("band", "entropy_gradient"))
 def _attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
-    query_length: ArrayLike | None, key_length: ArrayLike | None, fit: Coefficients, band: Band,
-    scale: ArrayLike, soft_cap: jax.Array | None, entropy_gradient: bool,
+    arrays: Arrays, scale: ArrayLike, soft_cap: jax.Array | None, fit: Coefficients, band: Band,
+    entropy_gradient: bool,
 ) -> jax.Array:  # fmt: skip
     """(B, T, N, H) of value's width."""
+    q, k, v = arrays[:3]
     if 0 in (*q.shape, *k.shape, *v.shape):
         return jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
     each = partial(_each_head, fit=fit, band=band, entropy_gradient=entropy_gradient)
@@ -152,16 +161,16 @@ def _attend(
         """Apart, the result is a smaller program than what its derivative gives in passing."""
         return attend(*primals), jax.jvp(each, primals, tangents)[1]
 
-    out: jax.Array = attend(q, k, v, bias, mask, query_length, key_length, scale, soft_cap)
+    out: jax.Array = attend(arrays, scale, soft_cap)
     return out
 
 
 def _each_head(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
-    query_length: ArrayLike | None, key_length: ArrayLike | None, scale: ArrayLike,
-    soft_cap: jax.Array | None, fit: Coefficients, band: Band, entropy_gradient: bool,
+    arrays: Arrays, scale: ArrayLike, soft_cap: jax.Array | None, fit: Coefficients, band: Band,
+    entropy_gradient: bool,
 ) -> jax.Array:  # fmt: skip
     """Splits batch and heads."""
+    q, k, v, bias, mask, *lengths = arrays
     B, T, N, H = q.shape
     K = k.shape[2]
     result, dtype, G = q.dtype, wide(q.dtype), N // K
@@ -169,30 +178,25 @@ def _each_head(
     table = head_table(fit, q, -2)
     if table is not None:
         table = jnp.moveaxis(table.reshape(-1, K, G), 1, 0)
-    at_once = _all_at_once() or B * N * T * k.shape[1] <= attention_blocks.BLOCK_LOGITS
+    at_once = _all_at_once() or B * N * T * k.shape[1] <= query_blocks.BLOCK_LOGITS
     together = B * K if at_once else 1
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def one_head(
-        q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
-        query_length: jax.Array | None, key_length: jax.Array | None, table: jax.Array | None,
-    ) -> jax.Array:  # fmt: skip
-        head = KeyHead(
-            fit, table, band, soft_cap, query_length, key_length, entropy_gradient, together
-        )
-        return attend_key_head(q, k, v, bias, mask, head)
+    def one_head(*x: Any) -> jax.Array:
+        """The arrays of one key head of one sequence, and the fit's numbers of its heads."""
+        *arrays, n_queries, n_keys, table = x
+        head = KeyHead(fit, table, band, soft_cap, n_queries, n_keys, entropy_gradient, together)
+        return attend_key_head(*arrays, head)
 
-    def one_sequence(
-        q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None,
-        query_length: jax.Array | None, key_length: jax.Array | None,
-    ) -> jax.Array:  # fmt: skip
-        lengths = (None if x is None else x[None] for x in (query_length, key_length))
-        return apply_to_each(one_head, q, k, v, bias, mask, *lengths, table, at_once=at_once)
+    def one_sequence(*x: Any) -> jax.Array:
+        *arrays, n_queries, n_keys = x
+        lengths = (None if n is None else n[None] for n in (n_queries, n_keys))
+        return apply_to_each(one_head, *arrays, *lengths, table, at_once=at_once)
 
     q = jnp.moveaxis(q.reshape(B, T, K, G, H), 1, 3)
     k, v = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (k, v))
     bias, mask = (_by_key_head(x, K) for x in (bias, mask))
-    lengths = (None if x is None else jnp.asarray(x) for x in (query_length, key_length))
+    lengths = [None if x is None else jnp.asarray(x) for x in lengths]
     out = apply_to_each(one_sequence, q, k, v, bias, mask, *lengths, at_once=at_once)
     return jnp.moveaxis(out, 3, 1).reshape(B, T, N, -1).astype(result)
 

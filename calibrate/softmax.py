@@ -1,15 +1,14 @@
 """Softmax in JAX that applies a fit at inference, in place of jax.nn.softmax."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit, check_given
-from calibrate.maths.rule import N_COEFFICIENTS, beta_of
+from calibrate.fit_beta import Features, beta_at, head_numbers, require_last_axis
 from calibrate.maths.shannon_entropy import (
     Axis,
     centre,
@@ -64,50 +63,18 @@ def _inverse_temperature(
         items = jnp.asarray(n)
         dtype = wide(items.dtype) if entropy is None else entropy.dtype
         log_n = jnp.broadcast_to(jnp.log(jnp.maximum(items.astype(dtype), 1)), shape)
-    x = _Inputs(entropy, log_n)
-    return _beta(x, head_table(coefficients, x.any, -2), coefficients, -2)
+    x = Features(entropy, log_n)
+    beta: jax.Array = beta_at(x, head_table(coefficients, x.either, -2), coefficients, jnp)
+    return beta
 
 
-class _Inputs(NamedTuple):
-    """What beta is a function of, of one shape; None what it is not."""
-
-    entropy: jax.Array | None
-    log_n: jax.Array | None
-
-    @property
-    def any(self) -> jax.Array:
-        """One of them."""
-        x = self.log_n if self.entropy is None else self.entropy
-        assert x is not None
-        return x
-
-
-def head_table(coefficients: Coefficients, x: jax.Array, head_axis: int) -> jax.Array | None:
-    """The numbers of each head along an axis of x, (numbers, heads); None if all are alike."""
-    if not coefficients.has_heads:
+def head_table(fit: Coefficients, x: jax.Array, head_axis: int) -> jax.Array | None:
+    """The numbers of each head along an axis of x, (numbers, 1, ..., heads, ...); None if alike."""
+    numbers = head_numbers(fit, x.shape, head_axis)
+    if numbers is None:
         return None
-    if x.ndim < -head_axis:
-        raise CoefficientsError(
-            f"{coefficients.reference} has an entry per head, and an array of shape {x.shape} has "
-            "no axis of heads; give (..., heads, queries, items)"
-        )
-    return jnp.asarray(coefficients.by_head(x.shape[head_axis]), x.dtype)
-
-
-def _beta(
-    x: _Inputs, table: jax.Array | None, coefficients: Coefficients, head_axis: int
-) -> jax.Array:
-    """beta, as the fit's kind has it."""
-    rule = coefficients.rule
-    if table is None:
-        entry = coefficients.only
-        beta: jax.Array = beta_of(*x, entry.coefficients, entry.domain, rule, jnp)
-        return beta
-    lead = x.any.ndim + head_axis
-    rows = list(table.reshape(len(table), *[1] * lead, -1, *[1] * (-head_axis - 1)))
-    n_coefficients = N_COEFFICIENTS[rule.kind]
-    beta = beta_of(*x, rows[:n_coefficients], rows[n_coefficients:-1], rule, jnp)
-    return jnp.where(rows[-1] == 1, beta, 1)
+    table = jnp.asarray(numbers, x.dtype)
+    return table.reshape(len(table), *[1] * (x.ndim + head_axis), -1, *[1] * (-head_axis - 1))
 
 
 def adaptive_softmax(
@@ -143,22 +110,14 @@ def adaptive_softmax(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    _refuse_torch(logits)
-    axis = hashable(axis)
-    if fit.has_heads and axis not in (-1, (-1,), jnp.ndim(logits) - 1):
-        raise CoefficientsError(
-            f"{fit.reference} has an entry per head, and axis is {axis!r}; "
-            "give logits (..., heads, queries, items) and axis=-1"
-        )
-    probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)
-    return probs
-
-
-def _refuse_torch(logits: ArrayLike) -> None:
     if type(logits).__module__ == "torch":
         raise TypeError(
             "logits are a tensor of PyTorch; use calibrate.torch.adaptive_softmax, or give an array"
         )
+    axis = hashable(axis)
+    require_last_axis(fit, "axis", axis, jnp.ndim(logits))
+    probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)
+    return probs
 
 
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))
@@ -213,8 +172,8 @@ def sharpen(
     """
     short = z.ndim > 0 and axis in (-1, z.ndim - 1) and z.shape[-1] <= SHORT_ROW
     centred = centre(z, axis, in_loop, first, joined=short and not in_loop)
-    x = _Inputs(centred.entropy if coefficients.rule.by_entropy else None, log_n)
-    powers = jnp.exp(_beta(x, table, coefficients, -3) * centred.shifted)
+    x = Features(centred.entropy if coefficients.rule.by_entropy else None, log_n)
+    powers = jnp.exp(beta_at(x, table, coefficients, jnp) * centred.shifted)
     return powers, of_rows(jnp.sum, powers, axis, first)
 
 
@@ -231,14 +190,15 @@ def _sharpen_jvp(
     centred = centre(z, axis, True, first, joined=not in_loop)
     H = centred.entropy if coefficients.rule.by_entropy else None
 
-    def beta_at(H: jax.Array | None) -> jax.Array:
-        return _beta(_Inputs(H, log_n), table, coefficients, -3)
+    def beta_of_entropy(H: jax.Array | None) -> jax.Array:
+        beta: jax.Array = beta_at(Features(H, log_n), table, coefficients, jnp)
+        return beta
 
     if not entropy_gradient or H is None:
-        beta = jax.lax.stop_gradient(beta_at(H))
+        beta = jax.lax.stop_gradient(beta_of_entropy(H))
         change = beta * dz
     else:
-        beta, dbeta = jax.jvp(beta_at, (H,), (centred.entropy_tangent(dz, axis, first),))
+        beta, dbeta = jax.jvp(beta_of_entropy, (H,), (centred.entropy_tangent(dz, axis, first),))
         change = beta * dz + dbeta * centred.shifted
     powers = jnp.exp(beta * centred.shifted)
     total = of_rows(jnp.sum, powers, axis, first)

@@ -1,7 +1,7 @@
 """Benchmark of training steps a second against a plain loop of the paper's code in Flax and optax.
 
 The peer is what one writes first: the network of A.3 from stock layers, inputs of one-hot classes
-and priorities, one jitted step, a batch made and moved for each. `calibrate train` gives each seed
+and priorities, one jitted step, a batch made and moved for each. `train_heads` gives each seed
 one core, so that on two cores two seeds train at its rate on one.
 
 python scripts/bench_train.py          # on one core and on two
@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import training
 from timing import answer_help, on_cores
 
-from calibrate.rows import max_retrieval, training
+from calibrate.rows import max_retrieval
 
 ROUNDS, WARM, STEPS = 5, 300, 1_000
 
@@ -80,7 +81,7 @@ def peer() -> Any:
 def measure() -> None:
     loop = peer()
     loop(0, WARM)
-    rates: dict[str, list[float]] = {"plain Flax and optax": [], "calibrate train": []}
+    rates: dict[str, list[float]] = {"plain Flax and optax": [], "train_heads": []}
     with TemporaryDirectory() as folder:
         training.train(0, WARM, Path(folder) / "warm", lambda progress: None)
         for i in range(ROUNDS):
@@ -93,7 +94,7 @@ def measure() -> None:
             ):
                 rate.append(STEPS / seconds)
     for name, rate in rates.items():
-        print(f"{name:>22}  {median(rate):6.0f} steps/s")
+        print(f"{name:>20}  {median(rate):6.0f} steps/s")
     peer_rate, command_rate = (median(rate) for rate in rates.values())
     print(f"ratio {command_rate / peer_rate:.2f}")
 

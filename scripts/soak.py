@@ -68,9 +68,11 @@ class Disk:
 def work(job: str, folder: Path, disk: Disk) -> None:
     """Runs one job in this process, in small steps."""
     # Slow imports come before "ready".
+    import training
+
     from calibrate.cli import collect_steps, fit_steps, main, report_steps  # noqa: F401
     from calibrate.files import atomic_io
-    from calibrate.rows import training, work_units
+    from calibrate.rows import work_units
 
     work_units.SETS_PER_UNIT = (1, 64)
     training.SIZES, training.STEPS_PER_LOG_ROW, training.STEPS_PER_CHECKPOINT = (5, 5), 10, 20

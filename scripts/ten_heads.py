@@ -5,52 +5,95 @@ Used by scripts/reproduce_table1, scripts/choose_rule and scripts/figures.
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtr
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.npz import read_arrays, write_arrays
-from calibrate.rows.baselines import (
-    PLAIN,
-    ScoredRule,
-    fitted_rules,
-    fixed_rules,
-    in_order,
-    label,
-)
+from calibrate.rows import baselines
+from calibrate.rows.baselines import PLAIN, fitted_rules, fixed_rules, one_constant
 from calibrate.rows.collect import collect
-from calibrate.rows.comparison import (
-    N_RESAMPLES,
-    Comparison,
-    gains_over_plain,
-    headroom_share,
-    paired_p,
-)
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.model_selection import choose
-from calibrate.rows.score_head import Score, score_head, standard_error
+from calibrate.rows.score_head import score_head
 from calibrate.rows.solved_rows import solve_collection
 
 MIN_HEADS = 5  # with fewer, resampling does not show the spread between heads
+ROUNDING = 1e-12
+N_RESAMPLES = 10_000
+INTERVAL = (2.5, 97.5)  # per cent
+UNDEFINED = (np.nan,) * 3
+HINDSIGHT = "hindsight"  # the best of these constants at each set size; nobody can deploy it
+HINDSIGHT_BETAS = np.geomspace(1, 1000, 40)
+MAX_CHOOSING_SETS = 4_096
 ARRAYS = (
     "accuracy", "error", "gain", "gain_error", "p_plain", "p_paper", "p_own",
     "headroom", "headroom_low", "headroom_high", "per_head",
 )  # fmt: skip
 
+Rules = dict[str, Any]  # name -> a rule that `score_head` takes
+
 
 @dataclass(frozen=True)
-class HeadsComparison(Comparison):
-    """A comparison whose accuracies, gains, tests and intervals are over heads."""
+class Answers:
+    """Right answers of one head at one set size, of every rule on the same sets.
+
+    The first half of the sets, at most 4,096, choose the constant of hindsight, which is scored on
+    the others alone. Its accuracy is that of plain softmax on all sets, and its gain on those.
+    """
+
+    size: int
+    right: dict[str, np.ndarray]  # rule -> bool (sets,)
+    chosen_on: int = 0  # so many first sets chose the constant of hindsight
+    hindsight_beta: float = np.nan
+
+    @property
+    def sets(self) -> int:
+        return len(next(iter(self.right.values())))
+
+    def paired(self, rule: str, other: str) -> np.ndarray:
+        """(sets,) 1 where a rule is right, else 0, on the sets that it shares with another."""
+        first = self.chosen_on if HINDSIGHT in (rule, other) else 0
+        return self.right[rule][first:].astype(float)
+
+    def gains(self, rule: str, over: str) -> np.ndarray:
+        """(sets,) what a rule adds to another on each set that they share."""
+        return self.paired(rule, over) - self.paired(over, rule)
+
+    def accuracy(self, rule: str) -> float:
+        if rule == HINDSIGHT:
+            return float(self.right["plain"].mean() + self.gains(rule, "plain").mean())
+        return float(self.right[rule].mean())
+
+
+@dataclass(frozen=True)
+class HeadsComparison:
+    """Every rule at every set size, over heads: (rules, sizes); what is not defined is NaN."""
 
     heads: list[str]
+    sizes: list[int]
+    sets: list[int]  # of each size
+    chosen_on: list[int]  # so many first sets of each size chose the constant of hindsight
+    rules: list[str]
+    accuracy: np.ndarray
+    error: np.ndarray  # its standard error
+    p_plain: np.ndarray  # two-sided paired t-test against plain softmax
+    p_paper: np.ndarray  # against the paper's numbers
+    p_own: np.ndarray  # and against each head's own fit
+    gain: np.ndarray  # accuracy less that of plain softmax on the same sets
+    gain_error: np.ndarray  # its standard error
+    headroom: np.ndarray  # gain as a share of hindsight's
+    headroom_low: np.ndarray  # 95 % bootstrap interval
+    headroom_high: np.ndarray
+    hindsight_beta: np.ndarray  # (heads, sizes)
     per_head: np.ndarray  # (rules, heads, sizes) accuracy
-    # `hindsight_beta` is (heads, sizes).
 
 
 @dataclass(frozen=True)
@@ -93,24 +136,36 @@ def study(
     for head in heads:
         rules = calibrate_head(head, calibration, folder / "collections")
         done(f"{head.name}: collected and fitted")
-        scores.append(cached_scores(head, sizes, sets, calibration.seed, rules, folder / "scores"))
+        scores.append(cached_answers(head, sizes, sets, calibration.seed, rules, folder / "scores"))
         done(f"{head.name}: scored")
     return compare_heads([head.name for head in heads], scores)
 
 
-def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> dict[str, ScoredRule]:
-    """Every rule that a head is scored under, its own fits among them."""
+def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
+    """Every rule that a head is scored under, its own fits among them; hindsight is none."""
     place = folder / f"{head_key(head)}-{calibration.key()}"
     collection = collect(head, calibration.sizes, calibration.sets, calibration.seed, place)
+    rules: Rules = dict(fixed_rules())
+    rules.pop(HINDSIGHT, None)
     try:
         rows = solve_collection(collection)
         choice = choose(rows, resolve_options(collection))
-        fitted = fitted_rules(rows, choice)
-        fitted |= {f"own fit, q = {c.q:g}": c.fit for c in choice.trade}
+        rules |= fitted_rules(rows, choice)
+        rules |= {f"own fit, q = {c.q:g}": c.fit for c in choice.trade}
     except QualityError as failure:
-        fitted = {"own": PLAIN}  # `calibrate fit` publishes nothing
+        rules["own"] = PLAIN  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)
-    return in_order({**fixed_rules(), **fitted})
+    return {name: rules[name] for name in sorted(rules, key=_position)}
+
+
+def label(rule: str) -> str:
+    """The name of a rule in tables and figures."""
+    return "best constant in hindsight" if rule == HINDSIGHT else baselines.label(rule)
+
+
+def _position(rule: str) -> int:
+    known = [name for name in baselines.LABELS if name != HINDSIGHT]
+    return known.index(rule) if rule in known else len(known)
 
 
 def head_key(head: Head) -> str:
@@ -118,78 +173,80 @@ def head_key(head: Head) -> str:
     return f"{Path(head.name).name}-{hashlib.sha256(head.fingerprint.encode()).hexdigest()[:12]}"
 
 
-def cached_scores(
-    head: Head,
-    sizes: Sequence[int],
-    sets: int | None,
-    seed: int,
-    rules: Mapping[str, ScoredRule],
-    folder: Path,
-) -> list[Score]:
-    """`score_head`, cached in an npz file per size."""
-    scores = []
+def cached_answers(
+    head: Head, sizes: Sequence[int], sets: int | None, seed: int, rules: Rules, folder: Path
+) -> list[Answers]:
+    """`right_answers` of each size, cached in an npz file."""
+    found = []
     for size in sorted(set(sizes)):
         betas = {name: _rule_key(rule) for name, rule in sorted(rules.items())}
         text = repr((head.fingerprint, size, sets, seed, betas))
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = folder / f"{head_key(head)}-n{size}-{digest}.npz"
         if not path.exists():
-            (score,) = score_head(head, [size], sets, seed, rules)
+            answers = right_answers(head, size, sets, seed, rules)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_arrays(path, {
-                **score.correct, "chosen_on/beta": [score.chosen_on, score.hindsight_beta]
-            })  # fmt: skip
-        correct = read_arrays(path)
-        chosen_on, beta = correct.pop("chosen_on/beta")
-        scores.append(
-            Score(size, {rule: correct[rule] for rule in rules}, int(chosen_on), float(beta))
-        )
-    return scores
+            chosen = [answers.chosen_on, answers.hindsight_beta]
+            write_arrays(path, {**answers.right, "chosen_on/beta": chosen})
+        arrays = read_arrays(path)
+        chosen_on, beta = arrays["chosen_on/beta"]
+        right = {rule: arrays[rule] for rule in (*rules, HINDSIGHT)}
+        found.append(Answers(size, right, int(chosen_on), float(beta)))
+    return found
 
 
-def _rule_key(rule: ScoredRule) -> str:
+def right_answers(head: Head, size: int, sets: int | None, seed: int, rules: Rules) -> Answers:
+    """Scores the rules, and every constant of hindsight, on the same sets."""
+    constants = {f"beta {beta!r}": one_constant(beta) for beta in HINDSIGHT_BETAS.tolist()}
+    (score,) = score_head(head, [size], sets, seed, {**rules, **constants})
+    trials = np.array([score.correct[name] for name in constants])
+    chosen_on = min(trials.shape[1] // 2, MAX_CHOOSING_SETS)
+    best = int(trials[:, :chosen_on].sum(axis=1).argmax())
+    right = {name: score.correct[name] for name in rules} | {HINDSIGHT: trials[best]}
+    return Answers(size, right, chosen_on, float(HINDSIGHT_BETAS[best]))
+
+
+def _rule_key(rule: Any) -> str:
     """The numbers that determine a rule's beta."""
     return repr((rule.rule, rule.entries) if isinstance(rule, Coefficients) else rule)
 
 
-def compare_heads(heads: Sequence[str], scores: Sequence[Sequence[Score]]) -> HeadsComparison:
+def compare_heads(heads: Sequence[str], scores: Sequence[Sequence[Answers]]) -> HeadsComparison:
     """Scores of several heads at the same sizes, side by side.
 
     Args:
       heads: names, at least two, each once.
-      scores: per head, one Score per size. Rules that some head lacks are left out.
+      scores: per head, the answers at each size. Rules that some head lacks are left out.
     Raises:
       ValueError: fewer than two heads, or one of them twice.
     """
     if len(set(heads)) < max(2, len(heads)):
         raise ValueError(f"heads are {list(heads)}; give at least two, each once")
     first = scores[0]
-    rules = [r for r in first[0].correct if all(r in of_head[0].correct for of_head in scores)]
-    columns = list(zip(*scores, strict=True))  # per size, the scores of all heads
+    rules = [r for r in first[0].right if all(r in of_head[0].right for of_head in scores)]
+    columns = list(zip(*scores, strict=True))  # per size, the answers of all heads
 
-    def each(measure: Callable[[Sequence[Score], str], object]) -> np.ndarray:
-        return np.array([[measure(column, rule) for column in columns] for rule in rules], float)
+    def each(measure: Callable[..., object], *over: str) -> np.ndarray:
+        return np.array([[measure(column, r, *over) for column in columns] for r in rules], float)
 
     per_head = np.array(
         [[[s.accuracy(rule) for s in of_head] for of_head in scores] for rule in rules]
     )
-    gain = each(lambda column, rule: np.mean(_gains(column, rule, "plain")))
     headroom = each(_headroom)
     return HeadsComparison(
-        head=f"{len(heads)} heads",
         heads=list(heads),
-        sizes=[score.size for score in first],
-        sets=[score.sets for score in first],
-        chosen_on=[score.chosen_on for score in first],
+        sizes=[answers.size for answers in first],
+        sets=[answers.sets for answers in first],
+        chosen_on=[answers.chosen_on for answers in first],
         rules=rules,
         per_head=per_head,
         accuracy=per_head.mean(axis=1),
         error=np.apply_along_axis(standard_error, 1, per_head),
-        p_plain=each(lambda column, rule: _p_against(column, rule, "plain")),
-        p_paper=each(lambda column, rule: _p_against(column, rule, "paper")),
-        p_own=each(lambda column, rule: _p_against(column, rule, "own")),
-        gain=gain,
-        gain_error=each(lambda column, rule: standard_error(_gains(column, rule, "plain"))),
+        p_plain=each(_p_against, "plain"),
+        p_paper=each(_p_against, "paper"),
+        p_own=each(_p_against, "own"),
+        gain=each(lambda column, rule: _mean_gains(column, rule).mean()),
+        gain_error=each(lambda column, rule: standard_error(_mean_gains(column, rule))),
         headroom=headroom[..., 0],
         headroom_low=headroom[..., 1],
         headroom_high=headroom[..., 2],
@@ -197,29 +254,62 @@ def compare_heads(heads: Sequence[str], scores: Sequence[Sequence[Score]]) -> He
     )
 
 
-def _accuracies(column: Sequence[Score], rule: str, other: str) -> np.ndarray:
-    """(heads,) accuracy of a rule on the sets that it shares with another."""
-    return np.array([score.outcomes(rule, other).mean() for score in column])
+def standard_error(samples: np.ndarray) -> float:
+    """Standard error of the mean of samples."""
+    return float(samples.std(ddof=1) / np.sqrt(len(samples)))
 
 
-def _gains(column: Sequence[Score], rule: str, other: str) -> np.ndarray:
-    return _accuracies(column, rule, other) - _accuracies(column, other, rule)
+def _mean_gains(column: Sequence[Answers], rule: str) -> np.ndarray:
+    """(heads,) mean gain over plain softmax."""
+    return np.array([answers.gains(rule, "plain").mean() for answers in column])
 
 
-def _p_against(column: Sequence[Score], rule: str, other: str) -> float:
-    if other == rule or other not in column[0].correct:
+def _p_against(column: Sequence[Answers], rule: str, other: str) -> float:
+    if other == rule or other not in column[0].right:
         return np.nan
-    return paired_p(_accuracies(column, rule, other), _accuracies(column, other, rule))
+    a, b = (
+        np.array([answers.paired(*pair).mean() for answers in column])
+        for pair in ((rule, other), (other, rule))
+    )
+    return paired_p(a, b)
 
 
-def _headroom(column: Sequence[Score], rule: str) -> tuple[float, float, float]:
+def paired_p(a: np.ndarray, b: np.ndarray) -> float:
+    """p of a two-sided paired t-test; NaN of two rules that do not differ.
+
+    Where all pairs have the same difference, which has no t, that of the sign test.
+    """
+    difference = a - b
+    if np.abs(difference).max() < ROUNDING:
+        return np.nan
+    if np.ptp(difference) <= ROUNDING:
+        return float(2.0 ** (1 - len(a)))
+    t = difference.mean() / standard_error(difference)
+    return float(2 * stdtr(len(a) - 1, -abs(t)))
+
+
+def _headroom(column: Sequence[Answers], rule: str) -> tuple[float, float, float]:
     """(share of hindsight's gain, its 95 % interval over heads), NaN where there is none."""
-    if rule == "plain" or not {"plain", "hindsight"} <= column[0].correct.keys():
-        return (np.nan,) * 3
-    means = np.array([gains_over_plain(score, rule).mean(axis=0) for score in column])
+    if rule == "plain" or HINDSIGHT not in column[0].right:
+        return UNDEFINED
+    means = np.array([_gains_beside_hindsight(answers, rule) for answers in column])
     drawn = np.random.default_rng(0).integers(0, len(means), (N_RESAMPLES, len(means)))
-    share, low, high = headroom_share(means.sum(axis=0), means[drawn].sum(axis=1))
-    return (share, low, high) if len(column) >= MIN_HEADS else (share, np.nan, np.nan)
+    resampled = means[drawn].sum(axis=1)
+    low, _ = np.percentile(resampled[:, 1], INTERVAL)
+    if not low > 0:
+        return UNDEFINED
+    gain, best = means.sum(axis=0)
+    shares = resampled[:, 0] / np.where(resampled[:, 1] > 0, resampled[:, 1], np.nan)
+    low, high = np.nanpercentile(shares, INTERVAL)
+    ends = (float(low), float(high)) if len(column) >= MIN_HEADS else UNDEFINED[1:]
+    return (float(gain / best), *ends)
+
+
+def _gains_beside_hindsight(answers: Answers, rule: str) -> tuple[float, float]:
+    """Mean gains over plain softmax of a rule, and of hindsight, on the sets that they share."""
+    plain = answers.paired("plain", HINDSIGHT)
+    mine, best = (answers.paired(name, HINDSIGHT) - plain for name in (rule, HINDSIGHT))
+    return mine.mean(), best.mean()
 
 
 def record_of(comparison: HeadsComparison) -> dict[str, Any]:
@@ -251,7 +341,6 @@ def record_of(comparison: HeadsComparison) -> dict[str, Any]:
 def comparison_of(record: dict[str, Any]) -> HeadsComparison:
     """The comparison that a record was made of."""
     return HeadsComparison(
-        head=f"{len(record['heads'])} heads",
         heads=record["heads"],
         sizes=record["sizes"],
         sets=record["sets"],

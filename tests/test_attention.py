@@ -12,7 +12,7 @@ from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the
 from jax.test_util import check_grads
 
 import calibrate
-from calibrate import attention, attention_blocks
+from calibrate import attention, query_blocks
 from calibrate.attention import dot_product_attention
 from calibrate.files.coefficients import Entry
 
@@ -20,11 +20,11 @@ from calibrate.files.coefficients import Entry
 def in_blocks(monkeypatch, many):
     """One block for a call, or many."""
     if many:
-        monkeypatch.setattr(attention_blocks, "BLOCK_LOGITS", 1)
-        monkeypatch.setattr(attention_blocks, "MIN_ROWS", 3)
-        monkeypatch.setattr(attention_blocks, "MAX_ROWS", 3)
-        monkeypatch.setattr(attention_blocks, "FEW_QUERIES", 3)
-        monkeypatch.setattr(attention_blocks, "CAUSAL_RUNS", 2)
+        monkeypatch.setattr(query_blocks, "BLOCK_LOGITS", 1)
+        monkeypatch.setattr(query_blocks, "MIN_ROWS", 3)
+        monkeypatch.setattr(query_blocks, "MAX_ROWS", 3)
+        monkeypatch.setattr(query_blocks, "FEW_QUERIES", 3)
+        monkeypatch.setattr(query_blocks, "CAUSAL_RUNS", 2)
     attention._attend.clear_cache()
 
 
@@ -316,7 +316,7 @@ def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
 
 def test_the_matrix_never_exists(monkeypatch):
     """No array of the compiled program has a number of queries and of keys."""
-    monkeypatch.setattr(attention_blocks, "CAUSAL_RUNS", 2)
+    monkeypatch.setattr(query_blocks, "CAUSAL_RUNS", 2)
     q = k = v = jax.ShapeDtypeStruct((1, 8_192, 1, 16), jnp.float32)
     attend = partial(dot_product_attention, is_causal=True, coefficients=calibrate.load("paper"))
     peaks = [

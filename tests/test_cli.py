@@ -144,7 +144,6 @@ def test_fit_then_load(here, run_a):
             "'some' is not one of 'all', 'misranked'",
         ),
         (["run", "--name", "Bad Name"], 2, "not a valid fit name"),
-        (["train", "--seeds", "a"], 2, "'a' is not a seed; write 0 or 0-9"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
@@ -355,9 +354,7 @@ def test_an_interrupt_in_the_last_step_is_not_lost(interruptible):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "collect", "fit", "diagnose", "evaluate", "report", "train"]
-)
+@pytest.mark.parametrize("command", ["run", "collect", "fit", "diagnose", "evaluate", "report"])
 def test_help_says_what_it_does_with_an_example(command):
     text = " ".join(call(command, "--help").stdout.split())
     assert f"Example: calibrate {command}" in text

@@ -268,7 +268,7 @@ def test_the_command_and_its_check():
         data[tensor.data_offset + 40] ^= 1
         result = call("export", "--check", "b.gguf", code=1)
         assert "its weights were changed; export again" in result.stderr
-    assert "says nothing of an export" in refusal("export", "--check", file)
+    assert "is not an exported model; give" in refusal("export", "--check", file)
 
 
 def test_rules_of_log_n_read_back():
@@ -298,7 +298,7 @@ def test_a_folder_of_another_kind(monkeypatch):
     other = published(other)
     make()
     line = refusal("export", other, "--model", "m", "--out", "out.gguf")
-    assert "if the file was converted from the model that the fit was made for, give --any" in line
+    assert "if it was converted from the model that the fit was made for, give --any" in line
     call("export", other, "--model", "m", "--out", "out.gguf", "--any-model")
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))

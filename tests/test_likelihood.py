@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from calibrate.maths.bernstein import basis
 from calibrate.maths.climbing import Objective, largest_gain
 from calibrate.maths.likelihood import NEAR, TOLERANCE, maximise
 from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.reference import entropy, softmax
-from calibrate.maths.rule_forms import ELEVATED_TO, constant_form, log_size_form, polynomial_form
+from calibrate.maths.rule_forms import basis, constant_form, log_size_form, polynomial_form
 
 LOW, HIGH = 1.0, 64.0
 DOMAIN = (0.5, 4.5)
@@ -203,20 +202,6 @@ def test_the_bound_on_what_is_missed_is_the_tangents():
     for size in (1e-13, 1e-7, 1e3):
         assert largest_gain(form, size * up, c, None) == pytest.approx(size * most, rel=1e-6)
     assert largest_gain(form, 0 * up, c, None) == 0
-
-
-def test_rows_beyond_the_domain_count_as_at_its_ends():
-    """As the runtime has it, which clamps their entropy."""
-    lo, hi = DOMAIN
-    design = form_of(np.array([lo - 1, lo, hi, hi + 1])).design
-    np.testing.assert_array_equal(design[[0, 3]], design[[1, 2]])
-
-
-def test_the_form_of_a_polynomial_is_that_of_its_degree():
-    form = form_of(np.linspace(0, 6, 50), degree=6)
-    assert form.design.shape == (50, 7)
-    assert form.matrix.shape == (ELEVATED_TO + 1, 7)
-    np.testing.assert_allclose(form.matrix @ (2.5 * form.ones), 2.5)
 
 
 def test_pooled_rows_of_one_beta_lose_nothing():

@@ -5,7 +5,7 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.logits_recorder import Recorder
-from calibrate.maths.hashing import hashes
+from calibrate.maths.row_batches import hashes
 from calibrate.rows.logits_files import Arrays
 
 

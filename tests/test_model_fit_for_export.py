@@ -18,8 +18,8 @@ from test_model_examples import collected, write_lines  # noqa: E402
 from test_model_fit import HEADS, numbers_of, planted, through  # noqa: E402
 from tiny_causal import SIZES, causal_model, save  # noqa: E402
 
-from calibrate.export.exportable import Exportable, exportable  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
+from calibrate.export.proof import Exportable, exportable  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
 from calibrate.model.candidates import ModelOptions  # noqa: E402
 from calibrate.model.descent import _Walk  # noqa: E402

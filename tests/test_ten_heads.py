@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 from conftest import ToyHead
 from scipy import stats
-from test_comparison import make_score
-
-from calibrate.rows.baselines import HARD, HINDSIGHT, LABELS, PLAIN
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import ten_heads
-from ten_heads import Calibration, cached_scores, calibrate_head, compare_heads, study
+from ten_heads import Answers, Calibration, cached_answers, calibrate_head, compare_heads, study
 
 SIZES = [16, 64, 256]
 CALIBRATION = Calibration([64, 256, 1024], 600)
@@ -30,19 +27,26 @@ class SharpHead(ToyHead):
 class ShuffledHead(SharpHead):
     """Its targets have nothing to do with its logits."""
 
+    trained_up_to = 64
+
     def sample(self, seed, size, count):
         batch = super().sample(seed, size, count)
         return batch._replace(target=np.random.default_rng(seed).integers(0, size, count))
+
+
+def answers(shares, chosen_on=0, seed=None, sets=2_000):
+    """Rules that are right on the first so many sets, or on random ones."""
+    draw = np.arange(sets) / sets if seed is None else np.random.default_rng(seed).random(sets)
+    return Answers(64, {rule: draw < share for rule, share in shares.items()}, chosen_on, 3.0)
 
 
 def planted(n_heads, own, hindsight=0.9):
     """Heads that differ in plain accuracy, and gain the same from each rule."""
     heads = []
     for i in range(n_heads):
-        plain = 0.4 + 0.01 * i
-        noise = 0.002 * (i % 3 - 1)
+        plain, noise = 0.4 + 0.01 * i, 0.002 * (i % 3 - 1)
         rules = {"plain": plain, "paper": plain + 0.1, "own": plain + own + noise}
-        heads.append([make_score(64, rules | {"hindsight": plain + hindsight}, seed=i)])
+        heads.append([answers(rules | {"hindsight": plain + hindsight}, seed=i)])
     return [f"head-{i}" for i in range(n_heads)], heads
 
 
@@ -64,15 +68,14 @@ def test_a_study_of_three_heads_that_carries_on(here):
     ]
     before = [head.attended for head in heads]
     first = study(heads, SIZES, 200, CALIBRATION, here / "s")
-    # The first two heads were collected and scored already.
-    assert [head.attended for head in heads[:2]] == before[:2]
     again = study(heads, SIZES, 200, CALIBRATION, here / "s")
+    # The first two heads were collected and scored already.
     assert [head.attended for head in heads] == [*before[:2], 3 * 600 + 3 * 200]
     for name, values in vars(first).items():
         np.testing.assert_array_equal(getattr(again, name), values)
-    at_each_q = {f"own fit, q = {q}" for q in ("0", "0.25", "0.5")}
-    assert set(first.rules) == {*LABELS, *at_each_q}
-    assert [rule for rule in first.rules if rule in LABELS] == list(LABELS)
+    assert first.rules[:2] == ["plain", "paper"]
+    assert first.rules[-4:] == ["own fit, q = 0", "own fit, q = 0.25", "own fit, q = 0.5",
+                                "hindsight"]  # fmt: skip
     assert first.per_head.shape == (len(first.rules), 3, 3)
     plain, own, hard = (first.rules.index(rule) for rule in ("plain", "own", "hard"))
     assert (first.accuracy[own] > first.accuracy[plain] + 0.04).all(), first.accuracy
@@ -80,97 +83,106 @@ def test_a_study_of_three_heads_that_carries_on(here):
     assert (first.headroom[own, :2] > 0.3).all()
 
 
-def test_other_calibrations_lie_beside_each_other():
+def test_other_sets_seeds_rules_and_heads_are_scored_anew(here):
+    head, rules = SharpHead(0.2), {"plain": ten_heads.one_constant(1.0)}
+    (first,) = cached_answers(head, [16], 100, 0, rules, here)
+    seen = head.attended
+    for sets, seed, others in (
+        (101, 0, rules), (100, 1, rules), (100, 0, {"plain": ten_heads.one_constant(2.0)}),
+    ):  # fmt: skip
+        cached_answers(head, [16], sets, seed, others, here)
+        seen += sets
+        assert head.attended == seen
+    (again,) = cached_answers(head, [16], 100, 0, rules, here)
+    assert head.attended == seen
+    np.testing.assert_equal(vars(again), vars(first))
+    (other,) = cached_answers(SharpHead(0.5), [16], 100, 0, rules, here)
+    assert (other.right["plain"] != first.right["plain"]).any()
     keys = {Calibration(sizes, sets, seed).key() for sizes in ([64, 256], [64]) for sets in (1, 2)
             for seed in (0, 1)}  # fmt: skip
     assert len(keys) == 8
-    assert Calibration([256, 64, 64], 1).key() == Calibration([64, 256], 1).key()
 
 
-def test_other_sets_seeds_rules_and_heads_are_scored_anew(here):
-    head, rules = SharpHead(0.2), {"plain": PLAIN, "hindsight": HINDSIGHT}
-    (first,) = cached_scores(head, [16], 100, 0, rules, here)
-    seen = head.attended
-    for sets, seed, others in (
-        (101, 0, rules), (100, 1, rules), (100, 0, {"plain": PLAIN}), (100, 0, {"plain": HARD}),
-    ):  # fmt: skip
-        cached_scores(head, [16], sets, seed, others, here)
-        seen += sets
-        assert head.attended == seen
-    (again,) = cached_scores(head, [16], 100, 0, rules, here)
-    assert head.attended == seen
-    np.testing.assert_equal(vars(again), vars(first))
-    assert again.chosen_on == 50
-    (other,) = cached_scores(SharpHead(0.5), [16], 100, 0, rules, here)
-    assert (other.correct["plain"] != first.correct["plain"]).any()
+class PicksConstants(ToyHead):
+    """One constant is right on the first half of 100 sets and on ten others, another on the rest.
+
+    Plain softmax, the first rule, is never right.
+    """
+
+    def correct_each(self, attended, weights):
+        right = np.zeros(weights.shape[:2], bool)
+        right[:60, 1 + 7] = right[50:, 1 + 20] = True
+        return right
+
+
+def test_hindsight_is_chosen_on_half_of_the_sets_and_scored_on_the_others():
+    trials = ten_heads.HINDSIGHT_BETAS
+    assert (len(trials), trials[0], trials[-1]) == (40, 1, pytest.approx(1000))
+    plain = {"plain": ten_heads.one_constant(1.0)}
+    found = ten_heads.right_answers(PicksConstants(), 16, 100, 0, plain)
+    assert (found.chosen_on, found.hindsight_beta) == (50, trials[7])
+    assert found.accuracy("hindsight") == found.gains("hindsight", "plain").mean() == 0.2
+
+
+def test_hindsight_gains_on_the_sets_that_did_not_choose_it():
+    """There 0.2 more than plain softmax, which has 0.5 of all sets."""
+    score = answers({"plain": 0.5, "own": 0.5, "hindsight": 0.6}, chosen_on=1_000)
+    comparison = compare_heads(["a", "b"], [[score], [score]])
+    assert comparison.gain[:, 0] == pytest.approx([0, 0, 0.2])
+    assert comparison.accuracy[:, 0] == pytest.approx([0.5, 0.5, 0.7])
+    assert comparison.headroom[1, 0] == 0
 
 
 @pytest.mark.slow
-def test_a_head_that_no_rule_helps_is_named(here):
+def test_own_fits_keep_the_trained_sizes_and_a_head_that_no_rule_helps_is_named(here, monkeypatch):
+    options, choose = [], ten_heads.choose
+
+    def recorded(rows, given):
+        options.append(given)
+        return choose(rows, given)
+
+    monkeypatch.setattr(ten_heads, "choose", recorded)
     with pytest.warns(UserWarning, match="toy has no fit of its own: not for this head"):
         rules = calibrate_head(ShuffledHead(0.2), CALIBRATION, here)
     assert rules["own"] == rules["plain"]
-
-
-@pytest.mark.slow
-def test_own_fits_keep_the_sizes_that_a_head_was_trained_on(here, monkeypatch):
-    head, options = ShuffledHead(0.2), []
-    head.trained_up_to = 64
-
-    def choose(rows, chosen_options):
-        options.append(chosen_options)
-        return ten_heads_choose(rows, chosen_options)
-
-    ten_heads_choose = ten_heads.choose
-    monkeypatch.setattr(ten_heads, "choose", choose)
-    with pytest.warns(UserWarning, match="toy has no fit of its own"):
-        calibrate_head(head, CALIBRATION, here)
     assert [given.trained_up_to for given in options] == [64]
 
 
 def test_paired_tests_and_errors_are_scipys():
     comparison = compare_heads(*planted(6, 0.15))
-    indices = [comparison.rules.index(rule) for rule in ("own", "plain", "paper")]
-    own, plain, paper = comparison.per_head[indices, :, 0]
-    i = indices[0]
+    i, j, k = (comparison.rules.index(rule) for rule in ("own", "plain", "paper"))
+    own, plain, paper = comparison.per_head[[i, j, k], :, 0]
     assert comparison.p_plain[i, 0] == pytest.approx(stats.ttest_rel(own, plain).pvalue)
     assert comparison.p_paper[i, 0] == pytest.approx(stats.ttest_rel(own, paper).pvalue)
-    assert comparison.p_own[indices[2], 0] == pytest.approx(stats.ttest_rel(paper, own).pvalue)
-    assert np.isnan(comparison.p_own[i, 0])
-    assert np.isnan(comparison.p_plain[indices[1], 0])
+    assert comparison.p_own[k, 0] == pytest.approx(stats.ttest_rel(paper, own).pvalue)
+    assert np.isnan([comparison.p_own[i, 0], comparison.p_plain[j, 0]]).all()
     assert comparison.error[i, 0] == pytest.approx(stats.sem(own))
     assert comparison.accuracy[i, 0] == pytest.approx(own.mean())
     assert comparison.gain[i, 0] == pytest.approx((own - plain).mean())
     assert comparison.gain_error[i, 0] == pytest.approx(stats.sem(own - plain))
+    assert ten_heads.paired_p(np.ones(4), np.zeros(4)) == 1 / 8  # all of one sign
 
 
 def test_headroom_is_the_share_of_the_ceilings_gain():
     comparison = compare_heads(*planted(8, own=0.1, hindsight=0.2))
     i = comparison.rules.index("own")
-    assert comparison.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
-    assert comparison.headroom_low[i, 0] < comparison.headroom[i, 0]
-    assert comparison.headroom[i, 0] < comparison.headroom_high[i, 0]
+    low, share, high = (x[i, 0] for x in (comparison.headroom_low, comparison.headroom,
+                                          comparison.headroom_high))  # fmt: skip
+    assert share == pytest.approx(0.5, abs=0.05)
+    assert low < share < high
     ceiling = comparison.rules.index("hindsight")
     assert comparison.headroom[ceiling, 0] == comparison.headroom_low[ceiling, 0] == 1
     assert np.isnan(comparison.headroom[comparison.rules.index("plain"), 0])
     assert np.isnan(compare_heads(*planted(8, own=0.1, hindsight=0.0)).headroom).all()
+    few = compare_heads(*planted(3, own=0.1, hindsight=0.2))
+    assert few.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
+    assert np.isnan(few.headroom_low[i, 0])
 
 
-def test_too_few_heads_have_no_interval():
-    comparison = compare_heads(*planted(3, own=0.1, hindsight=0.2))
-    i = comparison.rules.index("own")
-    assert comparison.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
-    assert np.isnan(comparison.headroom_low[i, 0])
-
-
-def test_rules_that_some_head_lacks_are_left_out():
-    both, one = {"plain": 0.5, "own": 0.6, "own-512": 0.6}, {"plain": 0.5, "own": 0.6}
-    comparison = compare_heads(["a", "b"], [[make_score(16, both)], [make_score(16, one)]])
-    assert comparison.rules == ["plain", "own"]
-
-
-def test_the_same_head_twice_is_refused():
-    score = [make_score(16, {"plain": 0.5, "own": 0.6})]
+def test_rules_that_some_head_lacks_are_left_out_and_no_head_comes_twice():
+    both = answers({"plain": 0.5, "own": 0.6, "own-512": 0.6})
+    one = answers({"plain": 0.5, "own": 0.6})
+    assert compare_heads(["a", "b"], [[both], [one]]).rules == ["plain", "own"]
     for heads in (["a", "a"], ["a"]):
         with pytest.raises(ValueError, match="give at least two, each once"):
-            compare_heads(heads, [score] * len(heads))
+            compare_heads(heads, [[one]] * len(heads))

@@ -25,12 +25,13 @@ from calibrate.maths.rule import Rule, beta_of, slope_of
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 
+from calibrate.fit_beta import Features  # noqa: E402
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature  # noqa: E402
 from calibrate.torch import attention as attention_module  # noqa: E402
-from calibrate.torch import blocks as blocks_module  # noqa: E402
 from calibrate.torch import closed_form as closed_form_module  # noqa: E402
+from calibrate.torch import query_blocks as blocks_module  # noqa: E402
 from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
-from calibrate.torch.beta import Inputs, beta_of_rows  # noqa: E402
+from calibrate.torch.beta import beta_of_rows  # noqa: E402
 from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
 
 torch.set_num_threads(1)  # tensors are small: threads would wait for each other
@@ -467,7 +468,7 @@ def test_beta_beyond_the_domain_is_that_of_the_reference(kind):
         actual = inverse_temperature(spread, fit, n=tensor(n)[:, None])
         np.testing.assert_allclose(actual, exact, rtol=1e-6)
         for m, of_size in zip(n.tolist(), exact, strict=True):
-            x = Inputs(tensor(H), np.log(m))
+            x = Features(tensor(H), np.log(m))
             if fit.rule.by_entropy:
                 np.testing.assert_allclose(beta_of_rows(x, fit, -2), of_size, rtol=1e-12)
     in_half = inverse_temperature(tensor(H).bfloat16(), fit, n=7)

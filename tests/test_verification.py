@@ -219,7 +219,7 @@ def test_capture_of_layers_without_numbers(here):
     with torch.no_grad(), capture(model, here / "cross", part="encoder_attn") as recorder:
         recorder.next(query=-1, target=3)
         model(**TEXT)
-    message = "MarianAttention has no layer_idx to be recorded under; leave it out by part="
+    message = "MarianAttention has no layer_idx, so its heads have no names; .* out by part="
     with (
         pytest.raises(calibrate.CalibrateError, match=message),
         torch.no_grad(), capture(model, here / "all"),

@@ -29,7 +29,6 @@ def export_folder(
     check_free(out)
     fit, run = find_model_fit(reference, store)
     require_transformers()
-    from calibrate.export.carried import Carried
     from calibrate.export.checkpoint import prepare, write
     from calibrate.transformers.folders import ModelFolder
 
@@ -45,9 +44,7 @@ def export_folder(
             for _ in range(done // _STEP - before):
                 steps.advance(work=_STEP)
 
-        said = write(export, out, report)
-    kind = str(export.configuration["model_type"])
-    return ExportRecord(Carried(out, said, kind, export.plan))
+        return ExportRecord(write(export, out, report))
 
 
 @contextlib.contextmanager
@@ -120,7 +117,7 @@ def check_folder(folder: Path) -> ExportRecord:
       CalibrateError: it cannot be read, or is no export.
     """
     require_transformers()
-    from calibrate.export.check import read_export
+    from calibrate.export.checkpoint import read_export
 
     stderr.print(f"reading {folder}")
     return ExportRecord(read_export(folder))

@@ -19,7 +19,6 @@ from calibrate.cli.fit import fit
 from calibrate.cli.progress import Heartbeat
 from calibrate.cli.report import report
 from calibrate.cli.run import run
-from calibrate.cli.train import train
 
 app = typer.Typer(
     cls=Commands,
@@ -31,7 +30,7 @@ app = typer.Typer(
     "what it does, fit a versioned coefficient file, load it at inference.",
 )
 
-for command in (run, collect, fit, diagnose, evaluate, report, export, train):
+for command in (run, collect, fit, diagnose, evaluate, report, export):
     app.command()(command)
 app.add_typer(fits.app, name="fits")
 

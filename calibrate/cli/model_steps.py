@@ -20,7 +20,7 @@ from calibrate.files.publishing import check_store
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.export.exportable import Exportable
+    from calibrate.export.proof import Exportable
     from calibrate.model.collect_examples import Job
     from calibrate.model.sources import Wanted
     from calibrate.report.first_look_record import FirstLookRecord
@@ -176,8 +176,8 @@ def _why_refused() -> Iterator[None]:
 
 def _engines(folder: "ModelFolder") -> "Exportable":
     """What engines run of a model, and on stderr what they do not."""
-    from calibrate.export.exportable import exportable
     from calibrate.export.plan import HEAD
+    from calibrate.export.proof import exportable
 
     stderr.print(f"trying exports of a small copy of {folder.path}")
     found = exportable(folder)

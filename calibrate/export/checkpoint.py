@@ -16,12 +16,13 @@ from typing import Any
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.configuration import exported_configuration
-from calibrate.export.plan import Plan, make_plan
+from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
 from calibrate.export.proof import prove, queries_without_weights
 from calibrate.export.queries import Change, Place, Queries, places_of, require_supported
 from calibrate.files.atomic_io import whole_folder, write_atomically
-from calibrate.files.coefficient_file import digest, dumps
+from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.model_fingerprint import digest_of_file
 from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import FLOATS, Tensor, copy_changed, read_header
 from calibrate.files.strict_json import Refusal, check_free, parse
@@ -60,7 +61,7 @@ class Export:
 
     @property
     def n_bytes(self) -> int:
-        """Of the weights."""
+        """The size of the weights."""
         return sum(path.stat().st_size for path in self.folder.shards)
 
 
@@ -82,10 +83,7 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
     require_supported(config.model_type)
     plan = make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)
     stored = read_configuration(folder.path / CONFIG)
-    if isinstance(said := stored.get(KEY), dict):
-        raise CalibrateError(
-            f"{folder.path} carries the fit {said.get('fit')} already; give the original model"
-        )
+    refuse_exported(folder.path, _said(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
     queries = queries_without_weights(config)
     named = {entry.layer for entry in fit.entries if entry.layer is not None}
@@ -96,11 +94,9 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
         )
     changes = _changes(folder, queries, plan)
     fingerprint = folder.fingerprint()
-    if not any_model and fit.fingerprint not in (None, fingerprint):
-        raise CoefficientsError(
-            f"{fit.reference} was made for {fit.fingerprint}, and {folder.path} is {fingerprint}; "
-            "give the model that it was made for, or --any-model"
-        )
+    if not any_model:
+        remedy = "give the model that it was made for, or --any-model"
+        require_made_for(fit, fingerprint, folder.path, remedy)
     prove(config, bool(plan.ratio))
     return Export(fit, folder, fingerprint, plan, changes, configuration)
 
@@ -119,6 +115,12 @@ def read_configuration(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise CalibrateError(f"{path} is not an object of keys; restore it")
     return stored
+
+
+def _said(stored: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says about an export; empty if nothing."""
+    said = stored.get(KEY)
+    return said if isinstance(said, dict) else {}
 
 
 def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:
@@ -155,14 +157,12 @@ def _not_plain(folder: ModelFolder, place: Place, what: str) -> CalibrateError:
 
 def write(
     export: Export, out: Path, report: Callable[[int], None] = lambda n_bytes: None
-) -> dict[str, Any]:
+) -> Carried:
     """Writes the folder of an export, which appears whole or not at all.
 
     Args:
       out: a new folder, not within the model's.
       report: called with the bytes of weights that were written, step by step.
-    Returns:
-      What config.json says of the export.
     Raises:
       CalibrateError: the folder is taken, the disk is full, or a file cannot be read.
     """
@@ -188,7 +188,7 @@ def write(
         said["digest"] = digest_of(configuration)
         _write(folder / CONFIG, (json.dumps(configuration, indent=2) + "\n").encode())
         ModelFolder(folder)  # Transformers reads it
-    return said
+    return Carried(out, said, str(configuration["model_type"]), export.plan)
 
 
 def _write(path: Path, data: bytes) -> str:
@@ -210,3 +210,47 @@ def _others(folder: Path) -> list[Path]:
         if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in _COPIED)
         and not any(fnmatch.fnmatch(path.name, pattern) for pattern in _NEVER_COPIED)
     ]  # fmt: skip
+
+
+def read_export(path: Path) -> Carried:
+    """Reads an exported folder, and compares its files with what was written.
+
+    Raises:
+      CalibrateError: it cannot be read, or is not an exported model.
+    """
+    folder = ModelFolder(path)
+    if folder.is_gguf:
+        raise CalibrateError(f"{path} has no {CONFIG}; give a folder that calibrate export wrote")
+    stored = read_configuration(path / CONFIG)
+    said = _said(stored)
+    if not isinstance(said.get("files"), dict):
+        raise CalibrateError(
+            f"{path} is not an exported model; give a folder that calibrate export wrote"
+        )
+    faults = [] if said.get("digest") == digest_of(stored) else [f"{CONFIG} was changed"]
+    faults += _faults(folder, said["files"])
+    plan = None
+    try:
+        fit, config = read(path / FIT), folder.config
+        if digest(fit) != said.get("id"):
+            faults.append(f"{FIT} is {digest(fit)}, and {CONFIG} says {said.get('id')}")
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        plan = make_plan(fit, layers, heads, folder.context)
+    except CalibrateError as failure:
+        faults.append(str(failure))
+    return Carried(path, said, folder.config.model_type, plan, tuple(faults))
+
+
+def _faults(folder: ModelFolder, written: dict[str, Any]) -> list[str]:
+    faults = []
+    present = {path.name for path in folder.files} - {CONFIG}
+    for name in sorted(present - written.keys()):
+        faults.append(f"{name} was not there")
+    for name in sorted(written):
+        if Path(name).name != name:
+            faults.append(f"{name} is not the name of a file in the folder")
+        elif not (folder.path / name).is_file():
+            faults.append(f"{name} is missing")
+        elif digest_of_file(folder.path / name) != written[name]:
+            faults.append(f"{name} was changed")
+    return faults

@@ -15,7 +15,6 @@ from gguf import GGUFValueType as Kind
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.export.carried import Carried
 from calibrate.export.gguf_model import (
     BY_SIZE,
     LENGTH,
@@ -26,7 +25,7 @@ from calibrate.export.gguf_model import (
     size_keys,
 )
 from calibrate.export.gguf_rows import scale_rows
-from calibrate.export.plan import Plan, make_plan
+from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
 from calibrate.files.atomic_io import check_free, new_file
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
@@ -58,14 +57,14 @@ def export_gguf(
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
-    if carried := model.key(f"{_PREFIX}fit"):
-        raise CalibrateError(
-            f"{model.path} carries the fit {carried} already; give the original model"
-        )
+    refuse_exported(model.path, model.key(f"{_PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     keys = size_keys(model, plan.ratio) if plan.ratio else {}
     scaled = _Scaled(model, model.factors_by_tensor(plan))
-    fingerprint = _fingerprint(fit, model, any_model)
+    fingerprint = fingerprint_of([model.path])
+    if not any_model:
+        remedy = "if it was converted from the model that the fit was made for, give --any-model"
+        require_made_for(fit, fingerprint, model.path, remedy)
     said = {
         "fit": fit.reference, "id": digest(fit), "model": fingerprint,
         "calibrate": calibrate.__version__, "digest": scaled.digest,
@@ -86,13 +85,13 @@ def read_gguf_export(path: Path) -> Carried:
     """Reads an exported file, and compares its tensors with what was written.
 
     Raises:
-      CalibrateError: it cannot be read, or is no export.
+      CalibrateError: it cannot be read, or is not an exported model.
     """
     model = GgufModel(path, exported=True)
     said = {name: model.key(f"{_PREFIX}{name}") for name in _SAID}
     if said["fit"] is None:
         raise CalibrateError(
-            f"{path} says nothing of an export; give a file that calibrate export wrote"
+            f"{path} is not an exported model; give a file that calibrate export wrote"
         )
     written = ((name, tensor.data) for name, tensor in model.tensors.items())
     faults = [] if _digest(written) == said["digest"] else ["its weights were changed"]
@@ -117,16 +116,6 @@ def _wrong_ratio(model: GgufModel, plan: Plan) -> list[str]:
     if np.isclose(found, plan.ratio, rtol=1e-6, atol=0):
         return []
     return [f"{BY_SIZE}.{SCALE} is {found:.6g}, and the fit's is {plan.ratio:.6g}"]
-
-
-def _fingerprint(fit: Coefficients, model: GgufModel, any_model: bool) -> str:
-    fingerprint = fingerprint_of([model.path])
-    if not any_model and fit.fingerprint not in (None, fingerprint):
-        raise CoefficientsError(
-            f"{fit.reference} was made for {fit.fingerprint}, and {model.path} is {fingerprint}; "
-            "if the file was converted from the model that the fit was made for, give --any-model"
-        )
-    return fingerprint
 
 
 class _Scaled:

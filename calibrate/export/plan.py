@@ -13,10 +13,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from calibrate.errors import CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 
@@ -42,6 +44,43 @@ class Plan:
     def of_layer(self, layer: int) -> list[float]:
         """The factors of the heads of a layer, by head."""
         return [self.factors[at] for at in sorted(self.factors) if at[0] == layer]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What an exported folder or .gguf file carries, as it was written or as it is read back.
+
+    Attributes:
+      path: the folder or file.
+      said: what it says about the export.
+      model_type: as engines see it.
+      plan: what they apply; None if the fit cannot be read.
+      faults: what differs from what was written, a line each.
+      notes: what else a user should know about the export, a line each.
+      unseen: what was not compared, if anything.
+    """
+
+    path: Path
+    said: dict[str, Any]
+    model_type: str
+    plan: Plan | None
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unseen: str | None = None
+
+
+def require_made_for(fit: Coefficients, fingerprint: str, path: Path, remedy: str) -> None:
+    """Raises CoefficientsError if a fit was made for a model with another fingerprint."""
+    if fit.fingerprint not in (None, fingerprint):
+        raise CoefficientsError(
+            f"{fit.reference} was made for {fit.fingerprint}, and {path} is {fingerprint}; {remedy}"
+        )
+
+
+def refuse_exported(path: Path, fit: Any) -> None:
+    """Raises CalibrateError for a model that carries a fit already."""
+    if fit is not None:
+        raise CalibrateError(f"{path} carries the fit {fit} already; give the original model")
 
 
 def make_plan(fit: Coefficients, n_layers: int, n_heads: int, context: int | None) -> Plan:

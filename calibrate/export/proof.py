@@ -1,4 +1,4 @@
-"""Proof that an exported model is what our runtime makes of the original, on a small copy.
+"""What a model can be exported with, proved on a small copy to be what our runtime makes of it.
 
 The copy has the model's own configuration with few layers, narrow MLPs and random weights. A
 change of names or shapes that this package does not know, in a later version of Transformers, say,
@@ -6,26 +6,76 @@ fails here, and nothing is written.
 """
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.export.configuration import exported_configuration
-from calibrate.export.plan import Plan
-from calibrate.export.queries import Queries, places_of
+from calibrate.export.configuration import exported_configuration, unlike_ministral
+from calibrate.export.plan import ALIKE, HEAD, LAYER, Plan
+from calibrate.export.queries import Queries, places_of, require_supported
 from calibrate.maths.rule import Rule
 from calibrate.transformers.betas import HeadRules, head_betas
-from calibrate.transformers.folders import in_one_line
+from calibrate.transformers.folders import ModelFolder, in_one_line
 
 TOLERANCE = 1e-4  # of the largest logit
 _N_TOKENS, _VOCABULARY, _NARROW = 24, 64, 16
 _RATIO = 0.3
+_STEPS = {ALIKE: (0.0, 0.0), LAYER: (0.1, 0.0), HEAD: (0.1, 0.01)}  # of a factor, by layer and head
 _SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
+
+
+class Exportable(NamedTuple):
+    """What engines run of a model.
+
+    Attributes:
+      factors: HEAD if each head may have a factor of its own; or LAYER, or ALIKE.
+      no_size: why beta may not go by log n; None if it may.
+    """
+
+    factors: str
+    no_size: str | None = None
+
+
+def exportable(folder: ModelFolder) -> Exportable:
+    """What an export of a model can hold, proved on a small copy.
+
+    Raises:
+      CalibrateError: no rule can be exported.
+    """
+    config = folder.config
+    require_supported(config.model_type)
+    queries = queries_without_weights(config)
+
+    def apply(of: str) -> str:
+        plan = _plan(queries, of)
+        queries.changes(plan)
+        exported_configuration(config.to_dict(), config, plan)
+        return of
+
+    factors, no_size = apply(ALIKE), unlike_ministral(config)
+    for of in (LAYER, HEAD):
+        try:
+            factors = apply(of)
+        except CalibrateError:
+            break
+    prove(config, by_size=no_size is None)
+    return Exportable(factors, no_size)
+
+
+def _plan(queries: Queries, of: str) -> Plan:
+    """Factors that differ where they may."""
+    by_layer, by_head = _STEPS[of]
+    factors = {
+        (layer, head): 2 + by_layer * layer + by_head * head
+        for layer in queries.layers
+        for head in range(queries.n_heads)
+    }
+    return Plan(factors, 0.0)
 
 
 def prove(config: Any, by_size: bool) -> None:

@@ -84,7 +84,7 @@ def places_of(names: Iterable[str]) -> dict[Place, str]:
 def require_supported(model_type: str) -> None:
     """Raises CalibrateError if queries of such models cannot be scaled, or nobody tried it."""
     if model_type not in SUPPORTED:
-        reason = _REASONS.get(model_type, "no test runs an export of it")
+        reason = _REASONS.get(model_type, "untested architecture")
         raise CalibrateError(
             f"a model of type {model_type!r} cannot be exported: {reason}; serve it with "
             f"calibrate.transformers, or give one of {', '.join(sorted(SUPPORTED))}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.files.npz import write_arrays
-from calibrate.maths.hashing import hashes
+from calibrate.maths.row_batches import hashes
 
 FILE_OVERHEAD = 2_048  # bytes of an npz file beside its rows; a test holds real files against it
 

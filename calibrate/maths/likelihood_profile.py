@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calibrate.maths.masking import NO_WEIGHT
-from calibrate.maths.row_blocks import in_blocks
+from calibrate.maths.row_batches import in_batches
 
 N_STEPS = 28  # between the bounds; a node more lies beyond each
 N_NODES = N_STEPS + 3
@@ -259,16 +259,16 @@ def _evaluate(
     of_target = np.empty((2, *betas.shape), np.float32)
     expected = np.empty_like(of_target)
     mean, variance = np.empty((2, len(logits)), np.float32)
-    for part, block in in_blocks(logits, target, betas.astype(np.float32)):
+    for part, batch in in_batches(logits, target, betas.astype(np.float32)):
         rows = slice(part.stop - part.start)
-        values = [np.asarray(array) for array in _evaluate_block(*block)]
+        values = [np.asarray(array) for array in _evaluate_batch(*batch)]
         of_target[:, part], expected[:, part] = values[0][:, rows], values[1][:, rows]
         mean[part], variance[part] = values[2][rows], values[3][rows]
     return of_target, expected, mean, variance
 
 
 @jax.jit
-def _evaluate_block(
+def _evaluate_batch(
     logits: jax.Array, target: jax.Array, betas: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), NO_WEIGHT)

@@ -1,14 +1,15 @@
 """Forms of rules: beta as a linear function of coefficients, within linear constraints.
 
 A form is a design: beta = design @ coefficients, row by row. Bounds of beta, and whatever else a
-form asks for, are linear constraints on the coefficients.
+form asks for, are linear constraints on the coefficients. Polynomials are in Bernstein form: well
+conditioned, and bounded by their coefficients.
 """
 
+from functools import lru_cache
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
-
-from calibrate.maths.bernstein import basis, elevation, plain_powers
 
 DEGREE = 4
 ELEVATED_TO = 24
@@ -94,3 +95,38 @@ def plain_terms(c: np.ndarray, domain: Domain) -> tuple[float, ...]:
     linear -= small * both
     constant += lo * small * both + small**2 * square - small * line
     return *powers, linear, constant, both, square, line - lo * both - 2 * small * square
+
+
+def basis(t: np.ndarray, degree: int) -> np.ndarray:
+    """(rows, degree + 1): C(d, k) t^k (1 - t)^(d - k) for t in [0, 1]; each row adds up to 1."""
+    k = np.arange(degree + 1)
+    factors = np.array([comb(degree, i) for i in k], float)
+    return factors * t[:, None] ** k * (1 - t[:, None]) ** (degree - k)
+
+
+def elevation(degree: int, to: int) -> np.ndarray:
+    """(to + 1, degree + 1): coefficients of the same polynomial written with a higher degree.
+
+    A polynomial lies between its least and its greatest coefficient, and rises if they do; the
+    higher the degree that it is written with, the closer it comes to them.
+    """
+    matrix = np.zeros((to + 1, degree + 1))
+    for i in range(to + 1):
+        for j in range(max(0, i - to + degree), min(degree, i) + 1):
+            matrix[i, j] = comb(degree, j) * comb(to - degree, i - j) / comb(to, i)
+    return matrix
+
+
+def plain_powers(coefficients: np.ndarray, domain: tuple[float, float]) -> tuple[float, ...]:
+    """Bernstein coefficients over a domain -> coefficients of powers of H, highest power first."""
+    powers = coefficients @ _basis_powers(domain, len(coefficients) - 1)
+    return tuple(powers.tolist())
+
+
+@lru_cache(maxsize=8)
+def _basis_powers(domain: tuple[float, float], degree: int) -> np.ndarray:
+    """(degree + 1, degree + 1): each polynomial of `basis` in powers of H, highest first."""
+    lo, hi = domain
+    t = np.polynomial.Polynomial([-lo / (hi - lo), 1 / (hi - lo)])
+    terms = [comb(degree, k) * t**k * (1 - t) ** (degree - k) for k in range(degree + 1)]
+    return np.array([term.coef[::-1] for term in terms])

@@ -1,21 +1,13 @@
-"""The optimal beta: the root of E_beta[z] = z_t, exact, batched and jitted.
-
-With u = z - z_t scaled to a range of 1, P(beta) = sum over u > 0 of u exp(beta u) and N(beta) = sum
-over u < 0 of |u| exp(beta u), the root is where g = log P - log N is 0. g rises and is nearly
-linear in beta. Its first two derivatives come from the same exponentials, so Halley's method
-from beta = 0 needs a handful of passes over the row.
-"""
+"""The optimal beta: the root of E_beta[z] = z_t; validation, batches and row classes."""
 
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrate.maths import target_sets
-from calibrate.maths.root_finding import MAX_PASSES, Passes, advance, moments
-from calibrate.maths.row_blocks import FEW_ITEMS_OF_A_CALL, in_blocks
+from calibrate.maths.row_batches import FEW_ITEMS_OF_A_CALL, in_batches
+from calibrate.maths.solver_kernels import solve_one, solve_sets
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
 SHARP, FLAT, INTERIOR, UNSOLVED = 1, 2, 0, 3
@@ -58,11 +50,11 @@ def optimal_beta(
 def solve(
     logits: ArrayLike, target: ArrayLike, where: ArrayLike | None, few_items: int
 ) -> OptimalBeta:
-    """`optimal_beta`, with `few_items` as of `in_blocks`."""
+    """`optimal_beta`, with `few_items` as of `in_batches`."""
     z, targets = _checked(logits, target, where)
     rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
     flat = z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row)
-    beta, _ = _solve_in_blocks(*flat, few_items)
+    beta, _ = _solve_in_batches(*flat, few_items)
     beta = beta.reshape(rows)
     classes = [beta == np.inf, beta == 0, np.isnan(beta)]
     return OptimalBeta(beta, np.select(classes, [SHARP, FLAT, UNSOLVED], INTERIOR).astype(np.int8))
@@ -131,52 +123,15 @@ def _first(rows: np.ndarray) -> tuple[int, ...]:
     return tuple(np.argwhere(rows)[0].tolist())
 
 
-def _solve_in_blocks(
+def _solve_in_batches(
     logits: np.ndarray, target: np.ndarray, few_items: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """beta and number of passes for (rows, n) logits, in blocks of one traced shape."""
-    kernel = _solve if target.ndim == 1 else target_sets.solve
+    """beta and number of passes for (rows, n) logits, in batches of one traced shape."""
+    kernel = solve_one if target.ndim == 1 else solve_sets
     beta = np.empty(len(logits), logits.dtype)
     n_passes = np.empty(len(logits), np.int8)
     with jax.enable_x64(logits.dtype == np.float64):
-        for part, block in in_blocks(logits, target, few_items=few_items):
-            for out, values in zip((beta, n_passes), kernel(*block), strict=True):
+        for part, batch in in_batches(logits, target, few_items=few_items):
+            for out, values in zip((beta, n_passes), kernel(*batch), strict=True):
                 out[part] = np.asarray(values)[: part.stop - part.start]
     return beta, n_passes
-
-
-@jax.jit
-def _solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Kernel: (rows, n) finite or -inf logits, targets in range -> beta, passes."""
-    at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
-    u = jnp.where(logits == -jnp.inf, 0, logits - at_target)
-    spread = jnp.max(u, axis=1) - jnp.min(u, axis=1)
-    spread = jnp.where(spread > 0, spread, 1)
-    v = u / spread[:, None]
-    up = v > 0
-    # As beta grows, the highest item dominates P and the nearest one below the target N.
-    highest = jnp.max(v, axis=1)
-    nearest = jnp.max(jnp.where(v < 0, v, -1), axis=1)
-    exponent = v - jnp.where(up, highest[:, None], nearest[:, None])
-
-    def one_pass(state: Passes) -> Passes:
-        """A step of Halley's method for g, from P and N, each less its dominant exponential."""
-        weighted = v * jnp.exp(state.beta[:, None] * exponent)
-        P, mean_up, variance_up = moments(jnp.maximum(weighted, 0), v)
-        N, mean_down, variance_down = moments(-jnp.minimum(weighted, 0), v)
-        g = state.beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
-        slope, bend = mean_up - mean_down, variance_up - variance_down
-        newton = g / slope
-        # Between 2/3 and twice Newton's step: far out, the curvature is no guide.
-        step = newton / (1 - jnp.clip(newton * bend / slope / 2, -0.5, 0.5))
-        return advance(state, g, step, order=3)
-
-    excess, deficit = jnp.sum(jnp.maximum(v, 0), axis=1), -jnp.sum(jnp.minimum(v, 0), axis=1)
-    sharp = (excess == 0) & (deficit > 0)
-    flat = (excess >= deficit) & ~sharp
-    zero = jnp.zeros_like(spread)
-    state = Passes(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
-    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
-    solved = state.n_passes <= MAX_PASSES
-    beta = jnp.where(solved, state.beta, jnp.nan) / spread
-    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), state.n_passes

@@ -10,8 +10,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.export.exportable import Exportable
 from calibrate.export.plan import ALIKE, HEAD
+from calibrate.export.proof import Exportable
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE

@@ -17,9 +17,8 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import read_if_sound
 from calibrate.files.examples import UNIT_TOKENS, ExampleSet, Scores, most_bytes, parse_scores
 from calibrate.model.answering import batch_tokens, check_vocabulary, score
-from calibrate.transformers.attention import attention_function
+from calibrate.transformers.attention import attention_function, temporary_attention
 from calibrate.transformers.parts import applied
-from calibrate.transformers.temporary import temporary_attention
 from calibrate.transformers.verification import verify
 
 SCORES = ".scores"  # hidden, in a collection's folder: scores under fits, a file for each unit

@@ -9,7 +9,7 @@ import numpy as np
 from calibrate.report.blocks import Block, Facts, Table, Text
 
 if TYPE_CHECKING:
-    from calibrate.export.carried import Carried
+    from calibrate.export.plan import Carried
 
 _SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
 

@@ -19,8 +19,7 @@ from calibrate.files.rows import (
     rows_in_memory,
     shard_name,
 )
-from calibrate.maths.hashing import hashes
-from calibrate.maths.row_entropy import row_entropy
+from calibrate.maths.row_batches import hashes, row_entropy
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head

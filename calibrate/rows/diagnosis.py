@@ -12,7 +12,7 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.rows import Heads, KeptRows, RowCollection, refuse_bad_rows
 from calibrate.maths import solver
 from calibrate.maths.bounds import dispersal_size
-from calibrate.maths.row_blocks import slices
+from calibrate.maths.row_batches import slices
 from calibrate.rows import solved_rows
 from calibrate.rows.head_verdict import (
     FEW,

@@ -93,7 +93,7 @@ def _load(reference: str, folder: Path) -> Head:
     if path.suffix != ".npz" or (match and not path.exists()):
         raise CalibrateError(
             f"no head is named {reference!r}; use one of {', '.join(built_in_heads())}, "
-            "module:attribute of a head of yours, or a weights file (.npz) of `calibrate train`"
+            "module:attribute of a head of yours, or a weights file (.npz) of scripts/train_heads"
         )
     return max_retrieval.load_head(path.stem, path)
 

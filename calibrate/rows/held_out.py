@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.maths.hashing import hashes
+from calibrate.maths.row_batches import hashes
 from calibrate.rows.solved_rows import Rows
 from calibrate.rows.weighting import N_BLOCKS, estimate_mean, mean_over_sizes
 

@@ -111,16 +111,6 @@ def sample(seed: int | list[int], size: int, count: int) -> Batch:
     return Batch(priority, category, query, target, label)
 
 
-def initial_params(seed: int) -> Params:
-    """Flax's defaults: LeCun-normal kernels (truncated at two deviations), zero biases."""
-    keys = jax.random.split(jax.random.key(seed), len(LAYERS))
-    kernel = jax.nn.initializers.lecun_normal()
-    return {
-        layer: {"kernel": kernel(key, shape), "bias": jnp.zeros(shape[1])}
-        for key, (layer, shape) in zip(keys, LAYERS.items(), strict=True)
-    }
-
-
 def attend(params: Params, batch: Batch) -> Attended:
     """Forward pass up to the logits of the attention (A.3, equations 5 to 7)."""
     features, query = _embed_items(params, batch), _embed_query(params, batch.query)

@@ -13,7 +13,6 @@ import numpy as np
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths import solver
-from calibrate.maths.bernstein import plain_powers
 from calibrate.maths.likelihood import TOLERANCE, maximise_each
 from calibrate.maths.rule import ENTROPY_AND_SIZE, N_POWERS, Rule, horner, surface
 from calibrate.maths.rule_forms import (
@@ -21,6 +20,7 @@ from calibrate.maths.rule_forms import (
     constant_form,
     entropy_and_size_form,
     log_size_form,
+    plain_powers,
     plain_terms,
     polynomial_form,
 )

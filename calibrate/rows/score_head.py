@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.masking import NO_WEIGHT, as_masks
-from calibrate.maths.row_entropy import row_entropy
+from calibrate.maths.row_batches import row_entropy
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.baselines import HINDSIGHT_BETAS, Hindsight, LogSize, ScoredRule

@@ -10,7 +10,7 @@ import numpy as np
 from calibrate.files.rows import BYTES_OF_COLUMN, Heads, KeptRows, RowCollection
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
-from calibrate.maths.row_blocks import FEW_ITEMS
+from calibrate.maths.row_batches import FEW_ITEMS
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.torch.beta import Inputs, beta_of_rows, wide
-from calibrate.torch.blocks import Options, attend_in_blocks, causal_mask
+from calibrate.fit_beta import Features
+from calibrate.torch.beta import beta_of_rows, wide
 from calibrate.torch.fused import Kernel, kernel
+from calibrate.torch.query_blocks import AttentionOptions, attend_in_blocks, causal_mask
 from calibrate.torch.softmax import refuse_nested
 
 FEW_QUERIES = 32
@@ -81,7 +82,7 @@ def scaled_dot_product_attention(
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"query is {tuple(query.shape)}; give (..., heads, queries, width)")
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale
-    options = Options(fit, scale, is_causal, logits_soft_cap, dropout_p, entropy_gradient)
+    options = AttentionOptions(fit, scale, is_causal, logits_soft_cap, dropout_p, entropy_gradient)
     device = query.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return _attend_any_axes(query, key, value, attn_mask, sinks, enable_gqa, options)
@@ -93,7 +94,7 @@ def scaled_dot_product_attention(
 
 def _attend_any_axes(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, sinks: Tensor | None,
-    enable_gqa: bool, options: Options,
+    enable_gqa: bool, options: AttentionOptions,
 ) -> Tensor:  # fmt: skip
     """Checks the inputs, and makes one batch axis of the leading ones."""
     _check(query, key, value, enable_gqa, options.soft_cap)
@@ -157,7 +158,7 @@ def _mask_or_bias(
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
-    sinks: Tensor | None, options: Options,
+    sinks: Tensor | None, options: AttentionOptions,
 ) -> Tensor:  # fmt: skip
     if options.is_causal:
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
@@ -176,7 +177,7 @@ def _attend(
 
 
 def _attend_in_two_calls(
-    stock: Kernel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Options
+    stock: Kernel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
     if options.fit.rule.min_beta == options.fit.rule.max_beta == 1:
         return stock(q, k, v)[0]  # as in layers that a fit does not name
@@ -188,7 +189,7 @@ def _attend_in_two_calls(
     if rule.by_entropy:
         with torch.set_grad_enabled(torch.is_grad_enabled() and options.entropy_gradient):
             H = _entropy(stock, q, k, options.scale)
-    beta = beta_of_rows(Inputs(H, log_n), options.fit, -2)
+    beta = beta_of_rows(Features(H, log_n), options.fit, -2)
     return stock((q * beta[..., None]).to(q.dtype), k, v)[0]
 
 

@@ -1,13 +1,10 @@
 """beta of a fit in PyTorch, from entropies and numbers of items."""
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
-from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit, check_given
-from calibrate.maths.rule import N_COEFFICIENTS, beta_of, slope_of
+from calibrate.fit_beta import Features, beta_at, head_numbers
 
 
 def inverse_temperature(
@@ -43,21 +40,12 @@ def inverse_temperature(
         items = torch.as_tensor(n, device=None if like is None else like.device)
         log_n = items.to(wide(items.dtype if entropy is None else entropy.dtype)).clamp(min=1).log()
         log_n = log_n if like is None else log_n.expand(like.shape)
-    return beta_of_rows(Inputs(entropy, log_n), fit, -2)
+    return beta_of_rows(Features(entropy, log_n), fit, -2)
 
 
-class Inputs(NamedTuple):
-    """What beta is a function of; None what it is not."""
-
-    entropy: Tensor | None
-    log_n: Tensor | float | None  # a number for all rows: beside an entropy, without heads
-
-
-def beta_of_rows(x: Inputs, fit: Coefficients, head_axis: int) -> Tensor:
+def beta_of_rows(x: Features, fit: Coefficients, head_axis: int) -> Tensor:
     """beta of x, with the heads of a fit per head along that axis."""
-    either = x.log_n if x.entropy is None else x.entropy
-    assert isinstance(either, Tensor)
-    beta: Tensor = beta_by_table(x, head_table(fit, either, head_axis), fit)
+    beta: Tensor = beta_at(x, head_table(fit, x.either, head_axis), fit, torch)
     return beta
 
 
@@ -67,37 +55,9 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
-    """The numbers of each head, (numbers, heads, 1, ...); None if all heads are alike."""
-    if not fit.has_heads:
-        fit.only  # noqa: B018 (refuses a fit per layer)
+    """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike."""
+    numbers = head_numbers(fit, x.shape, head_axis)
+    if numbers is None:
         return None
-    if x.ndim < -head_axis:
-        raise CoefficientsError(
-            f"{fit.reference} has an entry per head, and a tensor of shape {tuple(x.shape)} has "
-            "no axis of heads; give (..., heads, queries, items)"
-        )
-    table = torch.tensor(fit.by_head(x.shape[head_axis]), dtype=x.dtype, device=x.device)
+    table = torch.tensor(numbers, dtype=x.dtype, device=x.device)
     return table.reshape(*table.shape, *[1] * (-head_axis - 1))
-
-
-def beta_by_table(x: Inputs, table: Any, fit: Coefficients, xp: Any = torch) -> Any:
-    """beta of x, as the fit's kind has it; all of them NumPy's where xp is."""
-    coefficients, domain, named = _numbers(table, fit)
-    beta = beta_of(*x, coefficients, domain, fit.rule, xp)
-    return beta if named is None else xp.where(named, beta, 1.0)
-
-
-def slope_by_table(x: Inputs, beta: Any, table: Any, fit: Coefficients, xp: Any) -> Any:
-    """d beta / dH at x, of a fit by entropy, and perhaps size."""
-    coefficients, domain, named = _numbers(table, fit)
-    slope = slope_of(*x, beta, coefficients, domain, fit.rule, xp)
-    return slope if named is None else xp.where(named, slope, 0.0)
-
-
-def _numbers(table: Any, fit: Coefficients) -> tuple[Any, Any, Any]:
-    """Coefficients, domain, and which heads have any; None if all heads are alike."""
-    if table is None:
-        entry = fit.entries[0]  # `head_table` has refused others
-        return entry.coefficients, entry.domain, None
-    n, rows = N_COEFFICIENTS[fit.rule.kind], list(table)
-    return rows[:n], rows[n:-1], rows[-1] == 1

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from calibrate.files.coefficients import Coefficients
+from calibrate.fit_beta import Features, beta_at, slope_at
 from calibrate.maths.masking import NO_WEIGHT
-from calibrate.torch.beta import Inputs, beta_by_table, head_table, slope_by_table, wide
+from calibrate.torch.beta import head_table, wide
 
 FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for a call
 
 
-class Options(NamedTuple):
+class SoftmaxOptions(NamedTuple):
     """What makes probabilities of logits."""
 
     fit: Coefficients
@@ -43,7 +44,7 @@ class _Rows(NamedTuple):
     slope: Tensor | None  # d beta / dH, times exp(mean - log sum exp z)
 
 
-def softmax_of(logits: Tensor, where: Tensor | None, options: Options) -> Tensor:
+def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
     """softmax(beta z) along dim, of the logits' shape and dtype; 0 where `where` is False."""
     if _is_transforming() or (not torch.compiler.is_compiling() and _looked_at(logits)):
         return _by_operations(logits, where, options)
@@ -96,7 +97,7 @@ _n_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: True)
 
 
-def _by_operations(logits: Tensor, where: Tensor | None, options: Options) -> Tensor:
+def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
     """As `softmax_of`, of operations that PyTorch can differentiate and transform."""
     fit, dim, entropy_gradient = options
     z = real_logits(logits, where)
@@ -106,7 +107,7 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: Options) -> Te
         normaliser, total = sums(shifted, dim, False)
         H = normaliser.log() - total / normaliser
         H = H if entropy_gradient else H.detach()
-    beta = beta_by_table(Inputs(H, log_n), head_table(fit, z, -3), fit)
+    beta = beta_at(Features(H, log_n), head_table(fit, z, -3), fit, torch)
     return _as_asked(torch.softmax(beta * shifted, dim), logits, where)
 
 
@@ -146,7 +147,7 @@ def _less(z: Tensor, of_row: Tensor, logits: Tensor) -> Tensor:
 
 
 def _forward(
-    logits: Tensor, where: Tensor | None, options: Options, for_gradient: bool
+    logits: Tensor, where: Tensor | None, options: SoftmaxOptions, for_gradient: bool
 ) -> tuple[Tensor, _Rows]:
     fit, dim, _ = options
     z = real_logits(logits, where)
@@ -168,7 +169,7 @@ def _forward(
 
 
 def _of_rows(
-    top: Any, of_entropy: Any, log_n: Any, table: Any, options: Options, for_gradient: bool
+    top: Any, of_entropy: Any, log_n: Any, table: Any, options: SoftmaxOptions, for_gradient: bool
 ) -> _Rows:
     """beta of each row, and what gradients need, from max z and `sums`."""
     fit = options.fit
@@ -180,17 +181,17 @@ def _of_rows(
         top, table, log_n = _as_array(top), _as_array(table), _as_array(log_n)
         of_entropy = [x.numpy() for x in of_entropy]
     if not of_entropy:
-        beta = beta_by_table(Inputs(None, log_n), table, fit, xp)
+        beta = beta_at(Features(None, log_n), table, fit, xp)
         return _Rows(as_tensor(beta), None, None)
     normaliser, total = of_entropy
     mean = total / normaliser
-    x = Inputs(xp.log(normaliser) - mean, log_n)
-    beta = beta_by_table(x, table, fit, xp)
+    x = Features(xp.log(normaliser) - mean, log_n)
+    beta = beta_at(x, table, fit, xp)
     if not (for_gradient and options.entropy_gradient):
         return _Rows(as_tensor(beta), None, None)
     of_z = top + mean
     # As it was rounded, so that weights of z - of_z have this sum.
-    slope = slope_by_table(x, beta, table, fit, xp) * xp.exp(of_z - top) / normaliser
+    slope = slope_at(x, beta, table, fit, xp) * xp.exp(of_z - top) / normaliser
     return _Rows(as_tensor(beta), as_tensor(of_z), as_tensor(slope))
 
 
@@ -203,7 +204,7 @@ class _ClosedForm(torch.autograd.Function):
     """softmax(beta z) along dim. Keeps logits, mask, result and a few numbers a row."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, where: Tensor | None, options: Options) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
         probs, rows = _forward(logits, where, options, True)
         ctx.options = options
         ctx.save_for_backward(logits, where, probs, *rows)

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, check_fit
+from calibrate.fit_beta import require_last_axis
 from calibrate.maths.masking import NO_WEIGHT
 from calibrate.torch.beta import head_table
-from calibrate.torch.closed_form import Options, real_logits, softmax_of, sums
+from calibrate.torch.closed_form import SoftmaxOptions, real_logits, softmax_of, sums
 
 
 def adaptive_softmax(
@@ -47,18 +47,14 @@ def adaptive_softmax(
     fit = check_fit(coefficients)
     if dtype is not None:
         logits = logits.to(dtype)
-    if fit.has_heads and dim not in (-1, logits.ndim - 1):
-        raise CoefficientsError(
-            f"{fit.reference} has an entry per head, and dim is {dim!r}; "
-            "give logits (..., heads, queries, items) and dim=-1"
-        )
+    require_last_axis(fit, "dim", dim, logits.ndim)
     _check(logits, where)
     if where is not None:
         logits = logits.expand(torch.broadcast_shapes(logits.shape, where.shape))
     if logits.numel() == 0:
         head_table(fit, logits, -3)  # refuses heads that there are not
         return torch.softmax(logits, dim)
-    return softmax_of(logits, where, Options(fit, dim, entropy_gradient))
+    return softmax_of(logits, where, SoftmaxOptions(fit, dim, entropy_gradient))
 
 
 def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tensor:

@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -119,6 +120,32 @@ def attention_function(
         return out.transpose(1, 2).contiguous(), None
 
     return attend
+
+
+@contextmanager
+def temporary_attention(
+    model: PreTrainedModel, name: str, attend: Callable[..., Any], chosen: Applied
+) -> Iterator[None]:
+    """Registers attention under a name and gives it to the model; then all is as it was.
+
+    Args:
+      attend: what Transformers calls in each attention layer.
+      chosen: the fit that it applies.
+    """
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    was = [(part.config, part.config._attn_implementation) for part in parts]
+    registered[name] = chosen
+    AttentionMaskInterface.register(name, make_mask)
+    AttentionInterface.register(name, attend)
+    try:
+        model.set_attn_implementation(name)
+        yield
+    finally:
+        for config, before in was:
+            config._attn_implementation = before
+        del registered[name]
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(name, None)
 
 
 def is_causal_alone(

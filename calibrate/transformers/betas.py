@@ -22,12 +22,16 @@ from calibrate.errors import CoefficientsError
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.torch.attention import log_n_keys
 from calibrate.torch.beta import wide
-from calibrate.torch.blocks import masked_logits
+from calibrate.torch.query_blocks import masked_logits
 from calibrate.torch.softmax import entropy
-from calibrate.transformers.attention import attention_function, is_causal_alone, mask_and_bias
-from calibrate.transformers.parts import PLAIN, applied, layer_of, paths_of, refuse_twins
+from calibrate.transformers.attention import (
+    attention_function,
+    is_causal_alone,
+    mask_and_bias,
+    temporary_attention,
+)
+from calibrate.transformers.parts import PLAIN, applied, own_layer, paths_of
 from calibrate.transformers.probing import probe
-from calibrate.transformers.temporary import temporary_attention
 from calibrate.transformers.verification import verify
 
 _NAME = "calibrate-betas"
@@ -72,11 +76,7 @@ class HeadBetas:
         reached = probe(model, {}, {_NAME}, attention_function(PLAIN)).reached
         paths, module_of = paths_of(model), dict[int, Any]()
         for module in reached:
-            layer = layer_of(module)
-            if layer is None:
-                raise CoefficientsError(f"{type(module).__name__} has no layer_idx to be known by")
-            if (other := module_of.setdefault(layer, module)) is not module:
-                refuse_twins(layer, [paths[other], paths[module]])
+            own_layer(module, module_of, paths)
         for layer, module in sorted(module_of.items()):
             n_heads, first = reached[module][1], len(self.heads)
             self._columns[module] = slice(first, first + n_heads)

@@ -45,6 +45,23 @@ def layer_of(module: Any) -> int | None:
     return layer
 
 
+def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> int:
+    """The number of a module's layer, noted in `module_of`.
+
+    Raises:
+      CoefficientsError: it has no number, or another module has the same.
+    """
+    layer = layer_of(module)
+    if layer is None:
+        raise CoefficientsError(
+            f"{type(module).__name__} has no layer_idx, so its heads have no names; capture leaves "
+            "it out by part="
+        )
+    if (other := module_of.setdefault(layer, module)) is not module:
+        refuse_twins(layer, [paths[other], paths[module]])
+    return layer
+
+
 def in_part(part: str | None, path: str) -> bool:
     """Whether a module's path is of a part; None is the whole model."""
     return part is None or part in path

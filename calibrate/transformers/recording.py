@@ -1,6 +1,6 @@
 """Capture in Transformers: attention logits of a running model, at given positions."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,15 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.logits_recorder import Recorder
-from calibrate.torch.blocks import masked_logits
+from calibrate.torch.query_blocks import masked_logits
 from calibrate.transformers.attention import (
     attention_function,
     is_causal_alone,
     mask_and_bias,
     registered,
+    temporary_attention,
 )
-from calibrate.transformers.parts import (
-    PLAIN,
-    applied,
-    in_part,
-    layer_of,
-    paths_of,
-    refuse_twins,
-)
-from calibrate.transformers.temporary import temporary_attention
+from calibrate.transformers.parts import PLAIN, applied, in_part, own_layer, paths_of
 from calibrate.transformers.verification import verify_lookups
 
 _NAME = "calibrate-capture"
@@ -82,7 +75,7 @@ def capture(
         **options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         if in_part(part, paths[module]):
-            layer = _layer(module, module_of, paths)
+            layer = own_layer(module, module_of, paths)
             if recorder.wants(layer):
                 _refuse_cut_keys(layer, key.shape[2], options.get("position_ids"))
                 at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
@@ -95,18 +88,6 @@ def capture(
         verify_lookups(model)
         yield recorder
         recorder.finish()
-
-
-def _layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> int:
-    """The number of its layer, which is noted in `module_of`; raises unless it is its own."""
-    layer = layer_of(module)
-    if layer is None:
-        raise CalibrateError(
-            f"{type(module).__name__} has no layer_idx to be recorded under; leave it out by part="
-        )
-    if (other := module_of.setdefault(layer, module)) is not module:
-        refuse_twins(layer, [paths[other], paths[module]])
-    return layer
 
 
 def _refuse_cut_keys(layer: int, n_keys: int, positions: Tensor | None) -> None:

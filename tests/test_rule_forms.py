@@ -1,9 +1,15 @@
-"""Bernstein form: the same polynomial in every dress, and inside its coefficients."""
+"""Forms of rules: designs and constraints; Bernstein form, the same polynomial in every dress."""
 
 import numpy as np
 import pytest
 
-from calibrate.maths.bernstein import basis, elevation, plain_powers
+from calibrate.maths.rule_forms import (
+    ELEVATED_TO,
+    basis,
+    elevation,
+    plain_powers,
+    polynomial_form,
+)
 
 
 @pytest.mark.parametrize("degree", [1, 4, 6])
@@ -38,3 +44,16 @@ def test_plain_powers_are_the_same_polynomial():
     )
     constant = plain_powers(np.full(5, 2.5), domain)
     np.testing.assert_allclose(np.polyval(constant, H), 2.5, atol=1e-12)
+
+
+def test_the_form_of_a_polynomial_is_that_of_its_degree():
+    form = polynomial_form(np.linspace(0, 6, 50), (0.5, 4.5), 1.0, 64.0, degree=6)
+    assert form.design.shape == (50, 7)
+    assert form.matrix.shape == (ELEVATED_TO + 1, 7)
+    np.testing.assert_allclose(form.matrix @ (2.5 * form.ones), 2.5)
+
+
+def test_rows_beyond_the_domain_count_as_at_its_ends():
+    """As the runtime has it, which clamps their entropy."""
+    design = polynomial_form(np.array([-0.5, 0.5, 4.5, 5.5]), (0.5, 4.5), 1.0, 64.0).design
+    np.testing.assert_array_equal(design[[0, 3]], design[[1, 2]])

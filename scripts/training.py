@@ -1,4 +1,4 @@
-"""Training of the max-retrieval head (Velickovic et al. 2024, appendix A.4); needs optax.
+"""Training of the max-retrieval head (Velickovic et al. 2024, appendix A.4); used by train_heads.
 
 A batch holds 128 sets of one size drawn from 5..16: each size has a step function of its own, so
 there is no padding. Adam at 1e-3, cross-entropy plus weight decay.
@@ -13,6 +13,7 @@ changes the order of float32 sums: a seed's bytes depend on nothing but the seed
 
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -53,6 +54,15 @@ class Progress(NamedTuple):
     def seconds_left(self) -> float:
         return (self.steps - self.step) / self.steps_per_second
 
+    def show(self) -> None:
+        """Prints a line to stderr."""
+        print(
+            f"seed {self.seed}  step {self.step:,}/{self.steps:,}  loss {self.loss:.4f}  "
+            f"accuracy {self.accuracy:.2%}  {self.steps_per_second:.0f} steps/s  "
+            f"{self.seconds_left:,.0f} s left",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
 
 class _State(NamedTuple):
     """All that the next step depends on, and the log so far: one checkpoint."""
@@ -73,7 +83,7 @@ def train_seeds(
     steps: int,
     folder: Path,
     jobs: int,
-    report: Callable[[Progress], None],
+    report: Callable[[Progress], None] = Progress.show,
 ) -> list[Path]:
     """Trains heads, `jobs` at a time, and returns the paths of their weights.
 
@@ -104,7 +114,7 @@ def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None
     if checkpoint.exists():
         state = _restore(checkpoint)
     else:
-        params = head.initial_params(seed)
+        params = initial_params(seed)
         state = _State(0, params, _optimiser().init(params), [])
     if done > state.step or max(done, state.step) > steps:
         raise CalibrateError(
@@ -138,6 +148,16 @@ def _continue(
             report(Progress(seed, done, steps, loss, accuracy, rate))
             reported_at, reported_step = time.monotonic(), done
     return _State(steps, params, optimiser, log)
+
+
+def initial_params(seed: int) -> head.Params:
+    """Flax's defaults: LeCun-normal kernels (truncated at two deviations), zero biases."""
+    keys = jax.random.split(jax.random.key(seed), len(head.LAYERS))
+    kernel = jax.nn.initializers.lecun_normal()
+    return {
+        layer: {"kernel": kernel(key, shape), "bias": jnp.zeros(shape[1])}
+        for key, (layer, shape) in zip(keys, head.LAYERS.items(), strict=True)
+    }
 
 
 def _training_batch(seed: int, step: int) -> head.Batch:
@@ -180,9 +200,7 @@ def _optimiser() -> Any:
     try:
         import optax
     except ImportError:
-        raise CalibrateError(
-            "training needs optax, which is not installed; pip install optax"
-        ) from None
+        raise CalibrateError("optax is not installed; pip install optax") from None
     return optax.adam(LEARNING_RATE)
 
 

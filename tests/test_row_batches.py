@@ -1,19 +1,19 @@
-"""Blocks: every row once and in order, in one shape; few shapes for many numbers of items."""
+"""Batches: every row once and in order, in one shape; few shapes for many numbers of items."""
 
 import numpy as np
 import pytest
 
-from calibrate.maths import row_blocks
+from calibrate.maths import row_batches
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 100])
 @pytest.mark.parametrize("n", [1, 5, 64, 1000])
-def test_blocks_cover_the_rows_with_one_shape(monkeypatch, rows, n):
-    monkeypatch.setattr(row_blocks, "ITEMS_PER_BLOCK", 64)
+def test_batches_cover_the_rows_with_one_shape(monkeypatch, rows, n):
+    monkeypatch.setattr(row_batches, "ITEMS_PER_BATCH", 64)
     logits = np.arange(rows * n, dtype=np.float32).reshape(rows, n)
     target, sets = np.arange(rows), logits % 2 == 0
     seen, shapes = [], set()
-    for part, (z, t, s) in row_blocks.in_blocks(logits, target, sets):
+    for part, (z, t, s) in row_batches.in_batches(logits, target, sets):
         count = part.stop - part.start
         np.testing.assert_array_equal(z[:count, :n], logits[part])
         np.testing.assert_array_equal(s[:count, :n], sets[part])
@@ -29,20 +29,22 @@ def test_blocks_cover_the_rows_with_one_shape(monkeypatch, rows, n):
 
 
 def test_slices_cover_the_rows_in_order(monkeypatch):
-    monkeypatch.setattr(row_blocks, "ITEMS_PER_BLOCK", 64)
-    parts = list(row_blocks.slices(100, 20))
+    monkeypatch.setattr(row_batches, "ITEMS_PER_BATCH", 64)
+    parts = list(row_batches.slices(100, 20))
     assert np.concatenate([np.arange(100)[part] for part in parts]).tolist() == list(range(100))
     assert parts[0] == slice(0, 3)
 
 
 def test_few_shapes_for_any_number_of_items():
-    widths = {z.shape for n in range(1, 300) for _, (z,) in row_blocks.in_blocks(np.zeros((40, n)))}
+    widths = {
+        z.shape for n in range(1, 300) for _, (z,) in row_batches.in_batches(np.zeros((40, n)))
+    }
     assert {width for _, width in widths} == {64, 512}
 
 
 def test_a_call_with_many_items_computes_on_twice_as_many_at_most():
     for rows, n in ((1_024, 1_000), (1_024, 1_024), (128, 16_384), (40, 129)):
-        few = row_blocks.FEW_ITEMS_OF_A_CALL
-        blocks = row_blocks.in_blocks(np.zeros((rows, n), bool), few_items=few)
-        width = next(z.shape[1] for _, (z,) in blocks)
+        few = row_batches.FEW_ITEMS_OF_A_CALL
+        batches = row_batches.in_batches(np.zeros((rows, n), bool), few_items=few)
+        width = next(z.shape[1] for _, (z,) in batches)
         assert rows * width <= max(2 * rows * n, few)

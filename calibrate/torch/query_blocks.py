@@ -17,7 +17,7 @@ BLOCK_LOGITS = 1 << 20
 MIN_ROWS = 16
 
 
-class Options(NamedTuple):
+class AttentionOptions(NamedTuple):
     """What determines the weights, but for logits and masks."""
 
     fit: Coefficients
@@ -35,7 +35,7 @@ def causal_mask(T: int, S: int, device: torch.device, first: int = 0) -> Tensor:
 
 def attend_in_blocks(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
-    sinks: Tensor | None, options: Options,
+    sinks: Tensor | None, options: AttentionOptions,
 ) -> Tensor:  # fmt: skip
     """A block of queries meets its keys at a time: the matrix of all logits never exists."""
     B, N, T, _ = q.shape
@@ -67,7 +67,7 @@ def _part(x: Tensor | None, first: int, last: int, seen: int) -> Tensor | None:
 
 def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
-    sinks: Tensor | None, first: int, options: Options,
+    sinks: Tensor | None, first: int, options: AttentionOptions,
 ) -> Tensor:  # fmt: skip
     """The queries (B, N, rows, W) from position `first` on."""
     B, N, rows, _ = q.shape

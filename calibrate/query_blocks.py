@@ -24,7 +24,7 @@ from calibrate.softmax import sharpen
 # Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
 BLOCK_LOGITS = 1 << 20
 MIN_ROWS, MAX_ROWS = 16, 256
-# Causal attention of more queries than these is computed in pairs of blocks. Of so few, that takes
+# Causal attention of more queries than these is computed in pairs of blocks. With fewer that takes
 # as long as with all keys, and 1.3 to 1.5 times as long to compile.
 FEW_QUERIES = 512
 # Causal attention splits queries into this many runs (even), each with the keys up to its last
@@ -78,9 +78,10 @@ class KeyHead(NamedTuple):
         if self.fit.rule.by_size:
             known = bias is None and mask is None
             log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1, first=first)
-        powers, total = sharpen(
-            z, log_n, self.table, first, self.fit, -1, self.entropy_gradient, True
-        )
+        table = self.table
+        if table is not None:
+            table = table.reshape(len(table), *[1] * (z.ndim - 3), -1, 1, 1)
+        powers, total = sharpen(z, log_n, table, first, self.fit, -1, self.entropy_gradient, True)
         return powers, jnp.where(total == 0, 1, total)
 
     def _log_size(self, t: jax.Array, all_keys: int, dtype: DTypeLike) -> jax.Array:

@@ -1,6 +1,11 @@
-"""The optimal beta of a set of targets: the highest of the peaks of its log odds.
+"""Kernels of the optimal beta: safeguarded root finding, for one target or a set.
 
-The mass p_T of the targets T rises and falls with the log odds against the others O,
+One target: with u = z - z_t scaled to a range of 1, P(beta) = sum over u > 0 of u exp(beta u) and
+N(beta) = sum over u < 0 of |u| exp(beta u), the root is where g = log P - log N is 0. g rises and
+is nearly linear in beta. Its first two derivatives come from the same exponentials, so Halley's
+method from beta = 0 needs a handful of passes over the row.
+
+A set: the mass p_T of the targets T rises and falls with the log odds against the others O,
 
     L(beta) = log sum over T of exp(beta z) - log sum over O of exp(beta z),
 
@@ -15,14 +20,92 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from calibrate.maths.root_finding import MAX_PASSES, Passes, advance, moments
-
+MAX_PASSES = 60
 N_BETAS = 128
 # The least beta of the grid above 0, in units of 1 / range. Third cumulants are below range^3 / 10,
 # so whatever else L does below it changes L by less than 1e-6.
 LEAST = 1 / 32
 # On the grid, peaks of nearly one height may stand in the wrong order: the first few are polished.
 N_PEAKS = 3
+
+
+class Passes(NamedTuple):
+    """State of the iteration, (rows,) each, in units of 1 / range."""
+
+    beta: jax.Array
+    lower: jax.Array  # g < 0 here
+    upper: jax.Array  # g >= 0 here
+    done: jax.Array
+    n_passes: jax.Array
+
+
+def moments(weights: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sum of the weights (rows, n), and mean and variance of v under them, row by row."""
+    total = jnp.sum(weights, axis=1)
+    mean = jnp.sum(weights * v, axis=1) / total
+    return total, mean, jnp.sum(weights * v * v, axis=1) / total - mean**2
+
+
+def advance(state: Passes, g: jax.Array, step: jax.Array, order: int) -> Passes:
+    """One safeguarded step; a row is done when the step that it takes is the last needed.
+
+    A method of order k converges with the k-th power: a step of relative size e leaves an error
+    of about e^k, so one below half the k-th root of eps is the last. So is one within a bracket
+    that has no inside.
+    """
+    eps = float(jnp.finfo(g.dtype).eps)
+    lower = jnp.where(g < 0, state.beta, state.lower)
+    upper = jnp.where(g >= 0, state.beta, state.upper)
+    beta = state.beta - step
+    last = jnp.abs(step) <= 0.5 * eps ** (1 / order) * beta
+    inside = (beta > lower) & (beta < upper)
+    bisection = jnp.where(upper < jnp.inf, (lower + upper) / 2, 2 * lower + 1)
+    beta = jnp.where(last | inside, beta, bisection)
+    n_passes = state.n_passes + ~state.done
+    return Passes(
+        beta=jnp.where(state.done, state.beta, beta),
+        lower=lower,
+        upper=upper,
+        done=state.done | last | (upper - lower < eps * upper) | (n_passes > MAX_PASSES),
+        n_passes=n_passes,
+    )
+
+
+@jax.jit
+def solve_one(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Kernel: (rows, n) finite or -inf logits, targets in range -> beta, passes."""
+    at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
+    u = jnp.where(logits == -jnp.inf, 0, logits - at_target)
+    spread = jnp.max(u, axis=1) - jnp.min(u, axis=1)
+    spread = jnp.where(spread > 0, spread, 1)
+    v = u / spread[:, None]
+    up = v > 0
+    # As beta grows, the highest item dominates P and the nearest one below the target N.
+    highest = jnp.max(v, axis=1)
+    nearest = jnp.max(jnp.where(v < 0, v, -1), axis=1)
+    exponent = v - jnp.where(up, highest[:, None], nearest[:, None])
+
+    def one_pass(state: Passes) -> Passes:
+        """A step of Halley's method for g, from P and N, each less its dominant exponential."""
+        weighted = v * jnp.exp(state.beta[:, None] * exponent)
+        P, mean_up, variance_up = moments(jnp.maximum(weighted, 0), v)
+        N, mean_down, variance_down = moments(-jnp.minimum(weighted, 0), v)
+        g = state.beta * (highest - nearest) + jnp.log(P) - jnp.log(N)
+        slope, bend = mean_up - mean_down, variance_up - variance_down
+        newton = g / slope
+        # Between 2/3 and twice Newton's step: far out, the curvature is no guide.
+        step = newton / (1 - jnp.clip(newton * bend / slope / 2, -0.5, 0.5))
+        return advance(state, g, step, order=3)
+
+    excess, deficit = jnp.sum(jnp.maximum(v, 0), axis=1), -jnp.sum(jnp.minimum(v, 0), axis=1)
+    sharp = (excess == 0) & (deficit > 0)
+    flat = (excess >= deficit) & ~sharp
+    zero = jnp.zeros_like(spread)
+    state = Passes(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
+    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
+    solved = state.n_passes <= MAX_PASSES
+    beta = jnp.where(solved, state.beta, jnp.nan) / spread
+    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), state.n_passes
 
 
 class _Sides(NamedTuple):
@@ -35,7 +118,7 @@ class _Sides(NamedTuple):
 
 
 @jax.jit
-def solve(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+def solve_sets(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Kernel: (rows, n) finite or -inf logits, (rows, n) bool targets -> beta, passes.
 
     beta is inf, 0 or NaN as in `solver.OptimalBeta`.

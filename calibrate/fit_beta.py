@@ -1,0 +1,75 @@
+"""beta of a fit, whose heads may differ, in the arrays of NumPy, JAX or PyTorch."""
+
+from typing import Any, NamedTuple
+
+from calibrate.errors import CoefficientsError
+from calibrate.files.coefficients import Coefficients
+from calibrate.maths.rule import N_COEFFICIENTS, beta_of, slope_of
+
+
+class Features(NamedTuple):
+    """What beta is a function of, in arrays of one shape; None what it is not."""
+
+    entropy: Any
+    log_n: Any  # one number for all rows beside an entropy, where heads do not differ
+
+    @property
+    def either(self) -> Any:
+        """One of the arrays."""
+        return self.log_n if self.entropy is None else self.entropy
+
+
+def head_numbers(
+    fit: Coefficients, shape: tuple[int, ...], head_axis: int
+) -> tuple[tuple[float, ...], ...] | None:
+    """The numbers of each head along an axis of an array, (numbers, heads); None if all are alike.
+
+    Raises:
+      CoefficientsError: there is no such axis, it has too few heads, or the fit has layers.
+    """
+    if not fit.has_heads:
+        fit.only  # noqa: B018 (refuses a fit per layer)
+        return None
+    if len(shape) < -head_axis:
+        raise CoefficientsError(
+            f"{fit.reference} has an entry per head, and an array of shape {tuple(shape)} has no "
+            "axis of heads; give (..., heads, queries, items)"
+        )
+    return fit.by_head(shape[head_axis])
+
+
+def require_last_axis(fit: Coefficients, name: str, axis: Any, ndim: int) -> None:
+    """Raises CoefficientsError if a fit per head is applied along an axis other than the last."""
+    if fit.has_heads and axis not in (-1, (-1,), ndim - 1):
+        raise CoefficientsError(
+            f"{fit.reference} has an entry per head, and {name} is {axis!r}; "
+            f"give logits (..., heads, queries, items) and {name}=-1"
+        )
+
+
+def beta_at(x: Features, table: Any, fit: Coefficients, xp: Any) -> Any:
+    """beta of a fit, as its kind has it; 1 for heads that it does not name.
+
+    Args:
+      table: `head_numbers` as an array that broadcasts, (numbers, heads, 1, ...); None: all alike.
+      xp: the arrays' namespace: numpy, jax.numpy or torch.
+    """
+    coefficients, domain, named = _by_head(table, fit)
+    beta = beta_of(*x, coefficients, domain, fit.rule, xp)
+    return beta if named is None else xp.where(named, beta, 1.0)
+
+
+def slope_at(x: Features, beta: Any, table: Any, fit: Coefficients, xp: Any) -> Any:
+    """d beta / dH where beta is what `beta_at` gives, of a fit by entropy, and perhaps size."""
+    coefficients, domain, named = _by_head(table, fit)
+    slope = slope_of(*x, beta, coefficients, domain, fit.rule, xp)
+    return slope if named is None else xp.where(named, slope, 0.0)
+
+
+def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Any]:
+    """Coefficients, domain, and which heads have any; None if all heads are alike."""
+    if table is None:
+        entry = fit.entries[0]  # `head_numbers` has refused others
+        return entry.coefficients, entry.domain, None
+    n, rows = N_COEFFICIENTS[fit.rule.kind], list(table)
+    return rows[:n], rows[n:-1], rows[-1] == 1
