@@ -47,7 +47,8 @@ class Syscalls:
         original = getattr(module, name)
 
         def call(*arguments, **options):
-            if name == "close":  # a close that fails, and a process that dies, close all the same
+            # A close or unlock that fails, and a process that dies, close and unlock all the same.
+            if name == "close" or arguments[1:] == (fcntl.LOCK_UN,):
                 original(*arguments)
                 return self._count(f"{module.__name__}.{name}")
             self._count(f"{module.__name__}.{name}")

@@ -17,7 +17,6 @@ from calibrate.files.rows import (
     RowCollection,
     row_bytes,
     shard_name,
-    share_misranked,
 )
 from calibrate.maths import reference
 from calibrate.rows import collect as pipeline
@@ -41,12 +40,6 @@ def run(folder, head=None, **changes):
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def test_the_share_misranked_is_of_rows_that_are_not_bad():
-    counts = {"rows": 10, "misranked": 4, "nan": 1, "inf": 0, "masked_target": 1}
-    assert share_misranked(counts) == 0.5
-    assert share_misranked(counts | {"misranked": 0, "nan": 9}) == 0
 
 
 def test_keeps_exactly_the_misranked_rows(tmp_path):
@@ -281,17 +274,6 @@ def test_masked_items_may_be_minus_infinity(tmp_path):
     assert counts["kept"] > 0
 
 
-@pytest.mark.parametrize("n_shard", [0, 5])
-def test_a_corrupt_shard_is_named(tmp_path, n_shard):
-    collection = run(tmp_path / "run")
-    entry = collection.manifest["shards"][n_shard]
-    path = tmp_path / "run" / shard_name(entry["size"], entry["unit"])
-    data = path.read_bytes()
-    path.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
-    with pytest.raises(CalibrateError, match=f"{path.name} is not the file"):
-        list(open_collection(tmp_path / "run").shards())
-
-
 def reopen(folder):
     """Makes a complete collection an unfinished one, all of whose shards are there."""
     configuration = open_collection(folder).configuration
@@ -410,36 +392,34 @@ def flip(path, at):
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_shard_that_was_damaged_is_collected_again_and_no_other(tmp_path, damage):
-    folder = tmp_path / "run"
-    run(folder)
-    before, untouched = files_of(folder), state(folder)
-    path = folder / shard_name(64, 1)
-    inflict, word = DAMAGES[damage]
-    inflict(path)
-    resumed = []
-    with pytest.warns(UserWarning, match=f"{path.name} is {word}; it is collected again"):
-        run(str(folder), report=lambda p: resumed.append(p.resumed))
-    assert resumed == [False]
-    assert files_of(folder) == before
-    after = state(folder)
-    assert {name for name in after if after[name] != untouched[name]} == {path.name}
-
-
-@pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"lost", "exchanged"}))
-def test_a_damaged_shard_of_an_unfinished_run_is_collected_again(tmp_path, damage):
+@pytest.mark.parametrize(
+    ("damage", "complete"),
+    [
+        *((d, True) for d in DAMAGES),
+        *((d, False) for d in sorted({*DAMAGES} - {"lost", "exchanged"})),
+    ],
+)
+def test_a_damaged_shard_is_collected_again_and_no_other(tmp_path, damage, complete):
     folder = tmp_path / "run"
     run(folder)
     before = files_of(folder)
-    reopen(folder)
-    path = folder / shard_name(64, 1)
-    DAMAGES[damage][0](path)
+    if not complete:
+        reopen(folder)
+    untouched, path = state(folder), folder / shard_name(64, 1)
+    inflict, word = DAMAGES[damage]
+    inflict(path)
+    if complete:
+        with pytest.raises(CalibrateError, match=path.name):
+            list(open_collection(folder).shards())
     resumed = []
-    with pytest.warns(UserWarning, match=f"{path.name} is damaged; it is collected again"):
-        run(folder, report=lambda p: resumed.append(p.resumed))
+    with pytest.warns(UserWarning, match=f"{path.name} is {word}; it is collected again"):
+        run(str(folder), report=lambda p: resumed.append(p.resumed))
     assert resumed.count(False) == 1
+    assert resumed.count(True) == (0 if complete else 8)
     assert files_of(folder) == before
+    after = state(folder)
+    changed = {name for name in after if after[name] != untouched[name]}
+    assert changed == {path.name} | ({"manifest.json"} if not complete else set())
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
@@ -490,11 +470,6 @@ def test_a_killed_attempt_is_swept_when_the_run_resumes(tmp_path):
     (folder / ".n00064-unit00001.npz.00000000.tmp").write_bytes(bytes(1_000))
     run(folder)
     assert not list(folder.glob(".*.tmp"))
-
-
-def test_an_absent_collection_is_named(tmp_path):
-    with pytest.raises(CalibrateError, match="is not a collection"):
-        open_collection(tmp_path / "none")
 
 
 def test_file_overheads_are_upper_bounds(tmp_path):

@@ -15,7 +15,10 @@ from calibrate.files.publishing import publish
 from calibrate.files.unchanged_fit import same_fit
 from calibrate.maths import reference
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import fit_collection, fit_collection_as_in_the_paper
+from calibrate.rows.fit_collection import (
+    fit_collection,
+    fit_collection_as_in_the_paper,
+)
 from calibrate.rows.rule_fitting import KINDS, Options
 from calibrate.rows.sharpness import SHARPER
 

@@ -15,10 +15,9 @@ from test_cli import call, refusal
 import calibrate
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.fit_difference import compare
 from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
-from calibrate.files.unchanged_fit import same_fit
+from calibrate.files.unchanged_fit import domain_of, largest_change, same_fit
 from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.usage import load_line, usage
@@ -76,9 +75,9 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
 
 @pytest.mark.usefixtures("shipped")
 def test_list_goes_on_after_a_damaged_log(store):
-    (store / "made" / "log.jsonl").write_text("{")
+    (store / "made" / "state.json").write_text("{")
     first, *others = json.loads(call("fits", "list", "--json").stdout)
-    assert "log.jsonl, line 1: the file is not JSON" in first["error"]
+    assert "state.json: the file is not JSON" in first["error"]
     assert [record["name"] for record in others] == ["max-retrieval", "paper"]
     assert "damaged" in call("fits", "list").stdout
 
@@ -221,32 +220,30 @@ def test_the_figure_of_a_log_size_fit_has_sizes_along_x(by_size):
     assert not any("gate" in text.get_text() for text in ax.get_legend().get_texts())
 
 
-def test_diff_of_two_log_size_fits_is_over_set_sizes(here, by_size):
+def diff(a, b, folder=Path()):
+    """What `fits diff` says of two fits, as text and as JSON."""
+    for name, fit in (("a.json", a), ("b.json", b)):
+        (folder / name).write_text(dumps(fit))
+    text, record = (call("fits", "diff", "./a.json", "./b.json", *x) for x in ([], ["--json"]))
+    return text.stdout, json.loads(record.stdout)
+
+
+def test_diff_of_two_log_size_fits_is_over_set_sizes(by_size):
     line = Entry((0.5, 1.6), (float(np.log(64)), float(np.log(4096))))
-    for fit in (by_size, replace(by_size, entries=(line,))):
-        publish(fit, here / "fits")
-    out = call("fits", "diff", "by-size@1", "by-size@2").stdout
-    assert "beta changes by at most 1 in the domain of both, 64 .. 1,024 items: from" in out
-    assert "in sets of 1 .. 11,134 items: from" in out
-    assert "at n = " in out
-    again = call("fits", "diff", "by-size@2", "by-size@2").stdout
-    assert "beta is the same in sets of 1 .. 11,134 items\n" in again
+    out, record = diff(by_size, replace(by_size, entries=(line,)))
+    assert "beta changes by at most 1: from " in out
+    assert " at n = " in out
+    assert record["change"]["entropy"] is None
+    assert "beta is the same\n" in diff(by_size, by_size)[0]
 
 
-def test_diff_of_two_kinds_is_over_entropies_and_sizes(here, by_size, make_fit):
+def test_diff_of_two_kinds_is_over_entropies_and_sizes(by_size, make_fit):
     """H + 1, and 1 up to the gate at 0.5 nats, against 0.5 log n + 0.6."""
-    publish(by_size, here / "fits")
-    publish(make_fit(), here / "fits")
-    out = call("fits", "diff", "made", "by-size").stdout
-    assert (
-        "beta changes by at most 3.066 in the domain of both, 0.2 .. 4 nats and sets of 16 .. "
-        "1,024 items: from 1 to 4.066 at H = 0.2, n = 1,024\n" in out
-    )
-    record = json.loads(call("fits", "diff", "made", "by-size", "--json").stdout)
-    change = record["heads"][0]["common"]
-    assert change["range"] == {"entropy": [0.2, 4.0], "log_n": [np.log(16), np.log(1024)]}
+    out, record = diff(make_fit(), by_size)
+    assert "beta changes by at most 3.066: from 1 to 4.066 at H = 0.2, n = 1,024\n" in out
+    assert record["change"]["log_n"] == pytest.approx(np.log(1024))
     assert "rule.kind\n  - entropy-polynomial\n  + log-size\n" in out
-    assert "rule.kind" in {field["path"] for field in record["fields"]}
+    assert record["fields"]["rule.kind"] == ["entropy-polynomial", "log-size"]
 
 
 def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0), name="both", min_entropy=0.0):
@@ -254,26 +251,23 @@ def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0), name="both", min_entr
     return Coefficients(rule, (Entry(coefficients, domain),), name=name)
 
 
-def test_diff_of_rules_of_entropy_and_size_is_largest_where_rows_can_be(here):
+def test_diff_of_rules_of_entropy_and_size_is_largest_where_rows_can_be():
     """A change of H log n / 10 is largest at the largest H and n; entropy is at most log n."""
-    for both in (0.0, 0.1):
-        line = (0.0, 0.0, 0.0, 0.0, 1.5, both, 0.0, 0.5)
-        publish(surface_fit(line, (0.5, 6.0, 2.0, 5.0)), here / "fits")
-    out = call("fits", "diff", "both@1", "both@2").stdout
-    assert (
-        "beta changes by at most 2.5 in the domain of both, 0.5 .. 5 nats and sets of 7 .. 148 "
-        "items: from 4 to 6.5 at H = 5, n = 148\n" in out
+    one, other = (
+        surface_fit((0.0, 0.0, 0.0, 0.0, 1.5, both, 0.0, 0.5), (0.5, 6.0, 2.0, 5.0))
+        for both in (0.0, 0.1)
     )
-    assert "by at most 3.6 in sets of 1 .. 403 items: from 4.5 to 8.1 at H = 6, n = 403" in out
+    out, _ = diff(one, other)
+    assert "beta changes by at most 2.5: from 4 to 6.5 at H = 5, n = 148\n" in out
 
 
 def test_diff_finds_a_peak_in_both_variables():
     H, log_n = 2.34567, 4.56789
     peak = (0.0, 0.0, -1.0, 2 * H, 5 - H**2 - log_n**2, 0.0, -1.0, 2 * log_n)
     flat = (0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0)
-    change = compare(surface_fit(flat), surface_fit(peak)).heads[0].common
-    assert change.largest == pytest.approx(3, rel=1e-7)
-    assert change.at == pytest.approx((H, log_n), abs=1e-3)
+    change = diff(surface_fit(flat), surface_fit(peak))[1]["change"]
+    assert change["largest"] == pytest.approx(3, rel=1e-7)
+    assert (change["entropy"], change["log_n"]) == pytest.approx((H, log_n), abs=1e-3)
 
 
 def test_diff_shows_that_a_rule_of_entropy_and_size_contains_the_others(by_size, make_fit):
@@ -283,9 +277,8 @@ def test_diff_shows_that_a_rule_of_entropy_and_size_contains_the_others(by_size,
         surface_fit((*made.only.coefficients, 0, 0, 0), (*made.only.domain, 2.0, 8.0), "x", 0.3),
     ]
     for fit, surface in zip((by_size, made), surfaces, strict=True):
-        assert compare(fit, surface).heads[0].common.largest == 0
-        assert compare(surface, fit).heads[0].common.largest == 0
-        assert compare(surfaces[0], surfaces[1]).heads[0].common.largest > 1
+        for pair in ((fit, surface), (surface, fit)):
+            assert diff(*pair)[1]["change"]["largest"] == 0
 
 
 def test_a_refit_of_a_rule_of_both_is_compared_over_its_domain_of_both():
@@ -308,46 +301,35 @@ def test_show_of_many_heads_is_cut_short(here):
     assert "fit.layer(1)" in out
 
 
-def test_diff_finds_the_largest_change_on_the_common_domain(store):
-    """beta goes from H + 1 to H + 1.5 on 1 .. 4 nats."""
+def test_diff_finds_the_largest_change_and_the_fields(store):
+    """beta goes from H + 1 on 0.2 .. 4 nats to H + 1.5 on 1 .. 5 nats."""
     record = json.loads(call("fits", "diff", "made@1", "made@2", "--json").stdout)
-    (head,) = record["heads"]
-    assert head["common"]["largest"] == pytest.approx(0.5)
-    assert head["common"]["range"] == {"entropy": [1.0, 4.0], "log_n": None}
-    assert head["anywhere"]["largest"] == pytest.approx(1.5)  # 5 + 1.5 against 4 + 1
-    assert {field["path"] for field in record["fields"]} == {
-        "entries[0].coefficients", "entries[0].domain",
-    }  # fmt: skip
+    assert record["change"]["largest"] == pytest.approx(1.5)  # 5 + 1.5 against 4 + 1
+    assert set(record["fields"]) == {"entries[0].coefficients", "entries[0].domain"}
     out = call("fits", "diff", "made@1", "made@2").stdout
-    assert "beta changes by at most 0.5 in the domain of both, 1 .. 4 nats" in out
-    assert "beta changes by at most 1.5 anywhere: from 5 to 6.5" in out
+    assert "beta changes by at most 1.5: from 5 to 6.5 at H = 5" in out
     assert "entries[0].domain\n  - 0.2, 4\n  + 1, 5\n" in out
-
-
-def test_diff_of_equal_fits_and_of_fits_that_share_nothing(store, make_fit):
     out = call("fits", "diff", "made", "made@2").stdout
     assert "no field differs" in out
-    assert "beta is the same anywhere" in out
-    one = make_fit(domain=(0.2, 1.0))
-    other = make_fit(domain=(2.0, 3.0))
-    (head,) = compare(one, other).heads
-    assert head.common is None
-    publish(make_fit(domain=(6.0, 7.0)), store)
-    assert "domains do not overlap" in call("fits", "diff", "made@1", "made@3").stdout
-    (record,) = json.loads(call("fits", "diff", "made@1", "made@3", "--json").stdout)["heads"]
-    assert record["common"] is None
+    assert "beta is the same" in out
 
 
 def test_diff_matches_heads_and_compares_as_json(paper):
     per_head = replace(paper, entries=(replace(paper.only, layer=0, head=1),))
-    (head,) = compare(paper, per_head).heads
-    assert (head.layer, head.head, head.common.largest) == (0, 1, 0)
-    other = replace(per_head, entries=(replace(paper.only, layer=0, head=2),))
-    assert compare(per_head, other).heads == []
+    change = diff(paper, per_head)[1]["change"]
+    assert change["largest"] == 0
+    moved = replace(paper.only, layer=0, head=2, coefficients=(0, 0, 0, 0, 9.0), check=())
+    other = replace(paper, entries=(*per_head.entries, moved))
+    out, record = diff(paper, other)
+    assert record["head"] == "layer 0, head 2"
+    assert " at layer 0, head 2, H = " in out
+    out, record = diff(per_head, replace(paper, entries=(moved,)))
+    assert record["change"] is None
+    assert "the fits have no head in common" in out
     one, two = (
         replace(paper, source={"options": {"version": 1, "check": value}}) for value in (1, True)
     )
-    assert compare(one, two).fields == [("source.options.check", 1, True)]
+    assert diff(one, two)[1]["fields"] == {"source.options.check": [1, True]}
 
 
 def test_show_and_diff_of_a_hostile_newer_file(here, make_fit):
@@ -410,12 +392,17 @@ def test_a_constant_with_a_gate_is_not_one(here, make_fit):
     assert "beta = 1 up to H = 0.5 nats" in out
 
 
-def test_difference_is_found_to_four_digits_against_a_finer_grid(paper):
+def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):
     ours = calibrate.load("max-retrieval@1")
-    change = compare(paper, ours).heads[0].common
-    H = np.linspace(*change.range.entropy, 1_000_001)
-    exact = np.abs(np.polyval(paper.only.coefficients, H) - np.polyval(ours.only.coefficients, H))
-    assert change.largest == pytest.approx(exact[H > 0.95].max(), rel=1e-6)
+    heads = [(fit.rule, fit.only) for fit in (paper, ours)]
+    box = domain_of(*heads[1])
+    H = np.linspace(*box[0], 1_000_001)
+    one, other = (
+        calibrate.maths.rule.beta_of(H, None, entry.coefficients, entry.domain, rule, np)
+        for rule, entry in heads
+    )
+    found = largest_change(*heads, box)
+    assert found.largest == pytest.approx(np.abs(one - other).max(), rel=1e-6)
 
 
 @pytest.mark.usefixtures("shipped")

@@ -31,6 +31,7 @@ from tiny_causal import (  # noqa: E402
     some_examples,
 )
 
+from calibrate.cli.loading import find_fit  # noqa: E402
 from calibrate.evidence.baselines import log_size, one_constant  # noqa: E402
 from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402

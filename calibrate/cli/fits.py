@@ -71,7 +71,7 @@ class DiffRequest(ListRequest):
 def diff(request: DiffRequest) -> Record:
     """Compare two fits: the largest change of beta, and fields.
 
-    Beta is compared over the domain of both fits, and anywhere.
+    Beta is compared where either was fitted.
 
     Example: calibrate fits diff paper max-retrieval
     """
@@ -96,7 +96,7 @@ class VerifyRequest(ListRequest):
 
 
 def verify(request: VerifyRequest) -> Record:
-    """Check digests, check pairs and logs; exit 1 on a failure.
+    """Check digests, check pairs and states; exit 1 on a failure.
 
     With --store and no reference, only that store is checked.
 
@@ -118,7 +118,7 @@ class AliasRequest(ListRequest):
 def alias(request: AliasRequest) -> Record:
     """Point NAME@ALIAS to a version.
 
-    An alias that exists is moved; the log records every move.
+    An alias that exists is moved.
 
     Example: calibrate fits alias mine@3 stable
     """

@@ -107,8 +107,8 @@ def read_configuration(path: Path) -> dict[str, Any]:
     Raises:
       CalibrateError: it cannot be read, or written back: numbers are not finite, or keys repeat.
     """
-    stored: Any = parse(read_bytes(path, MOST_CONFIG_BYTES))
     try:
+        stored: Any = parse(read_bytes(path, MOST_CONFIG_BYTES))
         check_free(stored)
     except Refusal as refusal:
         raise CalibrateError(f"{path}: {refusal}") from refusal

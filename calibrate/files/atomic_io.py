@@ -9,13 +9,12 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calibrate.errors import CalibrateError
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 LOCK = ".lock"  # of a folder
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
@@ -81,8 +80,7 @@ def new_file(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterat
     """
     with _temporary(path, error) as temporary:
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        _sync(temporary)
         if os.path.lexists(path):
             raise error(f"{path} appeared meanwhile; choose another name")
         os.replace(temporary, path)
@@ -97,20 +95,16 @@ def whole_folder(path: Path, error: type[CalibrateError] = CalibrateError) -> It
     Raises:
       error: `path` is taken by a file, or by a folder with something in it; or the disk fails.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     check_free(path, error)
-    try:
-        make_folder(path.parent)
-        os.mkdir(temporary)
-        yield temporary
-        _sync(temporary)
-        check_free(path, error)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except OSError as failure:
-        raise unwritable(path, failure, error) from failure
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _temporary(path, error) as temporary:
+        try:
+            os.mkdir(temporary)
+            yield temporary
+            _sync(temporary)
+            check_free(path, error)
+            os.replace(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_free(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
@@ -148,41 +142,40 @@ def locked(
 ) -> Iterator[bool]:
     """Locks a folder, which is made if it is absent; yields whether the system has locks.
 
-    The lock ends with the process, however it ends. Without locks (Windows, some network disks)
-    it does not wait; exclusive names still keep writers apart.
+    The lock ends with the process, however it ends; its file stays. On disks without locks (some
+    network disks) it does not wait; exclusive names still keep writers apart.
 
     Args:
       waiting: called once if another process has the lock.
     Raises:
-      error: the folder cannot be made or written.
+      error: the folder cannot be made or written, or its lock is a symbolic link.
     """
-    path = folder / LOCK
+    from filelock import FileLock  # loaded where it is needed
+
+    # A soft lock would outlive a killed process.
+    lock = FileLock(folder / LOCK, fallback_to_soft=False)
     try:
         make_folder(folder)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        has_locks = _acquire(lock, waiting)
     except OSError as failure:
-        raise unwritable(path, failure, error) from failure
+        raise unwritable(folder / LOCK, failure, error) from failure
     try:
-        yield _lock(descriptor, path, error, waiting)
+        yield has_locks
     finally:
         with contextlib.suppress(OSError):
-            os.close(descriptor)
+            lock.release()
 
 
-def _lock(
-    descriptor: int, path: Path, error: type[CalibrateError], waiting: Callable[[], None]
-) -> bool:
-    if not fcntl:
-        return False
+def _acquire(lock: "BaseFileLock", waiting: Callable[[], None]) -> bool:
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.acquire(blocking=False)
+        except TimeoutError:
             waiting()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock.acquire()
     except OSError as failure:
         if failure.errno not in _NO_LOCKS:
-            raise unwritable(path, failure, error) from failure
+            raise
         return False
     return True
 
@@ -275,7 +268,7 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """fsync of a folder, so that new names survive a power cut."""
+    """fsync of a folder, so that new names survive a power cut, or of a file."""
     if os.name == "nt":
         return  # Windows opens no folders
     descriptor = os.open(folder, os.O_RDONLY)

@@ -140,7 +140,7 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
         raise Refusal((), "longer than 1 MiB", "give a coefficient file, which never is")
     document = parse(data)
     shape = _shape_of(document)
-    shape(document)
+    document = shape(document)
     kind = document["rule"]["kind"]
     guards = {name: document["rule"][name] for name in RULE_KINDS[kind].guards}
     coefficients = Coefficients(

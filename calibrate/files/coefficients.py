@@ -95,7 +95,7 @@ class Entry:
 
 
 def _domain_length(coefficients: tuple[float, ...]) -> int:
-    """Of the kind of rule that has so many coefficients."""
+    """The length of the domain in the kind of rule that has so many coefficients."""
     return next(N_DOMAIN[kind] for kind, n in N_COEFFICIENTS.items() if n == len(coefficients))
 
 
@@ -115,7 +115,7 @@ class Coefficients:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     path: Path | None = field(default=None, compare=False)
-    # Of the file: fields that this version does not know, and the minor version that may have them.
+    # Fields of the file that this version does not know, and the minor version that may have them.
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
 
@@ -165,7 +165,7 @@ class Coefficients:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the head that it was fitted to; None if it names none."""
+        """The fingerprint of the head that it was fitted to; None if it names none."""
         return self.source.get("fingerprint")
 
     @property
@@ -214,7 +214,7 @@ class Coefficients:
         """
         self._refuse_layers()
         kind = self.rule.kind
-        # Of heads that are not named nothing is read but the last number; the others are safe.
+        # Nothing but the last number is read of heads that are not named; the others are safe.
         unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
         rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
         for entry in self.entries:

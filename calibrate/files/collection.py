@@ -34,6 +34,7 @@ from calibrate.files.manifest import (
     RESTORE,
     Collection,
     Entry,
+    entry_of,
     listed_bytes,
     manifest_text,
     read_manifest,
@@ -173,7 +174,7 @@ def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, E
         raise _another_collection(folder, *difference)
     if found.partial:
         return None
-    listed = plan.kind.listed(found.manifest)
+    listed: dict[str, Entry] = plan.kind.listed(found.manifest)
     if listed.keys() != {shard.name for shard in plan.shards}:
         raise CalibrateError(
             f"{folder / MANIFEST} does not list the shards of its configuration; {RESTORE}"
@@ -212,13 +213,11 @@ def _is_as_listed(path: Path, entry: Entry) -> bool:
 
 def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
     """The files beside the shards that are absent, or hold something else."""
-    return {name: data for name, data in plan.files.items() if not _holds(folder / name, data)}
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    with contextlib.suppress(DamagedError):
-        return path.exists() and read_bytes(path, len(data)) == data
-    return False
+    return {
+        name: data
+        for name, data in plan.files.items()
+        if not _is_as_listed(folder / name, entry_of(data))
+    }
 
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:

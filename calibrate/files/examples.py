@@ -187,10 +187,11 @@ class ExampleCollection(Collection):
         return path
 
     @staticmethod
-    def check(manifest: dict[str, Any]) -> None:
+    def checked(manifest: dict[str, Any]) -> dict[str, Any]:
         """Refuses unknown fields, too."""
         complete = manifest["status"] == COMPLETE
-        Object(_PARTIAL | ({"scores": _SCORES} if complete else {}), required=True)(manifest)
+        shape = Object(_PARTIAL | ({"scores": _SCORES} if complete else {}), required=True)
+        return shape(manifest)
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:

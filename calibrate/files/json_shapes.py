@@ -157,27 +157,26 @@ class List:
             refuse(value, f"give a list of {self.exact} {self.items}".replace("None ", ""))
         if self.most is not None and len(value) > self.most:
             refuse(value, f"give at most {self.most}")
-        i, item_shape = 0, self.item
+        made: list[Any] = []
         try:
-            for i, item in enumerate(value):
-                value[i] = item_shape(item)
+            for item in value:
+                made.append(self.item(item))
         except Refusal as refusal:
-            raise refusal.within(i) from None
-        return value
+            raise refusal.within(len(made)) from None
+        return made
 
 
 @dataclass(frozen=True)
 class Map:
-    """An object whose field names are free texts."""
+    """An object whose field names are texts of one shape."""
 
     item: Shape
+    name: Shape | None = None  # None: TEXT
 
     def __call__(self, value: Any) -> dict[str, Any]:
         require_fields(value, ())
-        for name in value:
-            TEXT(name)
-            value[name] = read_field(value, name, self.item)
-        return dict(value)
+        named = self.name or TEXT
+        return {named(name): read_field(value, name, self.item) for name in value}
 
 
 @dataclass(frozen=True)
@@ -193,18 +192,19 @@ class Object:
         name, shapes = "", self.fields
         if type(value) is not dict or (self.required and not shapes.keys() <= value.keys()):
             require_fields(value, shapes)
-        members: dict[str, Any] = value
+        made: dict[str, Any] = {}
         try:
-            for name, item in members.items():
+            for name, item in value.items():
                 if name in shapes:
-                    members[name] = shapes[name](item)
+                    made[name] = shapes[name](item)
                 elif self.others is not None and name.startswith(self.others):
                     check_free(item)
+                    made[name] = item
                 else:
                     raise Refusal((), "not a known field", self.remedy)
         except Refusal as refusal:
             raise refusal.within(name) from None
-        return members
+        return made
 
 
 def require_fields(value: Any, names: Iterable[str]) -> None:

@@ -65,8 +65,8 @@ class Collection:
         return bool(self.manifest["status"] != COMPLETE)
 
     @staticmethod
-    def check(manifest: dict[str, Any]) -> None:
-        """Raises CoefficientsError, ValueError or TypeError for what no manifest has."""
+    def checked(manifest: dict[str, Any]) -> dict[str, Any]:
+        """A manifest in canonical spelling; CoefficientsError, ValueError or TypeError if wrong."""
         raise NotImplementedError
 
     @staticmethod
@@ -128,10 +128,10 @@ def parse_manifest(
                 "with this version of calibrate"
             )
         read_field(manifest, "status", Word((PARTIAL, COMPLETE)))
-        kind.check(manifest)
+        checked = kind.checked(manifest)
     except (CoefficientsError, ValueError, TypeError) as failure:
         raise DamagedError(f"{path} is not a manifest ({failure}); {RESTORE}") from failure
-    return manifest, kind
+    return checked, kind
 
 
 def entry_of(data: bytes) -> Entry:

@@ -4,6 +4,7 @@ Versions are integers, immutable, and never reused, even if the file was deleted
 turns, and files are written atomically.
 """
 
+import json
 import os
 import warnings
 from collections.abc import Callable
@@ -15,8 +16,22 @@ from calibrate.files.atomic_io import check_folder, locked, remove_leftovers, wr
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.event_log import ALIAS_PATTERN, append_event
-from calibrate.files.store import VERSION_PATTERN, StoredName, find, open_name, stores
+from calibrate.files.store import (
+    ALIAS_PATTERN,
+    STATE,
+    VERSION_PATTERN,
+    State,
+    StoredName,
+    find,
+    open_name,
+    read_state,
+    stores,
+)
+
+_ALIAS_REMEDY = (
+    "use lower-case letters, digits, '.', '_' and '-', at most 64, the first a letter, and no "
+    ".json at the end"
+)
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
@@ -44,8 +59,8 @@ def publish(
 ) -> tuple[Coefficients, bool]:
     """Writes a fit as the next version of its name.
 
-    The version is logged before the file appears, so that no crash makes a number be reused; a
-    crash in between leaves a number without a file.
+    The state has the version before the file appears, so that no crash makes a number be reused;
+    a crash in between leaves a number without a file.
 
     Args:
       unchanged: (newest, new) -> whether they are the same fit.
@@ -76,14 +91,17 @@ def _publish(
     if newest and unchanged(newest, coefficients):
         return newest, False
     _refuse_link(stored.folder)
-    number = max([0, *stored.versions, *stored.history.mentioned]) + 1
+    number = max(stored.state.highest, *stored.versions[-1:], 0) + 1
     path = stored.path(number)
     numbered = replace(coefficients, version=number, path=path)
     data = dumps(numbered).encode()
     numbered = loads(data, path)  # raises unless the file can be loaded
     if has_locks:
         remove_leftovers(stored.folder, "*.json*")
-    append_event(stored.folder, "publish", number, id=digest(numbered))
+    # Without locks two writers may take one number, and only one of them gets it.
+    known = {number: digest(numbered)} if has_locks else {}
+    published = stored.state.published | known
+    _write_state(stored.folder, stored.state._replace(highest=number, published=published))
     write_atomically(path, data, CoefficientsError, exclusive=True)
     return numbered, True
 
@@ -92,6 +110,16 @@ def _refuse_link(folder: Path) -> None:
     """Raises CoefficientsError for a folder that would be written outside the store."""
     if folder.is_symlink():
         raise CoefficientsError(f"{folder} is a link; write into the store that it points to")
+
+
+def _write_state(folder: Path, state: State) -> None:
+    document = state._asdict() | {
+        "published": {str(version): id_ for version, id_ in sorted(state.published.items())},
+        "aliases": dict(sorted(state.aliases.items())),
+        "yanked": sorted(state.yanked),
+    }
+    text = json.dumps(document, indent=1) + "\n"
+    write_atomically(folder / STATE, text.encode(), CoefficientsError)
 
 
 def _newest(stored: StoredName) -> Coefficients | None:
@@ -106,7 +134,7 @@ def _newest(stored: StoredName) -> Coefficients | None:
 
 
 def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
-    """Makes NAME@alias stand for the version that "name@version" names, and logs it.
+    """Makes NAME@alias stand for the version that "name@version" names.
 
     Args:
       store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
@@ -115,25 +143,25 @@ def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None
         cannot be written.
     """
     if not ALIAS_PATTERN.fullmatch(name):
-        raise CoefficientsError(
-            f"{name!r} is not a valid alias; {NAME_REMEDY.replace('letter or digit', 'letter')}"
-        )
+        raise CoefficientsError(f"{name!r} is not a valid alias; {_ALIAS_REMEDY}")
     stored, version = _pinned(reference, store)
-    if version in stored.history.yanked:
+    if version in stored.state.yanked:
         raise CoefficientsError(
             f"{reference} was yanked; choose another version, or take it back by "
             f"`calibrate fits yank {reference} --undo`"
         )
     stored.read(version)
-    if stored.history.aliases.get(name) == version:
+    if stored.state.aliases.get(name) == version:
         return stored
-    return _log(stored, "alias", version, alias=name)
+    return _update(
+        stored, lambda state: state._replace(aliases=state.aliases | {name: version}), version
+    )
 
 
 def yank(
     reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False
 ) -> StoredName:
-    """Excludes "name@version" from what a bare name stands for, or includes it again; logs it.
+    """Excludes "name@version" from what a bare name stands for, or includes it again.
 
     Args:
       store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
@@ -141,9 +169,12 @@ def yank(
       CoefficientsError: no such version, or a store that cannot be written.
     """
     stored, version = _pinned(reference, store)
-    if (version in stored.history.yanked) != undo:
+    if (version in stored.state.yanked) != undo:
         return stored
-    return _log(stored, "unyank" if undo else "yank", version)
+    change = set.difference if undo else set.union
+    return _update(
+        stored, lambda state: state._replace(yanked=change(state.yanked, {version})), version
+    )
 
 
 def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[StoredName, int]:
@@ -165,8 +196,11 @@ def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[Store
     return stored, number
 
 
-def _log(stored: StoredName, event: str, version: int, **fields: str) -> StoredName:
-    _refuse_link(stored.folder)
-    with locked(stored.folder.parent, CoefficientsError):
-        append_event(stored.folder, event, version, **fields)
-    return open_name(stored.folder.parent, stored.folder.name)
+def _update(stored: StoredName, change: Callable[[State], State], version: int) -> StoredName:
+    """Changes the state of a name, as it is once no other writer is at work."""
+    folder = stored.folder
+    _refuse_link(folder)
+    with locked(folder.parent, CoefficientsError):
+        state = change(read_state(folder))
+        _write_state(folder, state._replace(highest=max(state.highest, version)))
+    return open_name(folder.parent, folder.name)

@@ -175,14 +175,15 @@ class RowCollection(Collection):
         ]
 
     @staticmethod
-    def check(manifest: dict[str, Any]) -> None:
+    def checked(manifest: dict[str, Any]) -> dict[str, Any]:
         """Also refuses numbers that contradict each other."""
         complete = manifest["status"] == COMPLETE
-        (_COMPLETE if complete else _PARTIAL)(manifest)
+        manifest = (_COMPLETE if complete else _PARTIAL)(manifest)
         _check_configuration(manifest["configuration"])
         if complete:
             _check_counts(manifest)
             _check_shards(manifest)
+        return manifest
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:

@@ -1,34 +1,119 @@
 """The fits store: its names and versions, and loading a fit by a reference.
 
-A store is a folder of NAME/VERSION.json, with the log of each name beside its versions
-(`event_log.py`). Reading looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits,
-and the fits published with the package; the first that has the name is used. `publishing.py`
-writes.
+A store is a folder of NAME/VERSION.json. NAME/state.json, which a name can do without, holds the
+highest version ever used, the ids of published versions, aliases, and yanked versions. Reading
+looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits, and the fits published
+with the package; the first that has the name is used. `publishing.py` writes.
 """
 
 import difflib
 import os
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
+from calibrate.files.atomic_io import read_file
 from calibrate.files.coefficient_file import digest, read
-from calibrate.files.coefficient_schema import NAME_PATTERN
+from calibrate.files.coefficient_schema import DIGEST, NAME_PATTERN, VERSION
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.event_log import ALIAS_PATTERN, LOG, History, read_history
+from calibrate.files.json_shapes import Integer, List, Map, Object, Pattern, Word, read_field
+from calibrate.files.strict_json import parse
 
+STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the state
+MAX_STATE_BYTES = 1 << 26
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
+ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
+
+_VERSION_KEY, _ALIAS = (
+    Pattern(VERSION_PATTERN, "give a version"),
+    Pattern(ALIAS_PATTERN, "give an alias"),
+)
+_STATE = Object(
+    {
+        "highest": Integer(0, VERSION.highest),
+        "published": Map(DIGEST, _VERSION_KEY),
+        "aliases": Map(VERSION, _ALIAS),
+        "yanked": List(VERSION),
+    },
+    required=True,
+)
+_EVENT = Word(("publish", "alias", "yank", "unyank"))
+
+
+class State(NamedTuple):
+    """What a store knows of a name beside its files."""
+
+    highest: int  # version ever used; the next one is higher, whatever was deleted
+    published: dict[int, str]  # id of each version, as far as it is known
+    aliases: dict[str, int]
+    yanked: set[int]
+
+
+def read_state(folder: Path) -> State:
+    """The state of the name that has this folder; that of an old log if there is no state.
+
+    Raises:
+      CoefficientsError: the state or the log cannot be read or is damaged.
+    """
+    path = folder / STATE
+    data = _bytes_of(path)
+    if data is None:
+        return _state_of_log(folder / LOG)
+    try:
+        found = _STATE(parse(data))
+    except CoefficientsError as refusal:
+        remedy = "or remove it, and with it aliases and yanks"
+        raise CoefficientsError(f"{path}: {refusal}; {remedy}") from None
+    published = {int(version): id_ for version, id_ in found["published"].items()}
+    return State(found["highest"], published, found["aliases"], set(found["yanked"]))
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    try:
+        data = read_file(path, MAX_STATE_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or failure
+        raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
+    if len(data) > MAX_STATE_BYTES:
+        raise CoefficientsError(f"{path} is longer than {MAX_STATE_BYTES >> 20} MiB; restore it")
+    return data
+
+
+def _state_of_log(path: Path) -> State:
+    """The state after the events of a log, one a line, oldest first."""
+    highest, ids, aliases, yanked = 0, dict[int, set[str]](), dict[str, int](), set[int]()
+    for number, line in enumerate((_bytes_of(path) or b"").splitlines(), start=1):
+        try:
+            event = parse(line)
+            kind = read_field(event, "event", _EVENT)
+            version = read_field(event, "version", VERSION)
+            highest = max(highest, version)
+            if kind == "publish":
+                ids.setdefault(version, set()).add(read_field(event, "id", DIGEST))
+            elif kind == "alias":
+                aliases[read_field(event, "alias", _ALIAS)] = version
+            else:
+                (yanked.add if kind == "yank" else yanked.discard)(version)
+        except CoefficientsError as refusal:
+            remedy = "or remove the log, and with it aliases and yanks"
+            raise CoefficientsError(f"{path}, line {number}: {refusal}; {remedy}") from None
+    # Without locks two writers could log one version with two ids.
+    published = {version: id_ for version, (id_, *more) in ids.items() if not more}
+    return State(highest, published, aliases, yanked)
 
 
 class StoredName(NamedTuple):
-    """A name in a store: its versions and its history."""
+    """A name in a store: its versions and its state."""
 
     folder: Path  # STORE/NAME
     versions: list[int]  # those present, lowest first
-    history: History
+    state: State
 
     @property
     def name(self) -> str:
@@ -37,7 +122,7 @@ class StoredName(NamedTuple):
     @property
     def default(self) -> int | None:
         """The version that the bare name stands for: the highest not yanked."""
-        usable = [number for number in self.versions if number not in self.history.yanked]
+        usable = [number for number in self.versions if number not in self.state.yanked]
         return usable[-1] if usable else None
 
     def path(self, version: int) -> Path:
@@ -59,7 +144,7 @@ class StoredName(NamedTuple):
             return self.default
         if version not in self.versions:
             present = ", ".join(f"{self.name}@{number}" for number in self.versions[-8:])
-            state = "was published, but its file is gone" if version in self.history.ids else (
+            state = "was published, but its file is gone" if version in self.state.published else (
                 "does not exist"
             )  # fmt: skip
             raise CoefficientsError(
@@ -69,14 +154,14 @@ class StoredName(NamedTuple):
         return version
 
     def _follow(self, alias: str) -> int:
-        version = self.history.aliases.get(alias)
+        version = self.state.aliases.get(alias)
         if version is None:
-            known = ", ".join(sorted(self.history.aliases)[:8]) or "none"
+            known = ", ".join(sorted(self.state.aliases)[:8]) or "none"
             raise CoefficientsError(
                 f"{self.name!r} in {self.folder.absolute()} has no alias {alias!r} (it has "
                 f"{known}); `calibrate fits alias {self.name}@VERSION {alias}` makes it"
             )
-        if version in self.history.yanked:
+        if version in self.state.yanked:
             raise CoefficientsError(
                 f"{self.name}@{alias} leads to {self.name}@{version}, which was yanked; "
                 "move the alias, or load the version by its number"
@@ -91,11 +176,11 @@ class StoredName(NamedTuple):
                 f"{coefficients.path} is {coefficients.reference}; its path must have that "
                 "name and version: restore the file, or load it by its path"
             )
-        published = self.history.ids.get(version)
-        if published and digest(coefficients) not in published:
+        published = self.state.published.get(version)
+        if published and digest(coefficients) != published:
             raise CoefficientsError(
-                f"{coefficients.path}: id is not {' or '.join(sorted(published))}, with which it "
-                "was published; versions never change: restore it, and publish yours as another"
+                f"{coefficients.path}: id is not {published}, with which it was published; "
+                "versions never change: restore it, and publish yours as another"
             )
         return coefficients
 
@@ -152,7 +237,7 @@ def load(
     else:
         stored, version = find(str(reference), store)
         coefficients = stored.read(version)
-        if version in stored.history.yanked:
+        if version in stored.state.yanked:
             warnings.warn(
                 f"{coefficients.reference} was yanked; load {coefficients.name!r} for the newest "
                 "version that was not",
@@ -202,7 +287,7 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredN
     for folder in searched:
         present = versions(folder, name)
         if present:
-            return StoredName(folder / name, present, read_history(folder / name))
+            return StoredName(folder / name, present, read_state(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
     known = [other for folder in searched for other in names(folder)]
     similar = difflib.get_close_matches(name, known, 1)
@@ -211,8 +296,8 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredN
 
 
 def open_name(store: Path, name: str) -> StoredName:
-    """A name as one store has it, with its history."""
-    return StoredName(store / name, versions(store, name), read_history(store / name))
+    """A name as one store has it."""
+    return StoredName(store / name, versions(store, name), read_state(store / name))
 
 
 def versions(store: Path, name: str) -> list[int]:
@@ -222,7 +307,7 @@ def versions(store: Path, name: str) -> list[int]:
 
 
 def names(store: Path) -> list[str]:
-    """The names in one store, also those of which only the log is left."""
+    """The names in one store, also those of which only the state is left."""
     entries = filter(NAME_PATTERN.fullmatch, _entries(store))
     return sorted(name for name in entries if _is_name(store, name))
 
@@ -239,6 +324,59 @@ def _entries(folder: Path) -> list[str]:
 
 def _is_name(store: Path, name: str) -> bool:
     try:
-        return bool(versions(store, name)) or os.path.lexists(store / name / LOG)
+        beside = any(os.path.lexists(store / name / file) for file in (STATE, LOG))
+        return beside or bool(versions(store, name))
     except CoefficientsError:
         return True  # reading it raises the same error
+
+
+class AuditResult(NamedTuple):
+    """Whether one file, state or alias is sound."""
+
+    path: Path
+    subject: str | None  # the reference, where it is one
+    error: str | None  # None if it is sound
+    note: str | None = None  # an alias that does not load, which needs no damage to come about
+
+
+def audit_reference(reference: str, store: Path | None = None) -> list[AuditResult]:
+    """Audits a file, a version, or every version of a name.
+
+    Raises:
+      CoefficientsError: nothing has that reference.
+    """
+    if is_path(reference):
+        return [AuditResult(Path(reference), None, _error(lambda: read(Path(reference))))]
+    if "@" in reference:
+        return [_audit_version(*find(reference, store))]
+    return _audit_name(find_name(reference, store).folder)
+
+
+def audit_store(store: Path) -> list[AuditResult]:
+    """Audits every name of a store: its state, its versions and its aliases."""
+    return [result for name in names(store) for result in _audit_name(store / name)]
+
+
+def _audit_name(folder: Path) -> list[AuditResult]:
+    path = next((p for p in (folder / STATE, folder / LOG) if p.exists()), folder / STATE)
+    if error := _error(lambda: open_name(folder.parent, folder.name)):
+        return [AuditResult(path, None, error)]
+    stored = open_name(folder.parent, folder.name)
+    results = [_audit_version(stored, version) for version in stored.versions]
+    for alias in sorted(stored.state.aliases):
+        note = _error(lambda: stored.resolve(alias))  # noqa: B023
+        results.append(AuditResult(path, f"{stored.name}@{alias}", None, note))
+    return results
+
+
+def _audit_version(stored: StoredName, version: int) -> AuditResult:
+    error = _error(lambda: stored.read(version))
+    return AuditResult(stored.path(version), f"{stored.name}@{version}", error)
+
+
+def _error(check: Callable[[], Any]) -> str | None:
+    try:
+        check()
+    except CoefficientsError as failure:
+        return str(failure)
+    return None

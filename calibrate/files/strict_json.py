@@ -8,7 +8,8 @@ import codecs
 import json
 import math
 import re
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
 
 from calibrate.errors import CoefficientsError
 
@@ -18,14 +19,6 @@ _MAX_DIGITS = 4_300  # Python's own limit
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 Where = tuple[str | int, ...]
-
-
-class Refused:
-    """A value that JSON allows and this format does not; the check of its path refuses it."""
-
-    def __init__(self, description: str, remedy: str):
-        self.description = description
-        self.remedy = remedy
 
 
 class Refusal(CoefficientsError):
@@ -45,8 +38,6 @@ class Refusal(CoefficientsError):
 
 def refuse(value: Any, remedy: str, where: Where = ()) -> NoReturn:
     """Raises Refusal of a value, which is shortened and escaped."""
-    if isinstance(value, Refused):
-        remedy = value.remedy
     raise Refusal(where, describe(value), remedy)
 
 
@@ -68,73 +59,93 @@ def describe(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object of {len(value)}"
     if isinstance(value, list):
-        if len(value) > 5 or any(isinstance(item, dict | list | Refused) for item in value):
+        if len(value) > 5 or any(isinstance(item, dict | list) for item in value):
             return f"a list of {len(value)}"
         return "[" + ", ".join(map(describe, value)) + "]"
-    text = value.description if isinstance(value, Refused) else json.dumps(value)
+    text = json.dumps(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
 def parse(data: bytes, remedy: str = "restore the file from where it was published") -> Any:
     """The value of a JSON text in UTF-8; `remedy` is for what is no JSON.
 
-    Objects with a duplicate key, NaN, infinities and integers of thousands of digits come out as
-    `Refused`, numbers beyond float64 as inf: the checks refuse them, and know their path.
+    Numbers beyond float64 come out as inf, which `check_free` and the shapes refuse.
 
     Raises:
-      CoefficientsError: not UTF-8, a byte order mark, not JSON, or nested too deeply.
+      CoefficientsError: not UTF-8, a byte order mark, not JSON, nested too deeply, or with a
+        duplicate key, NaN, an infinity or an integer of thousands of digits.
     """
     if data.startswith(codecs.BOM_UTF8):
         raise Refusal((), "text with a byte order mark", "save it as UTF-8 without one")
+    decoder = _Decoder()
     try:
-        text = data.decode()
-        try:
-            return _decode(text)
-        except json.JSONDecodeError:
-            raise
-        except ValueError:  # an integer of more digits than Python converts: find its place
-            return _decode_long_integers(text)
+        value = decoder.decode(data.decode())
+        if decoder.is_irregular:
+            where, found = next(_irregular(value, ()))
+            raise Refusal(where, found.state, found.remedy)
     except UnicodeDecodeError as failure:
         state, remedy = f"not UTF-8 at byte {failure.start}", "save it as UTF-8"
     except RecursionError:
         state = "nested too deeply"
     except ValueError as failure:
         state = f"not JSON ({failure})"
+    else:
+        return value
     raise Refusal((), state, remedy)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> Any:
-    mapping = dict(pairs)
-    if len(mapping) == len(pairs):
-        return mapping
-    seen = set()
-    for key, _ in pairs:
-        if key in seen:
-            break
-        seen.add(key)
-    return Refused(f"an object with two keys {describe(key)}", "keep one of them")
+class _Irregular(NamedTuple):
+    """What Python's parser accepts and this format does not."""
+
+    state: str
+    remedy: str
 
 
-def _constant(word: str) -> Refused:
-    return Refused(word, "write a finite number")
+class _Decoder(json.JSONDecoder):
+    """Puts `_Irregular` in the place of what is to be refused, which knows no path yet."""
+
+    def __init__(self) -> None:
+        self.is_irregular = False
+        super().__init__(
+            object_pairs_hook=self._object, parse_constant=self._constant, parse_int=self._integer
+        )
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> Any:
+        mapping = dict(pairs)
+        if len(mapping) == len(pairs):
+            return mapping
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                break
+            seen.add(key)
+        return self._refuse(f"an object with two keys {describe(key)}", "keep one of them")
+
+    def _constant(self, word: str) -> _Irregular:
+        return self._refuse(word, "write a finite number")
+
+    def _integer(self, digits: str) -> int | _Irregular:
+        if len(digits) <= _MAX_DIGITS:
+            return int(digits)
+        state = f"an integer of {len(digits)} digits"
+        return self._refuse(state, "write a number within float64")
+
+    def _refuse(self, state: str, remedy: str) -> _Irregular:
+        self.is_irregular = True
+        return _Irregular(state, remedy)
 
 
-def _integer(digits: str) -> int | Refused:
-    if len(digits) <= _MAX_DIGITS:
-        return int(digits)
-    return Refused(f"an integer of {len(digits)} digits", "write a number within float64")
-
-
-_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant).decode
-_decode_long_integers = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer
-).decode
+def _irregular(value: Any, where: Where) -> Iterator[tuple[Where, _Irregular]]:
+    """What is irregular in a value, with its path."""
+    if isinstance(value, _Irregular):
+        yield where, value
+    elif isinstance(value, dict | list):
+        for step, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _irregular(item, (*where, step))
 
 
 def check_free(value: Any, depth: int = 0) -> None:
     """Any JSON value that can be written back: finite, and at most 32 levels deep."""
-    if isinstance(value, Refused):
-        refuse(value, value.remedy)
     if type(value) is float and not math.isfinite(value):
         raise Refusal((), "beyond float64", "give a finite number")
     if type(value) is not dict and type(value) is not list:

@@ -1,20 +1,93 @@
-"""Whether a refit is unchanged: no new version is written for it."""
+"""Whether a refit is unchanged, and the largest change of beta between two fits."""
 
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.fit_difference import EntryRule, largest_change
+import math
+from typing import Any, NamedTuple
 
-SAME_BETA = 1e-6  # a fit is unchanged if its beta differs by less than this over the domain
-N_POINTS = 1024
+import numpy as np
+
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule, beta_of
+
+# A fit is unchanged if its beta differs by less than this over the domain.
+SAME_BETA = 1e-6
+N_POINTS = 101**2
+
+HeadRule = tuple[Rule, Entry]
+Range = tuple[float, float]  # lowest, highest
+Box = tuple[Range | None, Range | None]  # entropies, log n; None if no rule looks at them
+
+
+class Change(NamedTuple):
+    """The largest change of beta, and where it is."""
+
+    largest: float  # |after - before|
+    before: float
+    after: float
+    entropy: float | None  # nats
+    log_n: float | None
 
 
 def same_fit(newest: Coefficients, new: Coefficients) -> bool:
-    """Whether a refit has the same source as the newest version, and the same beta."""
+    """Whether a refit is unchanged: the same source, and the same beta over the domain."""
     if newest.source != new.source or newest.rule != new.rule:
         return False
     if [(e.layer, e.head) for e in newest.entries] != [(e.layer, e.head) for e in new.entries]:
         return False
-    for pair in zip(newest.entries, new.entries, strict=True):
-        old, now = (EntryRule(new.rule, entry) for entry in pair)
-        if not largest_change(old, now, now.domain, n_points=N_POINTS).largest < SAME_BETA:
+    for old, now in zip(newest.entries, new.entries, strict=True):
+        head = new.rule, now
+        change = largest_change((newest.rule, old), head, domain_of(*head), n_points=1024)
+        if not change.largest < SAME_BETA:
             return False
     return True
+
+
+def domain_of(rule: Rule, entry: Entry) -> Box:
+    """The entropies and log n that an entry was fitted on."""
+    lo, hi, *_ = *_, small, large = entry.domain
+    return (lo, hi) if rule.by_entropy else None, (small, large) if rule.by_size else None
+
+
+def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS) -> Change:
+    """Where beta changes most in a box: at points of a grid, and of a finer one around the best.
+
+    Args:
+      n_points: of each grid, about.
+    """
+    coarse = _largest_on_grid(a, b, box, n_points)
+    steps = (math.isqrt(n_points) if all(box) else n_points) - 1
+    entropies, log_n = (
+        limits and _neighbourhood(limits, at or 0.0, steps)
+        for limits, at in zip(box, (coarse.entropy, coarse.log_n), strict=True)
+    )
+    return max(coarse, _largest_on_grid(a, b, (entropies, log_n), n_points))
+
+
+def _neighbourhood(limits: Range, at: float, steps: int) -> Range:
+    """A step of the grid to both sides."""
+    lo, hi = limits
+    step = (hi - lo) / steps
+    return max(lo, at - step), min(hi, at + step)
+
+
+def _largest_on_grid(a: HeadRule, b: HeadRule, box: Box, n_points: int) -> Change:
+    H, log_n = _points_in(box, n_points)
+    before, after = (
+        np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, rule, np))
+        for rule, entry in (a, b)
+    )
+    most = int(np.abs(after - before).argmax())
+    x, y = float(before[most]), float(after[most])
+    at = (None if points is None else float(points[most]) for points in (H, log_n))
+    return Change(abs(y - x), x, y, *at)
+
+
+def _points_in(box: Box, n_points: int) -> tuple[Any, Any]:
+    """About so many entropies and log n, evenly spaced; no row of n items is above log n."""
+    if box[0] is None or box[1] is None:
+        H, log_n = (None if limits is None else np.linspace(*limits, n_points) for limits in box)
+        return H, log_n
+    side = math.isqrt(n_points)
+    (lo, hi), (small, large) = box[0], box[1]
+    log_n = np.linspace(max(small, lo), large, side)[:, None]
+    H = lo + (np.minimum(hi, log_n) - lo) * np.linspace(0, 1, side)
+    return H.ravel(), np.broadcast_to(log_n, H.shape).ravel()

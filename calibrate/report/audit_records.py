@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from calibrate.files.store_audit import AuditResult
+from calibrate.files.store import AuditResult
 from calibrate.report.blocks import Block, Text
 
 
@@ -15,7 +15,7 @@ class StoreAuditRecord:
     results: list[AuditResult]
 
     def as_json(self) -> list[dict[str, Any]]:
-        """An object per file, log and alias."""
+        """An object per file, state and alias."""
         return [
             {
                 "path": result.path,
@@ -28,7 +28,7 @@ class StoreAuditRecord:
         ]
 
     def blocks(self) -> Iterable[Block]:
-        """A line per file, log and alias."""
+        """A line per file, state and alias."""
         for result in self.results:
             subject = f"{result.subject}  " if result.subject else ""
             if result.error:

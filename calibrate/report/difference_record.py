@@ -1,95 +1,113 @@
-"""The difference of two fits as a result to show: changes of beta, and fields that differ."""
+"""The difference of two fits as a result to show: the largest change of beta, and the fields."""
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.fit_difference import Box, Difference, HeadDifference, Point, compare
+from calibrate.files.coefficient_file import dumps
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
-from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
+from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_change
 from calibrate.report.blocks import Block, Heading, Text
-from calibrate.report.wording import items, span, value_text
+from calibrate.report.wording import items, value_text
 from calibrate.rows.solved_rows import head_label
 
-SHOWN_HEADS = 8
+# Derived from the other fields, or different in any two files.
+_NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
 _SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its source
 
 
 @dataclass(frozen=True)
 class DifferenceRecord:
-    """The result of `calibrate fits diff`."""
+    """The result of `calibrate fits diff`: how fit b differs from fit a."""
 
-    a: Coefficients
-    b: Coefficients
-    difference: Difference
+    a: str  # reference and path
+    b: str
+    head: str  # with the largest change; empty: all of them
+    change: Change | None  # None: no head in common
+    fields: dict[str, tuple[Any, Any]]  # by path in the file, values in a and b; None: absent
 
     def as_json(self) -> dict[str, Any]:
-        """The largest changes of beta, and every field that differs."""
-        return {
-            "a": {"reference": self.a.reference, "path": str(self.a.path)},
-            "b": {"reference": self.b.reference, "path": str(self.b.path)},
-            "heads": self.difference.heads,
-            "fields": [{"path": path, "a": x, "b": y} for path, x, y in self.difference.fields],
-        }
+        """The largest change of beta, and every field that differs."""
+        return vars(self) | {"change": self.change and self.change._asdict()}
 
     def blocks(self) -> Iterable[Block]:
-        """The largest changes of beta, and the fields of rule and source that differ."""
-        a, b, fields = self.a, self.b, self.difference.fields
-        yield Heading(f"- {a.reference}  {a.path}\n+ {b.reference}  {b.path}")
-        heads = sorted(self.difference.heads, key=lambda head: -head.anywhere.largest)
-        yield from (Text(line) for head in heads[:SHOWN_HEADS] for line in _change_lines(head))
-        if not heads:
-            yield Text("the fits have no head in common")
-        if len(heads) > SHOWN_HEADS:
-            yield Text(f"and {len(heads) - SHOWN_HEADS} heads with smaller changes")
-        shown = [field for field in fields if field[0].startswith(_SHOWN_FIELDS)]
-        for path, x, y in shown:
+        """The largest change of beta, and the fields of rule and source that differ."""
+        yield Heading(f"- {self.a}\n+ {self.b}")
+        yield Text(self._change_text())
+        shown = {k: values for k, values in self.fields.items() if k.startswith(_SHOWN_FIELDS)}
+        for path, (x, y) in shown.items():
             yield Text(f"{value_text(path)}\n  - {value_text(x)}\n  + {value_text(y)}")
-        if hidden := len(fields) - len(shown):
+        if hidden := len(self.fields) - len(shown):
             yield Text(f"{hidden} fields of quality and provenance differ (--json lists them)")
-        if not fields:
+        if not self.fields:
             yield Text("no field differs")
+
+    def _change_text(self) -> str:
+        if self.change is None:
+            return "the fits have no head in common"
+        largest, before, after, H, log_n = self.change
+        if largest == 0:
+            return "beta is the same"
+        at = [self.head] if self.head else []
+        at += [] if H is None else [f"H = {H:.4g}"]
+        at += [] if log_n is None else [f"n = {items(log_n)}"]
+        where = ", ".join(at)
+        return f"beta changes by at most {largest:.4g}: from {before:.4g} to {after:.4g} at {where}"
 
 
 def compare_fits(a: str, b: str, store: Path | None) -> DifferenceRecord:
-    """Loads and compares two fits.
+    """Loads and compares two fits, where either was fitted.
 
     Raises:
       CoefficientsError: there is no such fit.
     """
-    before, after = load(a, store), load(b, store)
-    return DifferenceRecord(before, after, compare(before, after))
+    fits = load(a, store), load(b, store)
+    changes = [_change(*fits, *pair) for pair in product(*(fit.entries for fit in fits))]
+    change, head = max(filter(None, changes), default=(None, ""))
+    one, other = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in fits)
+    fields = {
+        path: (one.get(path), other.get(path))
+        for path in dict.fromkeys([*one, *other])  # 1, 1.0 and true are three values in JSON
+        if repr(one.get(path, _leaves)) != repr(other.get(path, _leaves))
+    }
+    before, after = (f"{fit.reference}  {fit.path}" for fit in fits)
+    return DifferenceRecord(before, after, head, change, fields)
 
 
-def _change_lines(head: HeadDifference) -> Iterable[str]:
-    if (head.layer, head.head) != (None, None):
-        yield f"{head_label(head.layer, head.head)}:"
-    sizes = Box(None, head.anywhere.range.log_n)
-    anywhere = f"in sets of {_ranges(sizes)}" if sizes.log_n else "anywhere"
-    for change, where in ((head.common, "in the domain of both"), (head.anywhere, anywhere)):
-        if change is None:
-            yield "the domains do not overlap"
-        elif change.largest == 0:
-            yield f"beta is the same {where}"
-        else:
-            before, after = change.betas
-            domain = f", {_ranges(change.range)}" if change is head.common else ""
-            yield (
-                f"beta changes by at most {change.largest:.4g} {where}{domain}: "
-                f"from {before:.4g} to {after:.4g} at {_place(change.at)}"
-            )
+def _change(
+    a: Coefficients, b: Coefficients, one: Entry, other: Entry
+) -> tuple[Change, str] | None:
+    """The change of entries for the same head, and the head."""
+    pairs = [(one.layer, other.layer), (one.head, other.head)]
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+        return None
+    heads = (a.rule, one), (b.rule, other)
+    boxes = (filter(None, ranges) for ranges in zip(*(domain_of(*x) for x in heads), strict=True))
+    entropies, log_n = (_hull(list(ranges)) for ranges in boxes)
+    layer, head = (y if x is None else x for x, y in pairs)
+    where = "" if (layer, head) == (None, None) else head_label(layer, head)
+    return largest_change(*heads, (entropies, log_n)), where
 
 
-def _ranges(box: Box) -> str:
-    """The ranges of a box, in words."""
-    numbers = [*(box.entropy or ()), *(box.log_n or ())]
-    of_one = LOG_SIZE if box.log_n else ENTROPY_POLYNOMIAL
-    return span(numbers, ENTROPY_AND_SIZE if box.entropy and box.log_n else of_one)
+def _hull(ranges: list[Range]) -> Range | None:
+    """The range that holds all of them."""
+    return (min(x[0] for x in ranges), max(x[1] for x in ranges)) if ranges else None
 
 
-def _place(at: Point) -> str:
-    H = None if at.entropy is None else f"H = {at.entropy:.4g}"
-    n = None if at.log_n is None else f"n = {items(at.log_n)}"
-    return ", ".join(filter(None, (H, n)))
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every value of a document that is not an object, with its path; entries one by one."""
+    if _NOT_COMPARED.fullmatch(path):
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif path == "entries":
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{i}]")
+    else:
+        yield path, value

@@ -7,8 +7,15 @@ from pathlib import Path
 
 from calibrate.errors import CoefficientsError
 from calibrate.files import publishing
-from calibrate.files.store import StoredName, names, open_name, origins, stores
-from calibrate.files.store_audit import audit_reference, audit_store
+from calibrate.files.store import (
+    StoredName,
+    audit_reference,
+    audit_store,
+    names,
+    open_name,
+    origins,
+    stores,
+)
 from calibrate.report.audit_records import StoreAuditRecord
 from calibrate.report.blocks import Block, Table, Text
 
@@ -37,8 +44,8 @@ class NameRecord:
     @classmethod
     def of(cls, held: StoredName) -> "NameRecord":
         """The record of a name whose log could be read."""
-        yanked = sorted(held.history.yanked & set(held.versions))
-        aliases = dict(sorted(held.history.aliases.items()))
+        yanked = sorted(held.state.yanked & set(held.versions))
+        aliases = dict(sorted(held.state.aliases.items()))
         store = str(held.folder.parent)
         return cls(held.name, store, held.default, held.versions, yanked, aliases)
 
