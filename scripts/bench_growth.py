@@ -1,7 +1,7 @@
 """Benchmark of growth: what calls, commands and passes cost against the size of their input.
 
 Prints processor milliseconds on one core at each size, the slope on log axes (1 is linear), and
-what one more costs between the two largest sizes. Of a command it is a second run in one process,
+what one more costs between the two largest sizes. For a command it is a second run in one process,
 so without compilation; a pass through a model keeps the input of each layer for its gradient.
 
     python scripts/bench_growth.py [runtime | commands | model]     # all of them, some minutes
@@ -98,7 +98,7 @@ def runtime() -> None:
 
 
 def commands() -> None:
-    """Of logits on disk: collect, fit, diagnose and evaluate."""
+    """Collect, fit, diagnose and evaluate logits on disk."""
     for unit, sizes in SIZES["commands"].items():
         costs = dict[str, dict[int, float]]()
         for size in sizes:

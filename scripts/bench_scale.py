@@ -54,7 +54,7 @@ print(min(runs))
 
 
 def cpu_seconds() -> float:
-    """Of the processes that have ended."""
+    """CPU seconds of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

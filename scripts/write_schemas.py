@@ -64,7 +64,7 @@ def _schema_of_object(fields: Any, required: bool, others: str | None) -> Schema
 
 
 def json_schema(minor: int) -> Schema:
-    """Of files that say 1.`minor` or, as a reader of that minor sees them, a later 1.N."""
+    """The schema of files that say 1.`minor`, or a later 1.N as a reader of that minor sees it."""
     kinds = [word for word, kind in RULE_KINDS.items() if kind.minor <= minor]
     closed, opened = (
         [schema_of(document_shape(minor, kind, newer)) for kind in kinds] for newer in (False, True)
