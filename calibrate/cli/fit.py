@@ -54,6 +54,9 @@ class FitRequest(Request, Workers):
             "at most [default: what the head says]",
         ),
     ] = None
+    min_beta: Annotated[
+        float, Option(min=1 / 64, max=1, help="Least beta: below 1 for heads that are too sharp.")
+    ] = 1.0
     force_polynomial: Annotated[
         bool,
         Option(
@@ -119,8 +122,7 @@ def fit_one(collection: "RowCollection", request: FitRequest) -> "tuple[FitResul
     if request.paper:
         fit = fits.fit_collection_as_in_the_paper(collection, request.name)
     else:
-        options, forced = _options(request)
-        fit = fits.fit_collection(collection, request.name, options, forced, request.workers)
+        fit = fits.fit_collection(collection, request.name, _options(request), request.workers)
     coefficients, figure = publish_fit(
         fit.coefficients, request.store, request.figure, save_fit_figure
     )
@@ -135,12 +137,11 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     from calibrate.rows.solved_rows import group_heads
 
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
-    options, forced = _options(request)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
     at_once = request.workers.uses_workers
     with Steps("fitting heads", n_groups, n_heads, at_once=at_once) as steps:
         fits = fit_heads_of_collection(
-            collection, request.name, options, forced, request.workers,
+            collection, request.name, _options(request), request.workers,
             report=lambda heads: steps.advance(work=heads),
         )  # fmt: skip
     coefficients, figure = publish_fit(
@@ -149,13 +150,13 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     return FitRecord(coefficients, figure, fits.heads)
 
 
-def _options(request: FitRequest) -> "tuple[Options, str | None]":
-    """The options of the fits, and the kind of rule that is forced."""
+def _options(request: FitRequest) -> "Options":
     from calibrate.rows.rule_fitting import Options
 
-    forced = "polynomial" if request.force_polynomial else None
-    options = Options(request.rows, request.gate, q=request.q, trained_up_to=request.trained_up_to)
-    return options, forced
+    return Options(
+        request.rows, request.gate, q=request.q, trained_up_to=request.trained_up_to,
+        force="polynomial" if request.force_polynomial else None, min_beta=request.min_beta,
+    )  # fmt: skip
 
 
 def publish_fit(
@@ -171,7 +172,7 @@ def publish_fit(
     """
     from calibrate.files.publishing import publish, writing_store
     from calibrate.files.store import names, published_store
-    from calibrate.rows.fit_collection import same_fit
+    from calibrate.files.unchanged_fit import same_fit
 
     published, written = publish(fit, writing_store(store), same_fit)
     assert published.path is not None
