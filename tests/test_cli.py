@@ -457,8 +457,8 @@ def test_a_mistyped_folder_of_a_model_is_named_before_anything_is_loaded(
     ("arguments", "code", "message"),
     [
         (["model", "run", "--name", "My Fit"], 2, "'My Fit' is not a valid fit name"),
-        (["model", "run", "--prompts", "no.jsonl"], 2, "file 'no.jsonl' does not exist"),
-        (["model", "collect", "--text", "."], 2, "file '.' is a directory"),
+        (["model", "run", "--prompts", "no.jsonl"], 2, "'no.jsonl' does not exist"),
+        (["model", "collect", "--text", "."], 2, "'.' is a directory"),
         (["export", "nofit", "--out", "new"], 1, "no fit is named 'nofit'"),
     ],
 )

@@ -483,13 +483,6 @@ def test_refusals_are_one_line(here, arguments, code, message):
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["list", "show", "diff", "verify", "alias", "yank"])
-def test_every_command_has_help_json_and_an_example(command):
-    text = " ".join(call("fits", command, "--help").stdout.split())
-    assert f"Example: calibrate fits {command}" in text
-    assert "--json" in text
-
-
 def test_polynomial_is_written_out():
     assert polynomial((-0.5, 0.0, 2.0, -1e-7, 3.0)) == "-0.5 H^4 + 2 H^2 - 1e-07 H + 3"
     assert polynomial((0.36, -0.5)) == "0.36 log n - 0.5"

@@ -172,19 +172,20 @@ ROWS = {
     "fits/verify": "fits verify",
 }
 MODEL = {
-    "collect/random model": "collect --model random --task retrieval:numbers,list --text book.txt"
-    " --lengths 64,96 --examples 4 --out runs/random",
-    "diagnose/random model": "diagnose runs/random",
-    "evaluate/random model": "evaluate runs/random --fits paper --constants 1.2 --trained-up-to 64",
-    "collect/planted model": "collect --model planted --prompts prompts.jsonl --text wrong.txt"
-    " --lengths 25,50 --out runs/planted",
-    "diagnose/planted model": "diagnose runs/planted",
-    "fit/planted model": "fit runs/planted --name planted --steps 25 --kind constant",
-    "fit/planted model for export": "fit runs/planted --name planted-export --steps 8 --for-export"
-    " --trained-up-to 8",
-    "evaluate/planted model": "evaluate runs/planted --fits planted --constants 1.2",
+    "collect/random model": "model collect --model random --task retrieval:numbers,list"
+    " --text book.txt --lengths 64,96 --examples 4 --out runs/random",
+    "diagnose/random model": "model diagnose runs/random",
+    "evaluate/random model": "model evaluate runs/random --fits paper --constants 1.2"
+    " --trained-up-to 64",
+    "collect/planted model": "model collect --model planted --prompts prompts.jsonl"
+    " --text wrong.txt --lengths 25,50 --out runs/planted",
+    "diagnose/planted model": "model diagnose runs/planted",
+    "fit/planted model": "model fit runs/planted --name planted --steps 25 --kind constant",
+    "fit/planted model for export": "model fit runs/planted --name planted-export --steps 8"
+    " --for-export --trained-up-to 8",
+    "evaluate/planted model": "model evaluate runs/planted --fits planted --constants 1.2",
     "report/planted model": "report planted --out planted.html",
-    "run/planted model": "run --model planted --prompts few.jsonl --name planted-run",
+    "run/planted model": "model run --model planted --prompts few.jsonl --name planted-run",
     "export/planted model": "export planted --model planted --out exported",
     "export/planted model, checked": "export --check exported",
     "export/packed model": "export planted --any-model --model packed/tiny.gguf --out out.gguf",
