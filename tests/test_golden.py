@@ -503,11 +503,12 @@ def shown(record):
 
 
 def differing(record):
-    (head,) = record["heads"]
-    return {f"{where}/{key}": x for where in ("common", "anywhere") for key, x in (
-        ("largest beta", head[where]["largest"]), ("beta before", head[where]["betas"][0]),
-        ("beta after", head[where]["betas"][1]),
-    )}  # fmt: skip
+    change = record["change"]
+    return {
+        "anywhere/largest beta": change["largest"],
+        "anywhere/beta before": change["before"],
+        "anywhere/beta after": change["after"],
+    }
 
 
 def verified(record):
