@@ -184,20 +184,20 @@ def _each_head(
     @partial(jax.checkpoint, prevent_cse=False)
     def one_head(*x: Any) -> jax.Array:
         """The arrays of one key head of one sequence, and the fit's numbers of its heads."""
-        *arrays, n_queries, n_keys, table = x
+        q, k, v, bias, mask, n_queries, n_keys, table = x
         head = KeyHead(fit, table, band, soft_cap, n_queries, n_keys, entropy_gradient, together)
-        return attend_key_head(*arrays, head)
+        return attend_key_head(q, k, v, bias, mask, head)
 
     def one_sequence(*x: Any) -> jax.Array:
         *arrays, n_queries, n_keys = x
-        lengths = (None if n is None else n[None] for n in (n_queries, n_keys))
-        return apply_to_each(one_head, *arrays, *lengths, table, at_once=at_once)
+        limits = (None if n is None else n[None] for n in (n_queries, n_keys))
+        return apply_to_each(one_head, *arrays, *limits, table, at_once=at_once)
 
     q = jnp.moveaxis(q.reshape(B, T, K, G, H), 1, 3)
     k, v = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (k, v))
     bias, mask = (_by_key_head(x, K) for x in (bias, mask))
-    lengths = [None if x is None else jnp.asarray(x) for x in lengths]
-    out = apply_to_each(one_sequence, q, k, v, bias, mask, *lengths, at_once=at_once)
+    limits = (None if x is None else jnp.asarray(x) for x in lengths)
+    out = apply_to_each(one_sequence, q, k, v, bias, mask, *limits, at_once=at_once)
     return jnp.moveaxis(out, 3, 1).reshape(B, T, N, -1).astype(result)
 
 
