@@ -37,9 +37,8 @@ def dot_product_attention(
 ) -> jax.Array:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
-    A fit of kind "log-size" has beta(n), one of kind "entropy-and-size" beta(H, n), with n the
-    number of keys that the query sees: those that masks, lengths, causality and window leave, and
-    whose bias is above -inf.
+    Fits by size have beta(n) or beta(H, n): n counts the keys that masks, lengths, causality and
+    window leave, and whose bias is above -inf.
 
     `functools.partial(dot_product_attention, coefficients=fit)` takes the place of
     jax.nn.dot_product_attention: the same arguments and layout, and two more arguments at the end.
