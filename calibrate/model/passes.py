@@ -27,8 +27,7 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
 
-# Tokens of a batch, and whether it was passed before; one that is not needed took no time.
-Report = Callable[[int, bool], None]
+Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
 class Answers(NamedTuple):
@@ -218,14 +217,9 @@ class Passes:
         if weights is not None:
             parts.append(weights.tobytes())
         made, resumed = self._memo.get(b"\0".join(parts), make)
-        if resumed:
-            self.skip(which, resumed)
-        return made
-
-    def skip(self, which: Sequence[int], resumed: bool = False) -> None:
-        """Reports a pass over some examples that is not needed, or was made before."""
-        for tokens in batch_tokens(self.examples.examples, which):
+        for tokens in batch_tokens(self.examples.examples, which) if resumed else ():
             self._report(tokens, resumed)
+        return made
 
     def _gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
