@@ -121,7 +121,7 @@ def fit_through(
     published = problem.choose(exporting=True) if exporting else free
     fit = published and published.fit(betas.heads)
     if published is None or fit is None:
-        raise _nothing_gains(problem.solved, collection)
+        raise _nothing_gains(problem, collection)
     fit = replace(
         fit, name=name, source=_source(collection, options), provenance=provenance(*TOOLS)
     )
@@ -159,12 +159,13 @@ def _require_answers(collection: ExampleCollection) -> None:
         )
 
 
-def _nothing_gains(solved: list[Solution], collection: ExampleCollection) -> NotWorthItError:
-    gain = max((solution.value.over() for solution in solved), key=lambda gain: gain.mean)
+def _nothing_gains(problem: ModelProblem, collection: ExampleCollection) -> NotWorthItError:
+    gain = max((solution.value.over() for solution in problem.solved), key=lambda gain: gain.mean)
+    all_tried = len(problem.solved) == len(problem.forms())
+    more = "" if all_tried else ", or a --kind to try all the same"
     return NotWorthItError(
         f"not for this model: no rule gains on the examples that choose (at best {_nats(gain)}); "
-        "give prompts that the model answers in part, see `calibrate model diagnose`, or give a "
-        "--kind, which is tried all the same",
+        f"see `calibrate model diagnose`, or give prompts that the model answers in part{more}",
         plain_alone(collection.set, collection.scores),
     )
 
@@ -264,10 +265,8 @@ def _verdict(fit: ModelFit) -> str:
 
 def _cost(fit: ModelFit) -> str:
     cost = fit.export_cost
-    if fit.beside == OWN or cost is None:
-        return "nothing: no other kind is better"
-    if not cost.sign > 0:
-        return f"nothing beyond chance ({_nats(cost)} an answer)"
+    if cost is None or not cost.sign > 0:
+        return "nothing beyond chance"
     return f"{_nats(cost)} an answer, beside {fit.free.form.label if fit.free else PLAIN}"
 
 

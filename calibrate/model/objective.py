@@ -111,7 +111,7 @@ class Multipliers:
         """
         objective, index = self._objective, np.asarray(which)
         cell = objective.cell[index]
-        weights = ~objective.is_text[cell] / n_answers
+        weights: np.ndarray = ~objective.is_text[cell] / n_answers
         for multiplier, cells in zip(self._each, objective.constraints, strict=True):
             held = np.isin(cell, cells)
             weights += multiplier * held / objective.n_answer[index] / max(1, held.sum())

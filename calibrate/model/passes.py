@@ -31,7 +31,7 @@ Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was pa
 
 
 class Answers(NamedTuple):
-    """Of a batch."""
+    """Answers of a batch."""
 
     log_p: Tensor  # (B,) nats: of the whole answer
     right: Tensor  # (B,) int: tokens of the answer that have the highest logit
@@ -71,7 +71,7 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
     logits, target = output.logits[:, -n_kept:].float(), tokens[:, -n_kept:]
     at = torch.arange(tokens.shape[1] - n_kept, tokens.shape[1], device=model.device)
     of_answer = at >= start[:, None]
-    # Of rows of logits: of columns, PyTorch would make a copy of them all.
+    # By rows of logits: by columns, PyTorch would make a copy of them all.
     lost = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), target.flatten(), reduction="none"
     ).view_as(target)
