@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
 from scipy.optimize import curve_fit
 from timing import answer_help
 
@@ -23,7 +22,8 @@ from calibrate.maths.rule import Rule
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
-from calibrate.rows.rule_fitting import KINDS, Options, fit_rule
+from calibrate.rows.row_problem import fit_rule
+from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
 from calibrate.rows.solved_rows import Rows, solve_collection
 
 HEAD = "max-retrieval"
@@ -84,8 +84,8 @@ def compare(rows: Rows, held_out: Rows) -> None:
     """Prints seconds, times numpy.polyfit's, and the held-out score of every fit."""
     print(f"{len(rows.beta):,} rows, {len(rows.interior().beta):,} of them interior")
     print(f"{'':24} seconds  times polyfit  held-out log p_t")
-    plain = log_p_at(held_out, np.ones(len(held_out.beta)))
-    print(f"{'plain softmax':24} {'':22} {mean_by_size(held_out, plain):17.4f}")
+    plain = held_out.log_p(np.ones(len(held_out.beta)))
+    print(f"{'plain softmax':24} {'':22} {held_out.shares() @ plain:17.4f}")
     first = None
     for name, make in FITS.items():
         fit, seconds = make(rows), []
@@ -95,8 +95,8 @@ def compare(rows: Rows, held_out: Rows) -> None:
             seconds.append(time.perf_counter() - start)
         best = min(seconds)
         first = first or best
-        log_p = log_p_at(held_out, applied_beta(fit, held_out))
-        score = mean_by_size(held_out, log_p)
+        log_p = held_out.log_p(applied_beta(fit, held_out))
+        score = held_out.shares() @ log_p
         print(f"{name:24} {best:7.3f} {best / first:14.1f} {score:17.4f}", flush=True)
 
 

@@ -139,9 +139,9 @@ def prepared(
 ) -> Callable[[], Any]:  # fmt: skip
     """A pass of one example through a model, as fits make it: for scores, or a gradient."""
     import torch
-    from calibrate.files.examples import Cell, Example, ExampleSet
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from calibrate.files.examples import Cell, Example, ExampleSet
     from calibrate.model import passes
     from calibrate.model.forms import Form
     from calibrate.model.memo import Memo

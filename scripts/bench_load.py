@@ -9,12 +9,10 @@ both start from bytes in memory. And of imports against what they need: processo
 import json
 import random
 import resource
-import statistics
 import subprocess
 import sys
-import time
 
-from timing import answer_help
+from timing import answer_help, medians
 
 import calibrate
 from calibrate.files.coefficient_file import dumps, loads
@@ -29,7 +27,7 @@ IMPORTS = {
     "import calibrate.transformers": "from transformers import PreTrainedModel",
 }
 IMPORTS_EACH = 3
-SECONDS_PER_ROUND = 0.05
+CALLS = 1_000_000  # of a byte, a round
 
 
 def many_heads(count: int) -> bytes:
@@ -51,15 +49,6 @@ def shipped(name: str) -> bytes:
     path = calibrate.load(name).path
     assert path is not None
     return path.read_bytes()
-
-
-def microseconds(function, data: bytes) -> float:
-    """Mean microseconds of one call in a round."""
-    calls, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < SECONDS_PER_ROUND:
-        function(data)
-        calls += 1
-    return spent / calls * 1e6
 
 
 def import_seconds(statement: str) -> float:
@@ -87,10 +76,10 @@ def main() -> None:
     }
     print(f"{'file':>14} {'bytes':>9} {'json.loads':>11} {'ours':>9}  ratio of medians")
     for name, data in files.items():
-        rounds = [
-            (microseconds(json.loads, data), microseconds(loads, data)) for _ in range(ROUNDS)
-        ]
-        peer, loader = (statistics.median(column) for column in zip(*rounds, strict=True))
+        calls = max(1, CALLS // len(data))
+        took = medians({"json": lambda d=data: json.loads(d), "ours": lambda d=data: loads(d)},
+                       ROUNDS, calls)  # fmt: skip
+        peer, loader = (1e6 * seconds for seconds in took.values())
         print(f"{name:>14} {len(data):>9,} {peer:>8.1f} us {loader:>6.1f} us  {loader / peer:.2f}")
     imports_table()
 

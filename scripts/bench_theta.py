@@ -12,12 +12,10 @@ import os
 os.environ["NPROC"] = "1"  # XLA's thread pool; read when JAX starts
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import time
-
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
-from timing import answer_help
+from timing import answer_help, medians
 
 import calibrate
 from calibrate.maths import reference
@@ -56,12 +54,6 @@ def with_lean_numpy(z: np.ndarray, target: int) -> float:
     return float(minimize_scalar(loss).x)
 
 
-def seconds_per_row(function, rows: int) -> float:
-    start = time.perf_counter()
-    function()
-    return (time.perf_counter() - start) / rows
-
-
 def main() -> None:
     head = load_head("max-retrieval")
     print("medians, microseconds a row; ratio = SciPy / ours")
@@ -69,17 +61,18 @@ def main() -> None:
           "   |residual| / range, largest")  # fmt: skip
     for size, count in ROWS.items():
         logits, target = misranked_rows(head, size, count)
-        calibrate.optimal_beta(logits, target)  # compiles
         few = [(z.astype(np.float64), t) for z, t in zip(logits, target, strict=True)]
         few = few[: PEER_ROWS[size]]
-        times = np.empty((REPEATS, 3))
-        for repeat in times:
-            repeat[0] = seconds_per_row(
-                lambda z=logits, t=target: calibrate.optimal_beta(z, t), count
-            )
-            repeat[1] = seconds_per_row(lambda r=few: [with_logsumexp(*x) for x in r], len(few))
-            repeat[2] = seconds_per_row(lambda r=few: [with_lean_numpy(*x) for x in r], len(few))
-        solver, scipy, lean = np.median(times, axis=0) * 1e6
+        took = medians(
+            {
+                "ours": lambda z=logits, t=target: calibrate.optimal_beta(z, t),
+                "scipy": lambda rows=few: [with_logsumexp(*row) for row in rows],
+                "lean": lambda rows=few: [with_lean_numpy(*row) for row in rows],
+            },
+            REPEATS,
+        )
+        solver = took["ours"] * 1e6 / count
+        scipy, lean = (took[name] * 1e6 / len(few) for name in ("scipy", "lean"))
         beta = calibrate.optimal_beta(logits, target).beta
         residual = max(
             abs(reference.expected_excess(float(b), *row)) / np.ptp(row[0])

@@ -8,9 +8,8 @@ python scripts/bench_train.py          # on one core and on two
 python scripts/bench_train.py --here   # in this process, on its devices
 """
 
-import time
+import itertools
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import training
-from timing import answer_help, on_cores
+from timing import answer_help, medians, on_cores
 
 from calibrate.rows import max_retrieval
 
-ROUNDS, WARM, STEPS = 5, 300, 1_000
+ROUNDS, STEPS = 5, 1_000
 
 
 class Network(nn.Module):
@@ -48,7 +47,7 @@ def inputs(batch: max_retrieval.Batch) -> tuple[jax.Array, jax.Array, jax.Array]
 
 
 def peer() -> Any:
-    """One step of the plain loop, as a function of the number of the step."""
+    """The next steps of the plain loop."""
     network, optimiser = Network(), optax.adam(training.LEARNING_RATE)
     items, query, _ = inputs(max_retrieval.sample(0, 16, training.BATCH))
     params = network.init(jax.random.key(0), items, query)
@@ -65,11 +64,11 @@ def peer() -> Any:
         change, state = optimiser.update(jax.grad(loss)(params, *batch), state)
         return optax.apply_updates(params, change), state
 
-    low, high = training.SIZES
+    (low, high), numbers = training.SIZES, itertools.count()
 
-    def steps(first: int, count: int) -> None:
+    def steps() -> None:
         nonlocal params, state
-        for step in range(first, first + count):
+        for step in itertools.islice(numbers, STEPS):
             size = int(np.random.default_rng([0, step]).integers(low, high + 1))
             batch = inputs(max_retrieval.sample([1, step], size, training.BATCH))
             params, state = update(params, state, *batch)
@@ -79,24 +78,16 @@ def peer() -> Any:
 
 
 def measure() -> None:
-    loop = peer()
-    loop(0, WARM)
-    rates: dict[str, list[float]] = {"plain Flax and optax": [], "train_heads": []}
+    loop, numbers = peer(), itertools.count()
     with TemporaryDirectory() as folder:
-        training.train(0, WARM, Path(folder) / "warm", lambda progress: None)
-        for i in range(ROUNDS):
-            start = time.perf_counter()
-            loop(WARM + i * STEPS, STEPS)
-            between = time.perf_counter()
-            training.train(0, STEPS, Path(folder) / str(i), lambda progress: None)
-            for rate, seconds in zip(
-                rates.values(), (between - start, time.perf_counter() - between), strict=True
-            ):
-                rate.append(STEPS / seconds)
-    for name, rate in rates.items():
-        print(f"{name:>20}  {median(rate):6.0f} steps/s")
-    peer_rate, command_rate = (median(rate) for rate in rates.values())
-    print(f"ratio {command_rate / peer_rate:.2f}")
+
+        def ours() -> None:
+            training.train(0, STEPS, Path(folder) / str(next(numbers)), lambda progress: None)
+
+        took = medians({"plain Flax and optax": loop, "train_heads": ours}, ROUNDS)
+    for name, seconds in took.items():
+        print(f"{name:>20}  {STEPS / seconds:6.0f} steps/s")
+    print(f"ratio {took['plain Flax and optax'] / took['train_heads']:.2f}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
-from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
 
 from calibrate.maths.climbing import Objective
 from calibrate.maths.likelihood import maximise
@@ -17,7 +16,7 @@ from calibrate.maths.reference import entropy
 from calibrate.maths.rule import Rule
 from calibrate.maths.rule_forms import Form
 from calibrate.rows.choose_rule import choose
-from calibrate.rows.rule_fitting import Options
+from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta
@@ -51,21 +50,21 @@ def scores_beyond(
 ) -> dict[str, float]:
     """Held-out mean log p_t of each rule above the gate, sizes equal; and on a mixture."""
     train, test = (_above_gate(*rows) for rows in ((fitted, fitted_gap), (held_out, held_out_gap)))
-    scores = {"plain": mean_by_size(test[0], log_p_at(test[0], np.ones(len(test[1]))))}
+    scores = {"plain": test[0].shares() @ test[0].log_p(np.ones(len(test[1])))}
     scores |= {name: _score(train, test, *VARIABLES[name]) for name in VARIABLES}
     mixed_train, mixed_test = (
         _with_diffuse(*rows, seed) for seed, rows in enumerate((train, test))
     )
-    plain = log_p_at(mixed_test[0], np.ones(len(mixed_test[1])))
-    scores["mixture: plain"] = mean_by_size(mixed_test[0], plain)
+    plain = mixed_test[0].log_p(np.ones(len(mixed_test[1])))
+    scores["mixture: plain"] = mixed_test[0].shares() @ plain
     for name in MIXED:
         scores[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
     rows = concatenate_rows([fitted, diffuse_rows(fitted)])
     for q in (None, 0.0):
         fit = choose(rows, Options(q=q)).chosen.fit
-        log_p = log_p_at(mixed_test[0], applied_beta(fit, mixed_test[0]))
+        log_p = mixed_test[0].log_p(applied_beta(fit, mixed_test[0]))
         name = "mixture: calibrate fit" + " --q 0" * (q == 0)
-        scores[name] = mean_by_size(mixed_test[0], log_p)
+        scores[name] = mixed_test[0].shares() @ log_p
     return scores
 
 
@@ -102,7 +101,7 @@ def _score(
     objective = Objective(train[0].profile, weight)
     c = maximise(objective, form, LOW, HIGH, tolerance=TOLERANCE).coefficients
     beta = np.clip(design_test @ c, LOW, HIGH)
-    return mean_by_size(test[0], log_p_at(test[0], beta))
+    return float(test[0].shares() @ test[0].log_p(beta))
 
 
 def _normalise(x: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from styles import STYLES
 
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.report.plot_style import new_figure, save_figure, sizes_axis
-from calibrate.report.score_plots import STYLES
 
 TEXT, ALL = "text", "all"
 LABELS = {
@@ -17,7 +17,6 @@ LABELS = {
     "layers": "best constant, layers 10 to 19",
     OWN: "own fit, through the model",
 }
-STYLE_OF = {"layers": "log-n"}  # the other names have their own
 FORMATS = {RIGHT: (100, ".1f"), LOG_P: (1, ".3f"), TEXT: (1, ".4f")}  # factor and digits
 TITLES = {
     RIGHT: "answers right, %",
@@ -145,7 +144,7 @@ def _draw_rule(ax: Any, rule: str, label: str, rows: Sequence[Row]) -> None:
         for row in rows if rule in row["rules"]
     ]  # fmt: skip
     if points:
-        colour, marker, dash = STYLES[STYLE_OF.get(rule, rule)]
+        colour, marker, dash = STYLES[rule]
         ax.errorbar(
             [x for x, _ in points], [y for _, (y, _) in points],
             [2 * error for _, (_, error) in points], fmt=dash, color=colour, marker=marker, ms=5,

@@ -10,6 +10,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from timing import answer_help
+
 from calibrate.files import coefficient_schema, json_shapes
 from calibrate.files.coefficient_schema import NEWEST_MINOR, RULE_KINDS, document_shape
 
@@ -136,5 +138,6 @@ def schema_files() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     for path, text in schema_files().items():
         path.write_text(text)

@@ -6,7 +6,9 @@ from calibrate.maths.reference import entropy, softmax
 from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
 
 
-def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 2.0)) -> Rows:
+def planted_rows(
+    beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 2.0), min_beta=1.0
+) -> Rows:
     """Solved rows; beta_of(H, n) is the beta that targets are drawn at, (rows,)."""
     rng = np.random.default_rng(seed)
     parts = []
@@ -16,7 +18,7 @@ def planted_rows(beta_of, sizes=(16, 64, 256), count=1_000, seed=0, scale=(0.3, 
         H = entropy(z)
         p = softmax(z, beta=np.broadcast_to(beta_of(H, n), H.shape)[:, None])
         target = (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
-        parts.append(solve_rows(z, target.astype(np.int32), H, n))
+        parts.append(solve_rows(z, target.astype(np.int32), H, n, min_beta))
     return concatenate_rows(parts)
 
 

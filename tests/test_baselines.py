@@ -16,10 +16,11 @@ from calibrate.evidence.baselines import (
     one_constant,
     rounded_paper,
 )
-from calibrate.rows.model_selection import choose
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.paper_procedure import fit_as_in_the_paper
 from calibrate.rows.rivals import by_sharpness, fitted_rules
-from calibrate.rows.rule_fitting import Options, fit_rule
+from calibrate.rows.row_problem import fit_rule
+from calibrate.rows.rule_fitting import Options
 
 
 def beta(fit, n):
@@ -85,7 +86,8 @@ def test_each_q_of_the_chosen_kind_is_a_rule_of_its_own():
     assert list(tried) == ["q-0", "q-0.25", "q-0.5"][: len(choice.trade)]
     assert [fit.name for fit in tried.values()] == list(tried)
     assert list(tried.values()) == [candidate.fit for candidate in choice.trade]
-    kept = beside(choice.chosen.fit, fixed_rules() | tried | fitted_rules(choice.rows, choice))
+    fitted = fitted_rules(choice.problem.rows, choice)
+    kept = beside(choice.chosen.fit, fixed_rules() | tried | fitted)
     assert set(tried) - set(kept) == {f"q-{choice.chosen.q:g}"}  # it is the fit
     assert label("q-0.25") == "the same kind at q = 0.25"
 

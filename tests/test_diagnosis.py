@@ -22,7 +22,7 @@ from calibrate.report.plot_style import png
 from calibrate.rows import diagnosis as pipeline
 from calibrate.rows import head_verdict
 from calibrate.rows.collect import collect_arrays
-from calibrate.rows.diagnosis import commitment_slope, diagnose
+from calibrate.rows.diagnosis import diagnose
 from calibrate.rows.head_verdict import FEW, NOT_WORTH, ROBUST, SINK, WORTH
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.solved_rows import concatenate_rows
@@ -105,11 +105,10 @@ def test_planted_heads_get_their_verdicts(heads):
 
 
 def test_commitment_grows_as_planted(heads):
-    assert heads[BOUNDED].slope.value == pytest.approx(0, abs=0.15)
-    assert heads[RANDOM].slope.value == pytest.approx(0, abs=0.05)
-    assert heads[GROWING].slope.value == pytest.approx(1, abs=0.05)
-    assert heads[SHARP].slope.value == pytest.approx(1, abs=1e-3)
-    assert 0 < heads[GROWING].slope.error < 0.01
+    assert heads[BOUNDED].slope == pytest.approx(0, abs=0.15)
+    assert heads[RANDOM].slope == pytest.approx(0, abs=0.05)
+    assert heads[GROWING].slope == pytest.approx(1, abs=0.05)
+    assert heads[SHARP].slope == pytest.approx(1, abs=1e-3)
 
 
 def test_heads_are_ranked_by_gain_and_those_of_few_rows_are_last(found):
@@ -140,14 +139,12 @@ def check_against_plain_formulas(head, rows, eps):
     size = np.array([size for size, _, _ in rows])
     on_top = np.array([z.argmax() in np.flatnonzero(t) for _, z, t in rows])
     assert head.rows == len(rows)
-    assert head.slope.value == pytest.approx(np.polyfit(np.log(n), np.log(n) - H, 1)[0], abs=1e-5)
+    assert head.slope == pytest.approx(np.polyfit(np.log(n), np.log(n) - H, 1)[0], abs=1e-5)
     assert head.on_top == pytest.approx(on_top.mean())
     last = size == head.largest
-    assert head.on_top_at_largest == pytest.approx(on_top[last].mean())
-    variance, n_star = [], []
+    n_star = []
     for _, z, t in rows:
-        z, p, t = z[np.isfinite(z)], reference.softmax(z)[np.isfinite(z)], t[np.isfinite(z)]
-        variance.append(p @ (z - p @ z) ** 2)
+        z, t = z[np.isfinite(z)], t[np.isfinite(z)]
         n_star.append(t.sum() + (1 / eps - 1) * np.exp(z[t]).sum() / np.exp(z[~t]).mean())
     assert head.dispersal == pytest.approx(np.median(np.array(n_star)[last]), rel=1e-5)
     assert [at.size for at in head.sizes] == sorted(set(size))
@@ -155,8 +152,6 @@ def check_against_plain_formulas(head, rows, eps):
         mine = size == at.size
         assert at.entropy == pytest.approx(H[mine].mean(), abs=1e-5)
         assert at.entropy_spread == pytest.approx(H[mine].std(), abs=1e-5)
-        assert at.commitment == pytest.approx((np.log(n) - H)[mine].mean(), abs=1e-5)
-        assert at.susceptibility == pytest.approx(np.array(variance)[mine].mean(), rel=1e-4)
         assert at.on_top == pytest.approx(on_top[mine].mean())
     betas = np.geomspace(1, 64, 97)
     log_p = np.array([log_p_of(z, t, betas) for _, z, t in rows])
@@ -181,7 +176,6 @@ def test_numbers_are_those_of_plain_formulas(collection, heads):
         check_against_plain_formulas(heads[key], list(rows_of(collection, key)), eps=0.25)
     beta = [reference.optimal_beta(z, int(t.argmax())) for _, z, t in rows_of(collection, BOUNDED)]
     interior = [b for b in beta if 0 < b < np.inf]
-    assert heads[BOUNDED].beta == pytest.approx(np.percentile(interior, [10, 50, 90]), rel=1e-3)
     assert heads[BOUNDED].shares["sharp"] == pytest.approx(np.mean(np.isinf(beta)))
     assert heads[BOUNDED].shares["interior"] == pytest.approx(len(interior) / len(beta))
 
@@ -229,22 +223,6 @@ def test_the_largest_size_has_twenty_rows(measured):
         rows, *columns = zip(*measured[:2], last, strict=True)
         all_rows = pipeline.Measured(concatenate_rows(rows), *map(np.concatenate, columns))
         assert pipeline._diagnose_head(all_rows, "it").largest == largest
-
-
-@pytest.mark.parametrize("per_group", [1, 8])
-def test_the_error_of_a_slope_is_how_far_slopes_scatter(per_group):
-    """Also where rows vary more at some sizes, and where those of a group are alike."""
-    rng, items = np.random.default_rng(0), np.repeat([16, 64, 1024], 40 * per_group)
-    group = np.arange(len(items)) // per_group
-    noise = np.where(items == 1024, 1.0, 0.2)
-    slopes = [
-        commitment_slope(items, 0.3 * np.log(items) + noise * drawn[group], group)
-        for drawn in rng.standard_normal((1_000, 120))
-    ]
-    values, errors = np.array(slopes).T
-    assert values.mean() == pytest.approx(0.3, abs=0.01)
-    assert errors.mean() == pytest.approx(values.std(), rel=0.07)
-    assert commitment_slope(np.array([16, 64]), np.array([1.0, 2.0]), np.arange(2)) is None
 
 
 def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):

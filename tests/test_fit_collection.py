@@ -12,15 +12,12 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficient_file import dumps, read
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
+from calibrate.files.unchanged_fit import same_fit
 from calibrate.maths import reference
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import (
-    fit_collection,
-    fit_collection_as_in_the_paper,
-    same_fit,
-)
-from calibrate.rows.model_selection import SHARPER
+from calibrate.rows.fit_collection import fit_collection, fit_collection_as_in_the_paper
 from calibrate.rows.rule_fitting import KINDS, Options
+from calibrate.rows.sharpness import SHARPER
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +35,7 @@ def misranked(tmp_path_factory):
 
 
 def test_a_collection_becomes_a_file_that_loads(folder, tmp_path):
-    fit = fit_collection(folder, "toy", force="polynomial")
+    fit = fit_collection(folder, "toy", Options(force="polynomial"))
     published, _ = publish(fit.coefficients, tmp_path)
     loaded = calibrate.load("toy", tmp_path)
     assert loaded == fit.coefficients
@@ -84,7 +81,7 @@ def test_the_papers_procedure(folder, misranked):
 def test_all_rows_need_a_collection_that_keeps_them(misranked):
     with pytest.raises(CalibrateError, match="keeps misranked rows only.*--keep all"):
         fit_collection(misranked, "toy", Options(rows="all"))
-    fit = fit_collection(misranked, "toy", force="constant")
+    fit = fit_collection(misranked, "toy", Options(force="constant"))
     assert fit.coefficients.source["options"]["rows"] == "misranked"
 
 
@@ -132,7 +129,7 @@ class SeveralTargets(ToyHead):
 @pytest.mark.slow
 def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
     collect(SeveralTargets(noise=0.4), [16, 64, 256], 400, 0, tmp_path / "sets")
-    fit = fit_collection(tmp_path / "sets", "sets", Options(prior_rows=0, q=0.0), force="constant")
+    fit = fit_collection(tmp_path / "sets", "sets", Options(prior_rows=0, q=0.0, force="constant"))
     b = fit.coefficients.only.coefficients[-1]
 
     def mass(beta):
@@ -144,8 +141,8 @@ def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
 
     assert mass(b) > mass(1)
     assert mass(b) > max(mass(b * 0.97), mass(b * 1.03))
-    for size in fit.choice.held_out:
-        assert size.after > size.before
+    for size in fit.choice.held_out.gain_records():
+        assert size["after"] > size["before"]
 
 
 def test_the_shipped_fit_is_of_the_present_default():

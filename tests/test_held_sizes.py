@@ -6,21 +6,14 @@ from conftest import ToyHead
 from planted import planted_rows
 
 from calibrate.errors import QualityError
-from calibrate.rows import candidates
-from calibrate.rows.candidates import applied_beta, log_p_at
+from calibrate.rows import row_problem
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
-from calibrate.rows.model_selection import choose, try_kinds
 from calibrate.rows.pooling import HARM
-from calibrate.rows.rule_fitting import (
-    KINDS,
-    Options,
-    build_problem,
-    fit_rule,
-    solve_problem,
-)
-from calibrate.rows.weighting import assign_blocks
+from calibrate.rows.row_problem import RowProblem, fit_rule
+from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
 
 HELD = Options(prior_rows=0, q=0.0, trained_up_to=16)
 
@@ -34,7 +27,7 @@ def rows():
 def costs_at_16(rows, options, kind):
     small = rows.take(rows.size == 16)
     beta = applied_beta(fit_rule(rows, kind, options), small)
-    return -np.mean(log_p_at(small, beta) - log_p_at(small, np.ones_like(beta)))
+    return -np.mean(small.log_p(beta) - small.log_p(np.ones_like(beta)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,10 +43,10 @@ def test_a_fit_costs_no_more_than_is_allowed_there(rows, kind, q):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_rule_that_keeps_to_it_is_more_likely(rows, kind):
-    problem = build_problem(rows, assign_blocks(rows), kind, HELD)
+    problem = RowProblem(rows, HELD).kind_fit(kind, 0.0)
     weights = np.ones(100)
     objective, held = problem.data.objective(weights), problem.data.held_scores(weights)
-    c = solve_problem(problem)
+    c = problem.solve()
 
     def at(c):
         beta = np.clip(problem.form.design @ c, 1, 64)
@@ -73,9 +66,10 @@ def test_no_other_rule_that_keeps_to_it_is_more_likely(rows, kind):
 
 def test_a_kind_that_cannot_keep_to_it_loses_to_one_that_can(rows):
     free, held = (choose(rows, HELD._replace(trained_up_to=n)) for n in (0, 16))
-    assert free.held_out[0].after < free.held_out[0].before or free.chosen.kind != "constant"
+    (of_free, *_), (of_held, *_) = (x.held_out.gain_records() for x in (free, held))
+    assert of_free["after"] < of_free["before"] or free.chosen.kind != "constant"
     assert held.chosen.kind in ("log-size", "entropy-and-size")
-    assert held.held_out[0].after > held.held_out[0].before - HARM - 2 * held.held_out[0].error
+    assert of_held["after"] > of_held["before"] - HARM - 2 * of_held["error"]
 
 
 def test_sizes_that_are_not_there_hold_nothing(rows):
@@ -97,10 +91,10 @@ def test_sizes_that_are_put_together_are_held_together(rows, kind):
 
 
 def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
-    monkeypatch.setattr(candidates, "HARM", -1.0)  # a gain of 1 nat is asked for
-    trial = try_kinds(rows, HELD)
-    assert trial.candidates == []
-    assert "at n = 16, a size that the head was trained on" in trial.left_out["constant"]
+    monkeypatch.setattr(row_problem, "HARM", -1.0)  # a gain of 1 nat is asked for
+    candidates, left_out = RowProblem(rows, HELD).solve_kinds(KINDS)
+    assert candidates == []
+    assert "at n = 16, a size that the head was trained on" in left_out["constant"]
     with pytest.raises(QualityError, match="a size that the head was trained on"):
         choose(rows, HELD)
 

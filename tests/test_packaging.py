@@ -165,11 +165,21 @@ def test_scripts_import_what_the_package_has():
         assert is_module or defined, f"{script}: {module} has no {name}"
 
 
+def is_run(path):
+    """Whether a file is a script in Python, and no module of others."""
+    return path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
+
+
+SCRIPTS = [path for path in sorted((ROOT / "scripts").iterdir()) if is_run(path)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("script", sorted(ROOT.glob("scripts/bench_*.py")), ids=lambda x: x.stem)
-def test_a_benchmark_asked_for_help_measures_nothing(script):
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda x: x.stem)
+def test_a_script_asked_for_help_does_nothing_else(script):
     about = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
-    done = subprocess.run(
-        [sys.executable, script, "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, script, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])  # needs an extra
+    assert done.returncode == 0, done.stderr
     assert about.split("\n")[0] in " ".join(done.stdout.split())

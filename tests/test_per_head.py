@@ -11,18 +11,19 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.prior import Gain
 from calibrate.files.logits_recorder import Recorder
+from calibrate.files.unchanged_fit import same_fit
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.maths.solver import STATUS_NAMES
 from calibrate.parallel.jobs import Jobs
 from calibrate.report.streams import stdout
 from calibrate.rows import solved_rows
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect_arrays
-from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection, same_fit
-from calibrate.rows.gain import Gain
+from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.model_selection import choose
 from calibrate.rows.per_head import (
     HeadFit,
     HeadRule,
@@ -31,7 +32,8 @@ from calibrate.rows.per_head import (
     fit_each_head,
     quality_of_heads,
 )
-from calibrate.rows.rule_fitting import Options, fit_rule
+from calibrate.rows.row_problem import fit_rule
+from calibrate.rows.rule_fitting import Options
 from calibrate.rows.solved_rows import concatenate_rows, solve_collection
 
 # What beta each (layer, head) is planted to want, of entropy and size.
@@ -52,8 +54,8 @@ def rows_of(wants=WANTS, **options):
     return concatenate_rows(parts)
 
 
-def fit_heads(rows, options, force=None):
-    return combine_heads(fit_each_head(rows, options, force), options)
+def fit_heads(rows, options):
+    return combine_heads(fit_each_head(rows, options), options)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_a_family_of_polynomials_is_taken_where_it_gains_more():
     assert head.rule.kind == "polynomial"
     assert fit.rule.min_entropy == 0
     assert combine_heads(families, Options(gate=0.25))[0].rule.min_entropy == 0.25
-    forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all"), force="polynomial")
+    forced, _ = fit_heads(rows_of({(0, 1): WANTS[0, 1]}), Options(rows="all", force="polynomial"))
     assert forced.rule.kind == "entropy-polynomial"
 
 
@@ -128,11 +130,12 @@ def test_evidence_is_of_the_calibrated_heads_together(found):
     heads = found[1]
     quality = quality_of_heads(heads)
     assert "2 of 4 heads gain, by" in quality["verdict"]
-    for size in quality["held_out"]:
-        own = [s for h in heads if h.rule for s in h.rule.held_out if s.size == size["size"]]
-        assert size["rows"] == sum(s.rows for s in own) == 2_000
-        assert size["before"] == pytest.approx(np.mean([s.before for s in own]))
+    alone = [h.rule.held_out.gain_records() for h in heads if h.rule]
+    for size, *of_heads in zip(quality["held_out"], *alone, strict=True):
+        assert size["rows"] == sum(of["rows"] for of in of_heads) == 2_000
+        assert size["before"] == pytest.approx(np.mean([of["before"] for of in of_heads]))
         assert size["after"] > size["before"]
+        assert size["error"] < max(of["error"] for of in of_heads)
     said = quality_of_heads(heads[:2])["verdict"]
     gain = heads[1].rule.gain.mean
     assert said.startswith(f"1 of 2 heads gains, by {gain:.4f} nats of log p (false-discovery rate")
@@ -289,7 +292,7 @@ def test_a_head_without_any_weight_keeps_plain_softmax():
 
 
 def named(gain, p, kind):
-    rule = HeadRule(None, kind, Gain(gain, gain / 2, 2 * gain, p), [])
+    rule = HeadRule(None, kind, Gain(gain, gain / 2, 2 * gain, p), None)
     return HeadFit(0, 0, 300, 0.1, rule, "gains")
 
 

@@ -10,20 +10,16 @@ from calibrate.maths.likelihood import maximise
 from calibrate.maths.rule import beta_of
 from calibrate.maths.rule_forms import polynomial_form
 from calibrate.rows import rule_fitting
-from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
 from calibrate.rows.collect import collect
+from calibrate.rows.groups import N_BLOCKS, assign_blocks
 from calibrate.rows.heads import load_head
-from calibrate.rows.rule_fitting import (
-    KINDS,
-    Options,
-    build_problem,
-    checked_coefficients,
-    fit_rule,
-    solve_each,
-    solve_problem,
-)
+from calibrate.rows.row_problem import RowProblem, fit_rule
+from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
 from calibrate.rows.solved_rows import concatenate_rows, solve_collection, solve_rows
-from calibrate.rows.weighting import N_BLOCKS, assign_blocks, row_weights
+
+
+def kind_fit(rows, kind, options):
+    return RowProblem(rows, options).kind_fit(kind, options.q or 0.0)
 
 
 def rising(H, n):
@@ -50,10 +46,10 @@ def test_folds_at_once_have_the_rules_that_each_has_alone(rows, q, trained_up_to
     folds = (np.arange(N_BLOCKS) % 5 != np.arange(3)[:, None]) * np.array([[1.0], [0.5], [2.0]])
     options = Options(rows="all", q=q, trained_up_to=trained_up_to)
     for kind in KINDS:
-        problem = build_problem(rows, assign_blocks(rows), kind, options)
-        start, design = solve_problem(problem), problem.form.design
-        alone = np.array([solve_problem(problem, weights, start) for weights in folds])
-        at_once = solve_each(problem, folds, start)
+        problem = kind_fit(rows, kind, options)
+        start, design = problem.solve(), problem.form.design
+        alone = np.array([problem.solve(weights, start) for weights in folds])
+        at_once = problem.solve_each(folds, start)
         np.testing.assert_allclose(at_once @ design.T, alone @ design.T, atol=1e-6)
         assert len(np.unique(alone[:, -1])) == 3
 
@@ -97,8 +93,8 @@ def test_a_planted_polynomial_comes_back(rows):
 @pytest.mark.parametrize("which", rule_fitting.ROWS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_rule_of_the_kind_is_more_likely(rows, which, kind):
-    problem = build_problem(rows, assign_blocks(rows), kind, Options(which))
-    c = solve_problem(problem)
+    problem = kind_fit(rows, kind, Options(which))
+    c = problem.solve()
     objective_of = problem.data.objective(np.ones(N_BLOCKS))
 
     def value(c):
@@ -117,12 +113,12 @@ def test_no_other_rule_of_the_kind_is_more_likely(rows, which, kind):
 
 
 def test_pooling_by_cells_is_as_good_as_every_row(rows):
-    problem = build_problem(rows, assign_blocks(rows), "polynomial", Options(prior_rows=0))
-    used = rows.take(rule_fitting.usable_rows(rows, "polynomial", Options()))
-    weight = row_weights(used)
+    problem = kind_fit(rows, "polynomial", Options(prior_rows=0))
+    used = rows.take(Options().usable(rows, "polynomial"))
+    weight = used.shares()
     form = polynomial_form(used.entropy, problem.domain, 1.0, 64.0)
     exact = maximise(Objective(used.profile, weight), form, 1.0, 64.0)
-    beta = np.clip(form.design @ solve_problem(problem), 1, 64)
+    beta = np.clip(form.design @ problem.solve(), 1, 64)
     assert weight @ used.profile.log_p(beta) == pytest.approx(exact.value, abs=2e-5)
 
 
@@ -131,10 +127,8 @@ def test_weights_of_blocks_are_those_of_rows(rows):
     half = (np.arange(N_BLOCKS) < N_BLOCKS // 2).astype(float)
     some = rows.take(block < N_BLOCKS // 2)
     for options in (Options(), Options("misranked")):
-        problem = build_problem(rows, block, "constant", options)
-        of_half = checked_coefficients(
-            problem, solve_problem(problem, half, start=solve_problem(problem))
-        )
+        problem = kind_fit(rows, "constant", options)
+        of_half = problem.checked_coefficients(problem.solve(half, start=problem.solve()))
         alone = fit_rule(some, "constant", options)
         assert of_half.only.coefficients[-1] == pytest.approx(alone.only.coefficients[-1], rel=0.01)
 
@@ -150,7 +144,7 @@ def test_set_sizes_have_equal_weight_whatever_their_number_of_rows():
     many, few = (planted_rows(lambda H, n, b=b: np.full_like(H, b), (size,), count)
                  for b, size, count in ((4.0, 64, 3_000), (1.5, 65, 300)))  # fmt: skip
     rows = concatenate_rows([many, few])
-    weight = row_weights(rows)
+    weight = rows.shares()
     assert weight[rows.size == 64].sum() == pytest.approx(0.5)
     assert weight[rows.size == 65].sum() == pytest.approx(0.5)
     alone, both = (fit_rule(r, "constant").only.coefficients[-1] for r in (many, rows))
@@ -162,14 +156,12 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
     gated = rows.entropy <= 0.5
     assert gated.sum() > 10
     options = Options(gate=0.5)
-    assert not rule_fitting.usable_rows(rows, "polynomial", options)[gated].any()
+    assert not options.usable(rows, "polynomial")[gated].any()
     with pytest.raises(QualityError, match="does not depend on entropy, and so has no gate"):
         fit_rule(rows, "log-size", options)
-    assert rule_fitting.usable_rows(rows, "polynomial", Options())[gated].all()
+    assert Options().usable(rows, "polynomial")[gated].all()
     assert fit_rule(rows, "polynomial", options).rule.min_entropy == 0.5
-    assert not rule_fitting.usable_rows(rows, "constant", Options(rows="misranked"))[
-        ~rows.misranked
-    ].any()
+    assert not Options(rows="misranked").usable(rows, "constant")[~rows.misranked].any()
 
 
 def test_rows_that_determine_no_rule_are_refused(rows):
@@ -201,6 +193,6 @@ def test_sets_of_targets_are_fitted_by_their_highest_peak(rows):
 
 
 def test_scores_are_means_over_sizes(rows):
-    log_p = log_p_at(rows, np.ones(len(rows.size)))
+    log_p = rows.log_p(np.ones(len(rows.size)))
     by_size = [log_p[rows.size == n].mean() for n in (16, 64, 256)]
-    assert mean_by_size(rows, log_p) == pytest.approx(np.mean(by_size))
+    assert rows.shares() @ log_p == pytest.approx(np.mean(by_size))

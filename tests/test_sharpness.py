@@ -7,12 +7,12 @@ from planted import planted_rows
 from calibrate.errors import QualityError
 from calibrate.maths.likelihood_profile import plain_power, profile
 from calibrate.maths.reference import entropy, softmax
-from calibrate.rows.candidates import applied_beta, mean_by_size
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.heads import load_head
-from calibrate.rows.model_selection import KEPT, SHARPER, choose, sharpest
-from calibrate.rows.rule_fitting import KINDS, Options, build_problem, fit_rule, solve_problem
+from calibrate.rows.row_problem import RowProblem, fit_rule
+from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
+from calibrate.rows.sharpness import KEPT, SHARPER, sharpest
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
-from calibrate.rows.weighting import assign_blocks
 
 QS = (0.25, 0.5, 1.0)
 BETAS = (1.0, 1.3, 4.7, 33.0, 64.0)
@@ -68,8 +68,8 @@ def test_on_a_calibrated_head_the_best_constant_is_1_over_1_minus_q(q):
 def test_the_sharper_the_more_often_p_and_the_less_log_p(head_rows, kind):
     def means(q):
         fit = fit_rule(head_rows, kind, Options(q=q, prior_rows=0))
-        log_p = head_rows.profile.log_p(np.clip(applied_beta(fit, head_rows), 1, 64))
-        return [mean_by_size(head_rows, s) for s in (log_p, np.exp(log_p / 2), np.exp(log_p))]
+        log_p = head_rows.log_p(applied_beta(fit, head_rows))
+        return [head_rows.shares() @ s for s in (log_p, np.exp(log_p / 2), np.exp(log_p))]
 
     found = np.array([means(q) for q in (0.0, 0.5, 1.0)])
     for column, best in enumerate((0, 1, 2)):  # each is best at its own q
@@ -80,14 +80,14 @@ def test_the_sharper_the_more_often_p_and_the_less_log_p(head_rows, kind):
 
 @pytest.mark.parametrize("q", QS)
 def test_no_start_leads_to_a_better_rule(head_rows, q):
-    problem = build_problem(head_rows, assign_blocks(head_rows), "log-size", Options(q=q))
+    problem = RowProblem(head_rows, Options(q=q)).kind_fit("log-size", q)
     objective = problem.data.objective(np.ones(100))
-    found = objective.values(np.clip(problem.form.design @ solve_problem(problem), 1, 64))
+    found = objective.values(np.clip(problem.form.design @ problem.solve(), 1, 64))
     rng = np.random.default_rng(0)
     for _ in range(20):
         at_ends = np.exp(rng.uniform(0, np.log(64), 2))
         start = np.linalg.solve(problem.form.matrix, at_ends)
-        other = solve_problem(problem, start=start)
+        other = problem.solve(start=start)
         assert objective.values(np.clip(problem.form.design @ other, 1, 64)) <= found + 2e-5
 
 

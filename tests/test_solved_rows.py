@@ -47,15 +47,6 @@ def test_masked_items_are_not_counted_and_ranks_are_known():
     np.testing.assert_array_equal(rows.misranked, [False, True])
 
 
-def test_rows_of_no_group_are_groups_of_their_own():
-    z = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
-    rows = solve_rows(z, np.zeros(6, np.int32), reference.entropy(z), 8)
-    assert sorted(rows.group_index()) == list(range(6))
-    index = rows._replace(group=np.array([7, -1, 2**40, 7, -1, 7])).group_index()
-    assert index[0] == index[3] == index[5]
-    assert sorted(set(index)) == [0, 1, 2, 3]
-
-
 def test_take_and_join_undo_each_other():
     rng = np.random.default_rng(0)
     z = rng.standard_normal((10, 8)).astype(np.float32)

@@ -98,9 +98,6 @@ def test_other_sets_seeds_rules_and_heads_are_scored_anew(here):
     np.testing.assert_equal(vars(again), vars(first))
     (other,) = cached_answers(SharpHead(0.5), [16], 100, 0, rules, here)
     assert (other.right["plain"] != first.right["plain"]).any()
-    keys = {Calibration(sizes, sets, seed).key() for sizes in ([64, 256], [64]) for sets in (1, 2)
-            for seed in (0, 1)}  # fmt: skip
-    assert len(keys) == 8
 
 
 class PicksConstants(ToyHead):
@@ -122,10 +119,7 @@ def test_hindsight_is_chosen_on_half_of_the_sets_and_scored_on_the_others():
     found = ten_heads.right_answers(PicksConstants(), 16, 100, 0, plain)
     assert (found.chosen_on, found.hindsight_beta) == (50, trials[7])
     assert found.accuracy("hindsight") == found.gains("hindsight", "plain").mean() == 0.2
-
-
-def test_hindsight_gains_on_the_sets_that_did_not_choose_it():
-    """There 0.2 more than plain softmax, which has 0.5 of all sets."""
+    # Plain softmax has 0.5 of all sets; on those that did not choose, hindsight has 0.2 more.
     score = answers({"plain": 0.5, "own": 0.5, "hindsight": 0.6}, chosen_on=1_000)
     comparison = compare_heads(["a", "b"], [[score], [score]])
     assert comparison.gain[:, 0] == pytest.approx([0, 0, 0.2])
@@ -179,10 +173,8 @@ def test_headroom_is_the_share_of_the_ceilings_gain():
     assert np.isnan(few.headroom_low[i, 0])
 
 
-def test_rules_that_some_head_lacks_are_left_out_and_no_head_comes_twice():
-    both = answers({"plain": 0.5, "own": 0.6, "own-512": 0.6})
-    one = answers({"plain": 0.5, "own": 0.6})
-    assert compare_heads(["a", "b"], [[both], [one]]).rules == ["plain", "own"]
+def test_the_same_head_twice_is_refused():
+    score = [answers({"plain": 0.5, "own": 0.6})]
     for heads in (["a", "a"], ["a"]):
         with pytest.raises(ValueError, match="give at least two, each once"):
-            compare_heads(heads, [[one]] * len(heads))
+            compare_heads(heads, [score] * len(heads))

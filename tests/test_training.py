@@ -48,6 +48,7 @@ def test_weights_do_not_depend_on_the_seeds_beside(tmp_path, steps, jobs, monkey
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatch):
+    """scripts/soak.py kills it at random; see test_faults."""
     training.train(0, 30, tmp_path / "whole", quiet)
     batch = training._training_batch
 
@@ -63,32 +64,6 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatc
     monkeypatch.setattr(training, "_training_batch", batch)
     training.train(0, 30, tmp_path / "halves", quiet)
     assert weights(tmp_path / "whole") == weights(tmp_path / "halves")
-
-
-@pytest.mark.slow
-def test_kill_9_and_resume_ends_with_the_same_bytes(tmp_path):
-    script = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-import training
-training.SIZES, training.STEPS_PER_LOG_ROW, training.STEPS_PER_CHECKPOINT = (5, 5), 50, 50
-training.train(0, 3000, Path({str(tmp_path)!r}) / sys.argv[1], print)
-"""
-    run, kills = [sys.executable, "-c", script], 0
-    subprocess.run([*run, "whole"], check=True, stdout=subprocess.DEVNULL)
-    for delay in (0.1, 0.5, 1.5):
-        process = subprocess.Popen([*run, "killed"], stdout=subprocess.DEVNULL)
-        while not (tmp_path / "killed" / CHECKPOINT).exists() and process.poll() is None:
-            time.sleep(0.05)
-        time.sleep(delay)
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.wait()
-    assert kills > 0
-    subprocess.run([*run, "killed"], check=True, stdout=subprocess.DEVNULL)
-    assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
 
 
 @pytest.mark.slow

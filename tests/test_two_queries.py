@@ -62,19 +62,6 @@ def test_streams_and_seeds_have_prompts_of_their_own(study):
     assert not torch.equal(first, tokens("measure", 1))
 
 
-def test_order_of_the_items_says_nothing(study):
-    """One layer sees no position: the query's attention is over a set."""
-    model = study["new_model"](2, 0)
-    model.model.layers = model.model.layers[:1]
-    tokens = study["draw"](np.random.default_rng(0), 12, 4, "one").tokens
-    turned = torch.cat([tokens[:, :-1].flip(1), tokens[:, -1:]], dim=1)
-    with torch.no_grad():
-        one, other = study["answers"](model, tokens), study["answers"](model, turned)
-        without = study["answers"](model, tokens[:, -5:])
-    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(one, without, atol=1e-3)  # and the items are seen
-
-
 @pytest.mark.slow
 def test_training_begins_to_learn(study):
     model = study["new_model"](2, 3)
@@ -82,13 +69,6 @@ def test_training_begins_to_learn(study):
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
     again = [loss for _, loss in study["train"](study["new_model"](2, 3), 3, 3, 2e-3, prompts=64)]
     assert again[0] == losses[0]
-
-
-def test_shipped_weights_are_small(study):
-    chosen = [study["Trial"](heads, seed) for heads in study["HEADS"] for seed in study["SEEDS"]]
-    assert sum(f.stat().st_size for c in chosen for f in c.weights.iterdir()) < 10e6
-    for one in chosen:
-        assert 1e5 < study["load_model"](one.weights).num_parameters() < 5e5
 
 
 def test_shipped_weights_know_the_task_and_disperse(study, model):

@@ -193,6 +193,6 @@ class Strata:
         known = self.groups >= MIN_EFFECTIVE and self.freedom > 0
         freedom = self.freedom if known else np.nan
         error = error * widening(freedom)
-        if self.groups < LEAST_ALIKE - ROUNDING:
-            error = np.where((error <= ROUNDING * np.abs(mean)) & (mean != 0), np.nan, error)
+        alike = (error <= ROUNDING * np.abs(mean)) & (mean != 0)
+        error = np.where(alike, 0.0 if self.groups > LEAST_ALIKE - ROUNDING else np.nan, error)
         return Estimate(mean[()], error[()], freedom)

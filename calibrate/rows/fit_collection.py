@@ -206,7 +206,7 @@ def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
     """How far the fit is from the rows used; theta as it is applied, so at most 1."""
     used = rows.interior()
     p = horner(used.entropy, fit.only.coefficients)
-    applied = applied_beta(fit, used.entropy, used.items)
+    applied = applied_beta(fit, used)
     deviation = used.beta - used.beta.mean()
     return {
         "beta_rms": float(np.sqrt(np.mean((p - used.beta) ** 2))),

@@ -155,7 +155,7 @@ class RowProblem:
         others = np.arange(N_BLOCKS) % N_FOLDS != np.arange(N_FOLDS)[:, None]
         for left_out, c in enumerate(problem.solve_each(others.astype(float), start)):
             fit, in_fold = problem.coefficients(c), fold == left_out
-            beta[in_fold] = applied_beta(fit, self.rows.entropy[in_fold], self.rows.items[in_fold])
+            beta[in_fold] = applied_beta(fit, self.rows, in_fold)
         return beta
 
 

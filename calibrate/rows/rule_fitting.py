@@ -233,10 +233,12 @@ class KindFit:
         return fit
 
 
-def applied_beta(fit: Coefficients, entropy: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """(rows,) beta that a fit gives to rows with these entropies and numbers of items."""
-    entry, log_n = fit.only, np.log(items)
-    return np.asarray(beta_of(entropy, log_n, entry.coefficients, entry.domain, fit.rule, np))
+def applied_beta(
+    fit: Coefficients, rows: Rows, some: np.ndarray | slice = slice(None)
+) -> np.ndarray:
+    """(rows,) beta that a fit gives to rows, or to some of them."""
+    entry, H, log_n = fit.only, rows.entropy[some], np.log(rows.items[some])
+    return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
 
 
 def _require_range(

@@ -85,6 +85,6 @@ def learning_curve(choice: Choice) -> list[dict[str, Any]]:
             block_weights[others[:share]] = 1
             solution = candidate.problem.solve(block_weights, candidate.solution)
             fit = candidate.problem.coefficients(solution)
-            beta = applied_beta(fit, held_out.entropy, held_out.items)
+            beta = applied_beta(fit, held_out)
             log_p[share].append(float(held_out.shares() @ held_out.log_p(beta)))
     return [{"rows": counts[s], "log_p": float(np.mean(log_p[s]))} for s in log_p]

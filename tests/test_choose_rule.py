@@ -7,11 +7,9 @@ from planted import planted_rows
 from calibrate.errors import QualityError
 from calibrate.maths import reference
 from calibrate.maths.rule import beta_of
-from calibrate.rows.candidates import applied_beta, log_p_at, mean_by_size
+from calibrate.rows.choose_rule import choose
 from calibrate.rows.heads import load_head
-from calibrate.rows.held_out import held_out_by_size
-from calibrate.rows.model_selection import choose
-from calibrate.rows.rule_fitting import Options
+from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
 OPTIONS = Options(q=0.0)  # planted rules are calibrated: sharper ones would not come back
@@ -22,8 +20,8 @@ def test_the_polynomial_where_beta_depends_on_entropy():
     assert choice.chosen.kind == "polynomial"
     assert "the polynomial gains" in choice.verdict
     assert choice.chosen.gain.low > 0
-    for size in choice.held_out:
-        assert size.after > size.before
+    for size in choice.held_out.gain_records():
+        assert size["after"] > size["before"]
 
 
 def test_a_multiple_of_log_n_where_beta_depends_on_the_size():
@@ -59,7 +57,7 @@ def test_one_constant_where_nothing_else_does_better():
 
 
 def test_the_polynomial_may_be_forced():
-    choice = choose(flat_rows(), OPTIONS, force="polynomial")
+    choice = choose(flat_rows(), OPTIONS._replace(force="polynomial"))
     assert choice.chosen.kind == "polynomial"
     assert "forced: it does not beat one constant beyond chance" in choice.verdict
 
@@ -68,7 +66,7 @@ def test_the_polynomial_may_be_forced():
 def test_nothing_where_softmax_is_right_as_it_is(force):
     rows = planted_rows(lambda H, n: np.ones_like(H))
     with pytest.raises(QualityError, match="not for this head: .* beat.? plain softmax"):
-        choose(rows, OPTIONS, force)
+        choose(rows, OPTIONS._replace(force=force))
 
 
 def test_nothing_for_shuffled_targets():
@@ -89,7 +87,10 @@ def test_one_size_alone_leaves_log_n_out():
 def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
     rows = planted_rows(lambda H, n: np.full_like(H, 3.0))
     with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):
-        choose(rows._replace(entropy=np.resize([2.0, 3.0], len(rows.size))), OPTIONS, "polynomial")
+        choose(
+            rows._replace(entropy=np.resize([2.0, 3.0], len(rows.size))),
+            OPTIONS._replace(force="polynomial"),
+        )
 
 
 def test_too_few_rows_are_exit_3_with_advice():
@@ -105,8 +106,8 @@ def test_scores_are_of_rows_that_the_fit_has_not_seen():
     """With few rows the polynomial follows them: what it gains on its own rows is no gain."""
     rows = planted_rows(lambda H, n: np.full_like(H, 2.5), (16, 64), count=60)
     polynomial = next(c for c in choose(rows, OPTIONS).candidates if c.kind == "polynomial")
-    own = log_p_at(rows, applied_beta(polynomial.fit, rows))
-    assert mean_by_size(rows, own) > polynomial.mean_log_p
+    own = rows.log_p(applied_beta(polynomial.fit, rows))
+    assert rows.shares() @ own > polynomial.mean_log_p
 
 
 @pytest.mark.slow
@@ -136,16 +137,30 @@ def test_a_gate_leaves_rules_without_one_out():
         choose(flat_rows(), Options(gate=10.0))
 
 
-def test_the_held_out_error_counts_rows_by_their_weight():
-    """Two rows with all the weight say as little as two rows."""
-    rows = planted_rows(lambda H, n: 2 + 0 * H, sizes=(64,), count=1_000)
-    own = np.zeros(1_000, np.float32)
-    own[[3, 7]] = 5
-    one = np.ones(1_000)
-    plain, sharp = (log_p_at(rows, beta) for beta in (one, 2 * one))
-    (of_all,) = held_out_by_size(rows._replace(weight=own), plain, sharp)
-    (of_two,) = held_out_by_size(rows.take(own > 0), plain[own > 0], sharp[own > 0])
-    assert of_all.error == pytest.approx(of_two.error)
+@pytest.mark.parametrize(("wants", "best"), [(0.3, 0.3), (0.6, 0.6)])
+def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best):
+    rows = {
+        least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
+        for least in (1.0, 1 / 8)
+    }
+    with pytest.raises(QualityError, match="best beta is below 1, the least allowed: .*min-beta"):
+        choose(rows[1.0], OPTIONS)
+    choice = choose(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
+    assert choice.chosen.kind == "constant"
+    assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(best, abs=0.04)
+    assert choice.chosen.fit.rule.min_beta == 1 / 8
+
+
+def test_rows_that_want_a_little_less_beta_are_not_said_to():
+    rows = planted_rows(lambda H, n: np.full_like(H, 0.97))
+    with pytest.raises(QualityError, match="leave its softmax as it is"):
+        choose(rows, OPTIONS)
+
+
+def test_a_rule_that_may_be_diffuse_is_sharp_where_rows_want_that():
+    rows = planted_rows(lambda H, n: np.full_like(H, 2.5), min_beta=1 / 8)
+    choice = choose(rows, OPTIONS._replace(min_beta=1 / 8, trained_up_to=16))
+    assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(2.5, abs=0.15)
 
 
 def test_a_sharp_head_of_few_rows_gets_no_rule():

@@ -1,0 +1,87 @@
+"""scripts/figures: bounds hold on every set, and the estimate is close to what is measured."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calibrate
+from calibrate.maths.reference import softmax
+from calibrate.rows.heads import load_head
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import example_sets
+from example_sets import ExampleSets, coefficient_bounds, estimated_dispersal, measured_dispersal
+
+SCRIPTS = Path(example_sets.__file__).parent
+SIZES = [16, 128, 1024]
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return example_sets.draw_examples(load_head("max-retrieval-1"), SIZES, 48, 0)
+
+
+def test_sets_are_as_the_head_and_the_runtime_see_them(examples):
+    fit = calibrate.load("max-retrieval@1")
+    for sets in examples:
+        np.testing.assert_array_equal(sets.largest[:, -1], sets.target)
+        expected = calibrate.adaptive_softmax(sets.logits.astype(np.float32), fit)
+        np.testing.assert_allclose(sets.coefficients(fit), expected, atol=2e-5)
+
+
+def test_both_bounds_hold_on_every_set(examples):
+    for sets in examples:
+        assert (sets.spread() <= sets.spread_bound).all()
+        for beta in (0.3, 1.0, 4.0):
+            p = softmax(sets.logits, beta=beta)
+            for spread in (sets.spread(), sets.spread_bound):
+                lower, upper = coefficient_bounds(spread, sets.size, beta)
+                assert (lower[:, None] <= p * (1 + 1e-12)).all(), beta
+                assert (p <= upper[:, None] * (1 + 1e-12)).all(), beta
+
+
+def test_coefficient_bounds_are_those_of_the_lemma():
+    lower, upper = coefficient_bounds(np.array([1.0, 50.0]), 100, 2.0)
+    np.testing.assert_allclose(lower, [np.exp(-2) / 100, np.exp(-100) / 100])
+    np.testing.assert_allclose(upper, [np.exp(2) / 100, 1.0])
+
+
+def test_the_spread_bound_is_reached_by_opposite_items():
+    """Two items along the key matrix' first singular direction, and a query along their image."""
+    key = np.random.default_rng(0).standard_normal((5, 5))
+    left, _, right = np.linalg.svd(key)
+    items, query = np.array([[3 * right[0], -3 * right[0]]]), 2 * left[:, 0]
+    nothing = {"kernel": np.zeros((5, 5)), "bias": np.zeros(5)}
+    params = {
+        "query_1": {"kernel": np.zeros((1, 5)), "bias": np.zeros(5)}, "query_2": nothing,
+        "attention_query": {**nothing, "bias": query}, "attention_key": {"kernel": key},
+    }  # fmt: skip
+    bound = example_sets.spread_bound(params, np.zeros(1, np.float32), items)
+    assert np.ptp(items[0] @ key.T @ query) / 5**0.5 == pytest.approx(bound[0])
+
+
+def test_dispersal_is_exact_for_equals_and_foretold_for_a_head(examples):
+    equals = ExampleSets(10, np.array([[3.0] + [0.0] * 9]), np.array([0]), *[np.zeros(1)] * 3)
+    n = estimated_dispersal(equals, eps=0.25)
+    assert np.exp(3) / (np.exp(3) + n - 1) == pytest.approx(0.25)
+    measured = measured_dispersal(examples)
+    assert 128 < measured < 1024
+    assert abs(np.log(estimated_dispersal(examples[-1]) / measured)) < np.log(4 / 3)
+    assert measured_dispersal(examples[:1]) is None
+
+
+@pytest.mark.slow
+def test_every_figure_is_drawn(here):
+    script = runpy.run_path(str(SCRIPTS / "figures"))
+    names = script["main"].__globals__
+    (here / "table1.json").write_bytes((names["RESULTS"] / "table1.json").read_bytes())
+    names |= {"RESULTS": here, "SIZES": [*SIZES, 512], "SETS": 40}
+    script["main"]()
+    drawn = {path.stem for path in here.glob("*.png")}
+    shown = {path.stem for path in (SCRIPTS / "results").glob("*.png")}
+    assert shown - drawn == {"smollm2", "two-queries", "verdicts"}
+    assert json.loads((here / "dispersal.json").read_text())["0.5"]["measured"] > 100
