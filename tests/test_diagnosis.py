@@ -16,7 +16,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
 from calibrate.files.rows import RowCollection
 from calibrate.maths import reference
-from calibrate.report import diagnosis_plots, diagnosis_record
+from calibrate.report import diagnosis_record, plots
 from calibrate.report.blocks import as_json
 from calibrate.report.diagnosis_record import DiagnosisRecord
 from calibrate.report.plot_style import png
@@ -365,20 +365,20 @@ def test_rows_without_weight_are_left_out(here):
     assert found.without_rows == [(0, 1)]
 
 
-def test_figures_show_what_was_found(found):
-    entropy = diagnosis_plots.plot_entropy(Figure().add_subplot(), found.heads[:5])
-    shown = {line.get_label(): line for line in entropy.lines}
+def test_the_figure_shows_what_was_found(found):
+    ax = plots.plot_entropy(Figure().add_subplot(), found.heads[:5])
+    shown = {line.get_label(): line for line in ax.lines}
     for head in found.heads[:5]:
         H = [at.entropy for at in head.sizes]
         np.testing.assert_allclose(shown[head.name].get_ydata(), H)
     reference_line = shown["log n: uniform attention"]
     np.testing.assert_allclose(reference_line.get_ydata(), np.log(reference_line.get_xdata()))
-    assert entropy.get_xlabel()
+    assert ax.get_xlabel()
 
 
 def test_of_many_heads_five_are_coloured(found):
     many = [found.heads[0]._replace(head=i, name=f"head ${i}_^x$") for i in range(40)]
-    ax = diagnosis_plots.plot_entropy(Figure().add_subplot(), many)
+    ax = plots.plot_entropy(Figure().add_subplot(), many)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert len(labels) == 7
     assert "35 other heads" in labels

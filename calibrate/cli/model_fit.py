@@ -74,12 +74,10 @@ def fit(request: ModelFitRequest) -> "FitRecord":
     """
     job, collection = open_run(request.run, request.model, request.device)
     check_store(request.store)
-    from calibrate.evidence.evidence import OWN
     from calibrate.model.problem import ModelOptions
     from calibrate.report.collection_record import nearly_none_right
-    from calibrate.report.fit_record import FitRecord
+    from calibrate.report.fit_record import through_model
     from calibrate.report.plots import save_fit_figure
-    from calibrate.report.scores_record import ScoresRecord
 
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
@@ -92,8 +90,7 @@ def fit(request: ModelFitRequest) -> "FitRecord":
         found.coefficients, request.store, request.figure,
         lambda path, fit: save_fit_figure(path, fit, found.heads),
     )  # fmt: skip
-    scores = ScoresRecord(found.evidence, (OWN,), coefficients.reference)
-    return FitRecord(coefficients, figure, scores=scores)
+    return through_model(found, coefficients, figure)
 
 
 def _fit(

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrate.evidence.estimate import NOTHING, Estimate
+from calibrate.evidence.evidence import OWN
+from calibrate.export.plan import ALIKE
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
@@ -36,6 +38,7 @@ from calibrate.report.wording import (
 from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:
+    from calibrate.model.fit import ModelFit
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.per_head import HeadFit
 
@@ -53,6 +56,7 @@ class FitRecord:
       figure: None if it was not drawn.
       heads: of a fit per head: every head, with or without a rule.
       scores: of a fit through a model: on the examples that no fit has seen.
+      more: in JSON, of a fit through a model: what it was chosen among.
       of_file: whether all that the file has is shown, and no details left out.
     """
 
@@ -60,6 +64,7 @@ class FitRecord:
     figure: Path | None
     heads: Sequence["HeadFit"] = ()
     scores: "ScoresRecord | None" = None
+    more: Mapping[str, Any] = field(default_factory=dict)
     of_file: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -73,7 +78,7 @@ class FitRecord:
         }
         if self.heads:
             found["heads"] = [_head_json(head) for head in self.heads]
-        return found | ({"scores": self.scores} if self.scores else {})
+        return found | ({"scores": self.scores} if self.scores else {}) | dict(self.more)
 
     def blocks(self) -> Iterable[Block]:
         """The rule, the gain held out, the verdict, and the Python that uses the fit."""
@@ -98,9 +103,10 @@ class FitRecord:
         """The rule of the only entry, or how many there are."""
         fit, (first, *others) = self.coefficients, self.coefficients.entries
         rest = "; other heads keep plain softmax"
-        if others:
-            n_heads = f" of {len(self.heads):,}" if self.heads else ""
-            yield "rules", f"{len(fit.entries):,}{n_heads} entries{rest}"
+        if self.heads:
+            yield "heads", f"{len(fit.entries):,} of {len(self.heads):,} have a rule"
+        elif others:
+            yield "rules", f"{len(fit.entries):,} entries{rest}"
         elif (first.layer, first.head) != (None, None):
             yield "for", head_label(first.layer, first.head) + rest
         if all_constant(fit):
@@ -137,6 +143,23 @@ class FitRecord:
             rows.append(("more rows", advice))
         rows += [*facts(fit), ("id", digest(fit))]
         yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))
+
+
+def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
+    """The record of a fit through a model, as it was published."""
+    from calibrate.report.scores_record import ScoresRecord
+
+    candidates = [
+        {
+            "kind": s.form.kind, "each_head": s.form.of != ALIKE,
+            "heads": len(s.heads_changed(fit.heads)), "gain": s.value.gain,
+            "losses": s.value.losses,
+        }
+        for s in fit.solved
+    ]  # fmt: skip
+    more = {"candidates": candidates, "losses": fit.losses, "export_cost": fit.export_cost}
+    scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
+    return FitRecord(coefficients, figure, scores=scores, more=more)
 
 
 def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitRecord:
