@@ -31,6 +31,7 @@ from tiny_causal import (  # noqa: E402
     some_examples,
 )
 
+from calibrate.cli.loading import find_fit  # noqa: E402
 from calibrate.evidence.baselines import log_size, one_constant  # noqa: E402
 from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402
@@ -350,7 +351,7 @@ def test_the_report_of_a_fit_of_a_model(reported):
         "log-size, each head", "+0.2500", reported.source["fingerprint"],
     ):  # fmt: skip
         assert words in page
-    assert find_model_fit("own", None) == (reported, Path("runs/a"))  # in ./runs, by its digest
+    assert find_fit("own", None) == (reported, Path("runs/a"))  # in ./runs, by its digest
     if CHROMIUM:
         check_in_a_browser(Path("p.html").resolve(), 400, "dark")
 
