@@ -197,8 +197,8 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
         logits, target, np.broadcast_to(betas, (len(logits), len(betas)))
     )
     return RowProfiles(
-        from_nodes(*of_target, low, high)._replace(concave=target.ndim == 1),
-        from_nodes(*expected, low, high),
+        from_nodes(of_target[0], of_target[1], low, high)._replace(concave=target.ndim == 1),
+        from_nodes(expected[0], expected[1], low, high),
         mean,
         variance,
     )

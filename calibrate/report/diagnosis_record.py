@@ -23,7 +23,7 @@ from calibrate.report.diagnosis_plots import save_figures
 from calibrate.report.wording import items
 from calibrate.rows import head_verdict as thresholds
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis
-from calibrate.rows.rule_fitting import MIN_ROWS
+from calibrate.rows.groups import MIN_ROWS
 
 RECORD = "diagnosis.json"
 
