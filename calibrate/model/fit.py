@@ -239,9 +239,9 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
 
 def _at(length: int, part: Evidence) -> dict[str, Any]:
     """log p of the answers of a length under plain softmax and under the fit."""
-    before, after = (part.mean(rule, LOG_P).mean for rule in (PLAIN, OWN))
+    before, after = (float(part.mean(rule, LOG_P).mean) for rule in (PLAIN, OWN))
     row = {"size": length, "rows": part.n, "before": before, "after": after}
-    error = part.gain(OWN, LOG_P).error
+    error = float(part.gain(OWN, LOG_P).error)
     return row | ({"error": error} if np.isfinite(error) else {})
 
 

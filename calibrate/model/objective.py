@@ -71,7 +71,7 @@ class Objective:
         evidence = self.evidence(which, {OWN: scores})
         losses = self.losses(evidence, which, OWN)
         answers = evidence.answers
-        return Value(answers, answers.gain(OWN, LOG_P).mean, losses, self.allowed)
+        return Value(answers, float(answers.gain(OWN, LOG_P).mean), losses, self.allowed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -201,5 +201,10 @@ def _choosing(objective: Objective) -> list[int]:
 
 
 def _gain(solution: Solution, other: Solution | None) -> Gain:
+    """The gain over another solution, which is to be beyond chance.
+
+    Over plain softmax, None, a standard error is enough: held-out examples judge that gain again.
+    """
     gain = solution.value.over(other and other.value)
-    return Gain(gain.mean, *gain.interval, gain.p)
+    low, high = gain.interval
+    return Gain(gain.mean, low if other else gain.mean - gain.error, high, gain.p)
