@@ -351,6 +351,7 @@ def written_for_model(record):
         name = f"candidates/{of['kind']}/{'each head' if of['each_head'] else 'all heads'}"
         found |= {f"{name}/gain": of["gain"], f"{name}/heads": of["heads"]}
         found |= {f"{name}/loss/{i}": loss["mean"] for i, loss in enumerate(of["losses"])}
+    found |= {f"L{of['layer']}H{of['head']}/typical beta": of["beta"] for of in record["heads"]}
     if record["export_cost"]:
         found |= estimate(record["export_cost"], "cost of exporting")
     return found
@@ -429,7 +430,8 @@ def ran(scores):
     """A fit and its scores."""
 
     def of_run(record):
-        return named({"fit": written(record), "scores": scores(record["scores"])})
+        of_scores = scores(record["scores"]) if "scores" in record else {}
+        return named({"fit": written(record), "scores": of_scores})
 
     return of_run
 

@@ -1,6 +1,7 @@
 """A fit as a result to show, as made or as its file has it: of one head, of many, of a model."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,8 +93,7 @@ class FitRecord:
         yield Facts([*self._rule(), ("file", str(fit.path))])
         if len(fit.entries) > 1:
             yield self._entries()
-        yield from held_out_tables(fit)
-        yield from (self.scores.tables() if self.scores else ())
+        yield from self.scores.tables() if self.scores else held_out_tables(fit)
         if "verdict" in quality:
             yield Facts([("verdict", value_text(quality["verdict"]))])
         details = self._details()
@@ -147,8 +147,11 @@ class FitRecord:
 
 def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
     """The record of a fit through a model, as it was published."""
+    from calibrate.report.model_plots import typical_betas
     from calibrate.report.scores_record import ScoresRecord
 
+    betas = typical_betas(coefficients, round(math.exp(fit.published.form.center)), fit.heads)
+    heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
     candidates = [
         {
             "kind": s.form.kind, "each_head": s.form.of != ALIKE,
@@ -157,7 +160,10 @@ def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | No
         }
         for s in fit.solved
     ]  # fmt: skip
-    more = {"candidates": candidates, "losses": fit.losses, "export_cost": fit.export_cost}
+    more = {
+        "heads": heads, "candidates": candidates, "losses": fit.losses,
+        "export_cost": fit.export_cost,
+    }  # fmt: skip
     scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
     return FitRecord(coefficients, figure, scores=scores, more=more)
 
