@@ -10,6 +10,7 @@ estimator on purpose writes the records anew, and says in the commit which numbe
     python tests/test_golden.py --write
 """
 
+import html
 import json
 import math
 import os
@@ -105,8 +106,7 @@ def write_models():
     The text of the second loses by what its answers gain by: a fit meets the constraint on text.
     """
     import transformers
-    from test_first_look import planted_examples, planted_model
-    from tiny_causal import causal_model, save
+    from tiny_causal import causal_model, planted_examples, planted_model, save
     from tiny_gguf import small_model, write_gguf
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -332,14 +332,20 @@ def written_for_heads(record):
     return found
 
 
+RULES = {"paper": "the paper's numbers", "constant": "one constant",
+         "kappa-log-n": "one line in log n", "free": "best without --for-export"}  # fmt: skip
+
+
 def written_for_model(record):
     found = of_file(record["path"])
-    for rule, of in record["rules"].items():
-        found[f"{rule}/right"] = of["right"]
-        if "gain" in of:
-            found |= named({rule: estimate(of["gain"], "gain")})
-            for i, loss in enumerate(of["losses"]):
-                found |= named({rule: estimate(loss, f"loss/{i}")})
+    for rule, of in record["scores"]["all"]["rules"].items():
+        name = RULES.get(rule, rule)
+        found[f"{name}/right"] = of["right"]["mean"]
+        if rule != "plain":
+            found |= {f"{name}/gain": of["log_p"]["gain"],
+                      f"{name}/gain/error": of["log_p"]["gain_error"]}  # fmt: skip
+        for i, loss in enumerate(record["losses"].get(rule, [])):
+            found |= named({name: estimate(loss, f"loss/{i}")})
     for of in record["candidates"]:
         name = f"candidates/{of['kind']}/{'each head' if of['each_head'] else 'all heads'}"
         found |= {f"{name}/gain": of["gain"], f"{name}/heads": of["heads"]}
@@ -367,14 +373,12 @@ def fitted(path, fit):
 
 def scored_head(record):
     found = {}
-    for of in record["rules"]:
-        if of["rule"] == "hindsight":
-            continue
-        for i, size in enumerate(record["sizes"]):
-            name = f"{size}/{of['rule'].split('@')[0]}"
-            found |= {f"{name}/right": of["accuracy"][i], f"{name}/right/error": of["error"][i],
-                      f"{name}/gain": of["gain"][i], f"{name}/gain/error": of["gain_error"][i],
-                      f"{name}/against plain/p-value": of["p_plain"][i]}  # fmt: skip
+    for size in record["sizes"]:
+        for rule, measures in size["rules"].items():
+            name, of = f"{size['size']}/{rule.split('@')[0]}", measures["right"]
+            found |= {f"{name}/right": of["mean"], f"{name}/right/error": of["error"],
+                      f"{name}/gain": of["gain"], f"{name}/gain/error": of["gain_error"],
+                      f"{name}/against plain/p-value": of["p"]}  # fmt: skip
     return {name: x for name, x in found.items() if x is not None}
 
 
@@ -382,7 +386,7 @@ def scored_logits(record):
     found = of_rules(record["all"], "all")
     for of in record["sizes"]:
         found |= of_rules(of, str(of["size"]))
-    for head in record["heads"] * (len(record["heads"]) > 1):
+    for head in record["heads"]:
         found |= of_rules(head, head_name(head))
         for of in head["sizes"]:
             found |= of_rules(of, f"{head_name(head)}/{of['size']}")
@@ -390,23 +394,26 @@ def scored_logits(record):
 
 
 def of_rules(record, where):
-    found = {f"{where}/rows": record["rows"]}
+    found = {f"{where}/rows": record["items"]}
     for rule, measures in record["rules"].items():
         for measure, of in measures.items():
-            found |= named({f"{where}/{rule.split('@')[0]}": estimate(of, measure)})
+            name = f"{where}/{rule.split('@')[0]}/{measure}"
+            found |= estimate(of, name)
+            found |= {f"{name}_gain": of["gain"], f"{name}_gain/error": of["gain_error"]}
     return found
 
 
 def scored_model(record):
     found = {}
-    groups = {name: record[name] for name in ("answers", "text") if record[name]}
-    groups |= {f"{cell['template']} {cell['length']}": cell for cell in record["cells"]}
+    groups = {"answers": record["all"], "text": record["text"] or {"items": 0, "rules": {}}}
+    groups |= {f"{cell['template']} {cell['size']}": cell for cell in record["strata"]}
     for where, of in groups.items():
-        found[f"{where}/examples"] = of["examples"]
-        for rule, measures in of["scores"].items():
+        found |= {f"{where}/examples": of["items"]} if of["items"] else {}
+        for rule, measures in of["rules"].items():
             for measure, value in measures.items():
                 name = f"{where}/{rule.split('@')[0]}/{measure}"
-                found |= estimate(value, name) | estimate(value["gain"], f"{name}/gain")
+                found |= estimate(value, name)
+                found |= {f"{name}/gain": value["gain"], f"{name}/gain/error": value["gain_error"]}
     return found
 
 
@@ -422,8 +429,8 @@ def ran(scores):
     """A fit and its scores."""
 
     def of_run(record):
-        fit = written_for_model(record) if "rules" in record else written(record)
-        return named({"fit": fit, "scores": scores(record["scores"])})
+        of_scores = scores(record["scores"]) if "scores" in record else {}
+        return named({"fit": written(record), "scores": of_scores})
 
     return of_run
 
@@ -431,17 +438,17 @@ def ran(scores):
 def scores_of_run(record):
     """Accuracies of a head before and after."""
     found = {}
-    for of in record:
+    for of in record["sizes"]:
         for rule in ("plain", "paper", "own", "log-n", "hard"):
-            found |= {f"{of['size']}/{rule}/right": of[rule]["accuracy"],
-                      f"{of['size']}/{rule}/right/error": of[rule]["error"]}  # fmt: skip
-        found |= named({str(of["size"]): estimate(of["gain"], "gain")})
+            found |= named({f"{of['size']}/{rule}": estimate(of["rules"][rule]["right"], "right")})
+        own = of["rules"]["own"]["right"]
+        found |= {f"{of['size']}/gain": own["gain"], f"{of['size']}/gain/error": own["gain_error"]}
     return found
 
 
 def reported(record):
     """The page is written whole."""
-    text = Path(record["report"]).read_text(encoding="utf-8")
+    text = html.unescape(Path(record["report"]).read_text(encoding="utf-8"))
     return {"page": text.rstrip().endswith("</html>"), "verdict": record["verdict"] in text}
 
 

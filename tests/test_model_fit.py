@@ -220,7 +220,7 @@ def solved(monkeypatch, log_p_of, **options):
     )
     for form in found.forms():
         found.solve(form)
-        if found.hopeless():
+        if found.is_hopeless():
             break
     return begun, found
 

@@ -8,6 +8,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -19,8 +20,10 @@ from test_gguf import logits_of  # noqa: E402
 from tiny_gguf import small_model, write_gguf  # noqa: E402
 
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import Rule  # noqa: E402
+from calibrate.model.answers import compare  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
 torch.set_num_threads(1)
@@ -157,3 +160,37 @@ def test_what_the_script_refuses(study, arguments, message, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         study.main()
     assert message in capsys.readouterr().err
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def scored(study):
+    """Two templates and a text of four examples each; of 8 tokens, 2 of which are an answer."""
+    cells = (Cell("numbers", 8, False), Cell("towns", 8, False), Cell("text", 8, True))
+    examples = ExampleSet(cells, tuple(
+        Example(np.arange(8, dtype=np.int32), 1 if cell == 2 else 6, cell)
+        for cell in range(3) for _ in range(4)
+    ))  # fmt: skip
+    plain = Scores(np.repeat([-2.0, -4.0, -7.0], 4), np.array([2, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3]))
+    own = Scores(np.repeat([-1.0, -2.5, -14.0], 4), np.array([2, 2, 2, 1, 2, 1, 1, 1, 3, 3, 3, 3]))
+    return compare(examples, range(12), {"plain": plain, "own": own})
+
+
+def test_the_tables(study):
+    kinds = {"seen": ["numbers", "towns"], "not seen": ["json"], "text": ["text"]}
+    rows = json.loads(json.dumps(study.measured(scored(study), kinds)))
+    assert [(row["template"], row["length"], row["examples"]) for row in rows] == [
+        ("numbers", 8, 4), ("towns", 8, 4), ("all", 8, 8), ("text", 8, 4),
+    ]  # fmt: skip
+    times = {"fit": {"minutes": 44.6, "peak_mib": 2100.2}, "evaluate": {"minutes": 8.0,
+             "peak_mib": None}}  # fmt: skip
+    lines = study.markdown({"verdict": "well", "found": rows, "times": times})
+    assert lines[0] == "well."
+    assert "| numbers (seen) | 8 | 4 | 25.0 ± 40.6 |  |  | 75.0 ± 40.6 |" in lines
+    assert "| all (seen) | 8 | 8 | -3.000 ± 0.000 |  |  | -1.750 ± 0.000 |" in lines
+    assert "| all (seen) | 8 | 8 | +1.250 ± 0.000 |  |  |" in lines
+    assert "| text | 8 | 4 | -1.0000 |  |  | -2.0000 |" in lines
+    assert "| text | 8 | 4 |  |  | -1.0000 |" in lines
+    assert "| fit | 45 | 2,100 |" in lines
+    assert "| evaluate | 8 |  |" in lines

@@ -127,14 +127,12 @@ def fit_model_and_publish(request: ModelFitRequest) -> "FitRecord":
     assert collection is not None
     check_store(request.store)
     from calibrate.cli.fit_steps import draw_fit, publish_fit
-    from calibrate.evidence.evidence import OWN
     from calibrate.model.fit import fit_through
     from calibrate.model.passes import batch_tokens
     from calibrate.model.problem import ModelOptions
     from calibrate.report.collection_record import nearly_none_right
-    from calibrate.report.fit_record import FitRecord
+    from calibrate.report.fit_record import through_model
     from calibrate.report.model_plots import save_head_betas
-    from calibrate.report.scores_record import ScoresRecord
 
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
@@ -162,8 +160,7 @@ def fit_model_and_publish(request: ModelFitRequest) -> "FitRecord":
         coefficients, written, request.figure,
         lambda path: save_head_betas(path, coefficients, n, fit.heads),
     )  # fmt: skip
-    scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
-    return FitRecord(coefficients, figure, scores=scores)
+    return through_model(fit, coefficients, figure)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """The first look at a model as a result to show: a map of its heads, and what they want."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +11,8 @@ from calibrate.evidence.estimate import CHANCE, Estimate
 from calibrate.model.first_look import DIFFUSE, SHARPER, STEP, UNCLEAR, HeadLook, Look, Slopes
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.diagnosis_record import save_json
-from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from calibrate.report.model_plots import draw_first_look
+from calibrate.report.plot_style import save_figure
 
 RECORD, MAP = "first-look.json", "heads.png"
 NAMED_HEADS = 12  # in a sentence
@@ -135,41 +132,3 @@ def save_first_look(
     record = FirstLookRecord(look, model, fingerprint, collection, path, folder / MAP)
     save_json(path, record)
     return record
-
-
-def draw_first_look(look: Look) -> "Figure":
-    """The map of the answers, and that of plain text beside it."""
-    shown = [kind for kind in ("answers", "text") if getattr(look, kind) is not None]
-    n_layers = len({head.layer for head in look.heads})
-    figure = new_figure(6.0 * len(shown), min(max(3.6, 0.28 * n_layers), 12))
-    axes = figure.subplots(1, len(shown), squeeze=False)[0]
-    for ax, kind in zip(axes, shown, strict=True):
-        wants = "wants" if kind == "answers" or len(shown) == 1 else "text_wants"
-        plot_slopes(ax, look.heads, kind, wants)
-    return figure
-
-
-def plot_slopes(ax: "Axes", heads: Sequence[HeadLook], kind: str, wants: str) -> "Axes":
-    """A map of slopes, red where a head wants to be sharper; a dot where that is beyond chance.
-
-    Args:
-      ax: where to draw.
-      heads: of a model.
-      kind: "answers" or "text".
-      wants: the field of HeadLook that says what they want by it.
-    """
-    values: dict[tuple[int | None, int | None], float | None] = {
-        (head.layer, head.head): getattr(head, kind)[0] for head in heads
-    }
-    most = max(map(abs, filter(None, values.values())), default=1.0)
-    title = "answers" if kind == "answers" else "plain text, per token"
-    label = r"d log p / d log $\beta$ (nats)"
-    plot_head_map(ax, values, "all", label, cmap="RdBu_r", vmin=-most, vmax=most)
-    rows, columns = sorted({h.layer for h in heads}), sorted({h.head for h in heads})
-    clear = [head for head in heads if getattr(head, wants) != UNCLEAR]
-    ax.plot(
-        [columns.index(head.head) for head in clear], [rows.index(head.layer) for head in clear],
-        "k.", ms=4, ls="",
-    )  # fmt: skip
-    ax.set_title(f"{title}: red wants to be sharper, blue more diffuse", fontsize=10)
-    return ax

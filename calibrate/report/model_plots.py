@@ -1,4 +1,4 @@
-"""Plots of beta of a model's heads."""
+"""Maps of a model's heads: their betas, and what a first look says they want."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,6 +14,9 @@ from calibrate.report.plot_style import new_figure, plot_head_map, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from calibrate.model.first_look import HeadLook, Look
 
 Head = tuple[int | None, int | None]  # (layer, head); None: all
 
@@ -67,3 +70,41 @@ def _upto(numbers: list[int | None]) -> list[int | None]:
     """All numbers up to the largest; None alone if there is no number."""
     known = [number for number in numbers if number is not None]
     return [*range(max(known) + 1)] if known else [None]
+
+
+def draw_first_look(look: "Look") -> "Figure":
+    """The map of the answers, and that of plain text beside it."""
+    shown = [kind for kind in ("answers", "text") if getattr(look, kind) is not None]
+    n_layers = len({head.layer for head in look.heads})
+    figure = new_figure(6.0 * len(shown), min(max(3.6, 0.28 * n_layers), 12))
+    axes = figure.subplots(1, len(shown), squeeze=False)[0]
+    for ax, kind in zip(axes, shown, strict=True):
+        wants = "wants" if kind == "answers" or len(shown) == 1 else "text_wants"
+        plot_slopes(ax, look.heads, kind, wants)
+    return figure
+
+
+def plot_slopes(ax: "Axes", heads: "Sequence[HeadLook]", kind: str, wants: str) -> "Axes":
+    """A map of slopes, red where a head wants to be sharper; a dot where that is beyond chance.
+
+    Args:
+      ax: where to draw.
+      heads: of a model.
+      kind: "answers" or "text".
+      wants: the field of HeadLook that says what they want by it.
+    """
+    values: dict[tuple[int | None, int | None], float | None] = {
+        (head.layer, head.head): getattr(head, kind)[0] for head in heads
+    }
+    most = max(map(abs, filter(None, values.values())), default=1.0)
+    title = "answers" if kind == "answers" else "plain text, per token"
+    label = r"d log p / d log $\beta$ (nats)"
+    plot_head_map(ax, values, "all", label, cmap="RdBu_r", vmin=-most, vmax=most)
+    rows, columns = sorted({h.layer for h in heads}), sorted({h.head for h in heads})
+    clear = [head for head in heads if getattr(head, wants) != "unclear"]
+    ax.plot(
+        [columns.index(head.head) for head in clear], [rows.index(head.layer) for head in clear],
+        "k.", ms=4, ls="",
+    )  # fmt: skip
+    ax.set_title(f"{title}: red wants to be sharper, blue more diffuse", fontsize=10)
+    return ax
