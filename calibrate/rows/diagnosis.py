@@ -159,7 +159,8 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     dispersal = float(np.median(measured.dispersal[rows.size == last.size]))
     slope = commitment_slope(rows)
     room = measure_headroom(rows)
-    sink = find_sink(*measured.looks.T, rows.items)
+    top, share, target = measured.looks.T
+    sink = find_sink(top, share, target, rows.items)
     on_top = 1 - float(rows.misranked.mean())
     return HeadDiagnosis(
         name, known_index(rows.layer[0]), known_index(rows.head[0]), len(rows.size), sizes, slope,
