@@ -16,7 +16,7 @@ from calibrate.rows.collect import collect_arrays
 from calibrate.rows.diagnosis import diagnose
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.logits_rows import checked
-from calibrate.rows.rule_fitting import fit_rule
+from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.solved_rows import solve_collection
 
 

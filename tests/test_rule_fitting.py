@@ -117,7 +117,7 @@ def test_pooling_by_cells_is_as_good_as_every_row(rows):
     used = rows.take(Options().usable(rows, "polynomial"))
     weight = used.shares()
     form = polynomial_form(used.entropy, problem.domain, 1.0, 64.0)
-    exact = maximise(Objective(used.profile, weight), form, 1.0, 64.0)
+    (exact,) = maximise([Objective(used.profile, weight)], form, 1.0, 64.0)
     beta = np.clip(form.design @ problem.solve(), 1, 64)
     assert weight @ used.profile.log_p(beta) == pytest.approx(exact.value, abs=2e-5)
 
