@@ -24,6 +24,7 @@ from calibrate.report.rule_curves import (
     constant_text,
     of_both,
     shown_sizes,
+    typical_betas,
 )
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import load_line, usage
@@ -149,10 +150,9 @@ class FitRecord:
 
 def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
     """The record of a fit through a model, as it was published."""
-    from calibrate.report.model_plots import typical_betas
     from calibrate.report.scores_record import ScoresRecord
 
-    betas = typical_betas(coefficients, round(math.exp(fit.published.form.center)), fit.heads)
+    betas = typical_betas(coefficients, fit.heads, round(math.exp(fit.published.form.center)))
     heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
     candidates = [
         {
