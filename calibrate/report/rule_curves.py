@@ -140,8 +140,8 @@ def typical_betas(
       n: items; None is the largest number that the fit was made of.
     """
     domain = joint_domain(fit.entries)
-    log_n = np.float64(domain[-1] if n is None else np.log(n))
-    H = log_n / 2 if fit.rule.by_size else np.float64(sum(domain[:2]) / 2)
+    log_n = np.asarray(domain[-1] if n is None else np.log(n))
+    H = log_n / 2 if fit.rule.by_size else np.asarray(sum(domain[:2]) / 2)
     entries = {head: fit.entry_of(*head) for head in heads}
     return {
         head: None if entry is None else float(_beta(fit, entry, H, log_n))
