@@ -27,8 +27,6 @@ FitName = Annotated[
 
 @dataclass(frozen=True)
 class FitRequest(Request, Workers):
-    """What `calibrate fit` is asked for."""
-
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     name: FitName
     rows: Annotated[

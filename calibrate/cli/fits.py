@@ -24,8 +24,6 @@ Pinned = Annotated[str, Argument(help="The version: NAME@3.")]
 
 @dataclass(frozen=True, kw_only=True)
 class ListRequest(Request):
-    """What `calibrate fits list` is asked for, and every other command of fits."""
-
     store: ReadStore = None
 
 
@@ -41,8 +39,6 @@ def list_fits(request: ListRequest) -> Record:
 
 @dataclass(frozen=True)
 class ShowRequest(ListRequest):
-    """What `calibrate fits show` is asked for."""
-
     reference: Reference
     figure: Annotated[
         Path | None,
@@ -62,8 +58,6 @@ def show(request: ShowRequest) -> Record:
 
 @dataclass(frozen=True)
 class DiffRequest(ListRequest):
-    """What `calibrate fits diff` is asked for."""
-
     a: Reference
     b: Reference
 
@@ -82,8 +76,6 @@ def diff(request: DiffRequest) -> Record:
 
 @dataclass(frozen=True)
 class VerifyRequest(ListRequest):
-    """What `calibrate fits verify` is asked for."""
-
     reference: Annotated[
         str | None, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file [default: every fit]")
     ] = None
@@ -109,8 +101,6 @@ def verify(request: VerifyRequest) -> Record:
 
 @dataclass(frozen=True)
 class AliasRequest(ListRequest):
-    """What `calibrate fits alias` is asked for."""
-
     reference: Pinned
     name: Annotated[str, Argument(help="The alias, such as stable.")]
 
@@ -129,8 +119,6 @@ def alias(request: AliasRequest) -> Record:
 
 @dataclass(frozen=True)
 class YankRequest(ListRequest):
-    """What `calibrate fits yank` is asked for."""
-
     reference: Pinned
     undo: Annotated[bool, Option("--undo", help="Undo the yank.")] = False
 

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from calibrate.cli.fit import FitName, publish_fit
-from calibrate.cli.loading import open_run
-from calibrate.cli.model_collect import Device, Model
-from calibrate.cli.options import Figure, Store
+from calibrate.cli.options import Device, Figure, Model, Store
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
-from calibrate.files.publishing import check_store
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFitRequest(Request):
-    """What `calibrate model fit` is asked for."""
-
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")]
     name: FitName
     model: Model = None
@@ -72,6 +67,9 @@ def fit(request: ModelFitRequest) -> "FitRecord":
 
     Example: calibrate model fit runs/model --name mine
     """
+    from calibrate.cli.loading import open_run
+    from calibrate.files.publishing import check_store
+
     job, collection = open_run(request.run, request.model, request.device)
     check_store(request.store)
     from calibrate.evidence.evidence import OWN
