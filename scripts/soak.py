@@ -72,7 +72,7 @@ def work(job: str, folder: Path, disk: Disk) -> None:
 
     from calibrate.cli import main
     from calibrate.files import atomic_io
-    from calibrate.report import collection_record, fit_plots, fit_record  # noqa: F401
+    from calibrate.report import collection_record, fit_record, plots  # noqa: F401
     from calibrate.rows import collect, fit_collection, work_units  # noqa: F401
 
     work_units.SETS_PER_UNIT = (1, 64)

@@ -3,7 +3,7 @@
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
@@ -48,12 +48,6 @@ class ExportRequest(Request):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
         if self.out and self.format not in (None, "gguf" if self.out.suffix == ".gguf" else "hf"):
             raise BadParameter("--out ends in .gguf with --format gguf, and otherwise not")
-
-    def show(self, record: Any) -> None:
-        """Prints what an export carries; raises CalibrateError if it is not what was written."""
-        super().show(record)
-        if failure := record.failure():
-            raise CalibrateError(failure)
 
 
 def export(request: ExportRequest) -> Record:

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from calibrate.cli.options import ReadStore, check_figure
 from calibrate.cli.request import Request, add_command
-from calibrate.errors import CoefficientsError
 from calibrate.report.blocks import Record
 
 app = typer.Typer(
@@ -79,12 +78,6 @@ class VerifyRequest(ListRequest):
     reference: Annotated[
         str | None, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file [default: every fit]")
     ] = None
-
-    def show(self, record: Any) -> None:
-        """Prints what was checked; raises CoefficientsError if some of it failed."""
-        super().show(record)
-        if failure := record.failure():
-            raise CoefficientsError(failure)
 
 
 def verify(request: VerifyRequest) -> Record:

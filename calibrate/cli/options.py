@@ -99,8 +99,8 @@ Store = Annotated[
 ReadStore = Annotated[
     Path | None, Option(help="Store before $CALIBRATE_FITS, ./fits and the package's fits.")
 ]
-Figure = Annotated[
-    Path | None, Option(callback=check_figure, help="Its figure [default: beside the fit, .png]")
+FitName = Annotated[
+    str, Option(callback=check_fit_name, help="Name of the fit, whose next version is written.")
 ]
 _MODEL = Option(
     callback=require_folder,  # at once: what reads models takes seconds to load
@@ -110,6 +110,17 @@ Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
 Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
 Constants = Annotated[str, Option(help="Betas to compare on all heads, such as 1.15,1.3.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitFiles:
+    """Where a fit and its figure go."""
+
+    store: Store = None
+    figure: Annotated[
+        Path | None,
+        Option(callback=check_figure, help="Its figure [default: beside the fit, .png]"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def score_head(
 
 def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, rivals: Rules) -> ScoresRecord:
     """Scores the fit of a head on fresh sets, beside rules that are fitted to the same rows."""
-    scores = _score_head(head, sets, beside(fit, fixed_rules() | rivals), (OWN,))
+    scores = _score_head(head, sets, beside(fit, {**fixed_rules(), **rivals}), (OWN,))
     return replace(scores, own=fit.reference)
 
 
