@@ -72,30 +72,12 @@ def test_the_main_job(here):
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_the_main_job_again_and_as_json(here, collected):
-    """A fit named paper does not replace the paper's."""
-    shutil.copytree(collected, "runs/paper")
-    call("fit", "runs/paper", "--name", "paper")
-    result = call("run", *SMALL, "--name", "paper", "--json")
-    assert "runs/paper is already complete" in result.stderr
-    assert "paper@1 is unchanged; no new version is written" in result.stderr
-    record = json.loads(result.stdout)
-    assert record["reference"] == "paper@1"
-    assert record["report"] == "fits/paper/1.html"
-    sizes = record["scores"]["sizes"]
-    assert [size["size"] for size in sizes] == [64, 512]
-    rules = sizes[-1]["rules"]
-    assert rules["paper"]["right"]["mean"] != rules["own"]["right"]["mean"]
-
-
-def test_collect_says_what_it_counted(run_a):
+def test_collect_then_fit_then_load(here, run_a):
+    again = call("collect", *SMALL, "--out", run_a)
+    assert "misranked" in again.stdout
+    assert "runs/a is already complete" in again.stderr
     counts = json.loads(call("collect", *SMALL, "--out", run_a, "--json").stdout)
     assert [size["size"] for size in counts["sizes"]] == [64, 512]
-    assert "misranked" in call("collect", *SMALL, "--out", run_a).stdout
-
-
-def test_fit_then_load(here, run_a):
     published = call("fit", run_a, "--name", "mine", "--force-polynomial", "--figure", "drawn.png")
     shown = ("beta(H)", "domain", "log p of the target in nats, held out", "the polynomial")
     assert all(words in published.stdout for words in shown)
@@ -401,19 +383,12 @@ def test_version_and_bare_call():
     assert "collect" in CliRunner().invoke(app, []).output
 
 
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("16..128", [16, 32, 64, 128]), ("5..30", [5, 10, 20]), ("64,16,64", [16, 64]),
-     ("16..32,100", [16, 32, 100]), ("7", [7])],
-)  # fmt: skip
-def test_sizes(text, sizes):
-    assert options.parse_sizes(text) == sizes
-
-
-def test_bytes():
-    assert [options.parse_bytes(t) for t in ("1GB", "500 MB", "2e8", "1.5k")] == [
-        10**9, 5 * 10**8, 2 * 10**8, 1_500,
-    ]  # fmt: skip
+def test_sizes_and_bytes():
+    sizes = {"16..128": [16, 32, 64, 128], "5..30": [5, 10, 20], "64,16,64": [16, 64],
+             "16..32,100": [16, 32, 100], "7": [7]}  # fmt: skip
+    assert {text: options.parse_sizes(text) for text in sizes} == sizes
+    n_bytes = {"1GB": 10**9, "500 MB": 5 * 10**8, "2e8": 2 * 10**8, "1.5k": 1_500}
+    assert {text: options.parse_bytes(text) for text in n_bytes} == n_bytes
 
 
 def test_a_device_that_is_not_there_is_named(here):
@@ -453,7 +428,7 @@ def test_evaluate_prints_a_table_json_and_csv(here):
 def test_a_fit_named_like_a_rule_does_not_replace_it(here):
     small = ["--head", "max-retrieval-1", "--sizes", "512", "--sets", "256"]
     before = json.loads(call("evaluate", *small, "--json").stdout)
-    names = ["plain", "own", "hindsight"]
+    names = ["plain", "own", "paper"]
     for name in names:
         publish(replace(calibrate.load("max-retrieval"), name=name), here / "fits")
     after = json.loads(call("evaluate", *small, "--fits", ",".join(names), "--json").stdout)

@@ -41,4 +41,4 @@ def evaluate(request: ModelEvaluateRequest) -> Record:
     found = open_or_make(request.model, request, request.run)
     from calibrate.cli.model_scoring import rules_beside, score_rules
 
-    return score_rules(*found, rules_beside(fits, constants, request.trained_up_to))
+    return score_rules(*found, fits, rules_beside(constants, request.trained_up_to))

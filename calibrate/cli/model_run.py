@@ -41,4 +41,4 @@ def run(request: ModelRunRequest) -> Record:
     from calibrate.cli.scoring import end_run
 
     found = open_run(folder, request.model, request.device)
-    return end_run(record, score_fit(record.coefficients, *found))
+    return end_run(record, score_fit(record.coefficients, *found, []))

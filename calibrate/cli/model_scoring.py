@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -23,6 +22,8 @@ from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 
+Rules = Mapping[str, Coefficients]
+
 
 def model_steps(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:
     """A step for each batch of each unit of work, of as much work as it has tokens."""
@@ -31,70 +32,57 @@ def model_steps(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]
     return Steps(title, n_batches, n_tokens)
 
 
-class Rules(NamedTuple):
-    """The rules to compare with plain softmax, by name."""
-
-    all: dict[str, Coefficients]
-    fits: dict[str, Coefficients]  # those of them that get a verdict
-    constants: list[str]  # the names of those that are one constant on every head
-
-
-def rules_beside(
-    fits: dict[str, Coefficients], constants: Sequence[float], trained_up_to: int | None
-) -> Rules:
-    """The fits, the paper's numbers, and what else is asked for."""
-    of_constants = {f"constant {beta:g}": one_constant(beta) for beta in constants}
-    rules = {"paper": paper(), **of_constants}
-    if trained_up_to is not None:
-        rules[f"log n / log {trained_up_to}"] = log_size(trained_up_to)
-    return Rules({**fits, **rules}, fits, list(of_constants))
-
-
 def score_fit(
-    fit: Coefficients,
-    job: Job,
-    collection: ExampleCollection | None,
-    constants: Sequence[float] = (),
+    fit: Coefficients, job: Job, collection: ExampleCollection | None, constants: list[float]
 ) -> ScoresRecord:
     """Scores a fit by a model's answers, beside constants and log n."""
     trained = fit.source.get("options", {}).get("trained_up_to") or 0
-    rules = rules_beside({fit.reference: fit}, constants, trained if trained > 1 else None)
-    return score_rules(job, collection, rules)
+    others = rules_beside(constants, trained if trained > 1 else None)
+    return score_rules(job, collection, {fit.reference: fit}, others)
 
 
-def score_rules(job: Job, collection: ExampleCollection | None, rules: Rules) -> ScoresRecord:
+def rules_beside(constants: list[float], trained_up_to: int | None) -> Rules:
+    """The paper's numbers on every head, and what else is asked for."""
+    rules = {"paper": paper(), **{f"constant {beta:g}": one_constant(beta) for beta in constants}}
+    by_size = {f"log n / log {n}": log_size(n) for n in [trained_up_to] if n is not None}
+    return rules | by_size
+
+
+def score_rules(
+    job: Job, collection: ExampleCollection | None, fits: Rules, others: Rules
+) -> ScoresRecord:
     """Scores the examples of a model under plain softmax and other rules.
 
     Args:
       collection: that the examples are of, if they were not made for this evaluation.
+      fits: get a verdict.
     Raises:
       CalibrateError: the collection has too few examples to judge a fit of its own.
       CoefficientsError: a fit names layers or heads that the model lacks.
     Warns:
       UserWarning: a fit was made for another model.
     """
-    todo, scores = dict(rules.all), dict[str, Scores]()
+    rules, scores = {**fits, **others}, dict[str, Scores]()
+    todo = dict(rules)
     if collection:
-        which, scored = _to_judge(collection, rules.fits)
+        which, scored = _to_judge(collection, fits)
         scores[PLAIN] = Scores(*(column[which] for column in collection.scores))
     else:
         which = list(range(len(job.examples.examples)))
         scored = f"{len(which):,} examples, made for this evaluation"
-        _warn_of_seen_examples(rules.fits, job.examples)
+        _warn_of_seen_examples(fits, job.examples)
         todo[PLAIN] = identity()
     fingerprint = job.configuration["fingerprint"]
-    _warn_of_other_models(rules.fits, job.folder.name, fingerprint)
+    _warn_of_other_models(fits, job.folder.name, fingerprint)
     scores |= _score(job, which, todo, collection)
     evidence = compare(
-        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules.all},
+        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules},
         Scored(job.folder.name, fingerprint, "answers"),
     )  # fmt: skip
-    return ScoresRecord(evidence, tuple(rules.fits), scored=scored)
+    return ScoresRecord(evidence, tuple(fits), scored=scored)
 
 
-def _to_judge(
-    collection: ExampleCollection, fits: Mapping[str, Coefficients]
-) -> tuple[list[int], str]:
+def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:
     """The examples that no fit was made of or chosen by, and in words which these are."""
     examples, run = collection.set.examples, collection.folder
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
@@ -112,7 +100,7 @@ def _to_judge(
     )
 
 
-def _warn_of_other_models(fits: Mapping[str, Coefficients], model: str, fingerprint: str) -> None:
+def _warn_of_other_models(fits: Rules, model: str, fingerprint: str) -> None:
     for name, fit in fits.items():
         if fit.fingerprint not in (None, fingerprint):
             warnings.warn(
@@ -122,7 +110,7 @@ def _warn_of_other_models(fits: Mapping[str, Coefficients], model: str, fingerpr
             )
 
 
-def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSet) -> None:
+def _warn_of_seen_examples(fits: Rules, examples: ExampleSet) -> None:
     """Warns of examples that fits were made of, as far as their collections are in ./runs."""
     tokens = [example.tokens.tobytes() for example in examples.examples]
     for name, fit in fits.items():
@@ -140,7 +128,7 @@ def _warn_of_seen_examples(fits: Mapping[str, Coefficients], examples: ExampleSe
 
 
 def _score(
-    job: Job, which: Sequence[int], rules: Mapping[str, Coefficients],
+    job: Job, which: Sequence[int], rules: Rules,
     collection: ExampleCollection | None,
 ) -> dict[str, Scores]:  # fmt: skip
     """The scores under each rule, which a collection keeps."""
