@@ -37,9 +37,8 @@ def dot_product_attention(
 ) -> jax.Array:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
-    A fit of kind "log-size" has beta(n), one of kind "entropy-and-size" beta(H, n), with n the
-    number of keys that the query sees: those that masks, lengths, causality and window leave, and
-    whose bias is above -inf.
+    Fits by size have beta(n) or beta(H, n): n counts the keys that masks, lengths, causality and
+    window leave, and whose bias is above -inf.
 
     `functools.partial(dot_product_attention, coefficients=fit)` takes the place of
     jax.nn.dot_product_attention: the same arguments and layout, and two more arguments at the end.
@@ -184,20 +183,20 @@ def _each_head(
     @partial(jax.checkpoint, prevent_cse=False)
     def one_head(*x: Any) -> jax.Array:
         """The arrays of one key head of one sequence, and the fit's numbers of its heads."""
-        *arrays, n_queries, n_keys, table = x
+        q, k, v, bias, mask, n_queries, n_keys, table = x
         head = KeyHead(fit, table, band, soft_cap, n_queries, n_keys, entropy_gradient, together)
-        return attend_key_head(*arrays, head)
+        return attend_key_head(q, k, v, bias, mask, head)
 
     def one_sequence(*x: Any) -> jax.Array:
         *arrays, n_queries, n_keys = x
-        lengths = (None if n is None else n[None] for n in (n_queries, n_keys))
-        return apply_to_each(one_head, *arrays, *lengths, table, at_once=at_once)
+        limits = (None if n is None else n[None] for n in (n_queries, n_keys))
+        return apply_to_each(one_head, *arrays, *limits, table, at_once=at_once)
 
     q = jnp.moveaxis(q.reshape(B, T, K, G, H), 1, 3)
     k, v = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (k, v))
     bias, mask = (_by_key_head(x, K) for x in (bias, mask))
-    lengths = [None if x is None else jnp.asarray(x) for x in lengths]
-    out = apply_to_each(one_sequence, q, k, v, bias, mask, *lengths, at_once=at_once)
+    limits = (None if x is None else jnp.asarray(x) for x in lengths)
+    out = apply_to_each(one_sequence, q, k, v, bias, mask, *limits, at_once=at_once)
     return jnp.moveaxis(out, 3, 1).reshape(B, T, N, -1).astype(result)
 
 

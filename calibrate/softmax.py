@@ -87,10 +87,9 @@ def adaptive_softmax(
 ) -> jax.Array:
     """softmax(beta(H) z), with H the entropy of softmax(z): jax.nn.softmax, sharpened by a fit.
 
-    A fit of kind "log-size" gives softmax(beta(n) z), one of kind "entropy-and-size"
-    softmax(beta(H, n) z), with n the number of unmasked items: those of `where` whose logit is
-    above -inf. Masks must be either. A large negative number as a mask
-    leaves H as it is, and not n: such items have no weight, and are counted.
+    Fits by size give softmax(beta(n) z) or softmax(beta(H, n) z), with n the number of unmasked
+    items: those of `where` whose logit is above -inf. A large negative number as a mask changes n,
+    and not H: such items have no weight, and are counted.
 
     Args:
       logits: any shape and real dtype; entropy and beta are computed in float32 or wider. For a

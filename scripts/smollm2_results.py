@@ -111,7 +111,8 @@ def _cell(row: Row, rule: str, title: str, number: str) -> str:
     factor, digits = FORMATS[title]
     sign = "+" if number in DIFFERENCES else ""
     mean, error = (factor * x for x in numbers)
-    return f"{mean:{sign}{digits}} ± {error:{digits}}"
+    known = f" ± {error:{digits}}" if np.isfinite(error) else ""
+    return f"{mean:{sign}{digits}}{known}"
 
 
 def draw_results(path: Path, record: Row) -> None:

@@ -36,10 +36,7 @@ ONE_FOR_ALL = ("gemma2", "vaultgemma")
 MORE = {
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {
-        "n_shared_experts": 1,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
+        "n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
         "topk_group": 1,
     },
     "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 4},
@@ -50,7 +47,7 @@ MORE = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
-}
+}  # fmt: skip
 FAMILIES = ("gemma2", "gpt2", "gpt_neox", "gpt_oss", "olmo2", "qwen2", "qwen3")
 
 

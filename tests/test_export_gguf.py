@@ -197,24 +197,20 @@ def test_a_model_that_cannot_be_exported():
     assert not Path("out.gguf").exists()
 
 
-@pytest.mark.parametrize("key", ["llama.block_count", "llama.attention.head_count"])
-def test_a_damaged_count_is_refused(key):
-    _, file = make()
-    data = bytearray(file.read_bytes())
-    at = data.index(key.encode()) + len(key) + 4  # behind its type
-    data[at : at + 4] = (10**9).to_bytes(4, "little")
-    Path("damaged.gguf").write_bytes(data)
-    with pytest.raises(CalibrateError, match=r"^damaged.gguf declares [\d,]* layers of "):
-        export(constants(FACTORS, FACTORS), "damaged.gguf")
-
-
-def test_an_exported_file_is_not_exported_again():
-    _, file = make()
-    export(constants(FACTORS, FACTORS), file)
+def test_damaged_counts_and_exported_files_are_refused():
+    fit, (_, file) = constants(FACTORS, FACTORS), make()
+    for key in ("llama.block_count", "llama.attention.head_count"):
+        data = bytearray(file.read_bytes())
+        at = data.index(key.encode()) + len(key) + 4  # behind its type
+        data[at : at + 4] = (10**9).to_bytes(4, "little")
+        Path("damaged.gguf").write_bytes(data)
+        with pytest.raises(CalibrateError, match=r"^damaged.gguf declares [\d,]* layers of "):
+            export(fit, "damaged.gguf")
+    export(fit, file)
     with pytest.raises(CalibrateError, match=r"^out.gguf carries the fit made-up@1 already; give"):
-        export(constants(FACTORS, FACTORS), "out.gguf", "again.gguf")
+        export(fit, "out.gguf", "again.gguf")
     with pytest.raises(CalibrateError, match=r"^out.gguf exists already; choose a new folder"):
-        export(constants(FACTORS, FACTORS), file)
+        export(fit, file)
 
 
 def test_the_file_appears_whole_or_not_at_all():

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibrate.report.fit_plots import plot_beta
-from matplotlib.figure import Figure
 from test_cli import call, refusal
 
 import calibrate
@@ -209,15 +207,6 @@ def test_show_says_what_holds_beyond_the_fitted_sizes(here, by_size):
     assert both == "outside, lines that rise go on, and the others hold beta at their ends"
     assert f"outside    {both}\n" in out
     assert outside(by_size.rule, (falling,)) == "beta is held at its ends outside"
-
-
-def test_the_figure_of_a_log_size_fit_has_sizes_along_x(by_size):
-    ax = plot_beta(Figure().add_subplot(), by_size)
-    assert ax.get_xlabel() == "set size n"
-    assert ax.get_xscale() == "log"
-    n, beta = ax.lines[0].get_data()
-    np.testing.assert_allclose(beta, 0.5 * np.log(n) + 0.6 + np.maximum(0.4 - 0.5 * np.log(n), 0))
-    assert not any("gate" in text.get_text() for text in ax.get_legend().get_texts())
 
 
 def diff(a, b, folder=Path()):

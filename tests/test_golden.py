@@ -58,9 +58,6 @@ GONE = {
     "gains are tested on both sides": r"(diagnose|fit)/heads/.*p-value",
     "a rule is chosen beyond chance: four examples that choose are too few, and exit is 3":
         r"run/planted model/.*",
-    "forms that were tried are in the file, without heads and losses":
-        r"fit/planted model.*/candidates/.*/(all|each) heads?/.*",
-    "betas are in the file": r"fit/.*/typical beta",
     "fits are compared where either was fitted": r"fits/diff/common/.*",
     "the verdict is on the page": r"report/.*/verdict",
 }  # fmt: skip
@@ -96,6 +93,18 @@ def drawn(rng, beta, n, count, spread=2):
     return z, (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
 
 
+def drawn_at_sizes(rng, beta, count):
+    """A list of logits, and one of targets."""
+    parts = [drawn(rng, beta, n, count, spread=3) for n in SIZES]
+    return [z for z, _ in parts], [target for _, target in parts]
+
+
+def pairs_with(logits, target):
+    """Sets of targets: the target and its neighbour."""
+    return [np.arange(x.shape[1]) // 2 == t[:, None] // 2
+            for x, t in zip(logits, target, strict=True)]  # fmt: skip
+
+
 def write_logits(folder, seed, wants, count):
     """A file for each size; rows of 80 groups, and two masked items after the rest."""
     Path(folder).mkdir()
@@ -114,12 +123,16 @@ def write_logits(folder, seed, wants, count):
 
 
 def write_rows():
-    """Logits of one head and of four, each twice: to be fitted, and to be scored."""
+    """Logits of one head and of four, each twice: to be fitted, and to be scored; and others."""
     write_logits("one", 0, ONE, 400)
     write_logits("one-fresh", 1, ONE, 160)
     write_logits("heads", 2, HEADS, 240)
     write_logits("heads-fresh", 3, HEADS, 80)
     write_logits("calibrated", 4, {(0, 0): lambda n: 1.0}, 160)
+    Path("sets").mkdir()
+    z, target = drawn_at_sizes(np.random.default_rng(9), 4.0, 300)
+    for n, x, pairs in zip(SIZES, z, pairs_with(z, target), strict=True):
+        np.savez(f"sets/{n}.npz", logits=x, target=pairs)
 
 
 def write_models():
@@ -188,6 +201,9 @@ ROWS = {
     "run/heads": "run --logits heads --name heads-run",
     "collect/calibrated": "collect --logits calibrated --out runs/calibrated",
     "fit/calibrated": "fit runs/calibrated --name calibrated",
+    "collect/sets": "collect --logits sets --out runs/sets",
+    "fit/sets": "fit runs/sets --name sets",
+    "fit/sets of misranked rows": "fit runs/sets --name sets-misranked --rows misranked",
     "fits/list": "fits list",
     "fits/show": "fits show head-poly",
     "fits/diff": "fits diff head head-paper",
@@ -252,7 +268,6 @@ def made_in_python():
     """(the file's path, the fit) of arrays."""
     rng = np.random.default_rng(7)
     z, target = drawn_at_sizes(rng, 4.0, 400)
-    pairs = [np.arange(x.shape[1]) // 2 == t[:, None] // 2 for x, t in zip(z, target, strict=True)]
     both = drawn_at_sizes(rng, lambda H, log_n: np.maximum(1, 1.2 * log_n - H), 400)
     weight = [rng.uniform(0, 2, 400) for _ in z]
     group = [np.arange(400) % 200 for _ in z]
@@ -260,16 +275,10 @@ def made_in_python():
         "one target": calibrate.fit(z, target, seed=3, progress=False),
         "by entropy and size": calibrate.fit(*both, q=0, progress=False),
         "several targets, weights and groups": calibrate.fit(
-            z, pairs, weight=weight, group=group, q=0.25, progress=False
+            z, pairs_with(z, target), weight=weight, group=group, q=0.25, progress=False
         ),
     }
     return {name: (fit.save(Path(f"{name[:3]}.json")), fit) for name, fit in fits.items()}
-
-
-def drawn_at_sizes(rng, beta, count):
-    """A list of logits, and one of targets."""
-    parts = [drawn(rng, beta, n, count, spread=3) for n in SIZES]
-    return [z for z, _ in parts], [target for _, target in parts]
 
 
 # --- extractors: the only place that knows how records spell what they hold ----------------------
@@ -349,11 +358,13 @@ def written(record):
     if "exit" in record:
         return {"exit": record["exit"]}
     found = of_document(record["fit"])
+    if "candidates" in record:
+        return found | through_model(record)
     for head in record.get("heads", []):
         found[f"{head_name(head)}/misranked"] = head["misranked"]
         if gain := head["gain"]:
             found |= gained(gain, f"{head_name(head)}/gain")
-    return found | (judged(record["scores"]) if "scores" in record else {})
+    return found
 
 
 def gained(gain, name):
@@ -361,24 +372,23 @@ def gained(gain, name):
     return found | {f"{name}/{end}": gain[end] for end in ("low", "high")}
 
 
-def judged(scores):
-    """A fit through a model, and its rivals, on what no fit has seen."""
+def through_model(record):
+    """A fit through a model, its rivals on what no fit has seen, and the forms that were tried."""
     names = {"constant": "one constant", "kappa-log-n": "one line in log n",
              "paper": "the paper's numbers", "free": "best without --for-export"}  # fmt: skip
-    answers, text, found = scores["all"]["rules"], scores["text"], {}
-    for rule, of in answers.items():
+    found = {f"{head_name(of)}/typical beta": of["beta"] for of in record["heads"]}
+    for rule, of in record["scores"]["all"]["rules"].items():
         name = names.get(rule, rule)
         found[f"{name}/right"] = of["right"]["mean"]
         if rule != "plain":
-            found |= {f"{name}/gain": of["log_p"]["gain"],
-                      f"{name}/gain/error": of["log_p"]["gain_error"]}  # fmt: skip
-        if rule != "plain" and text:
-            of = text["rules"][rule]["log_p"]
-            found |= {f"{name}/loss/0": -of["gain"], f"{name}/loss/0/error": of["gain_error"]}
-    if "free" in answers:
-        gains = (answers[rule]["log_p"]["gain"] for rule in ("free", "own"))
-        found["cost of exporting"] = next(gains) - next(gains)
-    return found
+            found[f"{name}/gain"] = of["log_p"]["gain"]
+    for rule, losses in record["losses"].items():
+        found |= {f"{names.get(rule, rule)}/loss/{i}": x["mean"] for i, x in enumerate(losses)}
+    for of in record["candidates"]:
+        name = f"candidates/{of['kind']}/{'each head' if of['each_head'] else 'all heads'}"
+        found |= {f"{name}/gain": of["gain"]["mean"], f"{name}/heads": of["heads"]}
+        found |= {f"{name}/loss/{i}": loss["mean"] for i, loss in enumerate(of["losses"])}
+    return found | ({"cost of exporting": cost["mean"]} if (cost := record["export_cost"]) else {})
 
 
 def fitted(path, fit):
@@ -530,7 +540,8 @@ def differing(record):
 
 
 def verified(record):
-    return {"files": len(record), "sound": sum(of["ok"] for of in record)}
+    versions = [of for of in record if Path(of["path"]).stem.isdigit()]
+    return {"versions": len(versions), "sound": sum(of["ok"] for of in versions)}
 
 
 EXTRACT: dict[str, Callable[..., Numbers]] = {
@@ -543,6 +554,7 @@ EXTRACT: dict[str, Callable[..., Numbers]] = {
     "fit/head": written, "fit/head by the paper": written, "fit/head with a gate": written,
     "fit/head for log p": written, "fit/head of misranked rows": written,
     "fit/head, a polynomial": written, "fit/one": written, "fit/calibrated": written,
+    "collect/sets": counts, "fit/sets": written, "fit/sets of misranked rows": written,
     "fit/heads": written,
     "fit/planted model": written, "fit/planted model for export": written,
     "evaluate/head": scored_head, "evaluate/one": scored_logits, "evaluate/heads": scored_logits,

@@ -16,7 +16,7 @@ from calibrate.rows.collect import collect_arrays
 from calibrate.rows.diagnosis import diagnose
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.logits_rows import checked
-from calibrate.rows.rule_fitting import fit_rule
+from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.solved_rows import solve_collection
 
 
@@ -404,7 +404,7 @@ def test_finite_masks_mask_as_infinity_does(here, dtype, mask, recwarn):
     else:
         assert len(messages) == 1
         assert f"finite.npz has {masked.sum():,} logits of -" in messages[0]
-        assert "count as masked, as all of -9,000 and less do; write -inf for masked" in messages[0]
+        assert "count as masked (all of -9,000 and less do); write -inf for masked" in messages[0]
 
 
 def test_nothing_is_said_of_numbers_that_a_mask_masks_too(recwarn):

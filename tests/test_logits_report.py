@@ -16,11 +16,11 @@ from test_score_logits import FITS, LINES, planted
 
 import calibrate
 from calibrate.evidence.evidence import LOG_P
-from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import publish
 from calibrate.maths import reference
 from calibrate.maths.rule import Rule
-from calibrate.report import fit_plots, score_plots
+from calibrate.report import plots
 from calibrate.report.blocks import as_json
 from calibrate.report.fit_page import write_fit_page
 from calibrate.report.rule_curves import beta_range
@@ -249,7 +249,7 @@ def test_colours_reach_as_far_as_the_gains(logged):
     np.savez("head.npz", **columns, weight=(columns["head"] != 0).astype(float))
     scores = score_logits(Arrays(Path("head.npz")), {"lines": FITS["lines"]})
     gain = float(scores.by("head")[2, 1].gain("lines", LOG_P).mean)
-    ax = score_plots.plot_gain_map(Figure().add_subplot(), scores, "lines")
+    ax = plots.plot_gain_map(Figure().add_subplot(), scores, "lines")
     assert ax.images[0].get_clim() == (-abs(gain), abs(gain))
 
 
@@ -268,18 +268,3 @@ def test_the_name_of_a_file_need_not_be_utf8(logged):
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_in_a_browser(page, width, scheme):
     check_in_a_browser(page, width, scheme)
-
-
-@pytest.mark.parametrize(("n_heads", "told", "grey"), [(3, 3, 0), (10, 10, 0), (14, 5, 9)])
-def test_curves_of_many_heads_are_told_apart_or_grey(n_heads, told, grey):
-    """Each line that bears a name has a look of its own, also without colour."""
-    entries = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 0, i) for i in range(n_heads))
-    ax = Figure().add_subplot()
-    fit_plots.plot_betas(ax, Coefficients(Rule.log_size(), entries), entries)
-    named = [line for line in ax.lines if line.get_label().startswith("layer 0, head")]
-    assert len(named) == told
-    assert len({(line.get_marker(), line.get_linestyle()) for line in named}) == told
-    others = [line for line in ax.lines if line.get_label() == f"{grey} other heads"]
-    assert bool(others) == bool(grey)
-    np.testing.assert_allclose(named[0].get_xdata()[[0, -1]], np.exp([2.0, 5.0]))
-    np.testing.assert_allclose(named[1].get_ydata()[-1], 0.1 * 5 + 1)

@@ -371,7 +371,7 @@ def test_an_old_index_beside_the_weights_is_not_read(here):
         ({"prompt_ids": [], "answer_ids": [1]}, "line 2: the prompt has no token"),
         ({"prompt_ids": [1], "answer_ids": [600]}, "the answer has token 600; this model knows 0"),
         ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1; give an integer from 0"),
-        ({"prompt_ids": [1], "answer_ids": [1] * 256}, "the answer has 256 tokens, and the mod"),
+        ({"prompt_ids": [1], "answer_ids": [1] * 256}, "answer have 1 + 256 tokens, and the mod"),
         ({"prompt_ids": [1] * 256, "answer_ids": [1]},
          "prompt and answer have 256 + 1 tokens, and the model's context is 256; shorten"),
         ({"prompt": "a", "answer": "b", "more": 1}, "more is not a known field; a line has p"),

@@ -175,8 +175,7 @@ def test_what_engines_run_is_published_with_what_it_costs(here):
         answers.gain("free", LOG_P).mean - answers.gain("own", LOG_P).mean
     )
     assert not cost.sign > 0
-    said = f"export costs nothing beyond chance ({cost.mean:+.3f} ± {cost.error:.3f} nats an answer"
-    assert said in fit.quality["verdict"]
+    assert "; export costs nothing beyond chance" in fit.quality["verdict"]
     assert "heads have a factor of their own (log-size-one-ratio)" in fit.quality["verdict"]
     assert "log-size-one-ratio, each head" in [s.form.label for s in found.solved]
     publish(fit, Path("fits"))

@@ -1,81 +1,61 @@
-"""Figures are drawn for every kind of fit, also where there is little to show."""
+"""Figures are drawn for every kind of fit and evidence, also where there is little to show."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from planted import planted_rows
 
-from calibrate.evidence.baselines import LABELS, label, paper
+from calibrate.evidence.baselines import LABELS, label
+from calibrate.evidence.evidence import LOG_P, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.report import fit_plots, plot_style, score_plots
+from calibrate.report import plot_style, plots
 from calibrate.report.page import NARROW
 from calibrate.report.rule_curves import rule_curve, shown_sizes
-from calibrate.rows.rule_fitting import KINDS, fit_rule
+from calibrate.rows.row_problem import fit_rule
+from calibrate.rows.rule_fitting import KINDS
 from calibrate.softmax import inverse_temperature
 
 
-@pytest.fixture(scope="module")
-def rows():
-    return planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300)
+def drawn(plot, *arguments, **options):
+    return plot(Figure().add_subplot(), *arguments, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_among_its_rows(rows, kind):
-    ax = Figure().add_subplot()
-    fit_plots.plot_fit(ax, rows, fit_rule(rows, kind), paper())
-    assert f"{len(rows.interior().beta):,} misranked rows" in ax.get_title()
-    labels = [line.get_label() for line in ax.lines]
-    named = [
-        "n = " in label if kind == ENTROPY_AND_SIZE else "this fit" in label for label in labels
-    ]
-    assert any(named)
-    assert "the paper's fit" in labels or kind == "log-size"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_head_that_is_never_wrong(rows, kind):
-    won = rows.take(~rows.misranked)
-    ax = Figure().add_subplot()
-    fit_plots.plot_fit(ax, won, fit_rule(won, kind), paper())
-    assert "0 misranked rows" in ax.get_title()
+def test_the_rule_of_a_fit(kind):
+    fit = fit_rule(planted_rows(lambda H, n: 1.2 + 0.5 * H, count=300), kind)
+    ax = drawn(plots.plot_rule, fit)
+    assert "plain softmax" in [line.get_label() for line in ax.lines]
+    highest = max(np.nanmax([1.0, *np.asarray(line.get_ydata(), float)]) for line in ax.lines)
+    assert highest > 1.2
     assert plot_style.png(ax.figure).startswith(b"\x89PNG")
 
 
-def test_a_fit_by_both_is_a_family_of_curves_by_size(by_both):
-    ax = fit_plots.plot_beta(Figure().add_subplot(), by_both)
+def test_a_rule_by_size_has_sizes_along_x(by_size):
+    ax = drawn(plots.plot_rule, by_size)
+    assert (ax.get_xlabel(), ax.get_xscale()) == ("set size n", "log")
+    n, beta = ax.lines[0].get_data()
+    np.testing.assert_allclose(beta, np.maximum(0.5 * np.log(n) + 0.6, 1))
+    assert not any("gate" in text.get_text() for text in ax.figure.legends[0].get_texts())
+
+
+def test_a_rule_by_both_is_a_family_of_curves_by_size(by_both):
+    ax = drawn(plots.plot_rule, by_both)
     curves = {line.get_label(): line for line in ax.lines if line.get_label().startswith("n = ")}
     sizes = (16, 64, 128, 512, 1024, 4096)
     assert list(curves) == [f"n = {n:,}" for n in sizes[:-1]] + ["n = 4,096, not fitted"]
     for n, line in zip(sizes, curves.values(), strict=True):
         assert line.get_linestyle() == ("--" if n == 4096 else "-")
         H, beta = line.get_data()
-        drawn = ~np.isnan(beta)
+        bold = ~np.isnan(beta)
         assert H[-1] == pytest.approx(np.log(n))
-        np.testing.assert_array_equal(drawn, (H >= 0.2) & (H <= 5))
-        runtime = inverse_temperature(H[drawn], by_both, n=n)
-        np.testing.assert_allclose(beta[drawn], runtime, rtol=1e-5)
-    colours = [line.get_color() for line in curves.values()]
-    lightness = [sum(colour[:3]) for colour in colours]
-    assert lightness == sorted(lightness, reverse=True)  # as of dots: the larger, the darker
-
-
-def test_a_fit_by_both_among_its_rows(rows, by_both):
-    ax = fit_plots.plot_fit(Figure().add_subplot(), rows, by_both, paper())
-    curves = [line for line in ax.lines if line.get_label().startswith("n = ")]
-    (dots,) = ax.collections[:1]
-    for line in curves:
-        H, theta = line.get_data()
-        n = int(line.get_label().removeprefix("n = ").replace(",", "").split()[0])
-        inside = ~np.isnan(theta)
-        beta = inverse_temperature(H[inside], by_both, n=n)
-        np.testing.assert_allclose(1 / theta[inside], beta, rtol=1e-5)
-        np.testing.assert_allclose(line.get_color(), dots.to_rgba(np.array([n]), alpha=1)[0])
-    assert len(curves) == 6
-    assert not any("this fit" in line.get_label() for line in ax.lines)
+        np.testing.assert_array_equal(bold, (H >= 0.2) & (H <= 5))
+        runtime = inverse_temperature(H[bold], by_both, n=n)
+        np.testing.assert_allclose(beta[bold], runtime, rtol=1e-5)
+    lightness = [sum(line.get_color()[:3]) for line in curves.values()]
+    assert lightness == sorted(lightness, reverse=True)  # the larger, the darker
 
 
 def test_a_curve_has_no_jump_at_0_where_there_is_no_gate(make_fit):
@@ -90,15 +70,31 @@ def test_a_curve_has_no_jump_at_0_where_there_is_no_gate(make_fit):
 
 def test_several_heads_by_both_are_drawn_at_the_largest_size(by_both):
     heads = tuple(replace(by_both.only, head=i) for i in range(3))
-    several = replace(by_both, entries=heads)
-    for ax in (
-        fit_plots.plot_beta(Figure().add_subplot(), several),
-        fit_plots.plot_betas(Figure().add_subplot(), several, heads),
-    ):
-        H, beta = ax.lines[0].get_data()
-        runtime = inverse_temperature(H, by_both, n=1024)
-        np.testing.assert_allclose(beta, runtime, rtol=1e-5)
-        assert H[-1] == pytest.approx(5, abs=0.05)
+    H, beta = drawn(plots.plot_rule, replace(by_both, entries=heads)).lines[0].get_data()
+    np.testing.assert_allclose(beta, inverse_temperature(H, by_both, n=1024), rtol=1e-5)
+    assert H[-1] == pytest.approx(5, abs=0.05)
+
+
+@pytest.mark.parametrize(("n_heads", "told", "grey"), [(3, 3, 0), (10, 10, 0), (14, 5, 9)])
+def test_curves_of_many_heads_are_told_apart_or_grey(n_heads, told, grey):
+    """Each line that bears a name has a look of its own, also without colour."""
+    entries = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 0, i) for i in range(n_heads))
+    ax = drawn(plots.plot_rule, Coefficients(Rule.log_size(), entries))
+    named = [line for line in ax.lines if line.get_label().startswith("layer 0, head")]
+    assert len(named) == told
+    assert len({(line.get_marker(), line.get_linestyle()) for line in named}) == told
+    others = [line for line in ax.lines if line.get_label() == f"{grey} other heads"]
+    assert bool(others) == bool(grey)
+    np.testing.assert_allclose(named[0].get_xdata()[[0, -1]], np.exp([2.0, 5.0]))
+    np.testing.assert_allclose(named[1].get_ydata()[-1], 0.1 * 5 + 1)
+
+
+def test_a_map_of_betas_is_at_the_largest_size_of_the_fit():
+    entries = (Entry((0.5, 0.0), (2.0, 5.0), 0, 0), Entry((0.0, 0.5), (2.0, 4.0), 1, 1))
+    ax = drawn(plots.plot_head_betas, Coefficients(Rule.log_size(0.25, 64), entries))
+    np.testing.assert_allclose(ax.images[0].get_array()[0, 0], np.log2(2.5))
+    np.testing.assert_allclose(ax.images[0].get_array()[1, 1], -1)
+    assert sum(line.get_marker() == "x" for line in ax.lines) == 2  # heads without a rule
 
 
 @pytest.mark.parametrize(
@@ -113,53 +109,68 @@ def test_shown_sizes_are_ends_powers_of_two_and_one_beyond(ends, sizes):
     assert shown_sizes(np.log(ends).tolist()) == sizes
 
 
+def evidence(measure=RIGHT, rules=tuple(LABELS)):
+    values = np.random.default_rng(0).random((len(rules), 40))
+    return Evidence(
+        rules, {measure: values}, (Stratum(16, "a"), Stratum(64, "b")), np.arange(40) % 2,
+        np.full(40, -1), np.ones(40), Scored("x", items="sets"),
+    )  # fmt: skip
+
+
 LONGEST = Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
 LARGEST = Entry((0.0,) * 4 + (1.0, -0.1, 0.0, 0.3), (0.2, 9.0, 9.0, 14.0))  # 1.2 million items
 BOTH = Coefficients(Rule(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64, version=99)
 MANY = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 100, 100 + i) for i in range(10))
 
 
-def accuracies(ax):
-    comparison = SimpleNamespace(rules=list(LABELS), sizes=[16, 64])
-    for name in ("accuracy", "error", "gain", "gain_error"):
-        setattr(comparison, name, np.zeros((len(LABELS), 2)))
-    return score_plots.plot_accuracy(ax, comparison, LONGEST.reference)
+def scores(ax, **options):
+    return plots.plot_scores(ax, evidence(), RIGHT, name=LONGEST.reference, **options)
 
 
-def test_at_most_five_curves_are_compared():
-    ax = accuracies(Figure().add_subplot())
-    drawn = [line.get_label() for line in ax.lines]
-    assert drawn == [label(rule, plot_style.short(LONGEST.reference)) for rule in LABELS
-                     if rule in ("plain", "paper", "own", "log-n", "hard")]  # fmt: skip
+def test_scores_are_means_or_gains_with_two_errors():
+    found = evidence()
+    for gain, estimate in ((False, found.mean), (True, found.gain)):
+        ax = drawn(plots.plot_scores, found, RIGHT, gain=gain)
+        lines = {c.get_label(): c.lines[0] for c in ax.containers}
+        assert len(lines) == 5 - gain  # of more curves none can be told from another
+        own = lines[label("own")].get_ydata()
+        by_size = found.by("size").values()
+        expected = [x.gain("own", RIGHT) if gain else x.mean("own", RIGHT) for x in by_size]
+        np.testing.assert_allclose(own, [100 * one.mean for one in expected])
+        assert np.mean(own) == pytest.approx(100 * estimate("own", RIGHT).mean)
+    by_template = drawn(plots.plot_scores, found, RIGHT, by="template")
+    assert [text.get_text() for text in by_template.get_xticklabels()] == ["a", "b"]
 
 
-def test_gains_have_one_colour():
+def test_gains_of_heads_have_one_colour():
     """Above 0 every map is orange, as the curves of a fit, and below 0 purple."""
-    ax = plot_style.plot_gain_map(Figure().add_subplot(), {(0, 0): 0.2, (0, 1): -0.1}, "-", "")
-    red, _, blue, _ = ax.images[0].to_rgba([0.2])[0]
-    assert red > 2 * blue
-    red, _, blue, _ = ax.images[0].to_rgba([-0.2])[0]
-    assert blue > red
+    values = {LOG_P: np.array([[0.0, 0.0], [0.2, -0.1]])}
+    found = Evidence(
+        ("plain", "own"), values, (Stratum(16),), np.zeros(2, int), np.full(2, -1), np.ones(2),
+        Scored("x"), heads=((0, 0), (0, 1)), head=np.arange(2),
+    )  # fmt: skip
+    image = drawn(plots.plot_gain_map, found, "own").images[0]
+    assert image.get_clim() == (-0.2, 0.2)
+    orange, purple = (image.to_rgba([x])[0] for x in (0.2, -0.2))
+    assert orange[0] > 2 * orange[2]
+    assert purple[2] > purple[0]
 
 
 @pytest.mark.parametrize(
     "plot",
     [
-        accuracies,
-        lambda ax: fit_plots.plot_betas(ax, LONGEST, LONGEST.entries),
-        lambda ax: fit_plots.plot_betas(ax, replace(LONGEST, entries=MANY), MANY),
-        lambda ax: fit_plots.plot_betas(ax, BOTH, BOTH.entries),
-        lambda ax: fit_plots.plot_fit(ax, planted_rows(lambda H, n: 2.0, count=300), BOTH, paper()),
-        lambda ax: fit_plots.plot_fit(
-            ax, planted_rows(lambda H, n: 2.0, count=300), LONGEST, paper()
-        ),
+        scores,
+        lambda ax: scores(ax, gain=True),
+        lambda ax: plots.plot_rule(ax, LONGEST),
+        lambda ax: plots.plot_rule(ax, replace(LONGEST, entries=MANY)),
+        lambda ax: plots.plot_rule(ax, BOTH),
     ],
 )
 def test_the_longest_names_fit_into_a_narrow_figure(plot):
     figure = Figure(figsize=NARROW, layout="constrained")
-    ax = plot(figure.add_subplot())
+    plot(figure.add_subplot())
     figure.draw_without_rendering()
-    (legend,) = figure.legends or [ax.get_legend()]
+    (legend,) = figure.legends
     for text in legend.get_texts():
         box = text.get_window_extent()
         assert box.x0 >= 0
@@ -172,7 +183,7 @@ def test_a_name_keeps_its_version():
     assert plot_style.short("$x$") == r"\$x\$"
 
 
-def test_the_evidence(make_fit):
+def test_the_figure_of_a_fit_has_its_gain_and_its_band(make_fit, here):
     quality = {
         "band": [[x, 1.5, 2.5] for x in np.linspace(0.2, 4, 9)],
         "held_out": [
@@ -180,7 +191,9 @@ def test_the_evidence(make_fit):
         ],
     }
     fit = replace(make_fit(), quality=quality)
-    axes = Figure().subplots(2)
-    band, gain = fit_plots.plot_band(axes[0], fit), fit_plots.plot_held_out(axes[1], fit)
+    band, gain = drawn(plots.plot_rule, fit), drawn(plots.plot_held_out, fit)
     assert band.get_xlabel() == plot_style.ENTROPY_LABEL
+    assert band.collections[0].get_label() == "95 % bootstrap band"
     np.testing.assert_array_equal(gain.lines[1].get_ydata(), [0.5, 0.5])
+    plots.save_fit_figure(here / "fit.png", fit)
+    assert (here / "fit.png").read_bytes().startswith(b"\x89PNG")

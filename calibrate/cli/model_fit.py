@@ -68,11 +68,9 @@ def fit(request: ModelFitRequest) -> "FitRecord":
 
     job, collection = open_run(request.run, request.model, request.device)
     check_store(request.store)
-    from calibrate.evidence.evidence import OWN
     from calibrate.model.problem import ModelOptions
     from calibrate.report.collection_record import nearly_none_right
-    from calibrate.report.fit_record import FitRecord
-    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.report.fit_record import through_model
 
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
@@ -82,8 +80,7 @@ def fit(request: ModelFitRequest) -> "FitRecord":
         stderr.print(warning)
     found = _fit(job, collection, request, options)
     coefficients, figure = publish_fit(found.coefficients, request, found.heads)
-    scores = ScoresRecord(found.evidence, (OWN,), coefficients.reference)
-    return FitRecord(coefficients, figure, scores=scores)
+    return through_model(found, coefficients, figure)
 
 
 def _fit(

@@ -1,47 +1,7 @@
-"""Bounds on attention coefficients, and the set size at which a target's coefficient is too small.
-
-The two bounds hold for every row and are loose; `dispersal_size` is an estimate, and close.
-"""
-
-from typing import Any
+"""The set size at which a target's attention coefficient is too small."""
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-
-def coefficient_bounds(
-    spread: ArrayLike, size: ArrayLike, beta: ArrayLike = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lemma 2.1: every coefficient lies in [exp(-beta delta) / n, exp(beta delta) / n].
-
-    Args:
-      spread: delta, the largest logit less the smallest, of the row or a bound of it; any shape.
-      size: n, the number of unmasked items; likewise.
-      beta: inverse temperature; likewise.
-    Returns:
-      (lower, upper), float64, of the broadcast shape; upper is at most 1.
-    Reference: Velickovic et al. 2024, Lemma 2.1.
-    """
-    exponent = np.multiply(beta, np.asarray(spread, float))
-    log_n = np.log(np.asarray(size, float))
-    return np.exp(-exponent - log_n), np.exp(np.minimum(exponent - log_n, 0))
-
-
-def spread_bound(query_norm: Any, key_norm: Any, item_norm: Any) -> Any:
-    """Proposition 3.1 for attention with biases: delta <= 2 |Q y + b| s_max(K) max |x|.
-
-    A key bias adds the same to every logit of a row, and the scale 1/sqrt(d) is taken into the
-    query: the bound is on what the softmax sees.
-
-    Args:
-      query_norm: (rows,) |Q y + b| / sqrt(d).
-      key_norm: s_max(K), the largest singular value of the key matrix.
-      item_norm: (rows,) the largest |x| of the row's items.
-    Returns:
-      (rows,) an upper bound of the largest logit less the smallest.
-    Reference: Velickovic et al. 2024, Proposition 3.1 and appendix A.3.
-    """
-    return 2 * query_norm * key_norm * item_norm
 
 
 def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np.ndarray:

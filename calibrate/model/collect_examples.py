@@ -41,11 +41,12 @@ def plan(model: Path, wanted: Wanted, dtype: str = "auto", device: str = "cpu") 
       CalibrateError: as `ModelFolder` and `make_examples`.
     """
     folder = ModelFolder(model)
-    made, dtype = make_examples(wanted, folder), folder.dtype(dtype)
+    examples, sources = make_examples(wanted, folder)
+    dtype = folder.dtype(dtype)
     configuration = files.configuration_of(
-        folder.name, folder.fingerprint(), dtype, made.sources, made.set
+        folder.name, folder.fingerprint(), dtype, sources, examples
     )
-    return Job(folder, made.set, configuration, device)
+    return Job(folder, examples, configuration, device)
 
 
 def collect_examples(

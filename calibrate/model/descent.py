@@ -79,17 +79,12 @@ class Descent:
 
     def run(self, start: Solution) -> Solution:
         """The best allowed numbers that it comes by; the start if there are none better."""
-        form, best, halvings, is_over = start.form, start, 0, False
+        form, best, halvings = start.form, start, 0
         walk = _Walk(form, start.numbers, Multipliers(self._objective))
         for number, which in enumerate(islice(self._schedule, self._most_steps), 1):
-            is_check = number % STEPS_TO_A_CHECK == 0 or number == self._most_steps
-            if is_over:
-                for skipped in [which] + [self._choosing] * is_check * PASSES_OF_A_CHECK:
-                    self._passes.skip(skipped)
-                continue
             weights = walk.multipliers.weights(which, self._schedule.n_answers)
             walk.step(self._passes.gradient(form, walk.numbers, which, weights))
-            if not is_check:
+            if number % STEPS_TO_A_CHECK and number != self._most_steps:
                 continue
             here = self.at(form, walk.numbers)
             walk.multipliers.adapt(here.value)
@@ -97,7 +92,8 @@ class Descent:
             rise = found.value.gain - best.value.gain
             best = found if rise > 0 else best
             if rise < _LEAST_RISE:
-                is_over = halvings == _HALVINGS
+                if halvings == _HALVINGS:
+                    break
                 halvings += 1
                 walk.slow_down()
             if best is not here:
@@ -106,10 +102,8 @@ class Descent:
 
     def _allowed_towards(self, best: Solution, here: Solution) -> Solution:
         """The point itself, or one on the way to it that breaks no constraint; else the best."""
-        for n_tried, share in enumerate(_SHARES_OF_THE_WAY):
+        for share in _SHARES_OF_THE_WAY:
             if here.value.is_allowed:
-                for _ in _SHARES_OF_THE_WAY[n_tried:]:
-                    self._passes.skip(self._choosing)
                 return here
             here = self.at(here.form, best.numbers + share * (here.numbers - best.numbers))
         return here if here.value.is_allowed else best
@@ -118,20 +112,18 @@ class Descent:
         """The one with the fewest layers or heads that is as good within its standard error."""
         changed = best.form.changed(best.numbers)
         order = changed[np.argsort(-gained[changed], kind="stable")]
-        found = best
         for share in _KEPT_SHARES:
-            kept = order[: int(np.ceil(share * len(order)))]
-            if found is not best or not 0 < len(kept) < len(order):
-                self._passes.skip(self._choosing)
+            n_kept = int(np.ceil(share * len(order)))
+            if not 0 < n_kept < len(order):
                 continue
             numbers = best.numbers.copy()
-            numbers[:, order[len(kept) :]] = 0
+            numbers[:, order[n_kept:]] = 0
             fewer = self.at(best.form, numbers)
             lead = best.value.over(fewer.value)
             error = np.nan_to_num(lead.error, nan=np.inf)
             if fewer.value.is_allowed and lead.mean <= min(error, best.value.gain / 20):
-                found = fewer
-        return found
+                return fewer
+        return best
 
 
 class _Walk:

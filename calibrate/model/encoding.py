@@ -66,18 +66,9 @@ class Encoder:
                     f"{where}: the {name} has token {wrong}; this model knows 0 to "
                     f"{self._vocabulary - 1}"
                 )
-        if self.context is not None:
-            self._require_room(where, len(prompt), len(answer), self.context)
+        if self.context is not None and len(prompt) + len(answer) > self.context:
+            raise CalibrateError(
+                f"{where}: prompt and answer have {len(prompt):,} + {len(answer):,} tokens, and "
+                f"the model's context is {self.context:,}; shorten them"
+            )
         return Encoded(np.array([*prompt, *answer], np.int32), len(prompt))
-
-    def _require_room(self, where: str, n_prompt: int, n_answer: int, context: int) -> None:
-        if n_answer >= context:
-            raise CalibrateError(
-                f"{where}: the answer has {n_answer:,} tokens, and the model's context is "
-                f"{context:,}; give a shorter answer"
-            )
-        if n_prompt + n_answer > context:
-            raise CalibrateError(
-                f"{where}: prompt and answer have {n_prompt:,} + {n_answer:,} tokens, and the "
-                f"model's context is {context:,}; shorten the prompt"
-            )

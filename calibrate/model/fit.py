@@ -56,7 +56,6 @@ class ModelFit:
       exporting: what engines run of the model; none if it need not export.
       evidence: held-out examples under plain softmax, the fit, OWN, and its rivals.
       losses: nats a token that each part of what is protected loses, by rule.
-      beside: of a fit for export, the name of the best rule without that constraint; else None.
     """
 
     coefficients: Coefficients
@@ -67,7 +66,15 @@ class ModelFit:
     exporting: list[Form]
     evidence: Evidence
     losses: Mapping[str, list[Estimate]]
-    beside: str | None = None
+
+    @property
+    def beside(self) -> str | None:
+        """For export, the name of the best rule without that constraint; else None."""
+        if not self.exporting:
+            return None
+        if self.free is None or not self.free.numbers.any():
+            return PLAIN
+        return FREE if FREE in self.evidence.rules else OWN
 
     @property
     def export_cost(self) -> Estimate | None:
@@ -108,31 +115,24 @@ def fit_through(
         problem = ModelProblem(model, betas, collection, options, report, began)
         for form in problem.forms():
             ended(problem.solve(form))
-            if problem.hopeless():
-                raise _no_constant_gains(problem.solved, collection)
-    heads, free, exporting = betas.heads, problem.choose(exporting=False), problem.exporting()
+            if problem.is_hopeless():
+                break
+    free, exporting = problem.choose(exporting=False), problem.exporting()
     published = problem.choose(exporting=True) if exporting else free
-    fit = published and published.fit(heads)
+    fit = published and published.fit(betas.heads)
     if published is None or fit is None:
-        raise NotWorthItError(
-            "not for this model: no rule on its heads answers better on examples that choose; "
-            "`calibrate diagnose` shows what each head wants",
-            plain_alone(collection.set, collection.scores),
-        )
+        raise _nothing_gains(problem, collection)
     fit = replace(
         fit, name=name, source=_source(collection, options), provenance=provenance(*TOOLS)
     )
-    fits, beside = {OWN: fit, **_rivals(fit, problem.solved, heads, bool(exporting))}, None
-    if exporting:
-        best = free and free.fit(heads)
-        beside = PLAIN if best is None else OWN if best == fit else FREE
-        fits |= {FREE: replace(best, name="rival")} if best and beside == FREE else {}
+    fits = {OWN: fit, **_rivals(fit, problem.solved, betas.heads, bool(exporting))}
+    best = free and free.fit(betas.heads)
+    if exporting and best and best != fit:
+        fits[FREE] = replace(best, name="rival")
     began("judging", [split(collection.set, JUDGING)] * len(fits))
     evidence, losses = _judge(model, collection, options, fits, report)
     require_worth(evidence, losses[OWN], options.allowed)
-    found = ModelFit(
-        fit, heads, problem.solved, published, free, exporting, evidence, losses, beside
-    )
+    found = ModelFit(fit, betas.heads, problem.solved, published, free, exporting, evidence, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
 
 
@@ -159,13 +159,13 @@ def _require_answers(collection: ExampleCollection) -> None:
         )
 
 
-def _no_constant_gains(solved: list[Solution], collection: ExampleCollection) -> NotWorthItError:
-    gain = max((s.value.over(None) for s in solved), key=lambda gain: gain.mean)
+def _nothing_gains(problem: ModelProblem, collection: ExampleCollection) -> NotWorthItError:
+    gain = max((solution.value.over() for solution in problem.solved), key=lambda gain: gain.mean)
+    all_tried = len(problem.solved) == len(problem.forms())
+    more = "" if all_tried else ", or a --kind to try all the same"
     return NotWorthItError(
-        "not for this model: neither a rule for all heads nor a constant for each gains on the "
-        f"examples that choose (at best {gain.mean:+.3f} ± {gain.error:.3f} nats), and no other is "
-        "tried; give prompts that the model answers in part, or a --kind, which is tried all the "
-        "same",
+        f"not for this model: no rule gains on the examples that choose (at best {_nats(gain)}); "
+        f"see `calibrate model diagnose`, or give prompts that the model answers in part{more}",
         plain_alone(collection.set, collection.scores),
     )
 
@@ -211,7 +211,7 @@ def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) ->
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < LEAST_GAIN:
-        advice = "collect more examples, or see `calibrate diagnose`"
+        advice = "collect more examples, or see `calibrate model diagnose`"
         if not answers.mean(PLAIN, RIGHT).mean:
             advice = "the model gets no answer right: give prompts that it can answer in part"
         raise NotWorthItError(
@@ -239,9 +239,9 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
 
 def _at(length: int, part: Evidence) -> dict[str, Any]:
     """log p of the answers of a length under plain softmax and under the fit."""
-    before, after = (part.mean(rule, LOG_P).mean for rule in (PLAIN, OWN))
+    before, after = (float(part.mean(rule, LOG_P).mean) for rule in (PLAIN, OWN))
     row = {"size": length, "rows": part.n, "before": before, "after": after}
-    error = part.gain(OWN, LOG_P).error
+    error = float(part.gain(OWN, LOG_P).error)
     return row | ({"error": error} if np.isfinite(error) else {})
 
 
@@ -265,10 +265,8 @@ def _verdict(fit: ModelFit) -> str:
 
 def _cost(fit: ModelFit) -> str:
     cost = fit.export_cost
-    if fit.beside == OWN or cost is None:
-        return "nothing: no other kind is better"
-    if not cost.sign > 0:
-        return f"nothing beyond chance ({_nats(cost)} an answer)"
+    if cost is None or not cost.sign > 0:
+        return "nothing beyond chance"
     return f"{_nats(cost)} an answer, beside {fit.free.form.label if fit.free else PLAIN}"
 
 

@@ -39,8 +39,8 @@ _NO_BOUNDS = (2.0**-10, 2.0**20)
 class Form:
     """What numbers stand for.
 
-    They are an array (rows, columns), of a column for each layer or head, or of one if all are
-    alike. Of ONE_RATIO the last two of its columns are a and k instead.
+    They are an array (rows, columns), with a column for each layer or head, or one if all are
+    alike. The last two columns of ONE_RATIO are a and k instead.
 
     Attributes:
       kind: CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE or ONE_RATIO.
@@ -68,7 +68,7 @@ class Form:
 
     @property
     def domain(self) -> tuple[float, ...]:
-        """Of the entropies and log n of queries, of which the first sees one token."""
+        """Bounds of the entropies and log n of queries; the first query sees one token."""
         sizes = (0.0, self.largest)
         return sizes + sizes if self.kind == ENTROPY_AND_SIZE else sizes
 

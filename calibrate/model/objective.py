@@ -12,7 +12,6 @@ import numpy as np
 
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence
-from calibrate.evidence.prior import Gain
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.answers import compare
 
@@ -72,7 +71,7 @@ class Objective:
         evidence = self.evidence(which, {OWN: scores})
         losses = self.losses(evidence, which, OWN)
         answers = evidence.answers
-        return Value(answers, answers.gain(OWN, LOG_P).mean, losses, self.allowed)
+        return Value(answers, float(answers.gain(OWN, LOG_P).mean), losses, self.allowed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,17 +88,12 @@ class Value:
         """Whether nothing that is protected loses more than it may."""
         return all(loss.mean <= self.allowed for loss in self.losses)
 
-    def over(self, other: "Value | None") -> Estimate:
+    def over(self, other: "Value | None" = None) -> Estimate:
         """Mean gain over another rule on the same examples; None is plain softmax."""
         if other is None:
             return self.answers.gain(OWN, LOG_P)
         its = {measure: x[-1] for measure, x in other.answers.values.items()}
         return self.answers.with_rule(_OTHER, its).gain(OWN, LOG_P, _OTHER)
-
-    def lead(self, other: "Value | None" = None) -> Gain:
-        """The same, with its interval."""
-        gain = self.over(other)
-        return Gain(gain.mean, *gain.interval, gain.p)
 
 
 class Multipliers:
@@ -117,7 +111,7 @@ class Multipliers:
         """
         objective, index = self._objective, np.asarray(which)
         cell = objective.cell[index]
-        weights = ~objective.is_text[cell] / n_answers
+        weights: np.ndarray = ~objective.is_text[cell] / n_answers
         for multiplier, cells in zip(self._each, objective.constraints, strict=True):
             held = np.isin(cell, cells)
             weights += multiplier * held / objective.n_answer[index] / max(1, held.sum())

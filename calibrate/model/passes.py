@@ -27,12 +27,11 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
 
-# Tokens of a batch, and whether it was passed before; one that is not needed took no time.
-Report = Callable[[int, bool], None]
+Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
 class Answers(NamedTuple):
-    """Of a batch."""
+    """Answers of a batch."""
 
     log_p: Tensor  # (B,) nats: of the whole answer
     right: Tensor  # (B,) int: tokens of the answer that have the highest logit
@@ -72,7 +71,7 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
     logits, target = output.logits[:, -n_kept:].float(), tokens[:, -n_kept:]
     at = torch.arange(tokens.shape[1] - n_kept, tokens.shape[1], device=model.device)
     of_answer = at >= start[:, None]
-    # Of rows of logits: of columns, PyTorch would make a copy of them all.
+    # By rows of logits: by columns, PyTorch would make a copy of them all.
     lost = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), target.flatten(), reduction="none"
     ).view_as(target)
@@ -218,14 +217,9 @@ class Passes:
         if weights is not None:
             parts.append(weights.tobytes())
         made, resumed = self._memo.get(b"\0".join(parts), make)
-        if resumed:
-            self.skip(which, resumed)
-        return made
-
-    def skip(self, which: Sequence[int], resumed: bool = False) -> None:
-        """Reports a pass over some examples that is not needed, or was made before."""
-        for tokens in batch_tokens(self.examples.examples, which):
+        for tokens in batch_tokens(self.examples.examples, which) if resumed else ():
             self._report(tokens, resumed)
+        return made
 
     def _gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray

@@ -126,18 +126,18 @@ class ModelProblem:
         self.solved.append(solution)
         return solution
 
-    def hopeless(self) -> bool:
-        """Whether no constant gains, and so no other form is tried.
+    def is_hopeless(self) -> bool:
+        """Whether the constants are tried and nothing gained, and so no other form is tried.
 
         A constant cannot spare the trained lengths and gain at others: a rule of log n can. A kind
         that is asked for is tried all the same.
         """
-        if self._options.kind is not None or self._options.trained_up_to:
-            return False
         last = self.solved[-1].form
         if last.kind != CONSTANT or last.of == ALIKE:
             return False
-        return not any(s.value.lead().is_at_least(LEAST_GAIN) for s in self.solved)
+        if self._options.kind is not None or self._options.trained_up_to:
+            return False
+        return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
 
     def choose(self, exporting: bool) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
@@ -150,7 +150,7 @@ class ModelProblem:
         forms, kind = self.exporting() if exporting else self._free(), self._options.kind
         solved = [s for form in forms for s in self.solved if s.form == form]
         if kind is None:
-            return simplest_unbeaten(solved, _lead, lambda _: LEAST_LEAD)
+            return simplest_unbeaten(solved, _gain, lambda _: LEAST_LEAD)
         kind = ONE_RATIO if exporting and kind == LOG_SIZE else kind
         return [s for s in solved if s.form.kind == kind][-1]
 
@@ -200,5 +200,11 @@ def _choosing(objective: Objective) -> list[int]:
     return found
 
 
-def _lead(solution: Solution, other: Solution | None) -> Gain:
-    return solution.value.lead(None if other is None else other.value)
+def _gain(solution: Solution, other: Solution | None) -> Gain:
+    """The gain over another solution, which is to be beyond chance.
+
+    Over plain softmax, None, a standard error is enough: held-out examples judge that gain again.
+    """
+    gain = solution.value.over(other and other.value)
+    low, high = gain.interval
+    return Gain(gain.mean, low if other else gain.mean - gain.error, high, gain.p)

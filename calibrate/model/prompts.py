@@ -142,13 +142,6 @@ class Wanted:
     seed: int = 0
 
 
-class Made(NamedTuple):
-    """Examples, and what they were made from as the manifest keeps it."""
-
-    set: ExampleSet
-    sources: dict[str, Any]
-
-
 def parse_task(text: str) -> tuple[str, ...]:
     """The templates of "retrieval", or of "retrieval:numbers,json".
 
@@ -164,8 +157,8 @@ def parse_task(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def make_examples(wanted: Wanted, folder: "ModelFolder") -> Made:
-    """The examples for a model, by its tokenizer.
+def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, dict[str, Any]]:
+    """The examples for a model, by its tokenizer, and their sources as the manifest keeps them.
 
     Raises:
       CalibrateError: nothing was asked for; a file cannot be read; an example does not fit into the
@@ -198,7 +191,7 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> Made:
         sources["text"] = text.digest
     if text or wanted.templates:
         sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
-    return Made(_in_cells(made), sources)
+    return _in_cells(made), sources
 
 
 def _in_cells(made: list[tuple[Cell, Encoded]]) -> ExampleSet:

@@ -13,9 +13,8 @@ MOST_OF_A_CELL = 8  # examples in a step
 class Schedule:
     """Steps of about TOKENS_A_STEP tokens, without end.
 
-    A step has as many examples of each cell as it has room for. Of so many cells that one example
-    of each is too much, it has some, and the next ones are in the next step. Text of one length is
-    in every step.
+    A step has as many examples of each cell as it has room for. Where one of each cell is too much,
+    it has some cells, and the next step the next ones. Text of one length is in every step.
 
     Args:
       which: the examples that may be seen.

@@ -1,14 +1,17 @@
 """A fit as a result to show, as made or as its file has it: of one head, of many, of a model."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrate.evidence.estimate import NOTHING, Estimate
+from calibrate.evidence.evidence import OWN
+from calibrate.export.plan import ALIKE
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
@@ -21,6 +24,7 @@ from calibrate.report.rule_curves import (
     constant_text,
     of_both,
     shown_sizes,
+    typical_betas,
 )
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import load_line, usage
@@ -36,6 +40,7 @@ from calibrate.report.wording import (
 from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:
+    from calibrate.model.fit import ModelFit
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.per_head import HeadFit
 
@@ -53,6 +58,7 @@ class FitRecord:
       figure: None if it was not drawn.
       heads: of a fit per head: every head, with or without a rule.
       scores: of a fit through a model: on the examples that no fit has seen.
+      more: in JSON, of a fit through a model: what it was chosen among.
       of_file: whether all that the file has is shown, and no details left out.
     """
 
@@ -60,6 +66,7 @@ class FitRecord:
     figure: Path | None
     heads: Sequence["HeadFit"] = ()
     scores: "ScoresRecord | None" = None
+    more: Mapping[str, Any] = field(default_factory=dict)
     of_file: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -73,7 +80,7 @@ class FitRecord:
         }
         if self.heads:
             found["heads"] = [_head_json(head) for head in self.heads]
-        return found | ({"scores": self.scores} if self.scores else {})
+        return found | ({"scores": self.scores} if self.scores else {}) | dict(self.more)
 
     def blocks(self) -> Iterable[Block]:
         """The rule, the gain held out, the verdict, and the Python that uses the fit."""
@@ -87,8 +94,7 @@ class FitRecord:
         yield Facts([*self._rule(), ("file", str(fit.path))])
         if len(fit.entries) > 1:
             yield self._entries()
-        yield from held_out_tables(fit)
-        yield from (self.scores.tables() if self.scores else ())
+        yield from self.scores.tables() if self.scores else held_out_tables(fit)
         if "verdict" in quality:
             yield Facts([("verdict", value_text(quality["verdict"]))])
         details = self._details()
@@ -98,9 +104,10 @@ class FitRecord:
         """The rule of the only entry, or how many there are."""
         fit, (first, *others) = self.coefficients, self.coefficients.entries
         rest = "; other heads keep plain softmax"
-        if others:
-            n_heads = f" of {len(self.heads):,}" if self.heads else ""
-            yield "rules", f"{len(fit.entries):,}{n_heads} entries{rest}"
+        if self.heads:
+            yield "heads", f"{len(fit.entries):,} of {len(self.heads):,} have a rule"
+        elif others:
+            yield "rules", f"{len(fit.entries):,} entries{rest}"
         elif (first.layer, first.head) != (None, None):
             yield "for", head_label(first.layer, first.head) + rest
         if all_constant(fit):
@@ -124,8 +131,10 @@ class FitRecord:
             [*map(_index, (e.layer, e.head)), *_head_cells(known, e), entry_text(fit, e)]
             for e in entries
         ]
-        note = "Gain in nats of log p, held out (five folds), and its 95 % interval." * bool(known)
-        return Table(columns, rows, note=note + and_more(len(fit.entries)), left=[rule])
+        note = and_more(len(fit.entries))
+        if known:
+            note = f"Gain in nats of log p, held out (five folds), and its 95 % interval.{note}"
+        return Table(columns, rows, note=note, left=[rule])
 
     def _details(self) -> Iterable[Block]:
         fit = self.coefficients
@@ -137,6 +146,28 @@ class FitRecord:
             rows.append(("more rows", advice))
         rows += [*facts(fit), ("id", digest(fit))]
         yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))
+
+
+def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
+    """The record of a fit through a model, as it was published."""
+    from calibrate.report.scores_record import ScoresRecord
+
+    betas = typical_betas(coefficients, fit.heads, round(math.exp(fit.published.form.center)))
+    heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
+    candidates = [
+        {
+            "kind": s.form.kind, "each_head": s.form.of != ALIKE,
+            "heads": len(s.heads_changed(fit.heads)), "gain": s.value.gain,
+            "losses": s.value.losses,
+        }
+        for s in fit.solved
+    ]  # fmt: skip
+    more = {
+        "heads": heads, "candidates": candidates, "losses": fit.losses,
+        "export_cost": fit.export_cost,
+    }  # fmt: skip
+    scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
+    return FitRecord(coefficients, figure, scores=scores, more=more)
 
 
 def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitRecord:
@@ -183,11 +214,13 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
 def advice_on_rows(quality: Mapping[str, Any]) -> str:
     """Whether more rows would improve the fit, by its learning curve; "" without one."""
     curve = quality.get("learning_curve", [])
+    if not curve:
+        return ""
     if len(curve) < 2:
-        return "too few to tell" * bool(curve)
+        return "too few to tell"
     half, full = curve[-2], curve[-1]
     gain = full["log_p"] - half["log_p"]
-    advice = "more would help" if gain > WORTH_COLLECTING else "more would hardly help"
+    advice = "more would help" if gain > WORTH_COLLECTING else "more would add little"
     if gain < -WORTH_COLLECTING:
         advice = "too few rows to tell it from noise"
     return f"from {half['rows']:,} to {full['rows']:,} changes log p by {gain:+.4f} nats: {advice}"

@@ -105,13 +105,15 @@ class ScoresRecord:
         if self.scored:
             return self.scored
         found = self.evidence
-        heads = f" of {len(found.heads):,} heads" * (len(found.heads) > 1)
-        groups = f" from {found.n_groups:,} groups" * bool(found.n_groups)
+        words = f"{found.n:,} {found.of.items}"
+        if len(found.heads) > 1:
+            words += f" of {len(found.heads):,} heads"
+        if found.n_groups:
+            words += f" from {found.n_groups:,} groups"
+        if found.weighed:
+            words += ", weighted"
         left_out = [f"{n:,} {why.replace('_', ' ')}" for why, n in found.of.left_out.items() if n]
-        return (
-            f"{found.n:,} {found.of.items}{heads}{groups}{', weighted' * found.weighed}; "
-            f"left out: {', '.join(left_out) or 'none'}"
-        )
+        return f"{words}; left out: {', '.join(left_out) or 'none'}"
 
     # --- tables ----------------------------------------------------------------------------------
 

@@ -22,10 +22,9 @@ class Head(Protocol):
     A batch, and what `attend` returns, is any pytree whose leaves have `count` as first axis, so
     that the pipeline can cut it into pieces that fit in memory.
 
-    `correct` is needed to score a head, but not to calibrate it. Three more members are optional.
+    `correct` is needed to score a head, but not to calibrate it. Two more members are optional.
     `correct_each(attended, weights)`, bool (count, rules) for weights (count, rules, size), makes
     evaluation faster; without it `correct` is called once per rule.
-    `spread_bound(batch)`, (count,), bounds the largest logit less the smallest by the weights.
     `trained_up_to`, int, is the largest set size of its training: fits may not lose there.
     """
 

@@ -21,7 +21,6 @@ from jax.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
 from calibrate.files.npz import read_arrays
-from calibrate.maths.bounds import spread_bound
 
 N_CLASSES = 10
 N_FEATURES = 128
@@ -89,16 +88,6 @@ class MaxRetrievalHead:
         right: jax.Array = _correct_each(self.params, attended, weights)
         return right
 
-    def spread_bound(self, batch: Batch) -> np.ndarray:
-        """Proposition 3.1: (count,) upper bounds of the largest logit less the smallest."""
-        features = np.asarray(self.attend(batch).features)  # which are compiled for this size
-        item_norm = np.sqrt(np.vecdot(features, features).max(axis=1))
-        count = len(batch.query)
-        queries = np.pad(batch.query, (0, -count % 256))  # one number for sets of all sizes
-        query_norm = np.asarray(_query_norm(self.params, queries))[:count]
-        key_norm = np.linalg.norm(np.asarray(self.params["attention_key"]["kernel"]), ord=2)
-        return np.asarray(spread_bound(query_norm, key_norm, item_norm))
-
 
 def sample(seed: int | list[int], size: int, count: int) -> Batch:
     """Draws `count` sets of `size` items; the same seed gives the same sets."""
@@ -161,12 +150,6 @@ def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax
         kernel, bias = kernel @ layer["kernel"], _dense(layer, bias)
     hidden = jax.nn.gelu(weights @ attended.features @ kernel + bias)
     return _dense(params["answer_2"], hidden).argmax(axis=-1) == jnp.expand_dims(attended.label, 1)
-
-
-@jax.jit
-def _query_norm(params: Params, query: jax.Array) -> jax.Array:
-    norm: jax.Array = jnp.linalg.norm(_embed_query(params, query), axis=-1)
-    return norm
 
 
 def _dense(layer: dict[str, jax.Array], inputs: ArrayLike) -> jax.Array:

@@ -70,7 +70,7 @@ class Rows(NamedTuple):
 
     def within(self, beta: np.ndarray) -> np.ndarray:
         """(rows,) betas, clipped to the bounds of the profiles."""
-        return np.clip(beta, self.profile.low, self.profile.high)
+        return np.asarray(np.clip(beta, self.profile.low, self.profile.high))
 
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""

@@ -41,9 +41,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
-    A fit of kind "log-size" has beta(n), one of kind "entropy-and-size" beta(H, n), with n the
-    number of keys that the query sees: those that mask and causality leave, and whose bias is above
-    -inf.
+    Fits by size have beta(n) or beta(H, n): n counts the keys that mask and causality
+    leave, and whose bias is above -inf.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
     torch.nn.functional.scaled_dot_product_attention: the same arguments and layout, and three more.

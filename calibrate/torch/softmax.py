@@ -21,10 +21,8 @@ def adaptive_softmax(
 ) -> Tensor:
     """softmax(beta(H) z), with H the entropy of softmax(z): torch.softmax, sharpened by a fit.
 
-    A fit of kind "log-size" gives softmax(beta(n) z), one of kind "entropy-and-size"
-    softmax(beta(H, n) z), with n the number of unmasked items: those of `where` whose logit is
-    above -inf. Masks must be either. A large negative number as a mask leaves H as it is, and not
-    n: such items have no weight, and are counted.
+    Fits by size give softmax(beta(n) z) or softmax(beta(H, n) z), and count items as
+    calibrate.adaptive_softmax does: those of `where` whose logit is above -inf.
 
     Args:
       logits: any shape and floating dtype; entropy and beta are computed in float32 or wider. For a
