@@ -386,7 +386,7 @@ def through_model(record):
         found |= {f"{names.get(rule, rule)}/loss/{i}": x["mean"] for i, x in enumerate(losses)}
     for of in record["candidates"]:
         name = f"candidates/{of['kind']}/{'each head' if of['each_head'] else 'all heads'}"
-        found |= {f"{name}/gain": of["gain"]["mean"], f"{name}/heads": of["heads"]}
+        found |= {f"{name}/gain": of["gain"], f"{name}/heads": of["heads"]}
         found |= {f"{name}/loss/{i}": loss["mean"] for i, loss in enumerate(of["losses"])}
     return found | ({"cost of exporting": cost["mean"]} if (cost := record["export_cost"]) else {})
 
