@@ -19,12 +19,12 @@ torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
 from test_cli import call, refusal  # noqa: E402
-from tiny_causal import SIZES, causal_model, save, save_tokenizer  # noqa: E402
+from tiny_causal import SIZES, causal_model, save  # noqa: E402
 
 from calibrate.files import examples as files  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402
 from calibrate.files.manifest import entry_of  # noqa: E402
-from calibrate.files.npz import parse_arrays, write_arrays  # noqa: E402
+from calibrate.files.npz import pack_arrays, parse_arrays  # noqa: E402
 from calibrate.model import collect_examples as collecting  # noqa: E402
 from calibrate.model.encoding import Encoder  # noqa: E402
 from calibrate.model.prompts import Wanted  # noqa: E402
@@ -53,14 +53,6 @@ def prompts(here):
 def write_lines(name, lines):
     Path(name).write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
     return Path(name)
-
-
-def test_a_prompt_given_twice_is_refused(model, here):
-    """Its copies would fit a rule, and judge it."""
-    twice = write_lines("p.jsonl", [*PROMPTS[1:2], "", *PROMPTS[1:2]])
-    line = refusal("model", "collect", "--model", model, "--prompts", twice, "--out", "runs/twice")
-    assert "p.jsonl, line 3: the same prompt and answer as in line 1; give each once" in line
-    assert not Path("runs/twice/examples.npz").exists()
 
 
 def collected(model, folder="runs/a", **options):
@@ -97,25 +89,22 @@ def small_units(monkeypatch):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_facts_are_many_asked_for_anywhere_and_similar(name):
-    found = []
+def test_facts_are_many_asked_for_anywhere_and_similar(name, model):
+    found, tokenizer = [], ModelFolder(model).tokenizer()
     for seed in range(200):
         prompt, answer = write(name, seed, 8)
-        question = prompt.splitlines()[-1]
+        *_, question = prompt.splitlines()
         lines = [line for line in prompt.splitlines() if any(c in line for c in '."-')]
-        holding = [i for i, line in enumerate(lines) if answer.strip() in line]
-        found.append(holding[0])
+        found.append(next(i for i, line in enumerate(lines) if answer.strip() in line))
         assert answer.strip() not in question
+        if name == "numbers":  # two facts share half of the key that is asked for
+            *facts, asked, _ = prompt.splitlines()
+            for half in asked.split("number for ")[1].removesuffix("?").split("-"):
+                assert sum(half in re.split("[ -]", fact) for fact in facts) >= 2
     position = np.bincount(np.array(found) - min(found), minlength=8)
     assert len(position) == 8
     assert position.min() > 10  # of 25 in the mean
-
-
-def test_two_facts_share_half_of_the_key_that_is_asked_for():
-    for seed in range(20):
-        *facts, question, _ = write("numbers", seed, 8)[0].splitlines()
-        for half in question.split("number for ")[1].removesuffix("?").split("-"):
-            assert sum(half in re.split("[ -]", fact) for fact in facts) >= 2
+    assert 0 not in tokenizer(prompt + answer)["input_ids"]  # the tests' tokenizer knows all words
 
 
 def test_an_example_is_as_long_as_fits(model):
@@ -225,7 +214,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
-def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_units):
+def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_units, monkeypatch):
     done = []
 
     def stop(tokens, resumed):
@@ -233,37 +222,33 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
         if len(done) == 5:
             raise Stopped
 
+    def go_on():
+        done.clear()
+        collecting.collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
+        assert visible("a") == visible(kept)
+
     job = collecting.plan(model, Wanted(None, ("numbers", "list"), None, (64, 96), 4))
     with pytest.raises(Stopped):
         collecting.collect_examples(job, Path("a"), stop)
     partial = visible("a")
     assert json.loads(partial["manifest.json"])["status"] == "partial"
     assert 0 < len(partial) - 2 < len(visible(kept)) - 2
-    with pytest.raises(
-        CalibrateError, match="a is unfinished; run the same `calibrate model collect`"
-    ):
+    unfinished = "a is unfinished; run the same `calibrate model collect`"
+    with pytest.raises(CalibrateError, match=unfinished):
         open_collection(Path("a"))
     first = Path("a", files.scores_name(0))
     os.truncate(first, 100)
     Path("a/.scores-00001.npz.1234.tmp").write_bytes(b"half")
-    done.clear()
-    collecting.collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
-    assert visible("a") == visible(kept)
+    go_on()
     assert not Path("a/.scores-00001.npz.1234.tmp").exists()
     assert False in done
-    done.clear()
     first.unlink()  # of a complete collection
     Path("a/examples.npz").unlink()
-    collecting.collect_examples(job, Path("a"), lambda tokens, resumed: done.append(resumed))
-    assert visible("a") == visible(kept)
+    go_on()
     assert done
     assert True not in done  # only what was lost is made again
-
-
-def test_a_complete_collection_loads_no_model(model, kept, small_units, monkeypatch):
-    shutil.copytree(kept, "a")
     monkeypatch.setattr(ModelFolder, "load", lambda *_: pytest.fail("loaded"))
-    collected(model, "a")
+    go_on()  # a complete collection loads no model
 
 
 @pytest.mark.filterwarnings("ignore:.*it is collected again")
@@ -332,7 +317,7 @@ def test_the_fingerprint_is_of_weights_and_configuration(model, here):
     assert ModelFolder(copy).fingerprint() not in (was, changed)
 
 
-def test_sharded_weights_and_bfloat16(model, prompts):
+def test_sharded_weights_and_bfloat16(model):
     causal_model().bfloat16().save_pretrained("sharded", max_shard_size="40KB")
     assert len(list(Path("sharded").glob("*.safetensors"))) > 1
     prompts = write_lines("ids.jsonl", PROMPTS[1:2])
@@ -341,19 +326,14 @@ def test_sharded_weights_and_bfloat16(model, prompts):
     exact = collected(model, "runs/b", templates=(), prompts=prompts)
     np.testing.assert_allclose(collection.scores.log_p, exact.scores.log_p, rtol=0.1)
     index = Path("sharded/model.safetensors.index.json")
-    index.write_text(index.read_text().replace("model-00001", "../model-00001"))
+    text = index.read_text()
+    index.write_text(text.replace("model-00001", "../model-00001"))
     with pytest.raises(CalibrateError, match="give the name of a file in the same folder"):
         ModelFolder(Path("sharded"))
-
-
-def test_an_old_index_beside_the_weights_is_not_read(here):
-    causal_model().save_pretrained("again", max_shard_size="40KB")
-    causal_model().save_pretrained("again")
-    assert Path("again/model.safetensors.index.json").is_file()
-    assert [file.name for file in ModelFolder(Path("again")).files] == [
-        "model.safetensors",
-        "config.json",
-    ]
+    causal_model().save_pretrained("sharded")
+    index.write_text(text)  # an old index beside the weights is not read
+    files = [file.name for file in ModelFolder(Path("sharded")).files]
+    assert files == ["model.safetensors", "config.json"]
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -371,14 +351,14 @@ def test_an_old_index_beside_the_weights_is_not_read(here):
         ({"prompt_ids": [], "answer_ids": [1]}, "line 2: the prompt has no token"),
         ({"prompt_ids": [1], "answer_ids": [600]}, "the answer has token 600; this model knows 0"),
         ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1; give an integer from 0"),
-        ({"prompt_ids": [1], "answer_ids": [1] * 256}, "answer have 1 + 256 tokens, and the mod"),
         ({"prompt_ids": [1] * 256, "answer_ids": [1]},
          "prompt and answer have 256 + 1 tokens, and the model's context is 256; shorten"),
         ({"prompt": "a", "answer": "b", "more": 1}, "more is not a known field; a line has p"),
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
         ("{", "(char 1)); write one JSON object a line"),
-        ("[1]", "line 2: the line is [1]; give an object"),
+        # Copies would fit a rule, and judge it.
+        (PROMPTS[0], "p.jsonl, line 2: the same prompt and answer as in line 1; give each once"),
     ],
 )  # fmt: skip
 def test_prompts_that_are_not_examples(model, line, message):
@@ -388,34 +368,29 @@ def test_prompts_that_are_not_examples(model, line, message):
     assert message in str(failure.value)
 
 
-def test_files_that_are_no_prompts_and_no_text(model):
-    for name, data, message in (
-        ("empty.jsonl", b"\n\n", "empty.jsonl has no line"),
-        ("latin.txt", b"caf\xe9", "latin.txt is not UTF-8 at byte 3"),
-        ("short.txt", b"the apple", "short.txt has 2 tokens, too few for a window of 64"),
-    ):
-        Path(name).write_bytes(data)
-        option = "--text" if name.endswith("txt") else "--prompts"
-        assert message in refusal(
-            "model", "collect", "--model", model, option, name, "--lengths", "64"
-        )
-
-
 def test_options_that_do_not_go_together(model):
-    task = ("--task", "retrieval")
+    task = ("--task", "retrieval", "--lengths", "64")
     for arguments, message in (
         (("--model", model), "--model needs examples: --prompts FILE.jsonl"),
-        (("--model", model, *task, "--head", "x"), "No such option: --head"),
         (task, "Missing option '--model'"),
         (("--model", model, "--task", "poetry"), "'poetry' is not a task; write retrieval"),
         (("--model", model, "--task", "retrieval:no"), "'retrieval:no' is not a task"),
     ):
         result = call("model", "collect", *arguments, "--out", "r", code=2)
         assert message in " ".join(result.stderr.replace("│", " ").split())
-    line = refusal(
-        "model", "collect", "--model", model, *task, "--lengths", "64..512", "--out", "r"
-    )
-    assert "--lengths go to 512 tokens, and the model's context is 256" in line
+    Path("empty.jsonl").write_bytes(b"\n\n")
+    Path("latin.txt").write_bytes(b"caf\xe9")
+    Path("short.txt").write_bytes(b"the apple")
+    for at, option, value, message in (
+        (model, "--lengths", "64..512", "--lengths go to 512 tokens, and the model's context is"),
+        (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
+        (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
+        (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
+        ("nowhere", "--lengths", "64", "nowhere is not a folder"),
+        (model / "config.json", "--lengths", "64", "config.json is a file; give its folder, "),
+    ):
+        line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
+        assert message in line
     assert not Path("r").exists()
 
 
@@ -463,7 +438,6 @@ def two_gguf(folder):
         (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "spoilt has no tokenizer; put the"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
-        (edit_config(num_hidden_layers=3), "spoilt lacks weights of LlamaForCausalLM: model.laye"),
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
         (put_nan, "is nan: the model's logits are not finite; load it with --dtype float32"),
         (two_gguf, "spoilt has 2 .gguf files; give a folder with one model"),
@@ -474,37 +448,28 @@ def test_models_that_cannot_be_used(model, change, message):
     assert message in refusal("model", "collect", "--model", spoilt(model, change), *few)
 
 
-def test_no_folder_and_prompts_of_ids_without_a_tokenizer(model):
-    assert "nowhere is not a folder" in refusal(
-        "model", "collect", "--model", "nowhere", "--task", "retrieval"
-    )
-    line = refusal("model", "collect", "--model", model / "config.json", "--task", "retrieval")
-    assert f"config.json is a file; give its folder, {model}" in line
+def test_models_that_look_no_attention_up_or_ahead(here):
+    sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "num_attention_heads")}
+    small = {"num_layers": 1, "num_heads": 4, "d_model": 32, "d_kv": 8}
+    few = ("--task", "retrieval:list", "--lengths", "64")
+    for name, config, message in (
+        ("BloomForCausalLM", transformers.BloomConfig(**sizes, n_layer=1),
+         "BloomForCausalLM does not look attention up by name"),
+        ("BertLMHeadModel",
+         transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=48),
+         "BertLMHeadModel sees later tokens: it is not a causal model"),
+        ("T5ForConditionalGeneration", transformers.T5Config(vocab_size=512, **small),
+         "Unrecognized configuration class"),
+    ):  # fmt: skip
+        folder = save(Path(name), getattr(transformers, name)(config))
+        assert message in refusal("model", "collect", "--model", folder, *few)
+
+
+def test_prompts_of_ids_need_no_tokenizer(model):
     folder = spoilt(model, lambda f: [p.unlink() for p in f.glob("tokenizer*")])
     collected(folder, templates=(), prompts=write_lines("ids.jsonl", PROMPTS[1:2]))
     with pytest.raises(CalibrateError, match="has no tokenizer; .*token ids alone"):
         collected(folder, prompts=write_lines("text.jsonl", PROMPTS[:1]))
-
-
-def test_models_that_look_no_attention_up_or_ahead(here):
-    sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "num_attention_heads")}
-    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes, n_layer=1))
-    bert = transformers.BertLMHeadModel(
-        transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=48)
-    )
-    t5 = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=512, d_model=32, d_kv=8, num_layers=1, num_heads=4)
-    )
-    for model, message in (
-        (bloom, "BloomForCausalLM does not look attention up by name"),
-        (bert, "BertLMHeadModel sees later tokens: it is not a causal model"),
-        (t5, "Unrecognized configuration class"),
-    ):
-        folder = save(Path(type(model).__name__), model)
-        line = refusal(
-            "model", "collect", "--model", folder, "--task", "retrieval:list", "--lengths", "64"
-        )
-        assert message in line
 
 
 def test_a_folder_without_scores_takes_other_options(model, monkeypatch):
@@ -556,23 +521,22 @@ def relisted(folder, name, data):
         ("examples.npz", "start", 9_999, "an answer is not within its example"),
         ("examples.npz", "cell", 99, "a cell is not one of the manifest's"),
         ("examples.npz", "end", 2**40, "its examples do not make up its tokens"),
+        ("examples.npz", "end", None, "end is absent"),
         ("scores-00001.npz", "log_p", 0.5, "log_p is not <= 0"),
         ("scores-00001.npz", "log_p", np.nan, "log_p is not <= 0"),
         ("scores-00001.npz", "right", 99, "right exceeds the answer's tokens"),
+        ("scores-00001.npz", "right", None, "right is absent"),
     ],
 )
 def test_values_that_no_collection_has(kept, small_units, name, column, value, message):
     folder = Path(shutil.copytree(kept, "a"))
     arrays = {k: x.copy() for k, x in parse_arrays((folder / name).read_bytes(), name).items()}
-    arrays[column][-1] = value
-    write_arrays(Path("new.npz"), arrays)
-    relisted(folder, name, Path("new.npz").read_bytes())
+    if value is None:
+        del arrays[column]
+    else:
+        arrays[column][-1] = value
+    relisted(folder, name, pack_arrays(arrays))
     with pytest.raises(DamagedError, match=message):
-        read(folder)
-    del arrays[column]
-    write_arrays(Path("new.npz"), arrays)
-    relisted(folder, name, Path("new.npz").read_bytes())
-    with pytest.raises(DamagedError, match=f"{column} is absent"):
         read(folder)
 
 
@@ -612,26 +576,11 @@ def test_damage_is_found_and_other_folders_are_left_alone(model, kept, small_uni
     Path("full/note").write_text("mine")
     with pytest.raises(CalibrateError, match="full is not a collection and not empty"):
         collected(model, "full")
-    assert os.listdir("full") == ["note"] or sorted(os.listdir("full")) == [".lock", "note"]
-    with pytest.raises(CalibrateError, match="absent is not a collection; make one"):
-        open_collection(Path("absent"))
+    assert set(os.listdir("full")) <= {".lock", "note"}
 
 
-def test_progress_is_told(model, monkeypatch):
-    from calibrate.cli import progress
-
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    text = Path("text.txt")
-    text.write_text("The apple is on the table. " * 30)  # 210 tokens
-    examples = ("--task", "retrieval:towns", "--lengths", "64", "--examples", "9", "--text", text)
-    result = call("model", "collect", "--model", model, *examples)
-    assert "steps, about" in result.stderr
-    assert "left" in result.stderr
+def test_a_text_too_short_for_all_windows_is_told(model):
+    Path("text.txt").write_text("The apple is on the table. " * 30)  # 210 tokens
+    examples = ("--task", "retrieval:towns", "--lengths", "64", "--examples", "9")
+    result = call("model", "collect", "--model", model, *examples, "--text", "text.txt")
     assert "text.txt gives 3 windows of 64 tokens, not 9: a longer text gives more" in result.stderr
-
-
-def test_tokenizer_of_the_tests_knows_its_words(here):
-    save_tokenizer(here)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(here)
-    for name in TEMPLATES:
-        assert 0 not in tokenizer("".join(write(name, 1, 9)))["input_ids"]

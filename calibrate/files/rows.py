@@ -9,7 +9,6 @@ all rows of the unit, in the order of COUNTS. If the source names heads, also `l
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Collection as AnyOf
 from dataclasses import dataclass, replace
@@ -182,7 +181,6 @@ class RowCollection(Collection):
         _check_configuration(manifest["configuration"])
         if complete:
             _check_counts(manifest)
-            _check_shards(manifest)
         return manifest
 
     @staticmethod
@@ -386,18 +384,5 @@ def _check_counts(manifest: dict[str, Any]) -> None:
             raise ValueError(f"counts of size {entry['size']} exceed its {entry['rows']} rows")
     if [entry["size"] for entry in manifest["sizes"]] != manifest["configuration"]["sizes"]:
         raise ValueError("sizes differ from the configuration's")
-
-
-def _check_shards(manifest: dict[str, Any]) -> None:
-    shards, kept = manifest["shards"], Counter[int]()
-    for entry in shards:
-        if 4 * entry["size"] * entry["kept"] > entry["bytes"]:
-            raise ValueError(f"{entry['kept']} rows of {entry['size']} in {entry['bytes']} bytes")
-        kept[entry["size"]] += entry["kept"]
-    if len({(entry["size"], entry["unit"]) for entry in shards}) < len(shards):
+    if len(RowCollection.listed(manifest)) < len(manifest["shards"]):
         raise ValueError("a shard is listed twice")
-    counted = {entry["size"]: entry["kept"] for entry in manifest["sizes"]}
-    if kept != Counter(counted):
-        raise ValueError("the shards and the sizes count different numbers of rows")
-    if sum(entry["bytes"] for entry in shards) > manifest["configuration"]["max_bytes"]:
-        raise ValueError("the shards have more bytes than max_bytes")
