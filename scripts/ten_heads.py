@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtr
 
 from calibrate.errors import QualityError
 from calibrate.evidence import baselines
-from calibrate.evidence.baselines import fixed_rules, one_constant
-from calibrate.evidence.evidence import RIGHT
+from calibrate.evidence.baselines import fixed_rules, in_order, one_constant
+from calibrate.evidence.estimate import Strata
+from calibrate.evidence.evidence import OWN, PLAIN, RIGHT
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.npz import read_arrays, write_arrays
 from calibrate.rows.choose_rule import choose
@@ -28,10 +28,8 @@ from calibrate.rows.score_head import score_head
 from calibrate.rows.solved_rows import solve_collection
 
 MIN_HEADS = 5  # with fewer, resampling does not show the spread between heads
-ROUNDING = 1e-12
 N_RESAMPLES = 10_000
 INTERVAL = (2.5, 97.5)  # per cent
-UNDEFINED = (np.nan,) * 3
 HINDSIGHT = "hindsight"  # the best of these constants at each set size; nobody can deploy it
 HINDSIGHT_BETAS = np.geomspace(1, 1000, 40)
 MAX_CHOOSING_SETS = 4_096
@@ -40,7 +38,8 @@ ARRAYS = (
     "headroom", "headroom_low", "headroom_high", "per_head",
 )  # fmt: skip
 
-Rules = dict[str, Any]  # name -> a rule that `score_head` takes
+Rules = dict[str, Coefficients]
+Table = dict[str, np.ndarray]  # rule -> (heads, sizes)
 
 
 @dataclass(frozen=True)
@@ -60,19 +59,9 @@ class Answers:
     def sets(self) -> int:
         return len(next(iter(self.right.values())))
 
-    def paired(self, rule: str, other: str) -> np.ndarray:
-        """(sets,) 1 where a rule is right, else 0, on the sets that it shares with another."""
-        first = self.chosen_on if HINDSIGHT in (rule, other) else 0
-        return self.right[rule][first:].astype(float)
-
-    def gains(self, rule: str, over: str) -> np.ndarray:
-        """(sets,) what a rule adds to another on each set that they share."""
-        return self.paired(rule, over) - self.paired(over, rule)
-
-    def accuracy(self, rule: str) -> float:
-        if rule == HINDSIGHT:
-            return float(self.right["plain"].mean() + self.gains(rule, "plain").mean())
-        return float(self.right[rule].mean())
+    def shares(self, first: int = 0) -> dict[str, float]:
+        """The share of right answers of each rule, of the sets from `first` on."""
+        return {rule: float(right[first:].mean()) for rule, right in self.right.items()}
 
 
 @dataclass(frozen=True)
@@ -156,17 +145,12 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
     except QualityError as failure:
         rules["own"] = identity()  # `calibrate fit` publishes nothing
         warnings.warn(f"{head.name} has no fit of its own: {failure}", stacklevel=3)
-    return {name: rules[name] for name in sorted(rules, key=_position)}
+    return in_order(rules)
 
 
 def label(rule: str) -> str:
     """The name of a rule in tables and figures."""
     return "best constant in hindsight" if rule == HINDSIGHT else baselines.label(rule)
-
-
-def _position(rule: str) -> int:
-    known = list(baselines.LABELS)
-    return known.index(rule) if rule in known else len(known)
 
 
 def head_key(head: Head) -> str:
@@ -180,7 +164,7 @@ def cached_answers(
     """`right_answers` of each size, cached in an npz file."""
     found = []
     for size in sorted(set(sizes)):
-        betas = {name: _rule_key(rule) for name, rule in sorted(rules.items())}
+        betas = {name: repr((rule.rule, rule.entries)) for name, rule in sorted(rules.items())}
         text = repr((head.fingerprint, size, sets, seed, betas))
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         path = folder / f"{head_key(head)}-n{size}-{digest}.npz"
@@ -208,11 +192,6 @@ def right_answers(head: Head, size: int, sets: int | None, seed: int, rules: Rul
     return Answers(size, right, chosen_on, float(HINDSIGHT_BETAS[best]))
 
 
-def _rule_key(rule: Any) -> str:
-    """The numbers that determine a rule's beta."""
-    return repr((rule.rule, rule.entries) if isinstance(rule, Coefficients) else rule)
-
-
 def compare_heads(heads: Sequence[str], scores: Sequence[Sequence[Answers]]) -> HeadsComparison:
     """Scores of several heads at the same sizes, side by side.
 
@@ -226,92 +205,77 @@ def compare_heads(heads: Sequence[str], scores: Sequence[Sequence[Answers]]) -> 
         raise ValueError(f"heads are {list(heads)}; give at least two, each once")
     first = scores[0]
     rules = [r for r in first[0].right if all(r in of_head[0].right for of_head in scores)]
-    columns = list(zip(*scores, strict=True))  # per size, the answers of all heads
 
-    def each(measure: Callable[..., object], *over: str) -> np.ndarray:
-        return np.array([[measure(column, r, *over) for column in columns] for r in rules], float)
+    def table(shares: Callable[[Answers], dict[str, float]]) -> Table:
+        found = [[shares(answers) for answers in of_head] for of_head in scores]
+        return {rule: np.array([[x[rule] for x in row] for row in found]) for rule in rules}
 
-    per_head = np.array(
-        [[[s.accuracy(rule) for s in of_head] for of_head in scores] for rule in rules]
+    every = table(Answers.shares)
+    unseen = table(lambda answers: answers.shares(answers.chosen_on))
+
+    def difference(rule: str, over: str) -> np.ndarray:
+        """(heads, sizes) on the sets that two rules share; NaN where it is none."""
+        if rule == over or over not in rules:
+            return np.full_like(every[PLAIN], np.nan)
+        shared = unseen if HINDSIGHT in (rule, over) else every
+        return shared[rule] - shared[over]
+
+    def stacked(differences: Callable[[str], np.ndarray]) -> np.ndarray:
+        return np.array([differences(rule) for rule in rules])
+
+    gain = stacked(lambda rule: every[PLAIN] * 0 if rule == PLAIN else difference(rule, PLAIN))
+    accuracy = every[PLAIN] + gain
+    (mean, error), (mean_gain, gain_error) = (
+        _over_heads(len(heads)).mean_and_error(x.swapaxes(1, 2)) for x in (accuracy, gain)
     )
-    headroom = each(_headroom)
+    p = {
+        other: _over_heads(len(heads)).estimate(
+            stacked(lambda rule, other=other: difference(rule, other)).swapaxes(1, 2)
+        ).p
+        for other in (PLAIN, "paper", OWN)
+    }  # fmt: skip
+    headroom = stacked(lambda rule: _headroom(rule, unseen))
     return HeadsComparison(
         heads=list(heads),
         sizes=[answers.size for answers in first],
         sets=[answers.sets for answers in first],
         chosen_on=[answers.chosen_on for answers in first],
         rules=rules,
-        per_head=per_head,
-        accuracy=per_head.mean(axis=1),
-        error=np.apply_along_axis(standard_error, 1, per_head),
-        p_plain=each(_p_against, "plain"),
-        p_paper=each(_p_against, "paper"),
-        p_own=each(_p_against, "own"),
-        gain=each(lambda column, rule: _mean_gains(column, rule).mean()),
-        gain_error=each(lambda column, rule: standard_error(_mean_gains(column, rule))),
-        headroom=headroom[..., 0],
-        headroom_low=headroom[..., 1],
-        headroom_high=headroom[..., 2],
+        per_head=accuracy,
+        accuracy=mean,
+        error=error,
+        p_plain=p[PLAIN],
+        p_paper=p["paper"],
+        p_own=p[OWN],
+        gain=mean_gain,
+        gain_error=gain_error,
+        headroom=headroom[:, 0],
+        headroom_low=headroom[:, 1],
+        headroom_high=headroom[:, 2],
         hindsight_beta=np.array([[s.hindsight_beta for s in of_head] for of_head in scores]),
     )
 
 
-def standard_error(samples: np.ndarray) -> float:
-    """Standard error of the mean of samples."""
-    return float(samples.std(ddof=1) / np.sqrt(len(samples)))
+def _over_heads(n: int) -> Strata:
+    """The design of means over heads, which are independent and count alike."""
+    return Strata(np.zeros(n, int), np.arange(n), np.ones(n))
 
 
-def _mean_gains(column: Sequence[Answers], rule: str) -> np.ndarray:
-    """(heads,) mean gain over plain softmax."""
-    return np.array([answers.gains(rule, "plain").mean() for answers in column])
-
-
-def _p_against(column: Sequence[Answers], rule: str, other: str) -> float:
-    if other == rule or other not in column[0].right:
-        return np.nan
-    a, b = (
-        np.array([answers.paired(*pair).mean() for answers in column])
-        for pair in ((rule, other), (other, rule))
-    )
-    return paired_p(a, b)
-
-
-def paired_p(a: np.ndarray, b: np.ndarray) -> float:
-    """p of a two-sided paired t-test; NaN of two rules that do not differ.
-
-    Where all pairs have the same difference, which has no t, that of the sign test.
-    """
-    difference = a - b
-    if np.abs(difference).max() < ROUNDING:
-        return np.nan
-    if np.ptp(difference) <= ROUNDING:
-        return float(2.0 ** (1 - len(a)))
-    t = difference.mean() / standard_error(difference)
-    return float(2 * stdtr(len(a) - 1, -abs(t)))
-
-
-def _headroom(column: Sequence[Answers], rule: str) -> tuple[float, float, float]:
-    """(share of hindsight's gain, its 95 % interval over heads), NaN where there is none."""
-    if rule == "plain" or HINDSIGHT not in column[0].right:
-        return UNDEFINED
-    means = np.array([_gains_beside_hindsight(answers, rule) for answers in column])
-    drawn = np.random.default_rng(0).integers(0, len(means), (N_RESAMPLES, len(means)))
-    resampled = means[drawn].sum(axis=1)
-    low, _ = np.percentile(resampled[:, 1], INTERVAL)
-    if not low > 0:
-        return UNDEFINED
-    gain, best = means.sum(axis=0)
-    shares = resampled[:, 0] / np.where(resampled[:, 1] > 0, resampled[:, 1], np.nan)
-    low, high = np.nanpercentile(shares, INTERVAL)
-    ends = (float(low), float(high)) if len(column) >= MIN_HEADS else UNDEFINED[1:]
-    return (float(gain / best), *ends)
-
-
-def _gains_beside_hindsight(answers: Answers, rule: str) -> tuple[float, float]:
-    """Mean gains over plain softmax of a rule, and of hindsight, on the sets that they share."""
-    plain = answers.paired("plain", HINDSIGHT)
-    mine, best = (answers.paired(name, HINDSIGHT) - plain for name in (rule, HINDSIGHT))
-    return mine.mean(), best.mean()
+def _headroom(rule: str, unseen: Table) -> np.ndarray:
+    """(3, sizes) share of hindsight's gain, and its 95 % interval over heads; NaN where none."""
+    n_heads, n_sizes = unseen[PLAIN].shape
+    found = np.full((3, n_sizes), np.nan)
+    if rule == PLAIN or HINDSIGHT not in unseen:
+        return found
+    pair = np.array([unseen[name] - unseen[PLAIN] for name in (rule, HINDSIGHT)])
+    drawn = np.random.default_rng(0).integers(0, n_heads, (N_RESAMPLES, n_heads))
+    gain, best = pair[:, drawn].sum(axis=2)  # (resamples, sizes)
+    possible = np.percentile(best, INTERVAL[0], axis=0) > 0
+    shares = gain / np.where(best > 0, best, np.nan)
+    found[0] = np.divide(*pair.sum(axis=1), where=possible, out=found[0])
+    if n_heads >= MIN_HEADS:
+        found[1:, possible] = np.nanpercentile(shares[:, possible], INTERVAL, axis=0)
+    return found
 
 
 def record_of(comparison: HeadsComparison) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_sets_are_as_the_head_and_the_runtime_see_them(examples):
         np.testing.assert_allclose(sets.coefficients(fit), expected, atol=2e-5)
 
 
-def test_both_bounds_hold_on_every_set(examples):
+def test_both_bounds_hold_on_every_set_and_are_those_of_the_lemma(examples):
     for sets in examples:
         assert (sets.spread() <= sets.spread_bound).all()
         for beta in (0.3, 1.0, 4.0):
@@ -42,9 +42,6 @@ def test_both_bounds_hold_on_every_set(examples):
                 lower, upper = coefficient_bounds(spread, sets.size, beta)
                 assert (lower[:, None] <= p * (1 + 1e-12)).all(), beta
                 assert (p <= upper[:, None] * (1 + 1e-12)).all(), beta
-
-
-def test_coefficient_bounds_are_those_of_the_lemma():
     lower, upper = coefficient_bounds(np.array([1.0, 50.0]), 100, 2.0)
     np.testing.assert_allclose(lower, [np.exp(-2) / 100, np.exp(-100) / 100])
     np.testing.assert_allclose(upper, [np.exp(2) / 100, 1.0])

@@ -33,9 +33,8 @@ def study(monkeypatch):
     """The script as a module that works in the test's folder, on texts of at most 256 tokens."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     loader = SourceFileLoader("calibrate_smollm2", str(SCRIPTS / "calibrate_smollm2"))
-    module = importlib.util.module_from_spec(
-        importlib.util.spec_from_loader("calibrate_smollm2", loader)
-    )
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.RUNS, module.RESULT = Path("runs").absolute(), Path("smollm2.json").absolute()
     module.FITTED_LENGTHS, module.TEN_LAYERS = "200", range(1, 2)
@@ -43,11 +42,8 @@ def study(monkeypatch):
         "seen": ("numbers,towns", "200", 1.0), "unseen": ("json,list", "256", 0.5),
         "text": (None, "200,250", 0.5),
     }  # fmt: skip
-    module.FIT_OPTIONS, module.DIAGNOSED, module.BETAS = (
-        ("--kind", "constant", "--steps", 1),
-        1,
-        (2,),
-    )
+    module.FIT_OPTIONS = ("--kind", "constant", "--steps", 1)
+    module.DIAGNOSED, module.BETAS = 1, (2,)
     return module
 
 

@@ -47,7 +47,7 @@ def planted(n_heads, own, hindsight=0.9):
         plain, noise = 0.4 + 0.01 * i, 0.002 * (i % 3 - 1)
         rules = {"plain": plain, "paper": plain + 0.1, "own": plain + own + noise}
         heads.append([answers(rules | {"hindsight": plain + hindsight}, seed=i)])
-    return [f"head-{i}" for i in range(n_heads)], heads
+    return compare_heads([f"head-{i}" for i in range(n_heads)], heads)
 
 
 @pytest.mark.slow
@@ -118,7 +118,8 @@ def test_hindsight_is_chosen_on_half_of_the_sets_and_scored_on_the_others():
     plain = {"plain": ten_heads.one_constant(1.0)}
     found = ten_heads.right_answers(PicksConstants(), 16, 100, 0, plain)
     assert (found.chosen_on, found.hindsight_beta) == (50, trials[7])
-    assert found.accuracy("hindsight") == found.gains("hindsight", "plain").mean() == 0.2
+    alone = compare_heads(["a", "b"], [[found], [found]])
+    assert alone.per_head[:, :, 0].tolist() == [[0, 0], [0.2, 0.2]]
     # Plain softmax has 0.5 of all sets; on those that did not choose, hindsight has 0.2 more.
     score = answers({"plain": 0.5, "own": 0.5, "hindsight": 0.6}, chosen_on=1_000)
     comparison = compare_heads(["a", "b"], [[score], [score]])
@@ -130,12 +131,7 @@ def test_hindsight_is_chosen_on_half_of_the_sets_and_scored_on_the_others():
 @pytest.mark.slow
 def test_own_fits_keep_the_trained_sizes_and_a_head_that_no_rule_helps_is_named(here, monkeypatch):
     options, choose = [], ten_heads.choose
-
-    def recorded(rows, given):
-        options.append(given)
-        return choose(rows, given)
-
-    monkeypatch.setattr(ten_heads, "choose", recorded)
+    monkeypatch.setattr(ten_heads, "choose", lambda *x: options.append(x[1]) or choose(*x))
     with pytest.warns(UserWarning, match="toy has no fit of its own: not for this head"):
         rules = calibrate_head(ShuffledHead(0.2), CALIBRATION, here)
     assert rules["own"] == rules["plain"]
@@ -143,7 +139,7 @@ def test_own_fits_keep_the_trained_sizes_and_a_head_that_no_rule_helps_is_named(
 
 
 def test_paired_tests_and_errors_are_scipys():
-    comparison = compare_heads(*planted(6, 0.15))
+    comparison = planted(6, 0.15)
     i, j, k = (comparison.rules.index(rule) for rule in ("own", "plain", "paper"))
     own, plain, paper = comparison.per_head[[i, j, k], :, 0]
     assert comparison.p_plain[i, 0] == pytest.approx(stats.ttest_rel(own, plain).pvalue)
@@ -154,21 +150,19 @@ def test_paired_tests_and_errors_are_scipys():
     assert comparison.accuracy[i, 0] == pytest.approx(own.mean())
     assert comparison.gain[i, 0] == pytest.approx((own - plain).mean())
     assert comparison.gain_error[i, 0] == pytest.approx(stats.sem(own - plain))
-    assert ten_heads.paired_p(np.ones(4), np.zeros(4)) == 1 / 8  # all of one sign
+    alike = [[answers({"plain": 0.5, "own": 0.6})]] * 8
+    assert compare_heads(list("abcdefgh"), alike).p_plain[1, 0] == 2.0**-7  # of signs
 
 
 def test_headroom_is_the_share_of_the_ceilings_gain():
-    comparison = compare_heads(*planted(8, own=0.1, hindsight=0.2))
-    i = comparison.rules.index("own")
-    low, share, high = (x[i, 0] for x in (comparison.headroom_low, comparison.headroom,
-                                          comparison.headroom_high))  # fmt: skip
-    assert share == pytest.approx(0.5, abs=0.05)
-    assert low < share < high
-    ceiling = comparison.rules.index("hindsight")
-    assert comparison.headroom[ceiling, 0] == comparison.headroom_low[ceiling, 0] == 1
-    assert np.isnan(comparison.headroom[comparison.rules.index("plain"), 0])
-    assert np.isnan(compare_heads(*planted(8, own=0.1, hindsight=0.0)).headroom).all()
-    few = compare_heads(*planted(3, own=0.1, hindsight=0.2))
+    found = planted(8, own=0.1, hindsight=0.2)
+    i, plain, ceiling = (found.rules.index(rule) for rule in ("own", "plain", "hindsight"))
+    assert found.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
+    assert found.headroom_low[i, 0] < found.headroom[i, 0] < found.headroom_high[i, 0]
+    assert found.headroom[ceiling, 0] == found.headroom_low[ceiling, 0] == 1
+    assert np.isnan(found.headroom[plain, 0])
+    assert np.isnan(planted(8, own=0.1, hindsight=0.0).headroom).all()
+    few = planted(3, own=0.1, hindsight=0.2)
     assert few.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
     assert np.isnan(few.headroom_low[i, 0])
 

@@ -84,6 +84,8 @@ def test_shipped_weights_know_the_task_and_disperse(study, model):
     assert accuracy(512, study["with_oracle"](model)) > 0.95
 
 
-def test_readme_tables_are_the_file(study):
+def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
     for line in study["markdown"](RECORD):
         assert line in STUDIES, line
+    study["draw_accuracy"](tmp_path / "x.png", RECORD)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
