@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attention_cases import ATTENTION_CASES as CASES
 from attention_cases import BY_BOTH, BY_SIZE, allowed, expected, in_words_of_the_reference, qkv
-from backends import BACKENDS, PATHS, Jax, dtype_of, values
+from backends import BACKENDS, NO_TORCH, PATHS, Jax, Torch, dtype_of, values
 from cases import HEAD_RULES, SMOOTH, per_head
 from jax.test_util import check_grads
 
@@ -136,10 +136,8 @@ def test_long_sequences_in_their_own_blocks(kind, paper):
         check(backend, arrays, fit, atol, **case)
 
 
-# --- JAX alone ---------------------------------------------------------------------------------
-
-
 FIT = {"paper": calibrate.load("paper"), "size": BY_SIZE, "both": BY_BOTH}
+# Those of JAX that are not slow.
 QUICK = [
     *(("many blocks", 2, "paper", case) for case in (
         "causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all")),
@@ -149,18 +147,28 @@ QUICK = [
     *(("many blocks", 2, "size", case) for case in ("causal", "additive -inf", "query lengths")),
     *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
 ]  # fmt: skip
-ALL = itertools.product(("one block", "many blocks"), (4, 2, 1), FIT, CASES)
+ALL = [(4, 2, 1), FIT, CASES]
+OF_JAX = itertools.product(("one block", "many blocks"), *ALL)
+OF_TORCH = [
+    pytest.param(Torch, *x, marks=NO_TORCH)
+    for x in itertools.product(("two calls", "one block", "many blocks"), *ALL)
+    if x[2] == "paper" or x[3] != "additive mask"  # in one with the bias, it is not counted alike
+]
 
 
 @pytest.mark.parametrize(
-    ("path", "n_key_heads", "by", "case"),
-    QUICK + [pytest.param(*x, marks=pytest.mark.slow) for x in ALL if x not in QUICK],
-)
-def test_jax_agrees_with_the_reference(path, n_key_heads, by, case, monkeypatch):
-    backend = Jax()
+    ("kind", "path", "n_key_heads", "by", "case"),
+    [(Jax, *x) for x in QUICK] + OF_TORCH
+    + [pytest.param(Jax, *x, marks=pytest.mark.slow) for x in OF_JAX if x not in QUICK],
+)  # fmt: skip
+def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatch):
+    backend = kind()
     backend.take_path(path, monkeypatch)
     check(backend, qkv(N=4, K=n_key_heads), FIT[by], **CASES[case])
     backend.leave_path()
+
+
+# --- JAX alone ---------------------------------------------------------------------------------
 
 
 def queries_with_keys(case):
@@ -179,11 +187,16 @@ def test_the_reference_is_the_original_wherever_a_key_is_seen(case):
     np.testing.assert_allclose(exact[sees], original[sees], atol=1e-5)
 
 
-def test_without_a_batch_axis(paper):
-    q, k, v = (x[0] for x in qkv())
-    actual = dot_product_attention(q, k, v, coefficients=paper)
-    assert actual.shape == q.shape
-    np.testing.assert_allclose(actual, expected(q[None], k[None], v[None], paper)[0], atol=3e-6)
+def test_no_batch_axis_no_heads_no_width_and_no_items(paper):
+    attend = partial(dot_product_attention, coefficients=paper)
+    q, k, v = qkv()
+    one = attend(q[0], k[0], v[0])
+    np.testing.assert_allclose(one, expected(q[:1], k[:1], v[:1], paper)[0], atol=3e-6)
+    assert attend(q[:, :, :0], k, v).shape == (2, 11, 0, 8)
+    assert attend(q[..., :0], k[..., :0], v[..., :0]).shape == (2, 11, 4, 0)
+    assert attend(q[:0], k[:0], v[:0]).shape == (0, 11, 4, 8)
+    assert attend(q[:, :0], k, v).shape == (2, 0, 4, 8)
+    assert (attend(q, k[:, :0], v[:, :0]) == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -237,19 +250,54 @@ def test_second_derivatives_are_not_nan(case, by):
     assert np.isfinite(jax.jit(lambda q: jax.jvp(loss, (q,), (30 * q,))[1])(q))
 
 
+def with_gradients(attend, arrays):
+    """The output, and the gradients of all arrays, in float64."""
+    out, backward = jax.vjp(attend, *arrays)
+    gradient = jnp.asarray(np.random.default_rng(9).standard_normal(out.shape), out.dtype)
+    return [np.asarray(x, np.float64) for x in (out, *backward(gradient))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "n_key_heads", "dtype", "mapped"),
+    [
+        ("plain", 4, "float16", False), ("plain", 2, "bfloat16", False),
+        ("plain", 1, "bfloat16", True), ("causal window", 4, "bfloat16", False),
+        ("mask", 4, "bfloat16", False), ("lengths", 4, "float16", False),
+        ("bias", 4, "bfloat16", False), ("bias", 4, "bfloat16", True),
+    ],
+)  # fmt: skip
+def test_gradients_in_half_precision(case, n_key_heads, dtype, mapped):
+    """As in float32, where those of identity are the original's; under vmap too."""
+    arrays = [jnp.asarray(x, dtype) for x in qkv(N=4, K=n_key_heads)]
+    options, identity = dict(CASES[case]), calibrate.identity()
+    if "bias" in options:
+        arrays.append(jnp.repeat(jnp.asarray(options.pop("bias"), dtype), 2, axis=0))
+    wide = [x.astype(np.float32) for x in arrays]
+    for fit in (identity, *FIT.values()):
+        ours = partial(dot_product_attention, coefficients=fit, **options)
+        other = partial(jax.nn.dot_product_attention, **options) if fit is identity else ours
+        actual = with_gradients(jax.vmap(ours) if mapped else ours, arrays)
+        for x, exact in zip(actual, with_gradients(other, wide), strict=True):
+            np.testing.assert_allclose(x, exact, atol=0.02 * max(1, np.abs(exact).max()))
+
+
+@pytest.mark.slow
+def test_float64_with_a_mask_under_debug_infs():
+    with jax.enable_x64(), jax.debug_infs(True):
+        q, k = jnp.zeros((5, 6, 11)), jnp.zeros((7, 3, 11))
+        for fit in (calibrate.identity(), *FIT.values()):
+            out = dot_product_attention(q, k, k, mask=jnp.arange(7) <= 3, coefficients=fit)
+            assert out.dtype == np.float64
+            np.testing.assert_array_equal(out, np.zeros((5, 6, 11)))
+
+
 def test_windows_without_an_end():
     arrays, fit = qkv(), calibrate.identity()
     for window in ((3, 2**31 - 1), (2**31 - 1, 2**31 - 1), np.array([3, 40])):
         exact = expected(*arrays, fit, window=tuple(map(int, window)))
         actual = dot_product_attention(*arrays, coefficients=fit, local_window_size=window)
         np.testing.assert_allclose(actual, exact, atol=3e-6)
-
-
-def test_no_heads_and_no_width(paper):
-    q, k, v = qkv()
-    assert dot_product_attention(q[:, :, :0], k, v, coefficients=paper).shape == (2, 11, 0, 8)
-    no_width = dot_product_attention(q[..., :0], k[..., :0], v[..., :0], coefficients=paper)
-    assert no_width.shape == (2, 11, 4, 0)
 
 
 def test_vmap_and_jit_change_nothing(paper):
@@ -287,13 +335,6 @@ def test_the_matrix_never_exists(monkeypatch):
     assert backward < peaks[1] / 5
 
 
-def test_empty_arrays(paper):
-    q, k, v = qkv()
-    assert dot_product_attention(q[:0], k[:0], v[:0], coefficients=paper).shape == (0, 11, 4, 8)
-    assert dot_product_attention(q[:, :0], k, v, coefficients=paper).shape == (2, 0, 4, 8)
-    assert (dot_product_attention(q, k[:, :0], v[:, :0], coefficients=paper) == 0).all()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -308,20 +349,13 @@ def test_empty_arrays(paper):
         ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
         ({"value": np.ones((2, 10, 2, 8), np.float32)}, "give the same B, S and K"),
         ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),
+        ({"query": np.ones((2, 11, 4, 8), np.complex64)}, "query is complex64; give real numbers"),
+        ({"coefficients": "paper"}, "give a fit"),
     ],
 )
 def test_what_does_not_match_is_refused(change, message, paper):
-    arguments = dict(zip(("query", "key", "value"), qkv(), strict=True)) | change
-    with pytest.raises(ValueError, match=message):
-        dot_product_attention(**arguments, coefficients=paper)
-
-
-def test_complex_arrays_are_refused(paper):
-    q = np.ones((1, 5, 2, 4), np.complex64)
-    with pytest.raises(TypeError, match="query is complex64; give real numbers"):
-        dot_product_attention(q, q, q, coefficients=paper)
-
-
-def test_what_is_no_fit_is_refused():
-    with pytest.raises(calibrate.CoefficientsError, match="give a fit"):
-        dot_product_attention(*qkv(), coefficients="paper")
+    arguments = dict(zip(("query", "key", "value"), qkv(), strict=True)) | {"coefficients": paper}
+    error = {"complex": TypeError, "give a": calibrate.CoefficientsError}
+    kind = next((e for words, e in error.items() if words in message), ValueError)
+    with pytest.raises(kind, match=message):
+        dot_product_attention(**arguments | change)

@@ -1,7 +1,6 @@
 """What a fit asks of an engine: factors of heads, and one slope by log n."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -33,27 +32,23 @@ def assert_is_beta(fit, plan):
         np.testing.assert_allclose(factor * (1 + plan.ratio * np.log(SIZES)), own, rtol=1e-6)
 
 
-def test_a_common_slope_is_factored_out():
-    lines = [(0.3 * b, b) for b in (0.5, 1.0, 1.7, 0.81)]
-    fit = log_size(*lines)
+@pytest.mark.parametrize(
+    ("lines", "domain", "ratio", "factors"),
+    [
+        ([(0.3 * b, b) for b in (0.5, 1.0, 1.7, 0.81)], DOMAIN, 0.3, [0.5, 1.0, 1.7, 0.81]),
+        ([(0.0, 1.3), (0.0, 0.7), (0.0, 2.0)], DOMAIN, 0, [1.3, 0.7, 2.0, 1.0]),
+        # Bounds make them constants.
+        ([(0.0, 20.0), (0.1, 17.0), (0.0, 0.1)], DOMAIN, 0, [16.0, 16.0, 0.25, 1.0]),
+        # A line may fall within its domain.
+        ([(-0.05, 1.4)] * 4, (0.0, 7.0), -0.05 / 1.4, [1.4] * 4),
+    ],
+    ids=["common slope", "constants", "bounds", "falling"],
+)
+def test_factors_and_one_slope_are_the_rule(lines, domain, ratio, factors):
+    fit = log_size(*lines, domain=domain)
     plan = make_plan(fit, 2, 2, 1024)
-    assert plan.ratio == pytest.approx(0.3)
-    assert plan.of_layer(1) == [1.7, 0.81]
-    assert_is_beta(fit, plan)
-
-
-def test_constants_may_differ_and_leave_heads_out():
-    fit = log_size((0.0, 1.3), (0.0, 0.7), (0.0, 2.0))
-    plan = make_plan(fit, 3, 2, 1024)
-    assert plan.ratio == 0
-    assert list(plan.factors.values()) == [1.3, 0.7, 2.0, 1.0, 1.0, 1.0]
-    assert_is_beta(fit, plan)
-
-
-def test_bounds_that_make_a_constant_are_exact():
-    fit = log_size((0.0, 20.0), (0.1, 17.0), (0.0, 0.1))
-    plan = make_plan(fit, 2, 2, 1024)
-    assert list(plan.factors.values()) == [16.0, 16.0, 0.25, 1.0]
+    assert plan.ratio == pytest.approx(ratio)
+    assert plan.of_layer(0) + plan.of_layer(1) == factors
     assert_is_beta(fit, plan)
 
 
@@ -88,23 +83,22 @@ def test_bounds_within_the_context_are_refused(line, bounds, domain, context, nu
         make_plan(fit, 2, 2, context)
 
 
-def test_a_falling_line_within_its_domain_is_exact():
-    fit = log_size(*[(-0.05, 1.4)] * 4, domain=(0.0, 7.0))
-    assert_is_beta(fit, make_plan(fit, 2, 2, 1024))
+@pytest.mark.parametrize(
+    ("lines", "heads", "message"),
+    [
+        ([(0.1, 1.0), (0.1, 1.0), (0.1, 1.0), (0.3, 1.0)], 2, "kappa / b: 0.1 to 0.3; engines"),
+        ([(0.1, 1.0)], 2, "0 to 0.1, and 0 on 3 of 4 heads"),
+        ([(0.0, 1.1), (0.0, 1.2)], 1, "entry for head 1, and the model has 1 heads"),
+        ([(0.0, 1.1)] * 5, 2, "entry for layer 2, and the model has 2 layers"),
+    ],
+)
+def test_lines_that_engines_cannot_run_are_refused(lines, heads, message):
+    with pytest.raises(CoefficientsError, match=message):
+        make_plan(log_size(*lines), 2, heads, 1024)
 
 
-def test_what_engines_cannot_run_is_refused(paper, by_both):
-    for fit in (paper, by_both):
+def test_rules_of_entropy_are_refused(paper, by_both):
+    gated = Coefficients(Rule(0.5), (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.0, 5.0)),))
+    for fit in (paper, by_both, gated):
         with pytest.raises(CoefficientsError, match="depends on the entropy of each row"):
             make_plan(fit, 2, 2, 1024)
-    gated = Coefficients(Rule(0.5), (Entry((0.0, 0.0, 0.0, 0.0, 1.5), (0.0, 5.0)),))
-    with pytest.raises(CoefficientsError, match="depends on the entropy"):
-        make_plan(gated, 2, 2, 1024)
-    with pytest.raises(CoefficientsError, match=re.escape("kappa / b: 0.1 to 0.3; engines")):
-        make_plan(log_size((0.1, 1.0), (0.1, 1.0), (0.1, 1.0), (0.3, 1.0)), 2, 2, 1024)
-    with pytest.raises(CoefficientsError, match="0 to 0.1, and 0 on 3 of 4 heads"):
-        make_plan(log_size((0.1, 1.0)), 2, 2, 1024)
-    with pytest.raises(CoefficientsError, match="entry for head 1, and the model has 1 heads"):
-        make_plan(log_size((0.0, 1.1), (0.0, 1.2)), 2, 1, 1024)
-    with pytest.raises(CoefficientsError, match="entry for layer 1, and the model has 1 layers"):
-        make_plan(log_size(*[(0.0, 1.1)] * 3), 1, 2, 1024)

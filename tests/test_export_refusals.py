@@ -151,17 +151,11 @@ def test_finite_weights_stay_finite(llama):
     refused(ALL_ALIKE, llama, "layers.1.*q_proj.weight .* becomes larger than F16 holds")
 
 
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        ('"more": [0.0, Infinity], ', "config.json: "),
-        ('"model_type": "llama", "model_type": "llama", ', "config.json: "),
-    ],
-)
-def test_configurations_that_could_not_be_written_back(more, match, llama):
+@pytest.mark.parametrize("more", ['"more": [0.0, Infinity], ', '"model_type": "llama", ' * 2])
+def test_configurations_that_could_not_be_written_back(more, llama):
     path = llama / "config.json"
     path.write_text(path.read_text().replace("{", "{" + more, 1))
-    refused(ALL_ALIKE, llama, match)
+    refused(ALL_ALIKE, llama, "config.json: ")
 
 
 def test_an_exported_folder_is_not_exported_again(llama):
@@ -211,44 +205,32 @@ def exported(tmp_path_factory):
     return export(by_size(0.2), folder_of(causal_model(), folder / "m"), folder / "out")
 
 
-def tamper_weights(out):
-    weights = bytearray((out / "model.safetensors").read_bytes())
-    weights[-5] ^= 1
-    (out / "model.safetensors").write_bytes(weights)
-
-
-def tamper_config(out):
-    text = (out / "config.json").read_text()
-    (out / "config.json").write_text(
-        text.replace('"llama_4_scaling_beta": 0.2', '"llama_4_scaling_beta": 0.1')
-    )
-
-
-def tamper_fit(out):
-    other = Coefficients(Rule.log_size(), (Entry((0.0, 2.0), (0.0, 5.0)),), name="other")
-    (out / "calibrate-fit.json").write_text(dumps(other))
-
-
-def tamper_names(out):
-    configuration = json.loads((out / "config.json").read_text())
-    configuration["calibrate"]["files"] |= {"../m/config.json": "0", "tokenizer.json": "0"}
-    (out / "config.json").write_text(json.dumps(configuration))
+OTHER = replace(ALL_ALIKE, name="other")
+NO_NAMES = b'"files": {"../m/config.json": "0", "tokenizer.json": "0", '
 
 
 @pytest.mark.parametrize(
-    ("tamper", "faults"),
+    ("name", "change", "faults"),
     [
-        (tamper_names, ["../m/config.json is not the name of a file in", "tokenizer.json is mis"]),
-        (tamper_weights, ["model.safetensors was changed"]),
-        (tamper_config, ["config.json was changed"]),
-        (tamper_fit, ["calibrate-fit.json was changed", "and config.json says sha256:"]),
-        (lambda out: (out / "calibrate-fit.json").unlink(), ["calibrate-fit.json is missing"]),
+        ("config.json", lambda x: x.replace(b'"files": {', NO_NAMES),
+         ["../m/config.json is not the name of a file in", "tokenizer.json is mis"]),
+        ("config.json", lambda x: x.replace(b'scaling_beta": 0.2', b'scaling_beta": 0.1'),
+         ["config.json was changed"]),
+        ("model.safetensors", lambda x: x[:-5] + bytes([x[-5] ^ 1]) + x[-4:],
+         ["model.safetensors was changed"]),
+        ("calibrate-fit.json", lambda x: dumps(OTHER).encode(),
+         ["calibrate-fit.json was changed", "and config.json says sha256:"]),
+        ("calibrate-fit.json", None, ["calibrate-fit.json is missing"]),
     ],
-)
-def test_what_was_tampered_with_is_named(tamper, faults, exported):
-    out = Path(shutil.copytree(exported, "out"))
-    tamper(out)
-    result = call("export", "--check", out, code=1)
+)  # fmt: skip
+def test_what_was_tampered_with_is_named(name, change, faults, exported):
+    path = Path(shutil.copytree(exported, "out")) / name
+    whole = path.read_bytes()
+    path.unlink()
+    if change:
+        path.write_bytes(change(whole))
+        assert path.read_bytes() != whole
+    result = call("export", "--check", "out", code=1)
     for fault in faults:
         assert fault in result.stderr
     assert "FAILED" in result.stdout

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import jax_utils, nnx
 
 import calibrate
 from calibrate.flax import attention_fn
@@ -121,22 +121,15 @@ def test_dtype_is_honoured(paper, module, dtype):
     np.testing.assert_allclose(actual.astype(np.float32), module(paper), atol=0.1, rtol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_causal"), [("paper", True), ("by_size", False), ("by_both", True)]
-)
-def test_precision_takes_the_whole_matrix_to_the_same_result(kind, is_causal, request):
-    fit = request.getfixturevalue(kind)
-    by_matrix = in_nnx(fit, precision="highest", is_causal=is_causal)
-    np.testing.assert_allclose(by_matrix, in_nnx(fit, is_causal=is_causal), atol=2e-6)
-
-
-def test_bias_batch_axes_and_groups(paper):
+@pytest.mark.parametrize("kind", ["paper", "by_size", "by_both"])
+def test_bias_batch_axes_and_groups(kind, request):
+    """Precision takes the whole matrix to the same result."""
     rng = np.random.default_rng(1)
     q = rng.standard_normal((3, 2, T, 4, 8)).astype(np.float32) * 2
     k, v = rng.standard_normal((2, 3, 2, T, 2, 8)).astype(np.float32)
     bias = rng.standard_normal((2, 4, T, T)).astype(np.float32)
     mask = rng.random((3, 1, 1, T, T)) < 0.7
-    attend = attention_fn(paper)
+    attend = attention_fn(request.getfixturevalue(kind))
     by_blocks = attend(q, k, v, bias=bias, mask=mask)
     by_matrix = attend(q, k, v, bias=bias, mask=mask, precision="highest")
     assert by_blocks.shape == q.shape
@@ -265,3 +258,104 @@ def test_capture_under_jit_or_without_attention_is_refused(here):
     ):
         with pytest.raises(calibrate.CalibrateError, match=message):
             calibrate.capture(other, here / "other").__enter__()
+
+
+# --- cases of Flax's own tests -----------------------------------------------------------------
+
+
+@pytest.fixture
+def acting(paper, by_size, by_both):
+    return {"paper": paper, "by size": by_size, "by both": by_both}
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
+
+
+def nnx_module(fit, heads=2, features=6, **options):
+    own = {} if fit is None else {"attention_fn": attention_fn(fit)}
+    options = {"decode": False, "rngs": nnx.Rngs(0)} | own | options
+    return nnx.MultiHeadAttention(heads, features, **options)
+
+
+def linen_module(fit, heads=2, **options):
+    own = {} if fit is None else {"attention_fn": attention_fn(fit)}
+    return nn.MultiHeadDotProductAttention(heads, **own, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [(), (4,), (4, 2)])
+@pytest.mark.parametrize("crossed", [False, True])
+def test_any_batch_axes_lengths_and_widths(batch, crossed, acting):
+    """Identity gives what Flax's own attention gives, and a fit something else."""
+    x, y = normal(0, *batch, 9, 5), normal(1, *batch, 12, 4)
+    inputs, widths = ((x, y, y) if crossed else (x,)), {"qkv_features": 16, "out_features": 7}
+
+    def of_linen(fit):
+        module = linen_module(fit, 8, **widths)
+        return module.apply(module.init(jax.random.key(0), *inputs), *inputs)
+
+    def of_nnx(fit):
+        width = inputs[-1].shape[-1]
+        return nnx_module(fit, 8, 5, in_kv_features=width, **widths)(*inputs)
+
+    for run in (of_linen, of_nnx):
+        own = run(None)
+        np.testing.assert_allclose(run(calibrate.identity()), own, atol=3e-6)
+        for name, fit in acting.items():
+            out = run(fit)
+            assert out.shape == (*batch, 9, 7)
+            assert np.isfinite(out).all()
+            assert np.abs(out - own).max() > 3e-5, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["paper", "by size", "by both"])
+def test_decoding_in_float64(kind, acting):
+    """Token by token equals all at once, in both kinds of module; grouped heads are cached so."""
+    fit = acting[kind]
+    with jax.enable_x64():
+        x = jnp.asarray(normal(0, 1, 10, 16), float)
+        options = {"qkv_features": 64, "num_kv_heads": 2, "dtype": jnp.float64}
+        module = nnx_module(fit, 8, 16, **options)
+        expected = module(x, is_causal=True)
+        module.init_cache(x.shape, dtype=x.dtype)
+        assert module.cached_key.shape == (1, 10, 2, 8)
+        steps = [module(x[:, [t]], decode=True) for t in range(10)]
+        np.testing.assert_allclose(jnp.concatenate(steps, 1), expected, atol=1e-12)
+        for shape in ((5,), (6, 5)):
+            check_decoding_in_linen(fit, jnp.asarray(normal(0, 2, *shape, 12), float), len(shape))
+
+
+def check_decoding_in_linen(fit, x, axis):
+    module = linen_module(fit, 3, dtype=jnp.float64)
+    decoder = module.clone(decode=True)
+    variables = dict(decoder.init(jax.random.key(0), x))
+    params = variables.pop("params")
+    mask = nn.make_causal_mask(jnp.ones(x.shape[:-1]))
+    expected = module.apply({"params": params}, x, mask=mask)
+
+    def step(cache, token):
+        out, cache = decoder.apply({"params": params, **cache}, token, mutable=["cache"])
+        return cache, out
+
+    _, out = jax_utils.scan_in_dim(step, variables, x, axis=(axis,), keepdims=True)
+    np.testing.assert_allclose(out, expected, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("n_keys", [2, 4])
+def test_causality_and_padding_with_two_batch_axes(padded, n_keys, acting):
+    q, k, v = (normal(seed, 1, 1, n, 2, 4) for seed, n in enumerate((2, n_keys, n_keys)))
+    padding = np.ones((1, 1, 1, 2, n_keys), bool)
+    padding[..., -1:] = not padded
+    both = padding & np.tril(np.ones((2, n_keys), bool))
+    own = nnx.dot_product_attention(q, k, v, mask=both)
+    for options in ({}, {"precision": "highest"}):
+        identity = attention_fn(calibrate.identity())(q, k, v, mask=both, **options)
+        np.testing.assert_allclose(identity, own, atol=2e-6)
+        for fit in acting.values():
+            attend = attention_fn(fit)
+            actual = attend(q, k, v, mask=padding, is_causal=True, **options)
+            np.testing.assert_allclose(actual, attend(q, k, v, mask=both), atol=2e-6)

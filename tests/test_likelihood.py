@@ -102,13 +102,6 @@ def test_bounds_hold_on_the_whole_domain():
     assert beta.min() < LOW + 0.05  # and it is reached
 
 
-def test_rows_that_already_win_push_beta_to_its_bound():
-    z = np.tile(np.float32([3.0, 1.0, 0.0]), (200, 1))
-    rows = profile(z, np.zeros(200, int), LOW, HIGH).target
-    solution = best(rows, constant_form(200, LOW, HIGH), np.ones(200))
-    assert solution.value == pytest.approx(0, abs=1e-5)
-
-
 def equal(count):
     return np.full(count, 1 / count)
 

@@ -12,6 +12,10 @@ from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)
+SURFACE = (*POWERS, 0.11, -0.09, 0.35)
+# Its slope in log n is 0.35 + 0.11 H - 0.18 log n: above 0 at the small end, and at the large end
+# where H > 3.36.
+SURFACE_DOMAIN = (0.3, 4.5, 1.5, 4.0)
 RULES = {
     "clamp": Rule(),
     "identity": Rule(outside="identity"),
@@ -60,13 +64,20 @@ def test_gate_is_strict_on_the_raw_entropy():
     np.testing.assert_array_equal(beta, [1, 3])
 
 
-@pytest.mark.parametrize("outside", ["clamp", "identity"])
-def test_an_undefined_entropy_has_no_beta(outside, make_fit):
+@pytest.mark.parametrize(
+    "fit",
+    [
+        Coefficients(Rule(), (Entry(POWERS, DOMAIN),)),
+        Coefficients(Rule(outside="identity"), (Entry(POWERS, DOMAIN),)),
+        Coefficients(Rule(kind=ENTROPY_AND_SIZE), (Entry(SURFACE, SURFACE_DOMAIN),)),
+    ],
+    ids=["clamp", "identity", "both"],
+)
+def test_an_undefined_entropy_has_no_beta(fit):
     """It is not taken for one at or below the gate."""
-    H = np.array([np.nan, 1.0], np.float32)
-    fit = make_fit(POWERS, DOMAIN, outside=outside)
-    in_numpy = beta_of(H, None, POWERS, DOMAIN, fit.rule, np)
-    for beta in (np.asarray(calibrate.inverse_temperature(H, fit)), in_numpy):
+    H, n = np.array([np.nan, 1.0], np.float32), np.array([20, 20])
+    in_numpy = beta_of(H, np.log(n), fit.only.coefficients, fit.only.domain, fit.rule, np)
+    for beta in (calibrate.inverse_temperature(H, fit, n=n), in_numpy):
         np.testing.assert_array_equal(np.isnan(beta), [True, False])
 
 
@@ -90,10 +101,6 @@ def test_beyond_its_sizes_a_line_in_log_n_rises_and_does_not_fall(line, expected
         np.testing.assert_allclose(by_reference, expected, rtol=1e-14)
 
 
-SURFACE = (*POWERS, 0.11, -0.09, 0.35)
-# Its slope in log n is 0.35 + 0.11 H - 0.18 log n: above 0 at the small end, and at the large end
-# where H > 3.36.
-SURFACE_DOMAIN = (0.3, 4.5, 1.5, 4.0)
 SURFACE_RULES = {
     "surface": Rule(kind=ENTROPY_AND_SIZE),
     "low ceiling": Rule(max_beta=4.0, kind=ENTROPY_AND_SIZE),
@@ -138,44 +145,6 @@ def test_beyond_its_sizes_a_rule_of_both_rises_and_does_not_fall_at_each_entropy
     assert (slope > 0).tolist() == [False, False, False, True, True]
 
 
-@pytest.mark.parametrize("kappa", [0.4, -0.4, 0.0])
-def test_a_rule_of_both_contains_the_line_in_log_n(kappa):
-    """Wherever a row has any entropy: at 0 its gate is on, and beta of no effect."""
-    sizes, n = (1.5, 4.0), np.geomspace(1, 1e6, 40)
-    line = beta_of(None, np.log(n), (kappa, 3.0), sizes, Rule.log_size(), np)
-    rule, numbers = Rule(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 3.0, 0, 0, kappa)
-    for H in (1e-9, 1.0, 9.0):
-        both = beta_of(np.full(40, H), np.log(n), numbers, (0.5, 4.0, *sizes), rule, np)
-        np.testing.assert_array_equal(both, line)
-
-
-def test_a_rule_of_both_contains_the_polynomial_of_entropy():
-    H = np.linspace(0, 9, 200)
-    alone = beta_of(H, None, POWERS, DOMAIN, Rule(max_beta=2.5), np)
-    rule = Rule(max_beta=2.5, kind=ENTROPY_AND_SIZE)
-    for log_n in (0.0, 2.0, 30.0):
-        numbers, domain = (*POWERS, 0.0, 0.0, 0.0), (*DOMAIN, 1.5, 4.0)
-        both = beta_of(H, np.full(200, log_n), numbers, domain, rule, np)
-        np.testing.assert_array_equal(both, alone)
-
-
-def test_a_rule_of_both_contains_lines_in_the_commitment():
-    """log n - H tells how far a row is from uniform, whatever its size."""
-    numbers, domain = (0, 0, 0, -0.7, 2.0, 0, 0, 0.7), (0.0, 8.0, 1.0, 8.0)
-    H = np.array([0.5, 1.5, 4.0])
-    for commitment in (0.1, 1.0, 3.0):
-        rule = Rule(0.0, kind=ENTROPY_AND_SIZE)
-        beta = beta_of(H, H + commitment, numbers, domain, rule, np)
-        np.testing.assert_allclose(beta, 2 + 0.7 * commitment, rtol=1e-14)
-
-
-def test_an_undefined_entropy_has_no_beta_by_both():
-    fit = Coefficients(SURFACE_RULES["surface"], (Entry(SURFACE, SURFACE_DOMAIN),))
-    H, n = np.array([np.nan, 1.0], np.float32), np.array([20, 20])
-    beta = np.asarray(calibrate.inverse_temperature(H, fit, n=n))
-    np.testing.assert_array_equal(np.isnan(beta), [True, False])
-
-
 def test_the_papers_polynomial_exceeds_1_only_between_0849_and_5945_nats(paper):
     """Trap 2: past 5.945 nats the paper's correction is off, whatever its polynomial says."""
     H = jnp.array([0.848, 0.850, 5.944, 5.946, np.log(16384)])
@@ -202,18 +171,3 @@ def test_half_precision_entropy_is_not_evaluated_in_half_precision(dtype, paper)
         np.asarray(H, np.float64), e.coefficients, e.domain, paper.rule
     )
     np.testing.assert_allclose(beta, expected, rtol=1e-5)
-
-
-def test_another_fit_retraces_and_the_same_does_not(make_fit):
-    traces = []
-
-    @jax.jit
-    def beta(H, fit):
-        traces.append(fit)
-        return calibrate.inverse_temperature(H, fit)
-
-    beta(2.0, make_fit())
-    beta(2.0, make_fit(name="same-numbers"))
-    assert len(traces) == 1
-    beta(2.0, make_fit(powers=(0.0, 0.0, 0.0, 1.0, 2.0)))
-    assert len(traces) == 2

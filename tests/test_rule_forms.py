@@ -4,21 +4,11 @@ import numpy as np
 import pytest
 
 from calibrate.maths.rule_forms import (
-    ELEVATED_TO,
     basis,
     elevation,
     plain_powers,
     polynomial_form,
 )
-
-
-@pytest.mark.parametrize("degree", [1, 4, 6])
-def test_basis_is_a_share_of_each_coefficient(degree):
-    t = np.linspace(0, 1, 101)
-    matrix = basis(t, degree)
-    assert (matrix >= 0).all()
-    np.testing.assert_allclose(matrix.sum(axis=1), 1)
-    np.testing.assert_allclose(matrix @ np.arange(degree + 1) / degree, t, atol=1e-15)
 
 
 @pytest.mark.parametrize("to", [4, 9, 24])
@@ -44,13 +34,6 @@ def test_plain_powers_are_the_same_polynomial():
     )
     constant = plain_powers(np.full(5, 2.5), domain)
     np.testing.assert_allclose(np.polyval(constant, H), 2.5, atol=1e-12)
-
-
-def test_the_form_of_a_polynomial_is_that_of_its_degree():
-    form = polynomial_form(np.linspace(0, 6, 50), (0.5, 4.5), 1.0, 64.0, degree=6)
-    assert form.design.shape == (50, 7)
-    assert form.matrix.shape == (ELEVATED_TO + 1, 7)
-    np.testing.assert_allclose(form.matrix @ (2.5 * form.ones), 2.5)
 
 
 def test_rows_beyond_the_domain_count_as_at_its_ends():

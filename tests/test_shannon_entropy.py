@@ -53,11 +53,16 @@ def test_rows_without_a_distribution():
 
 @pytest.mark.parametrize("axis", [0, 1, -1, (0, 1), (1, 2)])
 def test_axes(axis):
-    logits = np.random.default_rng(1).standard_normal((3, 4, 5)).astype(np.float32)
-    actual = calibrate.entropy(logits, axis=axis)
-    moved = np.moveaxis(logits, axis, range(-np.size(axis), 0))
-    rows = moved.reshape(*moved.shape[: 3 - np.size(axis)], -1)
-    np.testing.assert_allclose(actual, reference.entropy(rows), atol=1e-5)
+    rng = np.random.default_rng(1)
+    logits, where = rng.standard_normal((3, 4, 5)).astype(np.float32), rng.random((3, 4, 5)) < 0.7
+
+    def rows(x):
+        moved = np.moveaxis(x, axis, range(-np.size(axis), 0))
+        return moved.reshape(*moved.shape[: 3 - np.size(axis)], -1)
+
+    for real in (None, where):
+        exact = reference.entropy(rows(logits), where=None if real is None else rows(real))
+        np.testing.assert_allclose(calibrate.entropy(logits, axis, real), exact, atol=1e-5)
 
 
 def test_derivative_in_beta_is_minus_beta_times_the_variance():

@@ -13,6 +13,7 @@ import pytest
 from attention_cases import BY_BOTH
 from backends import BACKENDS, Jax, dtype_of, values
 from cases import CASES, FITS, HEAD_RULES, SMOOTH_FITS, per_head
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.test_util import check_grads
 
 import calibrate
@@ -392,11 +393,8 @@ def test_what_the_original_accepts(make_fit):
     both = calibrate.adaptive_softmax(logits, fit, axis=[0, 1])
     np.testing.assert_allclose(both, calibrate.adaptive_softmax(logits, fit, axis=(0, 1)))
     assert calibrate.entropy(logits, axis=[0, 1]).shape == ()
-    assert calibrate.adaptive_softmax(logits, fit, where=jnp.ones((3, 2, 6), bool)).shape == (
-        3,
-        2,
-        6,
-    )
+    where = jnp.ones((3, 2, 6), bool)
+    assert calibrate.adaptive_softmax(logits, fit, where=where).shape == where.shape
     narrow = jnp.zeros((2, 4), "float8_e4m3fn")
     assert calibrate.adaptive_softmax(narrow, fit).dtype == narrow.dtype
     with jax.numpy_dtype_promotion("strict"):
@@ -408,6 +406,7 @@ def test_what_the_original_accepts(make_fit):
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), heads)
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), size_fit())
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), BY_BOTH)
+    assert calibrate.adaptive_softmax(3.0, fit) == 1
     integers = calibrate.adaptive_softmax(jnp.arange(5), fit)
     np.testing.assert_allclose(integers, expected(np.arange(5.0), fit), atol=1e-6)
     with pytest.raises(TypeError, match="logits are complex64; give real ones"):
@@ -439,3 +438,24 @@ def test_traced_once_per_shape_and_fit(make_fit):
     for fit in (make_fit(max_beta=3.0), size_fit(), size_fit(), BY_BOTH, BY_BOTH):
         calibrate.adaptive_softmax(jnp.zeros((3, 8)), fit)
     assert softmax._adaptive_softmax._cache_size() == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", KINDS.values(), ids=KINDS)
+def test_tracing_allocates_nothing_and_leaks_no_tracer(fit):
+    """As the original; and what XLA is told of an operation reaches the program."""
+    softmax, row = partial(calibrate.adaptive_softmax, coefficients=fit), jnp.array([5.5, 1.3, 0.9])
+    huge = jax.ShapeDtypeStruct((10**12,), "float32")
+    assert jax.eval_shape(softmax, huge).shape == huge.shape
+    assert "1000000000000" in str(jax.make_jaxpr(lambda: softmax(jnp.ones(huge.shape)))())
+
+    def twice(a):
+        return jax.lax.scan(lambda z, _: (softmax(z * a), None), row, None, length=2)[0]
+
+    with jax.checking_leaks():
+        np.testing.assert_allclose(jax.jit(twice)(2.0), softmax(2 * softmax(2 * row)), rtol=1e-5)
+        assert np.isfinite(jax.jit(jax.jacfwd(twice))(2.0)).all()
+        assert np.isfinite(jax.jit(jax.jacrev(twice))(2.0)).all()
+    with set_xla_metadata(a="b"):
+        text = jax.jit(softmax).lower(row).as_text()
+    assert 'mhlo.frontend_attributes = {a = "b"}' in text

@@ -15,6 +15,8 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
 
+from test_cli import call  # noqa: E402
+from tiny_models import tiny_configuration, tiny_model  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
 
 from calibrate.maths import reference  # noqa: E402
@@ -246,18 +248,18 @@ def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
     with pytest.raises(calibrate.CoefficientsError, match=r"entries for layers \[2\], which Llama"):
         verify(llama)
     register("fifth-head", replace(one, entries=(replace(one.only, head=4),)))
-    for call in (verify, lambda model: logits(model, "fifth-head")):
+    for run in (verify, lambda model: logits(model, "fifth-head")):
         llama.set_attn_implementation("fifth-head")
         with pytest.raises(calibrate.CoefficientsError, match="for head 4, and there are 4 heads"):
-            call(llama)
+            run(llama)
     register("layered", replace(one, entries=(replace(one.only, layer=0),)))
     llama.set_attn_implementation("layered")
     verify(llama)
     llama.config.use_cache = False
     del llama.model.layers[0].self_attn.layer_idx
-    for call in (verify, lambda model: logits(model, "layered")):
+    for run in (verify, lambda model: logits(model, "layered")):
         with pytest.raises(calibrate.CoefficientsError, match="LlamaAttention has no layer_idx"):
-            call(llama)
+            run(llama)
 
 
 def test_a_model_that_would_go_on_with_plain_softmax():
@@ -322,21 +324,12 @@ def test_a_position_bias(masked, llama, paper):
     np.testing.assert_allclose(out, exact.transpose(1, 2), atol=1e-6)
 
 
-BART = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 60,
-    "init_std": 0.4,
-}  # fmt: skip
 # But for the first, they are for additive masks alone: one left out would mean another thing.
-BERT = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "vocab_size": 60, "initializer_range": 0.4,
-}  # fmt: skip
 OTHERS = {
-    "both ways": lambda: transformers.BertModel(transformers.BertConfig(**BERT)),
-    "encoder": lambda: transformers.SplinterModel(transformers.SplinterConfig(**BERT)),
+    "both ways": lambda: tiny_model("bert"),
+    "encoder": lambda: tiny_model("splinter"),
     "decoder": lambda: transformers.BigBirdPegasusForCausalLM(
-        transformers.BigBirdPegasusConfig(**BART, attention_type="original_full")),
+        tiny_configuration(transformers.BigBirdPegasusConfig)),
 }  # fmt: skip
 
 
@@ -474,28 +467,18 @@ def test_captured_logits_are_those_behind_the_models_own_weights(family, padded,
 
 
 def test_from_a_model_to_its_fit(llama, here):
-    """Capture, collect, fit, register: with heads that seek the token of the target, sharply."""
-    from typer.testing import CliRunner
-
-    from calibrate.cli.main import app
-
+    """Capture, collect, fit; its targets are random, so that there is nothing to gain."""
     rng = np.random.default_rng(0)
-    with capture(llama, here / "captured", layers=[1], heads=[0, 3]) as recorder:
-        for _ in range(60):
-            length = int(rng.choice([10, 20, 40]))
-            ids = torch.tensor(rng.integers(1, 60, (4, length)))
-            with torch.no_grad():
-                recorder.next(query=-1, target=rng.integers(0, length, 4).tolist())
-                llama(ids)
+    with torch.no_grad(), capture(llama, here / "captured", layers=[1], heads=[0, 3]) as recorder:
+        for length in rng.choice([10, 20, 40], 60):
+            recorder.next(query=-1, target=rng.integers(0, length, 4).tolist())
+            llama(torch.tensor(rng.integers(1, 60, (4, length))))
     arrays = Arrays(here / "captured")
     assert arrays.heads == [(1, 0), (1, 3)]
     assert not arrays.sets_of_targets
     assert sum(map(arrays.count, arrays.sizes)) == 60 * 4 * 2
-    run = CliRunner().invoke
-    assert run(app, ["collect", "--logits", "captured"]).exit_code == 0
-    done = run(app, ["fit", "runs/captured", "--name", "mine"])
-    assert done.exit_code == 3  # its targets are random: there is nothing to gain
-    assert "none of 2 gains" in done.stderr
+    call("collect", "--logits", "captured")
+    assert "none of 2 gains" in call("fit", "runs/captured", "--name", "mine", code=3).stderr
 
 
 def test_a_calibrated_model_is_captured_as_it_runs(llama, here):
@@ -532,7 +515,8 @@ def test_keys_that_a_windows_cache_has_lost_are_refused(here):
 
 
 def test_hooks_are_gone_after_an_error(llama, here):
-    before = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
+    registers = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    before = [dict(register) for register in registers]
 
     def run():
         with capture(llama, here / "captured") as recorder:
@@ -542,8 +526,7 @@ def test_hooks_are_gone_after_an_error(llama, here):
 
     with pytest.raises(RuntimeError, match="of the user's"):
         run()
-    after = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
-    assert before == after
+    assert before == [dict(register) for register in registers]
     assert llama.config._attn_implementation == "sdpa"
 
 

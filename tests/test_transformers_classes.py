@@ -80,17 +80,6 @@ PARTLY_PLAIN = {
     "siglip": "MultiheadAttention",
     "siglip_vision_model": "MultiheadAttention",
 }
-# No attention, or not that of all parts, looks registered attention up.
-PLAIN = """
-    big_bird blip bloom canine codegen convbert cpmant cvt data2vec-vision deberta deberta-v2
-    falcon flaubert flava fsmt funnel glpn got_ocr2 gpt_neox_japanese gptj granite_speech
-    granite_speech_plus groupvit hiera ibert imagegpt layoutlmv3 led longformer luke maskformer
-    maskformer-swin megatron-bert mgp-str mobilevit mobilevitv2 mpnet mpt mra mvp nystromformer
-    openai-gpt prophetnet pvt_v2 rembert roformer rwkv sew-d squeezebert swiftformer swin2sr
-    swinv2 tapas timesformer vilt visual_bert vitdet wavlm xglm xlm xlnet yoso
-""".split()  # noqa: SIM905
-# They choose keys by other means than a mask.
-CHOOSES_KEYS = ["axk2", "glm_moe_dsa", "mistral_large4_text"]
 
 SHARP = Coefficients(Rule(min_entropy=0.0), (Entry((0.0, 0.0, 0.0, 0.0, 3.0), (0.0, 8.0)),))
 ROUTERS = re.compile("Router|Gating")  # their softmax chooses experts
@@ -202,18 +191,3 @@ def test_what_stays_plain_is_named(model_type):
     assert name in plain_classes(model, inputs)
     with pytest.raises(calibrate.CoefficientsError, match=rf"keeps plain softmax in .*\({name}\)"):
         verify(model, **inputs)
-
-
-@pytest.mark.parametrize("model_type", PLAIN)
-def test_what_looks_nothing_up_is_refused(model_type):
-    model, inputs, _ = runs(model_type)
-    model.set_attn_implementation("calibrate-sharp")
-    with pytest.raises(calibrate.CoefficientsError, match="has attention implementation '(eag|sd)"):
-        verify(model, **inputs)
-
-
-@pytest.mark.parametrize("model_type", CHOOSES_KEYS)
-def test_keys_chosen_by_other_means_are_refused(model_type):
-    model, inputs, _ = runs(model_type)
-    with pytest.raises(ValueError, match="passes 'indices', which calibrate.transformers does not"):
-        outputs(model, "calibrate-sharp", inputs)
