@@ -56,7 +56,6 @@ class Evidence:
       heads: of the items.
       head: (items,) int, the place of each item's head in `heads`.
       fits: the rules that are fits with entries for heads; others apply to every head.
-      oracles: rules that nobody can deploy, such as hard attention as a yardstick.
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
       variance: (items,) of the logits under plain softmax, where the prior of a gain is wanted.
@@ -72,7 +71,6 @@ class Evidence:
     heads: tuple[Head, ...] = ((None, None),)
     head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     fits: Mapping[str, Coefficients] = field(default_factory=dict)
-    oracles: Sequence[str] = ()
     enough: int = 1
     variance: np.ndarray | None = None
 

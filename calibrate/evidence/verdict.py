@@ -141,15 +141,15 @@ def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
 
 def _change(items: Evidence, rule: str, measure: str) -> str:
     """A measure before and after: "log p -1.234 -> -0.834 (+0.400 ± 0.003 nats)"."""
-    factor, digits = (1, 3) if measure == LOG_P else (100, 1)
+    shape, factor, unit = _units(measure)
     before, after = (factor * items.mean(name, measure).mean for name in (PLAIN, rule))
-    change = f"{before:.{digits}f} -> {after:.{digits}f}" + " %" * (factor == 100)
-    gain = items.gain(rule, measure).shown(f"+.{digits}f", factor)
-    known = "" if np.isfinite(items.gain(rule, measure).error) else ", error unknown"
+    change = f"{before:{shape[1:]}} -> {after:{shape[1:]}}{'' if measure == LOG_P else ' %'}"
     what = {LOG_P: "log p", P: "p of the target", RIGHT: "right"}[measure]
     if measure == P:
         return f"{what} {change}"
-    return f"{what} {change} ({gain} {'nats' if measure == LOG_P else 'points'}{known})"
+    gain = items.gain(rule, measure)
+    known = "" if np.isfinite(gain.error) else ", error unknown"
+    return f"{what} {change} ({gain.shown(shape, factor)} {unit}{known})"
 
 
 def _whose(evidence: Evidence, rule: str) -> str:
@@ -158,8 +158,8 @@ def _whose(evidence: Evidence, rule: str) -> str:
     name = f" of {of.name}" if of.name else ""
     if fit is None or of.items != "rows":
         return name
-    made = fit.fingerprint == of.fingerprint
-    return name + (", the very rows it was made of" if made else ", which it was not made of")
+    held_out = evidence.is_held_out(rule)
+    return name + (", which it was not made of" if held_out else ", the very rows it was made of")
 
 
 def _extreme(items: Evidence, rule: str, verdict: Verdict) -> list[str]:
