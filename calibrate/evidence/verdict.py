@@ -43,7 +43,12 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
     evident = evident_among([float(gain.p) for gain in gains.values()])
     clear = [n for n, is_evident in zip(gains, evident, strict=True) if is_evident]
     better, worse = ([n for n in clear if up * gains[n].mean > 0] for up in (1, -1))
-    return Verdict(_outcome(whole, bool(better), bool(worse)), measure, whole, better, worse)
+    word = outcome(whole)
+    if better:
+        word = GAIN
+    elif worse and word != GAIN:
+        word = LOSS
+    return Verdict(word, measure, whole, better, worse)
 
 
 def judged_items(evidence: Evidence) -> Evidence:
@@ -62,13 +67,6 @@ def outcome(gain: Estimate) -> str:
     if not np.isfinite(gain.error):
         return UNKNOWN
     return {1: GAIN, -1: LOSS}.get(int(gain.sign), SAME)
-
-
-def _outcome(whole: Estimate, better: bool, worse: bool) -> str:
-    by_whole = outcome(whole)
-    if better:
-        return GAIN
-    return LOSS if worse and by_whole != GAIN else by_whole
 
 
 def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
