@@ -20,7 +20,7 @@ from calibrate.files.rows import (
 )
 from calibrate.maths import reference
 from calibrate.rows import collect as pipeline
-from calibrate.rows import row_budget, work_units
+from calibrate.rows import work_units
 from calibrate.rows.collect import collect
 
 SIZES, SETS = [8, 64, 100], 300
@@ -415,7 +415,7 @@ def test_file_overheads_are_upper_bounds(tmp_path):
 
 
 def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_budget, "MOST_KEPT_OF_ALL", 100)
+    monkeypatch.setattr(pipeline, "MOST_KEPT_OF_ALL", 100)
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 256))
     some = run(tmp_path / "some", sizes=[16, 64], sets=1_000)
     every = run(tmp_path / "every", sizes=[16, 64], sets=1_000, keep="all")

@@ -1,7 +1,7 @@
 """Sampling: what each unit of a collection may keep, by hand."""
 
 from calibrate.files import rows as files
-from calibrate.rows.row_budget import row_quotas
+from calibrate.rows.collect import row_quotas
 from calibrate.rows.work_units import Unit
 
 

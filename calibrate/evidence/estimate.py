@@ -64,10 +64,10 @@ class Estimate(NamedTuple):
         """A mean and its error as text, "+0.51 ± 0.06" in the shape "+.2f"; a dot if it is NaN."""
         if not np.isfinite(self.mean):
             return NOTHING
-        error = f" ± {factor * self.error:{shape.removeprefix('+')}}" * bool(
-            np.isfinite(self.error)
-        )
-        return f"{factor * self.mean:{shape}}{error}"
+        mean = f"{factor * self.mean:{shape}}"
+        if not np.isfinite(self.error):
+            return mean
+        return f"{mean} ± {factor * self.error:{shape.removeprefix('+')}}"
 
 
 def evident_among(p: Sequence[float]) -> list[bool]:
@@ -111,7 +111,7 @@ class Strata:
     def __init__(
         self, stratum: np.ndarray, group: np.ndarray, weight: np.ndarray, enough: int = 1
     ) -> None:
-        """Of (items,) strata, groups and weights.
+        """Takes three arrays (items,).
 
         Args:
           stratum: int, in any order.

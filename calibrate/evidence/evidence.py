@@ -56,7 +56,6 @@ class Evidence:
       heads: of the items.
       head: (items,) int, the place of each item's head in `heads`.
       fits: the rules that are fits with entries for heads; others apply to every head.
-      oracles: rules that nobody can deploy, such as hard attention as a yardstick.
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
       variance: (items,) of the logits under plain softmax, where the prior of a gain is wanted.
@@ -72,7 +71,6 @@ class Evidence:
     heads: tuple[Head, ...] = ((None, None),)
     head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     fits: Mapping[str, Coefficients] = field(default_factory=dict)
-    oracles: Sequence[str] = ()
     enough: int = 1
     variance: np.ndarray | None = None
 
@@ -98,12 +96,12 @@ class Evidence:
     @property
     def answers(self) -> "Evidence":
         """The items that are not protected text."""
-        return self.where(~self._protected)
+        return self.where(~self._is_text)
 
     @property
     def text(self) -> "Evidence":
         """The protected text."""
-        return self.where(self._protected)
+        return self.where(self._is_text)
 
     def where(self, chosen: np.ndarray) -> "Evidence":
         """Some of the items, by (items,) bool or positions."""
@@ -146,16 +144,14 @@ class Evidence:
 
         An error that is unknown is as large as the difference.
         """
-        return [
-            {"size": size, "rows": part.n, **part._gain_record()}
-            for size, part in self.by("size").items()
-        ]
-
-    def _gain_record(self) -> dict[str, float]:
-        before, after = (float(self.mean(rule, LOG_P).mean) for rule in (PLAIN, OWN))
-        error = float(self.gain(OWN, LOG_P).error)
-        error = error if np.isfinite(error) else abs(after - before)
-        return {"before": before, "after": after, "error": error}
+        records = []
+        for size, part in self.by("size").items():
+            before, after = (float(part.mean(rule, LOG_P).mean) for rule in (PLAIN, OWN))
+            error = float(part.gain(OWN, LOG_P).error)
+            error = error if np.isfinite(error) else abs(after - before)
+            record = {"size": size, "rows": part.n, "before": before, "after": after}
+            records.append({**record, "error": error})
+        return records
 
     def best(self, measure: str, among: Iterable[str] = ()) -> str:
         """The rule of the highest mean; of equal ones the first."""
@@ -190,7 +186,7 @@ class Evidence:
         return found
 
     @property
-    def _protected(self) -> np.ndarray:
+    def _is_text(self) -> np.ndarray:
         found: np.ndarray = np.array([s.protected for s in self.strata], bool)[self.stratum]
         return found
 

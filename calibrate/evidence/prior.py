@@ -1,4 +1,4 @@
-"""The prior of a gain: what a sample of rows does not show.
+"""The gain that decides on rules: its prior, what a sample of rows does not show; the choice.
 
 A sample of N rows does not show failures that are rarer than 1 in N, and log p has no bound: a head
 that is right in all of 100 rows looks as if it gained by any sharpening. So rules are fitted as if
@@ -11,7 +11,8 @@ other values do. Where rows have sets of targets, plain softmax draws one item: 
 somewhat less sharp than they need be.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ LEAST_GAIN = 0.01  # nats: a user would not notice less
 LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it has to be worth it.
 LEAST_LEAD_OF_BOTH = LEAST_GAIN
+
+Candidate = TypeVar("Candidate")
 
 
 def least_lead(kind: str) -> float:
@@ -103,3 +106,23 @@ def _posterior(
     between = share * (1 - share) * (mean - prior_mean) ** 2
     variance = ((1 - share) * error) ** 2 + (share * prior_variance + between) / (n + 1)
     return (1 - share) * mean + share * prior_mean, float(np.sqrt(variance))
+
+
+def simplest_unbeaten(
+    candidates: Sequence[Candidate],
+    gain: Callable[[Candidate, Candidate | None], Gain],
+    least_lead: Callable[[Candidate], float],
+) -> Candidate | None:
+    """The simplest candidate that no other leads; None if none evidently beats plain softmax.
+
+    Args:
+      candidates: the simplest first.
+      gain: of one held out over another, or over plain softmax, which is None.
+      least_lead: nats by which a candidate has to lead a simpler one.
+    """
+    best: Candidate | None = None
+    for candidate in candidates:
+        least = LEAST_GAIN if best is None else least_lead(candidate)
+        if gain(candidate, best).is_at_least(least):
+            best = candidate
+    return best

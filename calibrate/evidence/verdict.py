@@ -43,7 +43,12 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
     evident = evident_among([float(gain.p) for gain in gains.values()])
     clear = [n for n, is_evident in zip(gains, evident, strict=True) if is_evident]
     better, worse = ([n for n in clear if up * gains[n].mean > 0] for up in (1, -1))
-    return Verdict(_outcome(whole, bool(better), bool(worse)), measure, whole, better, worse)
+    word = outcome(whole)
+    if better:
+        word = GAIN
+    elif worse and word != GAIN:
+        word = LOSS
+    return Verdict(word, measure, whole, better, worse)
 
 
 def judged_items(evidence: Evidence) -> Evidence:
@@ -62,13 +67,6 @@ def outcome(gain: Estimate) -> str:
     if not np.isfinite(gain.error):
         return UNKNOWN
     return {1: GAIN, -1: LOSS}.get(int(gain.sign), SAME)
-
-
-def _outcome(whole: Estimate, better: bool, worse: bool) -> str:
-    by_whole = outcome(whole)
-    if better:
-        return GAIN
-    return LOSS if worse and by_whole != GAIN else by_whole
 
 
 def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
@@ -141,15 +139,15 @@ def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
 
 def _change(items: Evidence, rule: str, measure: str) -> str:
     """A measure before and after: "log p -1.234 -> -0.834 (+0.400 ± 0.003 nats)"."""
-    factor, digits = (1, 3) if measure == LOG_P else (100, 1)
+    shape, factor, unit = _units(measure)
     before, after = (factor * items.mean(name, measure).mean for name in (PLAIN, rule))
-    change = f"{before:.{digits}f} -> {after:.{digits}f}" + " %" * (factor == 100)
-    gain = items.gain(rule, measure).shown(f"+.{digits}f", factor)
-    known = "" if np.isfinite(items.gain(rule, measure).error) else ", error unknown"
+    change = f"{before:{shape[1:]}} -> {after:{shape[1:]}}{'' if measure == LOG_P else ' %'}"
     what = {LOG_P: "log p", P: "p of the target", RIGHT: "right"}[measure]
     if measure == P:
         return f"{what} {change}"
-    return f"{what} {change} ({gain} {'nats' if measure == LOG_P else 'points'}{known})"
+    gain = items.gain(rule, measure)
+    known = "" if np.isfinite(gain.error) else ", error unknown"
+    return f"{what} {change} ({gain.shown(shape, factor)} {unit}{known})"
 
 
 def _whose(evidence: Evidence, rule: str) -> str:
@@ -158,8 +156,8 @@ def _whose(evidence: Evidence, rule: str) -> str:
     name = f" of {of.name}" if of.name else ""
     if fit is None or of.items != "rows":
         return name
-    made = fit.fingerprint == of.fingerprint
-    return name + (", the very rows it was made of" if made else ", which it was not made of")
+    held_out = evidence.is_held_out(rule)
+    return name + (", which it was not made of" if held_out else ", the very rows it was made of")
 
 
 def _extreme(items: Evidence, rule: str, verdict: Verdict) -> list[str]:

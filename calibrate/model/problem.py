@@ -9,8 +9,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.choice import simplest_unbeaten
-from calibrate.evidence.prior import LEAST_GAIN, Gain
+from calibrate.evidence.prior import LEAST_GAIN, Gain, simplest_unbeaten
 from calibrate.export.plan import ALIKE, HEAD
 from calibrate.export.proof import Exportable
 from calibrate.files.examples import ExampleCollection

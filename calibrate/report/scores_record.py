@@ -98,7 +98,7 @@ class ScoresRecord:
         return sorted(self.evidence.rules, key=place)
 
     def _is_oracle(self, rule: str) -> bool:
-        return rule == HARD or rule in self.evidence.oracles
+        return rule == HARD
 
     def scored_items(self) -> str:
         """The items that were scored, their heads and groups, and how many were left out."""

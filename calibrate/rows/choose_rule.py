@@ -7,9 +7,8 @@ import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import kind_label
-from calibrate.evidence.choice import simplest_unbeaten
 from calibrate.evidence.evidence import BETA, LOG_P, OWN, PLAIN, Evidence
-from calibrate.evidence.prior import LEAST_GAIN, least_lead
+from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
 from calibrate.rows.groups import N_BLOCKS
 from calibrate.rows.row_problem import Candidate, RowProblem, scores_at
 from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options

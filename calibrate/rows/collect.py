@@ -1,5 +1,6 @@
 """Collecting: keeps a sample of a head's rows on disk, or of its misranked rows."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.errors import CalibrateError
+from calibrate.files import rows as files
 from calibrate.files.collection import Plan, Report, Shard, fill
 from calibrate.files.manifest import Entry
 from calibrate.files.rows import (
@@ -24,11 +27,12 @@ from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.row_budget import row_quotas, wanted_rows
 from calibrate.rows.sources import Source, UnitRows, source_of_arrays, source_of_head
 from calibrate.rows.work_units import Unit
 
 MAX_BYTES = 10**9  # of a collection, unless asked otherwise
+# Rows of each size, if rows of every rank are kept: enough for a rule of a few coefficients.
+MOST_KEPT_OF_ALL = 2048
 
 
 def collect(
@@ -131,6 +135,49 @@ def _sample(source: Source, max_bytes: int, keep: str) -> _Sample:
     quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
     most = {unit: min(quota[unit.size], rows) for unit, rows in wanted.items()}
     return _Sample(source, configuration, most)
+
+
+def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit, int]:
+    """How many rows each unit keeps without a limit on bytes: its share of the rows of its size."""
+    sets: Counter[int] = Counter()
+    for unit in units:
+        sets[unit.size] += unit.sets
+    most = dict(sets)
+    if keep == "all":
+        most = {size: min(count, MOST_KEPT_OF_ALL * n_heads) for size, count in sets.items()}
+    return {
+        u: most[u.size] * (u.first + u.sets) // sets[u.size]
+        - most[u.size] * u.first // sets[u.size]
+        for u in units
+    }
+
+
+def row_quotas(
+    wanted_rows: Mapping[Unit, int], max_bytes: int, row_bytes: Mapping[int, int], n_heads: int = 1
+) -> dict[int, int]:
+    """How many rows a unit of each size may keep, so that all files together fit in max_bytes.
+
+    Every unit gets the same bytes; those that a unit cannot use go to the others.
+    """
+    overhead = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD * n_heads
+    overhead += files.MANIFEST_PER_SIZE * len(row_bytes)
+    overhead += (files.MANIFEST_PER_SHARD + files.SHARD_OVERHEAD) * len(wanted_rows)
+    left = max_bytes - overhead
+    wanted = sorted(rows * row_bytes[unit.size] for unit, rows in wanted_rows.items())
+    level = 0
+    for i, most in enumerate(wanted):
+        level = left // (len(wanted) - i)
+        if most > level:
+            break
+        left -= most
+        level = most
+    largest = max(row_bytes.values())
+    if level < largest:
+        needed = overhead + len(wanted) * largest
+        raise CalibrateError(
+            f"max_bytes is {max_bytes}, too few for one row of each unit; give at least {needed}"
+        )
+    return {size: level // bytes_each for size, bytes_each in row_bytes.items()}
 
 
 def _collect_from(

@@ -167,21 +167,28 @@ def _add_metadata(
         options = {**options, "partial": True}
         if "verdict" in quality:
             quality = {**quality, "verdict": f"of an unfinished collection: {quality['verdict']}"}
-    source = _source(collection, options)
+    configuration = collection.manifest["configuration"]
+    split = {key: configuration[key] for key in ("held_out",) if key in configuration}
+    source = {
+        "head": configuration["head"],
+        "fingerprint": configuration["fingerprint"],
+        "collection": collection.digest,
+        "seed": configuration["seed"],
+        "options": options | split,
+    }
     return replace(fit, name=name, quality=quality, source=source, provenance=provenance())
 
 
 def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) -> dict[str, Any]:
     chosen, options = choice.chosen, choice.problem.options
-    uncertainty = bootstrap(chosen, jobs)
-    band = {} if uncertainty.band is None else {"band": uncertainty.band.tolist()}
+    errors, band = bootstrap(chosen, jobs)
     counts = {
         "used": int(options.usable(rows, chosen.kind).sum()),
         "gated": int((rows.entropy <= chosen.fit.rule.min_entropy).sum()),
     }
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
-        "standard_errors": [list(uncertainty.standard_errors)],
+        "standard_errors": [list(errors)],
         "condition": chosen.kind_fit.condition,
         "held_out": choice.held_out.gain_records(),
         "candidates": [
@@ -190,7 +197,7 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
             for c in [*choice.candidates, *choice.trade[1:]]
         ],
         "learning_curve": learning_curve(choice),
-        **band,
+        **({} if band is None else {"band": band.tolist()}),
         "q": chosen.q,
         "verdict": choice.verdict,
     }
@@ -212,16 +219,4 @@ def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
         "beta_rms": float(np.sqrt(np.mean((p - used.beta) ** 2))),
         "beta_r_squared": float(1 - np.mean((p - used.beta) ** 2) / np.mean(deviation**2)),
         "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
-    }
-
-
-def _source(collection: RowCollection, options: dict[str, Any]) -> dict[str, Any]:
-    configuration = collection.manifest["configuration"]
-    split = {"held_out": configuration["held_out"]} if "held_out" in configuration else {}
-    return {
-        "head": configuration["head"],
-        "fingerprint": configuration["fingerprint"],
-        "collection": collection.digest,
-        "seed": configuration["seed"],
-        "options": options | split,
     }

@@ -43,18 +43,13 @@ def _turns(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.
       rng: in which order groups that are alike come.
     """
     _, of_size = np.unique(size, return_inverse=True)
-    counts = _counts(of_size, group)
+    shape = of_size.max(initial=0) + 1, group.max(initial=0) + 1
+    cells = np.bincount(of_size * shape[1] + group, minlength=shape[0] * shape[1])
+    counts = cells.reshape(shape)  # of rows
     shuffled = rng.permutation(counts.shape[1])
     turn = np.empty(len(shuffled), np.int64)
     turn[shuffled[np.lexsort(-counts[::-1, shuffled])]] = np.arange(len(turn))
     return turn
-
-
-def _counts(size: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """(sizes, groups) numbers of rows."""
-    shape = size.max(initial=0) + 1, group.max(initial=0) + 1
-    counts = np.bincount(size * shape[1] + group, minlength=shape[0] * shape[1])
-    return counts.reshape(shape)
 
 
 def require_groups(rows: Rows) -> None:

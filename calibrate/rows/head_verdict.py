@@ -10,7 +10,7 @@ from calibrate.evidence.prior import LEAST_GAIN, Gain
 from calibrate.rows.choose_rule import least_beta_sentence, unbeaten, wants_less_beta
 from calibrate.rows.groups import MIN_ROWS, require_groups
 from calibrate.rows.row_problem import RowProblem
-from calibrate.rows.rule_fitting import CONSTANT, Options
+from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options
 from calibrate.rows.solved_rows import Rows
 
 # Entropy is constant if commitment grows as log n. At a slope of 0.9 it grows by 0.7 nats from 16
@@ -76,7 +76,7 @@ def measure_headroom(rows: Rows) -> Headroom:
     log_p = rows.profile.log_p_at_each(betas)
     mean = weight @ log_p
     problem = RowProblem(rows, Options())
-    candidates, left_out = problem.solve_kinds(problem.forms())
+    candidates, left_out = problem.solve_kinds(KINDS)
     best = unbeaten(problem, candidates)
     ranked = sorted(candidates, key=lambda one: (one is not best, -one.gain.mean))
     return Headroom(

@@ -194,7 +194,7 @@ class Arrays:
 
 
 def _of_rows(number: int, arrays: Columns) -> _OfRows:
-    """Of the rows of one file."""
+    """What is known of the rows of one file."""
     n_rows = len(arrays["target"])
     layer, head, _, group = columns_of_rows(arrays)
     n_real = real_items(arrays).sum(axis=1, dtype=np.int32)

@@ -99,12 +99,10 @@ def _check(arrays: Columns, subject: str) -> None:
             raise CalibrateError(
                 f"{subject}{name} is {outside[0]}; give integers within [0, {most})"
             )
-    _check_weight(arrays.get("weight"), n_rows, subject)
+    _check_weight(arrays.get("weight", np.ones(n_rows)), n_rows, subject)
 
 
-def _check_weight(weight: np.ndarray | None, n_rows: int, subject: str) -> None:
-    if weight is None:
-        return
+def _check_weight(weight: np.ndarray, n_rows: int, subject: str) -> None:
     if weight.shape != (n_rows,) or not np.issubdtype(weight.dtype, np.floating):
         raise CalibrateError(
             f"{subject}weight is {weight.dtype}{weight.shape}; give floats (rows,)"

@@ -62,16 +62,11 @@ def fit_polynomial(
 def refuse_negative(entry: Entry) -> None:
     """Raises QualityError if the polynomial is not positive on its domain; guards would hide it."""
     lo, hi = entry.domain
-    lowest = _lowest_value(entry.coefficients, lo, hi)
+    roots = np.roots(np.polyder(entry.coefficients))
+    inside = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real > lo) & (roots.real < hi)]
+    lowest = float(np.polyval(entry.coefficients, [lo, hi, *inside]).min())
     if lowest <= 0:
         raise QualityError(
             f"the polynomial falls to {lowest:.3g} on its domain [{lo:.3f}, {hi:.3f}] nats, and "
             f"beta must be positive; {ADVICE}"
         )
-
-
-def _lowest_value(coefficients: tuple[float, ...], lo: float, hi: float) -> float:
-    """The polynomial's minimum over [lo, hi]: at an end or where its derivative is 0."""
-    roots = np.roots(np.polyder(coefficients))
-    inside = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real > lo) & (roots.real < hi)]
-    return float(np.polyval(coefficients, [lo, hi, *inside]).min())

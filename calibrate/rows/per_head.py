@@ -202,19 +202,16 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
 
 def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     """The heads, without the rules whose gain is not evident among so many heads."""
-    evident = evident_among([head.rule.gain.p if head.rule else 1.0 for head in heads])
-    return [
-        head if keep or not head.rule else _without_rule(head, head.rule, len(heads))
-        for head, keep in zip(heads, evident, strict=True)
-    ]
-
-
-def _without_rule(head: HeadFit, rule: HeadRule, n_heads: int) -> HeadFit:
-    reason = (
-        f"not evident among {n_heads} heads (p = {rule.gain.p:.2g}, false-discovery rate "
-        f"{CHANCE:.0%}): {head.verdict}"
-    )
-    return replace(head, rule=None, verdict=reason)
+    p = [head.rule.gain.p if head.rule else 1.0 for head in heads]
+    kept = []
+    for head, its_p, evident in zip(heads, p, evident_among(p), strict=True):
+        reason = (
+            f"not evident among {len(heads)} heads (p = {its_p:.2g}, false-discovery rate "
+            f"{CHANCE:.0%}): {head.verdict}"
+        )
+        plain = replace(head, rule=None, verdict=reason)
+        kept.append(head if evident or not head.rule else plain)
+    return kept
 
 
 def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.maths.student import NORMAL
 from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
 from calibrate.rows.pooling import HARM
-from calibrate.rows.rule_fitting import KINDS, KindFit, Options, PooledRows, applied_beta
+from calibrate.rows.rule_fitting import KindFit, Options, PooledRows, applied_beta
 from calibrate.rows.solved_rows import Rows
 
 
@@ -34,6 +34,7 @@ from calibrate.rows.solved_rows import Rows
 class Candidate:
     """A rule, fitted to all rows; its scores on rows that folds left out are in the evidence."""
 
+    name: str  # in the evidence
     kind: str
     q: float  # the dial of sharpness that it was fitted with
     kind_fit: KindFit
@@ -42,15 +43,6 @@ class Candidate:
     gain: Gain  # of log p over plain softmax
     mean_log_p: float  # held out, sizes equal, nats
     mean_p: float  # held out, sizes equal
-
-    @property
-    def name(self) -> str:
-        """The rule's name in the evidence."""
-        return _name(self.kind, self.q)
-
-
-def _name(kind: str, q: float) -> str:
-    return f"{kind}, q = {q:g}"
 
 
 class RowProblem:
@@ -73,10 +65,6 @@ class RowProblem:
         self.evidence = evidence_of(self.rows)
         self._pooled: dict[tuple[float, bytes], PooledRows] = {}
         self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
-
-    def forms(self) -> Sequence[str]:
-        """The kinds of rule, simplest first."""
-        return KINDS
 
     def solve(self, kind: str, q: float | None = None) -> Candidate:
         """The best rule of its kind, with its held-out scores; each is fitted once.
@@ -110,7 +98,9 @@ class RowProblem:
 
     def gain(self, candidate: Candidate, over: Candidate | None = None) -> Gain:
         """What a candidate gains over another, or over plain softmax, held out."""
-        return self._gain(candidate.name, over.name if over else PLAIN)
+        return cautious_gain(
+            self.evidence, candidate.name, over.name if over else PLAIN, self.options.prior_rows
+        )
 
     def kind_fit(self, kind: str, q: float) -> KindFit:
         """The fit of a kind of rule to the usable rows.
@@ -128,7 +118,7 @@ class RowProblem:
         return KindFit.of(kind, self._pooled[key], self.options)
 
     def _solve(self, kind: str, q: float) -> Candidate:
-        kind_fit, name = self.kind_fit(kind, q), _name(kind, q)
+        kind_fit, name = self.kind_fit(kind, q), f"{kind}, q = {q:g}"
         solution = kind_fit.solve()
         scores = scores_at(self.rows, self._held_out_beta(kind_fit, solution))
         evidence = self.evidence.with_rule(name, scores)
@@ -136,18 +126,16 @@ class RowProblem:
         self.evidence = evidence
         weight = evidence.design.item_weight
         return Candidate(
+            name=name,
             kind=kind,
             q=q,
             kind_fit=kind_fit,
             solution=solution,
             fit=kind_fit.checked_coefficients(solution),
-            gain=self._gain(name, PLAIN),
+            gain=cautious_gain(evidence, name, PLAIN, self.options.prior_rows),
             mean_log_p=float(weight @ scores[LOG_P]),
             mean_p=float(weight @ np.exp(scores[LOG_P])),
         )
-
-    def _gain(self, name: str, over: str) -> Gain:
-        return cautious_gain(self.evidence, name, over, self.options.prior_rows)
 
     def _held_out_beta(self, kind_fit: KindFit, start: np.ndarray) -> np.ndarray:
         """(rows,) beta that a fit to the other folds gives to each row."""

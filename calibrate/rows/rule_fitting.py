@@ -114,7 +114,7 @@ class PooledRows(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows, block: np.ndarray, options: Options, q: float) -> "PooledRows":
-        """Of the usable rows, in their blocks (rows,).
+        """Pools the usable rows, in their blocks (rows,).
 
         Raises:
           QualityError: there are too few.

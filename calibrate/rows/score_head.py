@@ -60,7 +60,9 @@ def score_head(
       UserWarning: a fit that was made for another head.
     """
     rules = {PLAIN: identity(), **rules}
-    _check_rules(rules)
+    for name, rule in rules.items():
+        if not isinstance(rule, Coefficients):
+            raise TypeError(f"rule {name!r} is {rule!r}; give Coefficients, such as a fit")
     _warn_of_other_heads(head, rules.values())
     load_head, fits = head_loader(head), list(rules.values())
     counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
@@ -77,12 +79,6 @@ def score_head(
         of=Scored(head.name, head.fingerprint, "sets"),
         fits={name: fit for name, fit in rules.items() if name != PLAIN},
     )
-
-
-def _check_rules(rules: Mapping[str, Coefficients]) -> None:
-    for name, rule in rules.items():
-        if not isinstance(rule, Coefficients):
-            raise TypeError(f"rule {name!r} is {rule!r}; give Coefficients, such as a fit")
 
 
 def _warn_of_other_heads(head: Head, fits: Iterable[Coefficients]) -> None:

@@ -22,7 +22,7 @@ SHARES = (5, 10, 20, 40, 80)  # blocks that a fit of the learning curve is made 
 
 
 class Uncertainty(NamedTuple):
-    """Of one rule."""
+    """How far refits of one rule are from each other."""
 
     standard_errors: tuple[float, ...]  # of the coefficients in plain powers
     # (points, 3): entropy or log n; 95 % bootstrap interval of beta. None of a rule of both.
@@ -50,7 +50,7 @@ def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
 
 
 def _band(kind_fit: KindFit, powers: np.ndarray) -> np.ndarray | None:
-    """Of (resamples, coefficients)."""
+    """The interval of the curves of (resamples, coefficients)."""
     if kind_fit.rule.by_entropy and kind_fit.rule.by_size:
         return None
     x = np.linspace(kind_fit.domain[0], kind_fit.domain[1], BAND_POINTS)
