@@ -13,7 +13,6 @@ from calibrate.cli.options import Fresh, parse_sizes
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.files.collection import discard_collection
-from calibrate.files.examples import UNIT_TOKENS
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.report.streams import stderr
 
@@ -190,7 +189,7 @@ def collect(request: ModelCollectRequest) -> "ExamplesRecord":
     folder = request.out or Path("runs") / job.folder.name
     if request.fresh:
         discard_collection(folder)
-    with model_steps("scoring", job.examples, job.examples.units(UNIT_TOKENS)) as steps:
+    with model_steps("scoring", job.examples, job.examples.units()) as steps:
         collection = collect_examples(
             job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
         )

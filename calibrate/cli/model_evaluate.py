@@ -186,16 +186,17 @@ def _score(
     collection: ExampleCollection | None,
 ) -> dict[str, Scores]:  # fmt: skip
     """The scores under each rule, which a collection keeps."""
-    from calibrate.model.score_fits import Kept, score_fits, units_of
+    from calibrate.model.passes import Memo
+    from calibrate.model.score_fits import score_fits
 
     def load() -> "PreTrainedModel":
         stderr.print(f"loading {job.folder.path}")
         return job.folder.load(job.dtype, job.device)
 
-    kept = Kept(collection.folder, collection.digest) if collection else None
-    units = units_of(job.examples, which) * len(rules)
+    memo = Memo(collection.folder, collection.digest) if collection else Memo(None)
+    units = job.examples.units(which) * len(rules)
     with model_steps("scoring", job.examples, units) as steps:
         return score_fits(
-            load, job.examples, which, rules, kept,
+            load, job.examples, which, rules, memo,
             lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
         )  # fmt: skip

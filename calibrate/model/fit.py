@@ -21,9 +21,9 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.answers import plain_alone
 from calibrate.model.descent import Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, Head
-from calibrate.model.passes import Report, check_vocabulary
+from calibrate.model.passes import Memo, Report, check_vocabulary
 from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem, objective_of
-from calibrate.model.score_fits import Kept, score_fits
+from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 from calibrate.transformers.betas import head_betas
 
@@ -191,8 +191,8 @@ def _judge(
 ) -> tuple[Evidence, dict[str, list[Estimate]]]:  # fmt: skip
     """The fit and its rivals as the runtime applies them to held-out examples, and their losses."""
     which = split(collection.set, JUDGING)
-    kept = Kept(collection.folder, collection.digest)
-    scores = score_fits(lambda: model, collection.set, which, fits, kept, report)
+    memo = Memo(collection.folder, collection.digest)
+    scores = score_fits(lambda: model, collection.set, which, fits, memo, report)
     objective = objective_of(collection, options)
     evidence = objective.evidence(which, scores)
     return evidence, {rule: objective.losses(evidence, which, rule) for rule in fits}

@@ -17,9 +17,8 @@ from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
-from calibrate.model.memo import Memo, processor
 from calibrate.model.objective import ALLOWED_LOSS, Objective
-from calibrate.model.passes import Passes, Report
+from calibrate.model.passes import Memo, Passes, Report, processor
 from calibrate.model.schedule import Schedule
 from calibrate.model.splits import CHOOSING, FITTING, split
 from calibrate.transformers.betas import HeadBetas
