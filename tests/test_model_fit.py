@@ -30,7 +30,7 @@ from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
-from calibrate.model import problem, schedule  # noqa: E402
+from calibrate.model import problem, splits  # noqa: E402
 from calibrate.model.answers import compare  # noqa: E402
 from calibrate.model.descent import Solution  # noqa: E402
 from calibrate.model.fit import fit_through, require_worth  # noqa: E402
@@ -120,7 +120,7 @@ def test_splits_share_every_cell():
 )
 def test_steps_see_every_cell_equally_often(lengths, texts):
     examples = made_up(lengths, texts)
-    steps = schedule.Schedule(examples, np.arange(len(examples.examples)), 0)
+    steps = splits.Schedule(examples, np.arange(len(examples.examples)), 0)
     taken, n_answers, largest = np.zeros(len(examples.cells)), 0, 0
     n_steps = 120
     for _, step in zip(range(n_steps), steps, strict=False):
@@ -133,7 +133,7 @@ def test_steps_see_every_cell_equally_often(lengths, texts):
     assert len(set(taken[: len(lengths)])) == 1
     assert len(set(taken[len(lengths) :])) <= 1
     assert n_answers / n_steps == steps.n_answers
-    assert largest <= schedule.TOKENS_A_STEP
+    assert largest <= splits.TOKENS_A_STEP
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.model.forms import Form, Head
 from calibrate.model.objective import Multipliers, Objective, Value
 from calibrate.model.passes import Passes
-from calibrate.model.schedule import Schedule
+from calibrate.model.splits import Schedule
 
 RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
 PENALTY = 0.003  # nats for a unit of beta of one head

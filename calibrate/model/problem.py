@@ -19,8 +19,7 @@ from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_LOSS, Objective
 from calibrate.model.passes import Memo, Passes, Report, processor
-from calibrate.model.schedule import Schedule
-from calibrate.model.splits import CHOOSING, FITTING, split
+from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 from calibrate.transformers.betas import HeadBetas
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected

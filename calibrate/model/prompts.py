@@ -17,9 +17,8 @@ from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
 from calibrate.files.json_shapes import Integer, List, Object, Text
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import Refusal, parse, refuse, spell
-from calibrate.model.encoding import Encoded, Encoder
+from calibrate.model.encoding import Encoded, Encoder, read_text
 from calibrate.model.retrieval import TEMPLATES, retrieval
-from calibrate.model.text_windows import read_text
 
 if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
