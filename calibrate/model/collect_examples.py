@@ -1,12 +1,10 @@
 """Collecting examples: plain softmax's scores of a model, resumably."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.files import examples as files
@@ -56,7 +54,7 @@ def collect_examples(
     collection as it is. On one machine it gives the same bytes.
 
     Args:
-      report: called after each batch of a shard that is made, or found in an unfinished collection.
+      report: called after each batch of a shard that is made, or of an unfinished collection.
     Raises:
       CalibrateError: another collection is in the folder, it cannot be written, a log p is not
         finite, or the model does not look attention up.
@@ -79,18 +77,15 @@ def collect_examples(
             data = score(model(), job.examples, unit, report).pack()
             return data, entry_of(data)
 
-        shards = [_shard(job, name, unit, partial(make, unit)) for name, unit in units.items()]
+        def check(unit: list[int], data: bytes, path: Path) -> Entry:
+            files.parse_scores(job.examples.n_answer(unit), data, path)
+            return entry_of(data)
+
+        shards = [
+            Shard(name, files.most_bytes(len(unit)), partial(check, unit), partial(make, unit))
+            for name, unit in units.items()
+        ]
         return fill(Path(folder), _plan(job, shards), report=tell_resumed)
-
-
-def _shard(job: Job, name: str, unit: list[int], make: Callable[[], tuple[bytes, Entry]]) -> Shard:
-    n_answer = job.examples.n_answer(unit)
-    return Shard(name, files.most_bytes(len(unit)), partial(_check_scores, n_answer), make)
-
-
-def _check_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Entry:
-    files.parse_scores(n_answer, data, path)
-    return entry_of(data)
 
 
 def _plan(job: Job, shards: list[Shard]) -> Plan[files.ExampleCollection]:

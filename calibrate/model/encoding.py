@@ -24,17 +24,12 @@ class Encoded(NamedTuple):
     start: int  # the first token of the answer
 
 
-class Encoder:
-    """A tokenizer, and how many tokens fit.
+class Encoder(NamedTuple):
+    """A tokenizer, and how many tokens fit."""
 
-    Args:
-      tokenizer: of Transformers; None if all examples come as token ids.
-      context: the most tokens that the model reads; None is any number.
-      vocabulary: the number of tokens that it knows.
-    """
-
-    def __init__(self, tokenizer: Any, context: int | None, vocabulary: int):
-        self._tokenizer, self.context, self._vocabulary = tokenizer, context, vocabulary
+    tokenizer: Any  # of Transformers; None if all examples come as token ids
+    context: int | None  # the most tokens that the model reads; None is any number
+    vocabulary: int  # the number of tokens that it knows
 
     def pair(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Ids of a prompt, as the model would be given it, and of its answer.
@@ -45,36 +40,36 @@ class Encoder:
         first, both = self._ids(prompt), self._ids(prompt + answer)
         if both[: len(first)] == first:
             return first, both[len(first) :]
-        return first, list(self._tokenizer(answer, add_special_tokens=False)["input_ids"])
+        return first, list(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
 
     def _ids(self, text: str) -> list[int]:
-        ids = list(self._tokenizer(text, verbose=False)["input_ids"])
-        end = self._tokenizer.eos_token_id
+        ids = list(self.tokenizer(text, verbose=False)["input_ids"])
+        end = self.tokenizer.eos_token_id
         return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids  # some end every text
 
     def text(self, text: str) -> tuple[list[int], list[int]]:
         """What begins every text (nothing, for many tokenizers), and the ids of a text."""
         begin = self._ids("")
-        begin = [] if begin == [self._tokenizer.eos_token_id] else begin
-        return begin, list(
-            self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        )
+        begin = [] if begin == [self.tokenizer.eos_token_id] else begin
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return begin, list(ids)
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
         """A prompt and its answer as one example.
 
+        Args:
+          where: names them in errors.
         Raises:
-          CalibrateError: one of them has no token, or an id that the model does not know, or they
-            do not fit into the context. `where` names them.
+          CalibrateError: one has no token, or an unknown id, or they do not fit into the context.
         """
         for name, ids in (("prompt", prompt), ("answer", answer)):
             if not ids:
                 raise CalibrateError(f"{where}: the {name} has no token; give one of at least one")
-            if not 0 <= min(ids) <= max(ids) < self._vocabulary:
-                wrong = next(i for i in ids if not 0 <= i < self._vocabulary)
+            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
+                wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
                 raise CalibrateError(
                     f"{where}: the {name} has token {wrong}; this model knows 0 to "
-                    f"{self._vocabulary - 1}"
+                    f"{self.vocabulary - 1}"
                 )
         if self.context is not None and len(prompt) + len(answer) > self.context:
             raise CalibrateError(
@@ -96,10 +91,9 @@ class TextFile(NamedTuple):
     ) -> list[tuple[Cell, Encoded]]:
         """Windows of each length, cut from stretches that are spread evenly over the text.
 
-        A stretch is as long as the longest window, and every window of it belongs to the same split
-        (`splits_of`): no token judges a fit that was fitted to it at another length. Each window
-        begins with what the tokenizer begins texts with; where that is nothing, its first token is
-        not an answer.
+        A stretch is as long as the longest window, and its windows all belong to one split (see
+        `splits_of`). A window begins with what the tokenizer begins texts with; where that is
+        nothing, its first token is not an answer.
 
         Raises:
           CalibrateError: the text is shorter than a window.

@@ -21,8 +21,9 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.answers import plain_alone
 from calibrate.model.descent import Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, Head
+from calibrate.model.objective import Objective
 from calibrate.model.passes import Memo, Report, check_vocabulary
-from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem, objective_of
+from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem
 from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 from calibrate.transformers.betas import head_betas
@@ -99,9 +100,8 @@ def fit_through(
 
     Args:
       load_model: loads the model of the collection; called once.
-      report: called with the tokens of each batch, and whether it was passed before.
-      began: called before each kind of rule, and before the judgement, with the examples of every
-        pass that it may take.
+      report: called after each batch.
+      began: called before each kind of rule, and before the judgement.
       ended: called with each solution when it is found.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
@@ -130,7 +130,7 @@ def fit_through(
     if exporting and best and best != fit:
         fits[FREE] = replace(best, name="rival")
     began("judging", [split(collection.set, JUDGING)] * len(fits))
-    evidence, losses = _judge(model, collection, options, fits, report)
+    evidence, losses = _judge(model, collection, problem.objective, fits, report)
     require_worth(evidence, losses[OWN], options.allowed)
     found = ModelFit(fit, betas.heads, problem.solved, published, free, exporting, evidence, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
@@ -177,23 +177,18 @@ def _rivals(
     alike = {s.form.kind: s.fit(heads) for s in solved if s.form.of == ALIKE}
     line = alike.get(ONE_RATIO) if exporting else alike[LOG_SIZE]
     rivals = {ONE_CONSTANT: alike[CONSTANT], ONE_LINE: line}
-    others = {
-        label: replace(rival, name="rival")
-        for label, rival in rivals.items()
-        if rival and rival != fit
-    }
+    others = {k: replace(x, name="rival") for k, x in rivals.items() if x and x != fit}
     return {PAPER: load("paper@1", published_store()), **others}
 
 
 def _judge(
-    model: PreTrainedModel, collection: ExampleCollection, options: ModelOptions,
+    model: PreTrainedModel, collection: ExampleCollection, objective: Objective,
     fits: dict[str, Coefficients], report: Report,
 ) -> tuple[Evidence, dict[str, list[Estimate]]]:  # fmt: skip
     """The fit and its rivals as the runtime applies them to held-out examples, and their losses."""
     which = split(collection.set, JUDGING)
     memo = Memo(collection.folder, collection.digest)
     scores = score_fits(lambda: model, collection.set, which, fits, memo, report)
-    objective = objective_of(collection, options)
     evidence = objective.evidence(which, scores)
     return evidence, {rule: objective.losses(evidence, which, rule) for rule in fits}
 

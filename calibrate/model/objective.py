@@ -28,7 +28,6 @@ class Objective:
       plain: scores of plain softmax, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
       allowed: nats a token that what is protected may lose in the mean.
-
     Attributes:
       constraints: the cells of each: plain text, and every trained cell of answers.
       cell: (examples,)

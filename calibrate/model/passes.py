@@ -12,6 +12,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -191,8 +192,7 @@ def room_for(
     """Raises CalibrateError where PyTorch runs out of memory on a batch.
 
     Args:
-      backward: the model, if gradients are taken: its layers keep their inputs alone where more
-        would not fit into a bounded memory.
+      backward: the model, if gradients are taken: its layers keep no more than a bounded memory.
     """
     try:
         with ExitStack() as stack:
@@ -225,21 +225,15 @@ def check_vocabulary(examples: ExampleSet, vocabulary: int) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class Passes:
-    """What the model says under rules whose numbers are the caller's.
+    """What the model says under rules whose numbers are the caller's."""
 
-    Args:
-      heads: of the model, inside `head_betas`.
-      memo: of results.
-      report: called after each batch.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, heads: HeadBetas, examples: ExampleSet, memo: Memo,
-        report: Report = lambda tokens, resumed: None,
-    ):  # fmt: skip
-        self.model, self.heads, self.examples = model, heads, examples
-        self._memo, self._report = memo, report
+    model: PreTrainedModel
+    heads: HeadBetas  # of the model, inside `head_betas`
+    examples: ExampleSet
+    memo: Memo  # of results
+    report: Report = lambda tokens, resumed: None  # called after each batch
 
     def scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> Scores:
         """Scores of some examples.
@@ -251,7 +245,7 @@ class Passes:
         def make() -> bytes:
             given = torch.from_numpy(numbers).to(self.model.device)
             with torch.no_grad(), self._rules(form, given):
-                return score(self.model, self.examples, which, self._report).pack()
+                return score(self.model, self.examples, which, self.report).pack()
 
         parse = partial(parse_scores, self.examples.n_answer(which))
         return self._get(("scores", form, numbers, which), make, parse)
@@ -278,9 +272,9 @@ class Passes:
         what, form, numbers, which, *weights = key
         arrays = [x.tobytes() for x in (numbers, np.array(which), *weights)]
         parts = [what.encode(), repr(form).encode(), *arrays]
-        found, resumed = self._memo.get(b"\0".join(parts), make, parse)
+        found, resumed = self.memo.get(b"\0".join(parts), make, parse)
         if resumed:
-            report_resumed(self.examples, which, self._report)
+            report_resumed(self.examples, which, self.report)
         return found
 
     def _gradient(
@@ -293,7 +287,7 @@ class Passes:
                 checked(answers, chosen, self.examples.cells)
                 weight = torch.from_numpy(weights[at]).to(answers.log_p.device)
                 (weight * answers.log_p).sum().backward()
-            self._report(n_tokens(chosen), False)
+            self.report(n_tokens(chosen), False)
         assert given.grad is not None
         gradient: np.ndarray = given.grad.double().cpu().numpy()
         if not np.isfinite(gradient).all():

@@ -72,10 +72,10 @@ class ModelProblem:
 
     Args:
       heads: of the model, inside `head_betas`.
-      report: called with the tokens of each batch, and whether it was passed before.
+      report: called after each batch.
       began: called before each form.
-
     Attributes:
+      objective: what all forms aim at.
       solved: so far, the simplest first.
     """
 
@@ -89,11 +89,13 @@ class ModelProblem:
         self._typical = typical(lengths)
         tools = (processor(model.device), *map(version, TOOLS))
         memo = Memo(collection.folder, collection.digest, str(model.device), *tools)
-        objective = objective_of(collection, options)
+        self.objective = Objective(
+            collection.set, collection.scores, options.trained_up_to, options.allowed
+        )
         self._descent = Descent(
-            Passes(model, heads, collection.set, memo, report), objective,
+            Passes(model, heads, collection.set, memo, report), self.objective,
             Schedule(collection.set, np.array(split(collection.set, FITTING)), options.seed),
-            _choosing(objective), options.most_steps,
+            _choosing(self.objective), options.most_steps,
         )  # fmt: skip
 
     def forms(self) -> list[Form]:
@@ -130,20 +132,18 @@ class ModelProblem:
         A constant cannot spare the trained lengths and gain at others: a rule of log n can. A kind
         that is asked for is tried all the same.
         """
-        last = self.solved[-1].form
-        if last.kind != CONSTANT or last.of == ALIKE:
-            return False
-        if self._options.kind is not None or self._options.trained_up_to:
+        last, options = self.solved[-1].form, self._options
+        if last.kind != CONSTANT or last.of == ALIKE or options.kind or options.trained_up_to:
             return False
         return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
 
     def choose(self, exporting: bool) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
 
-        None if none beats plain softmax.
-
         Args:
           exporting: among those that engines run.
+        Returns:
+          None if none beats plain softmax.
         """
         forms, kind = self.exporting() if exporting else self._free(), self._options.kind
         solved = [s for form in forms for s in self.solved if s.form == form]
@@ -179,11 +179,6 @@ class ModelProblem:
             if (numbers := form.holding(solution.form, solution.numbers, heads)) is not None
         ]
         return max(held, key=lambda item: item[0])[1] if held else form.zeros(heads)
-
-
-def objective_of(collection: ExampleCollection, options: ModelOptions) -> Objective:
-    """What all forms aim at."""
-    return Objective(collection.set, collection.scores, options.trained_up_to, options.allowed)
 
 
 def _choosing(objective: Objective) -> list[int]:

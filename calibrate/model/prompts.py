@@ -37,12 +37,11 @@ def _words(value: Any) -> str:
 
 
 _IDS = List(Integer(0, (1 << 31) - 1))
-_LINE = Object(
-    {"prompt": _words, "answer": _words, "prompt_ids": _IDS, "answer_ids": _IDS,
-     "template": Text(100)},
-    remedy="a line has prompt and answer, or prompt_ids and answer_ids, and if you like template",
-)  # fmt: skip
 _PAIRS = (("prompt", "answer"), ("prompt_ids", "answer_ids"))
+_LINE = Object(
+    dict.fromkeys(_PAIRS[0], _words) | dict.fromkeys(_PAIRS[1], _IDS) | {"template": Text(100)},
+    remedy="a line has prompt and answer, or prompt_ids and answer_ids, and if you like template",
+)
 
 
 class Line(NamedTuple):
@@ -160,8 +159,8 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     """The examples for a model, by its tokenizer, and their sources as the manifest keeps them.
 
     Raises:
-      CalibrateError: nothing was asked for; a file cannot be read; an example does not fit into the
-        model's context; or the tokenizer is missing.
+      CalibrateError: nothing was asked for, a file cannot be read, an example does not fit into the
+        model's context, or the tokenizer is missing.
     """
     prompts = read_prompts(wanted.prompts) if wanted.prompts else None
     text = read_text(wanted.text) if wanted.text else None

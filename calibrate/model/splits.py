@@ -20,14 +20,12 @@ MOST_OF_A_CELL = 8  # examples in a step
 
 def splits_of(examples: Sequence[Example]) -> np.ndarray:
     """The split of each example, (examples,) int: in every cell a half, a quarter and a quarter."""
-    splits: np.ndarray = _SPLITS[_places(examples) % N_TURNS]
-    return splits
+    return np.take(_SPLITS, _places(examples) % N_TURNS)
 
 
 def split(examples: ExampleSet, which: int) -> list[int]:
     """The examples of a split."""
-    found: list[int] = np.flatnonzero(splits_of(examples.examples) == which).tolist()
-    return found
+    return np.flatnonzero(splits_of(examples.examples) == which).tolist()
 
 
 def stretches_of(examples: ExampleSet) -> np.ndarray:
@@ -74,7 +72,6 @@ class Schedule:
     Args:
       which: the examples that may be seen.
       seed: of their order.
-
     Attributes:
       n_answers: examples of a step that are answers, in the mean.
     """
