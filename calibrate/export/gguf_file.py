@@ -50,10 +50,10 @@ def export_gguf(
 
     Args:
       out: a new file.
-      any_model: whether the fit may be of another model.
       report: called with the bytes of each tensor, once it is written.
     Raises:
-      CoefficientsError: engines cannot run the fit, or it was made for another model.
+      CoefficientsError: engines cannot run the fit, or it was made for another model, without
+        `any_model`.
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
@@ -167,12 +167,9 @@ def _digest(tensors: Iterable[tuple[str, Any]]) -> str:
 
 
 def _write(
-    writer: gguf.GGUFWriter,
-    model: GgufModel,
-    scaled: _Scaled,
-    keys: dict[str, Value],
+    writer: gguf.GGUFWriter, model: GgufModel, scaled: _Scaled, keys: dict[str, Value],
     report: Callable[[int], None],
-) -> None:
+) -> None:  # fmt: skip
     writer.data_alignment = model.reader.alignment
     for name, field in model.reader.fields.items():
         if not name.startswith(_HEADER) and name != _ARCHITECTURE:

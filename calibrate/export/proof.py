@@ -30,15 +30,10 @@ _LAYER_KINDS = ("layer_types", "mlp_layer_types")
 
 
 class Exportable(NamedTuple):
-    """Which rules an export of a model can hold.
+    """Which rules an export of a model can hold."""
 
-    Attributes:
-      factors: HEAD if each head may have a factor of its own; or LAYER, or ALIKE.
-      no_size: why beta may not go by log n; None if it may.
-    """
-
-    factors: str
-    no_size: str | None = None
+    factors: str  # HEAD if each head may have a factor of its own; or LAYER, or ALIKE
+    no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
 def exportable(folder: ModelFolder) -> Exportable:
@@ -194,5 +189,4 @@ def new_model(config: Any) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", dtype=torch.float32
         )
-    frozen: PreTrainedModel = model.eval().requires_grad_(False)
-    return frozen
+    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]

@@ -34,11 +34,7 @@ LEAST_EXAMPLES = 8  # of a template and length
 
 
 class NotWorthItError(QualityError):
-    """No rule is worth publishing.
-
-    Attributes:
-      evidence: of plain softmax, and of a fit that was judged, that and its rivals.
-    """
+    """No rule is worth publishing, by the evidence of plain softmax, a fit and its rivals."""
 
     def __init__(self, message: str, evidence: Evidence) -> None:
         super().__init__(message)
@@ -47,26 +43,16 @@ class NotWorthItError(QualityError):
 
 @dataclass(frozen=True, eq=False)
 class ModelFit:
-    """A fit through a model, and why it is of this kind.
-
-    Attributes:
-      heads: of the model.
-      solved: each form that was tried.
-      published: the one published.
-      free: the best if it need not export; None is plain softmax.
-      exporting: what engines run of the model; none if it need not export.
-      evidence: held-out examples under plain softmax, the fit, OWN, and its rivals.
-      losses: nats a token that each part of what is protected loses, by rule.
-    """
+    """A fit through a model, and why it is of this kind."""
 
     coefficients: Coefficients
-    heads: list[Head]
-    solved: list[Solution]
+    heads: list[Head]  # of the model
+    solved: list[Solution]  # each form that was tried
     published: Solution
-    free: Solution | None
-    exporting: list[Form]
-    evidence: Evidence
-    losses: Mapping[str, list[Estimate]]
+    free: Solution | None  # the best if it need not export; None is plain softmax
+    exporting: list[Form]  # what engines run of the model; none if it need not export
+    evidence: Evidence  # held-out examples under plain softmax, the fit, OWN, and its rivals
+    losses: Mapping[str, list[Estimate]]  # by rule: nats a token, of each part that is protected
 
     @property
     def beside(self) -> str | None:
@@ -194,14 +180,10 @@ def _judge(
 
 
 def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) -> None:
-    """Raises unless the fit, OWN, is worth it.
+    """Raises NotWorthItError unless held-out answers gain by the fit, OWN.
 
-    Args:
-      evidence: held-out examples.
-      losses: of OWN, nats a token, of what is protected.
-      allowed: of these.
-    Raises:
-      NotWorthItError: the answers do not gain, or what is protected evidently loses more.
+    It raises it, too, where protected text or lengths evidently lose more than `allowed`, in nats a
+    token.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)

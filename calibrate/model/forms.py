@@ -41,18 +41,12 @@ class Form:
 
     They are an array (rows, columns), with a column for each layer or head, or one if all are
     alike. The last two columns of ONE_RATIO are a and k instead.
-
-    Attributes:
-      kind: CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE or ONE_RATIO.
-      of: ALIKE, LAYER or HEAD: what has numbers of its own.
-      center: c, nats: log n of a typical query.
-      largest: log n of the longest example.
     """
 
-    kind: str
-    of: str
-    center: float
-    largest: float
+    kind: str  # CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE or ONE_RATIO
+    of: str  # ALIKE, LAYER or HEAD: what has numbers of its own
+    center: float  # c, nats: log n of a typical query
+    largest: float  # log n of the longest example
 
     @property
     def label(self) -> str:
@@ -89,8 +83,7 @@ class Form:
     def is_common(self, numbers: np.ndarray) -> np.ndarray:
         """Which columns are of all heads, (columns,) bool."""
         n_common = 2 if self.kind == ONE_RATIO else int(self.of == ALIKE)
-        is_common: np.ndarray = np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
-        return is_common
+        return np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
 
     def changed(self, numbers: np.ndarray) -> np.ndarray:
         """The columns of layers or heads that are not 0."""

@@ -141,11 +141,7 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
 
 
 def checked(answers: Answers, examples: Sequence[Example], cells: Sequence[Cell]) -> Scores:
-    """The answers of a batch as arrays.
-
-    Raises:
-      CalibrateError: a log p is not finite.
-    """
+    """The answers of a batch as arrays; raises CalibrateError unless each log p is finite."""
     log_p = answers.log_p.detach().cpu().numpy()
     for value, example in zip(log_p, examples, strict=True):
         if not math.isfinite(value):
@@ -227,7 +223,11 @@ def check_vocabulary(examples: ExampleSet, vocabulary: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """What the model says under rules whose numbers are the caller's."""
+    """What the model says under rules whose numbers are the caller's.
+
+    Raises:
+      CalibrateError: a log p or a gradient is not finite, or memory runs out.
+    """
 
     model: PreTrainedModel
     heads: HeadBetas  # of the model, inside `head_betas`
@@ -236,11 +236,7 @@ class Passes:
     report: Report = lambda tokens, resumed: None  # called after each batch
 
     def scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> Scores:
-        """Scores of some examples.
-
-        Raises:
-          CalibrateError: a log p is not finite, or memory runs out.
-        """
+        """Scores of some examples."""
 
         def make() -> bytes:
             given = torch.from_numpy(numbers).to(self.model.device)
@@ -253,11 +249,7 @@ class Passes:
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
-        """The gradient of sum(weights * log p) by the numbers.
-
-        Raises:
-          CalibrateError: it or a log p is not finite, or memory runs out.
-        """
+        """The gradient of sum(weights * log p) by the numbers."""
 
         def make() -> bytes:
             return pack_arrays({"gradient": self._gradient(form, numbers, which, weights)})

@@ -33,23 +33,14 @@ Began = Callable[[str, list[list[int]]], None]  # what, and the examples of each
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of a fit through a model.
+    """Options of a fit through a model."""
 
-    Attributes:
-      kind: of the rules; None for the best on the examples that choose.
-      trained_up_to: length in tokens up to which answers may not get worse; None for none.
-      allowed: nats a token that plain text, and answers up to that length, may lose.
-      most_steps: of each form.
-      seed: of the order of the examples.
-      engines: publish a rule that they run; the others are fitted to say what that costs. None:
-        publish any.
-    """
-
-    kind: str | None = None
-    trained_up_to: int | None = None
-    allowed: float = ALLOWED_LOSS
-    most_steps: int = MOST_STEPS
-    seed: int = 0
+    kind: str | None = None  # of the rules; None for the best on the examples that choose
+    trained_up_to: int | None = None  # tokens: lengths at which answers may not get worse
+    allowed: float = ALLOWED_LOSS  # nats a token that protected text and lengths may lose
+    most_steps: int = MOST_STEPS  # of each form
+    seed: int = 0  # of the order of the examples
+    # Publish a rule that they run, and fit the others to say what that costs; None: publish any.
     engines: Exportable | None = None
 
     def __post_init__(self) -> None:

@@ -121,23 +121,14 @@ def _line(text: bytes, where: str) -> Line:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The examples that a user asks for.
+    """The examples that a user asks for."""
 
-    Attributes:
-      prompts: a file of prompts.
-      templates: of the built-in task; see `retrieval`.
-      text: a file of plain text.
-      lengths: in tokens, of the built-in task and of the windows of text.
-      count: examples of each template and length; windows, at most.
-      seed: of the built-in task.
-    """
-
-    prompts: Path | None = None
-    templates: tuple[str, ...] = ()
-    text: Path | None = None
-    lengths: tuple[int, ...] = (256, 512, 1024)
-    count: int = 32
-    seed: int = 0
+    prompts: Path | None = None  # a file
+    templates: tuple[str, ...] = ()  # of the built-in task; see `retrieval`
+    text: Path | None = None  # a file of plain text
+    lengths: tuple[int, ...] = (256, 512, 1024)  # tokens: of the built-in task and of windows
+    count: int = 32  # examples of each template and length; windows, at most
+    seed: int = 0  # of the built-in task
 
 
 def parse_task(text: str) -> tuple[str, ...]:
