@@ -148,13 +148,10 @@ class _Scaled:
         """What a user should know about the weights."""
         most = f"rounding changed one by at most {self._rounding:.1g} of its norm"
         tensors = self._model.tensors
+        types = [(name, tensors[name].tensor_type, now) for name, now in self.types.items()]
         return (
             f"{len(self.factors)} of {len(tensors)} tensors were scaled; {most}.",
-            *(
-                f"{name} was {tensors[name].tensor_type.name}, and is {of_type.name}."
-                for name, of_type in self.types.items()
-                if of_type != tensors[name].tensor_type
-            ),
+            *(f"{x} was {was.name}, and is {now.name}." for x, was, now in types if was != now),
         )
 
 

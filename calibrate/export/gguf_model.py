@@ -17,11 +17,9 @@ Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 # Graphs of llama.cpp whose queries are linear in these tensors up to softmax, by tests that run it.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "olmo2", "gemma3")
 _REASONS = {
-    "gemma2": "its logits are soft-capped before softmax",
-    "grok": "its logits are soft-capped before softmax",
+    **dict.fromkeys(("gemma2", "grok"), "its logits are soft-capped before softmax"),
+    **dict.fromkeys(("bloom", "mpt"), "its logits have a bias by position, not of its queries"),
     "gpt-oss": "each head has a sink, which is not of its queries",
-    "bloom": "its logits have a bias of positions, which is not of its queries",
-    "mpt": "its logits have a bias of positions, which is not of its queries",
     "llama4": "its queries are normalised without a weight",
 }
 # Keys of any architecture that llama.cpp's graphs may follow.

@@ -83,7 +83,8 @@ class Form:
     def is_common(self, numbers: np.ndarray) -> np.ndarray:
         """Which columns are of all heads, (columns,) bool."""
         n_common = 2 if self.kind == ONE_RATIO else int(self.of == ALIKE)
-        return np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
+        is_common: np.ndarray = np.arange(numbers.shape[1]) >= numbers.shape[1] - n_common
+        return is_common
 
     def changed(self, numbers: np.ndarray) -> np.ndarray:
         """The columns of layers or heads that are not 0."""

@@ -59,11 +59,6 @@ class PromptsFile(NamedTuple):
     lines: list[Line]
     digest: str
 
-    @property
-    def needs_tokenizer(self) -> bool:
-        """Whether any of them is text."""
-        return any(isinstance(line.prompt, str) for line in self.lines)
-
     def examples(self, encoder: Encoder) -> list[tuple[Cell, Encoded]]:
         """Each with its cell: its template, and its length rounded up to a power of two.
 
@@ -165,7 +160,8 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
             f"--lengths go to {longest:,} tokens, and the model's context is {context:,}; give "
             "lengths within it"
         )
-    needed = bool(text or wanted.templates or (prompts and prompts.needs_tokenizer))
+    texts = prompts and any(isinstance(line.prompt, str) for line in prompts.lines)
+    needed = bool(text or wanted.templates or texts)
     encoder = Encoder(folder.tokenizer() if needed else None, context, folder.vocabulary)
     made, sources = [], dict[str, Any]()
     if prompts:

@@ -103,8 +103,7 @@ def retrieval(
         for length in lengths:
             for number in range(count):
                 text = f"examples|{seed}|{name}|{length}|{number}"
-                digest = hashlib.sha256(text.encode()).digest()
-                drawn = int.from_bytes(digest[:8], "big")
+                drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
                 encoded, n_facts = longest(encoder, name, drawn, length, n_facts)
                 made.append((Cell(name, length, False), encoded))
     return made
@@ -116,21 +115,20 @@ def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> 
     The guess is a number of facts that may be near it.
     """
 
-    def encode(n_facts: int) -> Encoded:
-        return encoder.join(f"template {name}", *encoder.pair(*write(name, seed, n_facts)))
+    def pair(n_facts: int) -> tuple[list[int], list[int]]:
+        return encoder.pair(*write(name, seed, n_facts))
 
     def fits(n_facts: int) -> bool:
-        prompt, answer = encoder.pair(*write(name, seed, n_facts))
-        return len(prompt) + len(answer) <= length
+        return sum(map(len, pair(n_facts))) <= length
 
     n = most_that(fits, guess, len(ADJECTIVES) * len(NOUNS))
     if not n:
-        shortest = len(encoder.pair(*write(name, seed, 1))[0])
+        shortest = len(pair(1)[0])
         raise CalibrateError(
             f"template {name} has {shortest:,} tokens with one fact alone, too many for a length "
             f"of {length:,}; give --lengths of {4 * shortest:,} or more"
         )
-    return encode(n), n
+    return encoder.join(f"template {name}", *pair(n)), n
 
 
 def most_that(fits: Callable[[int], bool], guess: int, most: int) -> int:
