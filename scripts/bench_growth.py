@@ -144,8 +144,7 @@ def prepared(
     from calibrate.files.examples import Cell, Example, ExampleSet
     from calibrate.model import passes
     from calibrate.model.forms import Form
-    from calibrate.model.memo import Memo
-    from calibrate.model.passes import Passes
+    from calibrate.model.passes import Memo, Passes
     from calibrate.transformers.betas import head_betas
 
     passes.MOST_KEPT_BYTES = 0

@@ -40,8 +40,8 @@ from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
 from calibrate.model.answers import compare  # noqa: E402
-from calibrate.model.passes import score  # noqa: E402
-from calibrate.model.score_fits import Kept, score_fits  # noqa: E402
+from calibrate.model.passes import Memo, score  # noqa: E402
+from calibrate.model.score_fits import score_fits  # noqa: E402
 from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 
@@ -96,11 +96,11 @@ def never():
 
 
 def test_kept_scores_are_scored_once(monkeypatch):
-    monkeypatch.setattr(scoring, "UNIT_TOKENS", 40)
+    monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
     examples, model = some_examples(), causal_model()
-    kept, fits = Kept(Path("run"), "sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
+    kept, fits = Memo(Path("run"), "sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
     first = score_fits(lambda: model, examples, range(4), fits, kept)
-    files = sorted(Path("run/.scores").rglob("*.npz"))
+    files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
     told = []
     again = score_fits(never, examples, range(4), fits, kept, lambda *step: told.append(step))
@@ -108,7 +108,7 @@ def test_kept_scores_are_scored_once(monkeypatch):
     assert told == [(40, True), (20, True), (33, True)] * 2
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
     np.testing.assert_equal(score_fits(never, examples, range(4), renamed, kept)["c"], first["b"])
-    others = ((range(4), kept._replace(collection="sha256:b")), (range(3), kept))
+    others = ((range(4), Memo(Path("run"), "sha256:b")), (range(3), kept))
     for which, other in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
             score_fits(never, examples, which, fits, other)
@@ -125,8 +125,8 @@ def test_kept_scores_are_scored_once(monkeypatch):
 
 
 def test_a_killed_scoring_loses_a_unit_at_most(monkeypatch):
-    monkeypatch.setattr(scoring, "UNIT_TOKENS", 40)
-    examples, model, kept = some_examples(), causal_model(), Kept(Path("run"), "sha256:a")
+    monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
+    examples, model, kept = some_examples(), causal_model(), Memo(Path("run"), "sha256:a")
     fits, score, calls = {"a": constant(1.2), "b": constant(1.4)}, scoring.score, []
 
     def die(*arguments):
@@ -313,9 +313,7 @@ def test_without_a_collection(model, here):
     for rule, measures in record["all"]["rules"].items():
         expected = same["all"]["rules"][rule]["log_p"]["mean"]
         assert measures["log_p"]["mean"] == pytest.approx(expected, rel=1e-4)
-    assert {path.parent.parent.parent for path in Path().rglob("*/.scores/*/*.npz")} == {
-        Path("runs/a")
-    }
+    assert {path.parent.parent for path in Path().rglob("*/.passes/*.npz")} == {Path("runs/a")}
 
 
 def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):

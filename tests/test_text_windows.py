@@ -8,9 +8,8 @@ import pytest
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.model.answers import compare
-from calibrate.model.encoding import Encoder
+from calibrate.model.encoding import Encoder, TextFile
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of
-from calibrate.model.text_windows import TextFile
 
 
 class Words:

@@ -9,7 +9,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from calibrate.files.examples import Cell, Example, ExampleSet
-from calibrate.model import words
+from calibrate.model import retrieval
 from calibrate.model.retrieval import TEMPLATES
 
 MORE = {
@@ -57,7 +57,7 @@ def _vocabulary():
     frames = " ".join(t.fact + t.frame for t in TEMPLATES.values())
     known = [*re.findall(r"[a-zA-Z]+", frames), *string.digits, *string.punctuation]
     for name in ("ADJECTIVES", "NOUNS", "FIRST_NAMES", "LAST_NAMES", "TOWNS"):
-        known += getattr(words, name)
+        known += getattr(retrieval, name)
     known = ["[UNK]", *dict.fromkeys(known)]
     return {word: i for i, word in enumerate(known)}
 

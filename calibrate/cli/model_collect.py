@@ -35,14 +35,13 @@ def collect(request: ModelCollectRequest) -> Record:
     job = make_examples(request.model, request)
     from calibrate.cli.model_scoring import model_steps
     from calibrate.files.collection import discard_collection
-    from calibrate.files.examples import UNIT_TOKENS
     from calibrate.model.collect_examples import collect_examples
     from calibrate.report.collection_record import ExamplesRecord
 
     folder = request.out or Path("runs") / job.folder.name
     if request.fresh:
         discard_collection(folder)
-    with model_steps("scoring", job.examples, job.examples.units(UNIT_TOKENS)) as steps:
+    with model_steps("scoring", job.examples, job.examples.units()) as steps:
         collection = collect_examples(
             job, folder, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed)
         )

@@ -16,8 +16,8 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.model.answers import compare
 from calibrate.model.collect_examples import Job
-from calibrate.model.passes import batches
-from calibrate.model.score_fits import Kept, score_fits, units_of
+from calibrate.model.passes import Memo, batches
+from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
@@ -137,10 +137,10 @@ def _score(
         stderr.print(f"loading {job.folder.path}")
         return job.folder.load(job.dtype, job.device)
 
-    kept = Kept(collection.folder, collection.digest) if collection else None
-    units = units_of(job.examples, which) * len(rules)
+    memo = Memo(collection.folder, collection.digest) if collection else Memo(None)
+    units = job.examples.units(which) * len(rules)
     with model_steps("scoring", job.examples, units) as steps:
         return score_fits(
-            load, job.examples, which, rules, kept,
+            load, job.examples, which, rules, memo,
             lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
         )  # fmt: skip

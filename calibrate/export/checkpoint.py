@@ -43,21 +43,14 @@ _NEVER_COPIED = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
 @dataclass(frozen=True)
 class Export:
-    """What is to be written.
-
-    Attributes:
-      model: the fingerprint of the model.
-      plan: what engines apply.
-      changes: of tensors, by name.
-      configuration: the content of config.json, without the digests of what is written.
-    """
+    """What is to be written."""
 
     fit: Coefficients
     folder: ModelFolder
-    model: str
-    plan: Plan
-    changes: Mapping[str, Change]
-    configuration: dict[str, Any]
+    model: str  # its fingerprint
+    plan: Plan  # what engines apply
+    changes: Mapping[str, Change]  # of tensors, by name
+    configuration: dict[str, Any]  # of config.json, without the digests of what is written
 
     @property
     def n_bytes(self) -> int:
@@ -68,10 +61,9 @@ class Export:
 def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> Export:
     """Finds out how a fit is written into a model, and proves it on a small copy.
 
-    Args:
-      any_model: whether the fit may be of another model.
     Raises:
-      CoefficientsError: engines cannot run the fit, or it was made for another model.
+      CoefficientsError: engines cannot run the fit, or it was made for another model, without
+        `any_model`.
       CalibrateError: it cannot be applied exactly to such a model, or its files are damaged.
     """
     config = folder.config
@@ -81,7 +73,7 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
             "the folder that the file was made from"
         )
     require_supported(config.model_type)
-    plan = make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)
+    plan = _plan(fit, folder)
     stored = read_configuration(folder.path / CONFIG)
     refuse_exported(folder.path, _said(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
@@ -99,6 +91,11 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
         require_made_for(fit, fingerprint, folder.path, remedy)
     prove(config, bool(plan.ratio))
     return Export(fit, folder, fingerprint, plan, changes, configuration)
+
+
+def _plan(fit: Coefficients, folder: ModelFolder) -> Plan:
+    config = folder.config
+    return make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
@@ -227,25 +224,22 @@ def read_export(path: Path) -> Carried:
         raise CalibrateError(
             f"{path} is not an exported model; give a folder that calibrate export wrote"
         )
-    faults = [] if said.get("digest") == digest_of(stored) else [f"{CONFIG} was changed"]
-    faults += _faults(folder, said["files"])
-    plan = None
+    plan, faults = None, _faults(folder, said["files"])
+    if said.get("digest") != digest_of(stored):
+        faults = [f"{CONFIG} was changed", *faults]
     try:
-        fit, config = read(path / FIT), folder.config
+        fit = read(path / FIT)
         if digest(fit) != said.get("id"):
             faults.append(f"{FIT} is {digest(fit)}, and {CONFIG} says {said.get('id')}")
-        layers, heads = config.num_hidden_layers, config.num_attention_heads
-        plan = make_plan(fit, layers, heads, folder.context)
+        plan = _plan(fit, folder)
     except CalibrateError as failure:
         faults.append(str(failure))
     return Carried(path, said, folder.config.model_type, plan, tuple(faults))
 
 
 def _faults(folder: ModelFolder, written: dict[str, Any]) -> list[str]:
-    faults = []
     present = {path.name for path in folder.files} - {CONFIG}
-    for name in sorted(present - written.keys()):
-        faults.append(f"{name} was added")
+    faults = [f"{name} was added" for name in sorted(present - written.keys())]
     for name in sorted(written):
         if Path(name).name != name:
             faults.append(f"{name} is not the name of a file in the folder")

@@ -63,7 +63,8 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
     rope = dict(config.rope_parameters or {})
     floor = {"original_max_position_embeddings": 1}
     # What a file leaves out has other values in a Ministral 3.
-    known = {f.name: getattr(config, f.name) for f in _own_fields() if hasattr(config, f.name)}
+    own = [f.name for f in fields(Ministral3Config) if f.name in Ministral3Config.__annotations__]
+    known = {name: getattr(config, name) for name in own if hasattr(config, name)}
     exported = {key: value for key, value in exported.items() if key != "rope_scaling"}
     return exported | known | floor | {
         "model_type": "ministral3",
@@ -72,11 +73,6 @@ def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[s
         "rope_parameters": rope | floor | {"llama_4_scaling_beta": ratio},
         "llama_4_scaling": floor | {"beta": ratio},
     }  # fmt: skip
-
-
-def _own_fields() -> list[Any]:
-    own = set(vars(Ministral3Config)["__annotations__"])
-    return [field for field in fields(Ministral3Config) if field.name in own]
 
 
 def unlike_ministral(config: Any) -> str | None:

@@ -50,10 +50,10 @@ def export_gguf(
 
     Args:
       out: a new file.
-      any_model: whether the fit may be of another model.
       report: called with the bytes of each tensor, once it is written.
     Raises:
-      CoefficientsError: engines cannot run the fit, or it was made for another model.
+      CoefficientsError: engines cannot run the fit, or it was made for another model, without
+        `any_model`.
       CalibrateError: the model is not of a kind that can be exported, or the disk fails.
     """
     check_free(out)
@@ -148,13 +148,10 @@ class _Scaled:
         """What a user should know about the weights."""
         most = f"rounding changed one by at most {self._rounding:.1g} of its norm"
         tensors = self._model.tensors
+        types = [(name, tensors[name].tensor_type, now) for name, now in self.types.items()]
         return (
             f"{len(self.factors)} of {len(tensors)} tensors were scaled; {most}.",
-            *(
-                f"{name} was {tensors[name].tensor_type.name}, and is {of_type.name}."
-                for name, of_type in self.types.items()
-                if of_type != tensors[name].tensor_type
-            ),
+            *(f"{x} was {was.name}, and is {now.name}." for x, was, now in types if was != now),
         )
 
 
@@ -167,12 +164,9 @@ def _digest(tensors: Iterable[tuple[str, Any]]) -> str:
 
 
 def _write(
-    writer: gguf.GGUFWriter,
-    model: GgufModel,
-    scaled: _Scaled,
-    keys: dict[str, Value],
+    writer: gguf.GGUFWriter, model: GgufModel, scaled: _Scaled, keys: dict[str, Value],
     report: Callable[[int], None],
-) -> None:
+) -> None:  # fmt: skip
     writer.data_alignment = model.reader.alignment
     for name, field in model.reader.fields.items():
         if not name.startswith(_HEADER) and name != _ARCHITECTURE:

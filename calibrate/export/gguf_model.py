@@ -1,6 +1,5 @@
 """What an export needs to know about a .gguf file: its heads, and the tensors that make queries."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
 
 Value = tuple[Any, Kind]  # of a key, with its type
+Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 
 # Graphs of llama.cpp whose queries are linear in these tensors up to softmax, by tests that run it.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "olmo2", "gemma3")
 _REASONS = {
-    "gemma2": "its logits are soft-capped before softmax",
-    "grok": "its logits are soft-capped before softmax",
+    **dict.fromkeys(("gemma2", "grok"), "its logits are soft-capped before softmax"),
+    **dict.fromkeys(("bloom", "mpt"), "its logits have a bias by position, not of its queries"),
     "gpt-oss": "each head has a sink, which is not of its queries",
-    "bloom": "its logits have a bias of positions, which is not of its queries",
-    "mpt": "its logits have a bias of positions, which is not of its queries",
     "llama4": "its queries are normalised without a weight",
 }
 # Keys of any architecture that llama.cpp's graphs may follow.
@@ -29,6 +27,7 @@ _NOT_LINEAR = ("attn_logit_softcapping", "attention.clamp_kqv", "attention.max_a
 BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
 _QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
 _NORM = "attn_q_norm"
+_NO_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")  # keys
 SCALE, LENGTH = "attention.temperature_scale", "rope.scaling.original_context_length"
 
 
@@ -84,7 +83,6 @@ class GgufModel:
     Args:
       exported: whether it is one that was exported, whose kind may be `mistral3`.
     Attributes:
-      path: of the file.
       reader: its keys and tensors.
       architecture: its name in llama.cpp.
       n_layers, n_heads: of attention; heads are those of queries.
@@ -122,28 +120,21 @@ class GgufModel:
         except UnicodeDecodeError as failure:
             raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
-    def own_keys(self) -> list[str]:
-        """The architecture's keys, without its name."""
-        own = f"{self.architecture}."
-        return [name.removeprefix(own) for name in self.reader.fields if name.startswith(own)]
-
-    def factors_by_tensor(self, plan: Plan) -> dict[str, NDArray[np.float64]]:
+    def factors_by_tensor(self, plan: Plan) -> Factors:
         """For each tensor that a plan changes, a factor for each of its rows.
 
         Raises:
           CalibrateError: a layer has no queries that can be scaled, or its heads share a norm and
             differ.
         """
-        changed: dict[str, NDArray[np.float64]] = {}
+        changed: Factors = {}
         for layer in range(self.n_layers):
             factors = np.array(plan.of_layer(layer), np.float64)
             if (factors != 1).any():
                 changed |= self._of_layer(layer, factors)
         return changed
 
-    def _of_layer(
-        self, layer: int, factors: NDArray[np.float64]
-    ) -> Mapping[str, NDArray[np.float64]]:
+    def _of_layer(self, layer: int, factors: NDArray[np.float64]) -> Factors:
         n_rows = self.n_heads * self.head_dim
         norm = f"blk.{layer}.{_NORM}.weight"
         if norm in self.tensors:
@@ -232,11 +223,9 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
     Raises:
       CalibrateError: not a plain Llama, which llama.cpp can run so.
     """
-    unfit = [
-        name
-        for name in model.own_keys()
-        if name.startswith(("rope.scaling.", "expert_", "attention.sliding_window"))
-    ]
+    own = f"{model.architecture}."
+    keys = (name.removeprefix(own) for name in model.reader.fields if name.startswith(own))
+    unfit = [key for key in keys if key.startswith(_NO_PLAIN_LLAMA)]
     if model.architecture != "llama" or unfit:
         what = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
         raise CalibrateError(

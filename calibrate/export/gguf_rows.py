@@ -27,17 +27,11 @@ _FALLBACK = Type.Q8_0
 
 @dataclass(frozen=True)
 class ScaledRows:
-    """Rows times factors.
+    """Rows times factors."""
 
-    Attributes:
-      data: as the file holds them: numbers (rows, n), or bytes (rows, bytes of a row).
-      kind: the type, of the tensor's own or Q8_0.
-      rounding: what rounding changed, relative: the norm of the change of the numbers that were
-        rounded (weights, or scales of blocks) over theirs.
-    """
-
-    data: NDArray[np.generic]
-    kind: Type
+    data: NDArray[np.generic]  # as in the file: numbers (rows, n), or bytes (rows, bytes of a row)
+    kind: Type  # of the tensor's own or Q8_0
+    # The norm of what rounding changed, of weights or of scales of blocks, over theirs.
     rounding: float
 
 

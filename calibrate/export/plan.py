@@ -32,15 +32,10 @@ _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 @dataclass(frozen=True)
 class Plan:
-    """What an engine is to do: queries of a head times factor (1 + ratio log n).
+    """What an engine is to do: queries of a head times factor (1 + ratio log n)."""
 
-    Attributes:
-      factors: of every (layer, head) of the model; 1 where the fit names none.
-      ratio: kappa / b, of all heads; 0 where beta does not depend on n.
-    """
-
-    factors: Mapping[tuple[int, int], float]
-    ratio: float
+    factors: Mapping[tuple[int, int], float]  # of every (layer, head); 1 where the fit names none
+    ratio: float  # kappa / b, of all heads; 0 where beta does not depend on n
 
     def of_layer(self, layer: int) -> list[float]:
         """The factors of the heads of a layer, by head."""
@@ -49,25 +44,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Carried:
-    """What an exported folder or .gguf file carries, as it was written or as it is read back.
-
-    Attributes:
-      path: the folder or file.
-      said: what it says about the export.
-      model_type: as engines see it.
-      plan: what they apply; None if the fit cannot be read.
-      faults: what differs from what was written, a line each.
-      notes: what else a user should know about the export, a line each.
-      unseen: what was not compared, if anything.
-    """
+    """What an exported folder or .gguf file carries, as it was written or as it is read back."""
 
     path: Path
-    said: dict[str, Any]
-    model_type: str
-    plan: Plan | None
-    faults: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    unseen: str | None = None
+    said: dict[str, Any]  # about the export
+    model_type: str  # as engines see it
+    plan: Plan | None  # what they apply; None if the fit cannot be read
+    faults: tuple[str, ...] = ()  # what differs from what was written, a line each
+    notes: tuple[str, ...] = ()  # what else a user should know, a line each
+    unseen: str | None = None  # what was not compared, if anything
 
 
 def require_made_for(fit: Coefficients, fingerprint: str, path: Path, remedy: str) -> None:
@@ -152,11 +137,8 @@ def _size_terms(fit: Coefficients, entry: Entry) -> tuple[float, float]:
 
 def _beta(rule: Rule, entry: Entry, log_n: float) -> float:
     """At some entropy above the gate, which takes no part."""
-    H = rule.min_entropy + 1.0
-    at = np.float64(log_n)
-    if rule.kind == LOG_SIZE:
-        return float(beta_of(None, at, entry.coefficients, entry.domain, rule, np))
-    return float(beta_of(np.float64(H), at, entry.coefficients, entry.domain, rule, np))
+    H = None if rule.kind == LOG_SIZE else np.float64(rule.min_entropy + 1.0)
+    return float(beta_of(H, np.float64(log_n), entry.coefficients, entry.domain, rule, np))
 
 
 def _common_ratio(

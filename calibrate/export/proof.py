@@ -6,6 +6,7 @@ fails here, and nothing is written.
 """
 
 import re
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -30,15 +31,10 @@ _LAYER_KINDS = ("layer_types", "mlp_layer_types")
 
 
 class Exportable(NamedTuple):
-    """Which rules an export of a model can hold.
+    """Which rules an export of a model can hold."""
 
-    Attributes:
-      factors: HEAD if each head may have a factor of its own; or LAYER, or ALIKE.
-      no_size: why beta may not go by log n; None if it may.
-    """
-
-    factors: str
-    no_size: str | None = None
+    factors: str  # HEAD if each head may have a factor of its own; or LAYER, or ALIKE
+    no_size: str | None = None  # why beta may not go by log n; None if it may
 
 
 def exportable(folder: ModelFolder) -> Exportable:
@@ -52,7 +48,9 @@ def exportable(folder: ModelFolder) -> Exportable:
     queries = queries_without_weights(config)
 
     def apply(of: str) -> str:
-        plan = _plan(queries, of)
+        by_layer, by_head = _STEPS[of]
+        heads = product(queries.layers, range(queries.n_heads))
+        plan = Plan({at: 2 + by_layer * at[0] + by_head * at[1] for at in heads}, 0.0)
         queries.changes(plan)
         exported_configuration(config.to_dict(), config, plan)
         return of
@@ -65,17 +63,6 @@ def exportable(folder: ModelFolder) -> Exportable:
             break
     prove(config, by_size=no_size is None)
     return Exportable(factors, no_size)
-
-
-def _plan(queries: Queries, of: str) -> Plan:
-    """Factors that differ where they may."""
-    by_layer, by_head = _STEPS[of]
-    factors = {
-        (layer, head): 2 + by_layer * layer + by_head * head
-        for layer in queries.layers
-        for head in range(queries.n_heads)
-    }
-    return Plan(factors, 0.0)
 
 
 def prove(config: Any, by_size: bool) -> None:
@@ -194,5 +181,4 @@ def new_model(config: Any) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", dtype=torch.float32
         )
-    frozen: PreTrainedModel = model.eval().requires_grad_(False)
-    return frozen
+    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]

@@ -92,7 +92,7 @@ def require_supported(model_type: str) -> None:
 
 
 class Queries:
-    """The tensors that make the queries of a model.
+    """The tensors that make the queries, by the shapes of all tensors of a model of Transformers.
 
     Attributes:
       shapes: of all tensors of attention, by place.
@@ -100,7 +100,6 @@ class Queries:
     """
 
     def __init__(self, config: Any, shapes: Mapping[str, Sequence[int]]):
-        """Looks for them among all tensors of a model of Transformers, by name."""
         self.model_type = config.model_type
         self.n_heads = config.num_attention_heads
         self._width = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
@@ -151,15 +150,10 @@ class Queries:
     def _change(self, place: Place, shape: tuple[int, ...], f: np.ndarray) -> Change:
         if place.module in _NORMS:
             return Change(self._of_norm(place, shape, f), float(self.model_type in _FROM_ONE))
-        outputs = shape[-1] if self._has_columns(place) else shape[0]
-        by_output = self._of_outputs(place.module, outputs, f)
-        if self._has_columns(place):
-            return Change(by_output)
+        if self.model_type == "gpt2" and place.name == "weight":  # (inputs, outputs)
+            return Change(self._of_outputs(place.module, shape[-1], f))
+        by_output = self._of_outputs(place.module, shape[0], f)
         return Change(by_output.reshape(-1, *[1] * (len(shape) - 1)))
-
-    def _has_columns(self, place: Place) -> bool:
-        """Whether a weight is (inputs, outputs), as GPT-2's are."""
-        return self.model_type == "gpt2" and place.name == "weight"
 
     def _of_outputs(self, module: str, n_outputs: int, f: np.ndarray) -> np.ndarray:
         if module in ("qkv_proj", "c_attn", "query_key_value"):

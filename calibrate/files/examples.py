@@ -105,19 +105,20 @@ class ExampleSet:
         chosen = [self.examples[i] for i in which]
         return np.array([len(example.tokens) - example.start for example in chosen])
 
-    def units(self, tokens: int) -> list[range]:
-        """Consecutive examples of about so many tokens: what one shard holds."""
-        units, first, total = [], 0, 0
-        for i, example in enumerate(self.examples):
-            total += len(example.tokens)
-            if total >= tokens or i == len(self.examples) - 1:
-                units.append(range(first, i + 1))
-                first, total = i + 1, 0
+    def units(self, which: Iterable[int] | None = None) -> list[list[int]]:
+        """Some examples, or all, in units of work of about UNIT_TOKENS: what one shard holds."""
+        units, room = list[list[int]](), 0
+        for i in range(len(self.examples)) if which is None else which:
+            if room <= 0:
+                units.append([])
+                room = UNIT_TOKENS
+            units[-1].append(i)
+            room -= len(self.examples[i].tokens)
         return units
 
 
 class Scores(NamedTuple):
-    """What plain softmax gives some examples."""
+    """What a rule, such as plain softmax, gives some examples."""
 
     log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
     right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
@@ -125,6 +126,11 @@ class Scores(NamedTuple):
     def pack(self) -> bytes:
         """The bytes of a shard."""
         return pack_arrays({"log_p": self.log_p, "right": self.right})
+
+    @staticmethod
+    def joined(parts: Sequence["Scores"]) -> "Scores":
+        """The scores of all parts, in their order."""
+        return Scores(*map(np.hstack, zip(*parts, strict=True)))
 
 
 class ExampleCollection(Collection):
@@ -157,7 +163,7 @@ class ExampleCollection(Collection):
         examples = parse_examples(
             listed_bytes(path, entry, MAX_BYTES), path, cells_of(self.configuration)
         )
-        units, listed = examples.units(UNIT_TOKENS), self.listed(self.manifest)
+        units, listed = examples.units(), self.listed(self.manifest)
         if len(units) != len(listed):
             raise DamagedError(
                 f"{self.folder / MANIFEST} lists {len(listed)} shards, expected {len(units)}; "
@@ -168,7 +174,7 @@ class ExampleCollection(Collection):
             path = self.folder / name
             data = listed_bytes(path, entry, MAX_BYTES)
             parts.append(parse_scores(examples.n_answer(unit), data, path))
-        return examples, Scores(*map(np.hstack, zip(*parts, strict=True)))
+        return examples, Scores.joined(parts)
 
     def recorded_model(self) -> Path:
         """Where the model lay when the examples were last scored.

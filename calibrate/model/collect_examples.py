@@ -1,23 +1,19 @@
 """Collecting examples: plain softmax's scores of a model, resumably."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.files import examples as files
 from calibrate.files.collection import Plan, Progress, Shard, fill
 from calibrate.files.manifest import Entry, entry_of
-from calibrate.model.passes import batch_tokens, score
+from calibrate.model.passes import Report, report_resumed, score
 from calibrate.model.prompts import Wanted, make_examples
 from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
-
-Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was scored before
 
 
 class Job(NamedTuple):
@@ -58,17 +54,16 @@ def collect_examples(
     collection as it is. On one machine it gives the same bytes.
 
     Args:
-      report: called after each batch of a shard that is made, or found in an unfinished collection.
+      report: called after each batch of a shard that is made, or of an unfinished collection.
     Raises:
       CalibrateError: another collection is in the folder, it cannot be written, a log p is not
         finite, or the model does not look attention up.
     """
-    units = {files.scores_name(i): u for i, u in enumerate(job.examples.units(files.UNIT_TOKENS))}
+    units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
 
     def tell_resumed(progress: Progress) -> None:
         if progress.resumed:
-            for tokens in batch_tokens(job.examples.examples, units[progress.name]):
-                report(tokens, True)
+            report_resumed(job.examples, units[progress.name], report)
 
     with ExitStack() as stack:
 
@@ -78,23 +73,19 @@ def collect_examples(
             stack.enter_context(head_betas(loaded))
             return loaded
 
-        def make(unit: range) -> tuple[bytes, Entry]:
-            scores = score(model(), job.examples, unit, lambda tokens: report(tokens, False))
-            data = scores.pack()
+        def make(unit: list[int]) -> tuple[bytes, Entry]:
+            data = score(model(), job.examples, unit, report).pack()
             return data, entry_of(data)
 
-        shards = [_shard(job, name, unit, partial(make, unit)) for name, unit in units.items()]
+        def check(unit: list[int], data: bytes, path: Path) -> Entry:
+            files.parse_scores(job.examples.n_answer(unit), data, path)
+            return entry_of(data)
+
+        shards = [
+            Shard(name, files.most_bytes(len(unit)), partial(check, unit), partial(make, unit))
+            for name, unit in units.items()
+        ]
         return fill(Path(folder), _plan(job, shards), report=tell_resumed)
-
-
-def _shard(job: Job, name: str, unit: range, make: Callable[[], tuple[bytes, Entry]]) -> Shard:
-    n_answer = job.examples.n_answer(unit)
-    return Shard(name, files.most_bytes(len(unit)), partial(_check_scores, n_answer), make)
-
-
-def _check_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Entry:
-    files.parse_scores(n_answer, data, path)
-    return entry_of(data)
 
 
 def _plan(job: Job, shards: list[Shard]) -> Plan[files.ExampleCollection]:

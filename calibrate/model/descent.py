@@ -6,6 +6,7 @@ and Lin 2006). Each head keeps what it gained: the gradient at a step times the 
 noise is of other examples. By that, heads are dropped in the end while nothing is lost by it.
 """
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.model.forms import Form, Head
 from calibrate.model.objective import Multipliers, Objective, Value
 from calibrate.model.passes import Passes
-from calibrate.model.schedule import Schedule
+from calibrate.model.splits import Schedule
 
 RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
 PENALTY = 0.003  # nats for a unit of beta of one head
@@ -48,43 +49,35 @@ class Solution(NamedTuple):
         return self.form.fit(self.numbers, heads)
 
 
+@dataclass(frozen=True, eq=False)
 class Descent:
-    """The best numbers of one form.
+    """The best numbers of one form."""
 
-    Args:
-      passes: through the model.
-      objective: of the fit.
-      schedule: the examples of each step.
-      choosing: the examples that checks look at.
-      most_steps: of a form.
-    """
-
-    def __init__(
-        self, passes: Passes, objective: Objective, schedule: Schedule, choosing: list[int],
-        most_steps: int = MOST_STEPS,
-    ):  # fmt: skip
-        self._passes, self._objective = passes, objective
-        self._schedule, self._choosing, self._most_steps = schedule, choosing, most_steps
+    passes: Passes
+    objective: Objective
+    schedule: Schedule  # the examples of each step
+    choosing: list[int]  # the examples that checks look at
+    most_steps: int  # of a form
 
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
-        checks = -(-self._most_steps // STEPS_TO_A_CHECK)
+        checks = -(-self.most_steps // STEPS_TO_A_CHECK)
         passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-        return [*islice(self._schedule, self._most_steps), *[self._choosing] * passes]
+        return [*islice(self.schedule, self.most_steps), *[self.choosing] * passes]
 
     def at(self, form: Form, numbers: np.ndarray) -> Solution:
         """Numbers, scored."""
-        scores = self._passes.scores(form, numbers, self._choosing)
-        return Solution(form, numbers, self._objective.value(self._choosing, scores))
+        scores = self.passes.scores(form, numbers, self.choosing)
+        return Solution(form, numbers, self.objective.value(self.choosing, scores))
 
     def run(self, start: Solution) -> Solution:
         """The best allowed numbers that it comes by; the start if there are none better."""
         form, best, halvings = start.form, start, 0
-        walk = _Walk(form, start.numbers, Multipliers(self._objective))
-        for number, which in enumerate(islice(self._schedule, self._most_steps), 1):
-            weights = walk.multipliers.weights(which, self._schedule.n_answers)
-            walk.step(self._passes.gradient(form, walk.numbers, which, weights))
-            if number % STEPS_TO_A_CHECK and number != self._most_steps:
+        walk = _Walk(form, start.numbers, Multipliers(self.objective))
+        for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
+            weights = walk.multipliers.weights(which, self.schedule.n_answers)
+            walk.step(self.passes.gradient(form, walk.numbers, which, weights))
+            if number % STEPS_TO_A_CHECK and number != self.most_steps:
                 continue
             here = self.at(form, walk.numbers)
             walk.multipliers.adapt(here.value)

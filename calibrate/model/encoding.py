@@ -1,10 +1,20 @@
-"""Texts as token ids, within a model's context."""
+"""Texts as token ids, within a model's context: prompts with answers, and windows of plain text.
 
+Every token of a window is an answer, which must not get worse.
+"""
+
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrate.errors import CalibrateError
+from calibrate.files.examples import Cell
+from calibrate.files.npz import digest_of, read_bytes
+from calibrate.model.splits import N_TURNS, turn
+
+MOST_BYTES = 1 << 26
+TEMPLATE = "text"
 
 
 class Encoded(NamedTuple):
@@ -14,17 +24,12 @@ class Encoded(NamedTuple):
     start: int  # the first token of the answer
 
 
-class Encoder:
-    """A tokenizer, and how many tokens fit.
+class Encoder(NamedTuple):
+    """A tokenizer, and how many tokens fit."""
 
-    Args:
-      tokenizer: of Transformers; None if all examples come as token ids.
-      context: the most tokens that the model reads; None is any number.
-      vocabulary: the number of tokens that it knows.
-    """
-
-    def __init__(self, tokenizer: Any, context: int | None, vocabulary: int):
-        self._tokenizer, self.context, self._vocabulary = tokenizer, context, vocabulary
+    tokenizer: Any  # of Transformers; None if all examples come as token ids
+    context: int | None  # the most tokens that the model reads; None is any number
+    vocabulary: int  # the number of tokens that it knows
 
     def pair(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Ids of a prompt, as the model would be given it, and of its answer.
@@ -35,36 +40,36 @@ class Encoder:
         first, both = self._ids(prompt), self._ids(prompt + answer)
         if both[: len(first)] == first:
             return first, both[len(first) :]
-        return first, list(self._tokenizer(answer, add_special_tokens=False)["input_ids"])
+        return first, list(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
 
     def _ids(self, text: str) -> list[int]:
-        ids = list(self._tokenizer(text, verbose=False)["input_ids"])
-        end = self._tokenizer.eos_token_id
+        ids = list(self.tokenizer(text, verbose=False)["input_ids"])
+        end = self.tokenizer.eos_token_id
         return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids  # some end every text
 
     def text(self, text: str) -> tuple[list[int], list[int]]:
         """What begins every text (nothing, for many tokenizers), and the ids of a text."""
         begin = self._ids("")
-        begin = [] if begin == [self._tokenizer.eos_token_id] else begin
-        return begin, list(
-            self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        )
+        begin = [] if begin == [self.tokenizer.eos_token_id] else begin
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return begin, list(ids)
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
         """A prompt and its answer as one example.
 
+        Args:
+          where: names them in errors.
         Raises:
-          CalibrateError: one of them has no token, or an id that the model does not know, or they
-            do not fit into the context. `where` names them.
+          CalibrateError: one has no token, or an unknown id, or they do not fit into the context.
         """
         for name, ids in (("prompt", prompt), ("answer", answer)):
             if not ids:
                 raise CalibrateError(f"{where}: the {name} has no token; give one of at least one")
-            if not 0 <= min(ids) <= max(ids) < self._vocabulary:
-                wrong = next(i for i in ids if not 0 <= i < self._vocabulary)
+            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
+                wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
                 raise CalibrateError(
                     f"{where}: the {name} has token {wrong}; this model knows 0 to "
-                    f"{self._vocabulary - 1}"
+                    f"{self.vocabulary - 1}"
                 )
         if self.context is not None and len(prompt) + len(answer) > self.context:
             raise CalibrateError(
@@ -72,3 +77,74 @@ class Encoder:
                 f"the model's context is {self.context:,}; shorten them"
             )
         return Encoded(np.array([*prompt, *answer], np.int32), len(prompt))
+
+
+class TextFile(NamedTuple):
+    """A text of the user's."""
+
+    path: Path
+    text: str
+    digest: str
+
+    def windows(
+        self, encoder: Encoder, lengths: list[int], most: int
+    ) -> list[tuple[Cell, Encoded]]:
+        """Windows of each length, cut from stretches that are spread evenly over the text.
+
+        A stretch is as long as the longest window, and its windows all belong to one split (see
+        `splits_of`). A window begins with what the tokenizer begins texts with; where that is
+        nothing, its first token is not an answer.
+
+        Raises:
+          CalibrateError: the text is shorter than a window.
+        """
+        begin, ids = encoder.text(self.text)
+        sizes = [length - len(begin) for length in lengths]
+        for length, size in zip(lengths, sizes, strict=True):
+            if not 0 < size <= len(ids) or length < 2:
+                raise CalibrateError(
+                    f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
+                    "give a longer text, or shorter --lengths"
+                )
+        n_stretches = len(ids) // max(sizes)
+        spread = np.unique(np.linspace(0, n_stretches - 1, min(n_stretches, most)).astype(int))
+        start, made = max(1, len(begin)), []
+        for length, size in zip(lengths, sizes, strict=True):
+            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
+                tokens = [*begin, *ids[first : first + size]]
+                encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
+                made.append((Cell(TEMPLATE, length, True), encoded))
+        return made
+
+
+def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
+    """Where at most so many windows begin, which have their turns of the splits as stretches do.
+
+    Args:
+      stretches: where they begin.
+      in_each: windows that a stretch has room for.
+    """
+    needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
+    places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
+    found = list[int]()
+    for number in range(most):
+        stretch, place = turn(number, len(stretches))
+        if stretch >= len(stretches) or place == len(places):
+            break
+        found.append(int(stretches[stretch] + places[place]))
+    return found
+
+
+def read_text(path: Path) -> TextFile:
+    """Reads a text in UTF-8.
+
+    Raises:
+      CalibrateError: it cannot be read.
+    """
+    data = read_bytes(path, MOST_BYTES, "give a part of it")
+    try:
+        return TextFile(path, data.decode("utf-8-sig"), digest_of(data))
+    except UnicodeDecodeError as failure:
+        raise CalibrateError(
+            f"{path} is not UTF-8 at byte {failure.start}; save it as UTF-8"
+        ) from failure

@@ -74,7 +74,6 @@ def derivatives(
 
     Args:
       model: frozen, in evaluation.
-      examples: with tokens that it knows.
       report: called with the tokens of each batch.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.

@@ -21,9 +21,10 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.answers import plain_alone
 from calibrate.model.descent import Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, Head
-from calibrate.model.passes import Report, check_vocabulary
-from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem, objective_of
-from calibrate.model.score_fits import Kept, score_fits
+from calibrate.model.objective import Objective
+from calibrate.model.passes import Memo, Report, check_vocabulary
+from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem
+from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 from calibrate.transformers.betas import head_betas
 
@@ -33,11 +34,7 @@ LEAST_EXAMPLES = 8  # of a template and length
 
 
 class NotWorthItError(QualityError):
-    """No rule is worth publishing.
-
-    Attributes:
-      evidence: of plain softmax, and of a fit that was judged, that and its rivals.
-    """
+    """No rule is worth publishing, by the evidence of plain softmax, a fit and its rivals."""
 
     def __init__(self, message: str, evidence: Evidence) -> None:
         super().__init__(message)
@@ -46,26 +43,16 @@ class NotWorthItError(QualityError):
 
 @dataclass(frozen=True, eq=False)
 class ModelFit:
-    """A fit through a model, and why it is of this kind.
-
-    Attributes:
-      heads: of the model.
-      solved: each form that was tried.
-      published: the one published.
-      free: the best if it need not export; None is plain softmax.
-      exporting: what engines run of the model; none if it need not export.
-      evidence: held-out examples under plain softmax, the fit, OWN, and its rivals.
-      losses: nats a token that each part of what is protected loses, by rule.
-    """
+    """A fit through a model, and why it is of this kind."""
 
     coefficients: Coefficients
-    heads: list[Head]
-    solved: list[Solution]
+    heads: list[Head]  # of the model
+    solved: list[Solution]  # each form that was tried
     published: Solution
-    free: Solution | None
-    exporting: list[Form]
-    evidence: Evidence
-    losses: Mapping[str, list[Estimate]]
+    free: Solution | None  # the best if it need not export; None is plain softmax
+    exporting: list[Form]  # what engines run of the model; none if it need not export
+    evidence: Evidence  # held-out examples under plain softmax, the fit, OWN, and its rivals
+    losses: Mapping[str, list[Estimate]]  # by rule: nats a token, of each part that is protected
 
     @property
     def beside(self) -> str | None:
@@ -99,9 +86,8 @@ def fit_through(
 
     Args:
       load_model: loads the model of the collection; called once.
-      report: called with the tokens of each batch, and whether it was passed before.
-      began: called before each kind of rule, and before the judgement, with the examples of every
-        pass that it may take.
+      report: called after each batch.
+      began: called before each kind of rule, and before the judgement.
       ended: called with each solution when it is found.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
@@ -130,7 +116,7 @@ def fit_through(
     if exporting and best and best != fit:
         fits[FREE] = replace(best, name="rival")
     began("judging", [split(collection.set, JUDGING)] * len(fits))
-    evidence, losses = _judge(model, collection, options, fits, report)
+    evidence, losses = _judge(model, collection, problem.objective, fits, report)
     require_worth(evidence, losses[OWN], options.allowed)
     found = ModelFit(fit, betas.heads, problem.solved, published, free, exporting, evidence, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
@@ -177,36 +163,27 @@ def _rivals(
     alike = {s.form.kind: s.fit(heads) for s in solved if s.form.of == ALIKE}
     line = alike.get(ONE_RATIO) if exporting else alike[LOG_SIZE]
     rivals = {ONE_CONSTANT: alike[CONSTANT], ONE_LINE: line}
-    others = {
-        label: replace(rival, name="rival")
-        for label, rival in rivals.items()
-        if rival and rival != fit
-    }
+    others = {k: replace(x, name="rival") for k, x in rivals.items() if x and x != fit}
     return {PAPER: load("paper@1", published_store()), **others}
 
 
 def _judge(
-    model: PreTrainedModel, collection: ExampleCollection, options: ModelOptions,
+    model: PreTrainedModel, collection: ExampleCollection, objective: Objective,
     fits: dict[str, Coefficients], report: Report,
 ) -> tuple[Evidence, dict[str, list[Estimate]]]:  # fmt: skip
     """The fit and its rivals as the runtime applies them to held-out examples, and their losses."""
     which = split(collection.set, JUDGING)
-    kept = Kept(collection.folder, collection.digest)
-    scores = score_fits(lambda: model, collection.set, which, fits, kept, report)
-    objective = objective_of(collection, options)
+    memo = Memo(collection.folder, collection.digest)
+    scores = score_fits(lambda: model, collection.set, which, fits, memo, report)
     evidence = objective.evidence(which, scores)
     return evidence, {rule: objective.losses(evidence, which, rule) for rule in fits}
 
 
 def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) -> None:
-    """Raises unless the fit, OWN, is worth it.
+    """Raises NotWorthItError unless held-out answers gain by the fit, OWN.
 
-    Args:
-      evidence: held-out examples.
-      losses: of OWN, nats a token, of what is protected.
-      allowed: of these.
-    Raises:
-      NotWorthItError: the answers do not gain, or what is protected evidently loses more.
+    It raises it, too, where protected text or lengths evidently lose more than `allowed`, in nats a
+    token.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)

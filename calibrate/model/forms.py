@@ -41,18 +41,12 @@ class Form:
 
     They are an array (rows, columns), with a column for each layer or head, or one if all are
     alike. The last two columns of ONE_RATIO are a and k instead.
-
-    Attributes:
-      kind: CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE or ONE_RATIO.
-      of: ALIKE, LAYER or HEAD: what has numbers of its own.
-      center: c, nats: log n of a typical query.
-      largest: log n of the longest example.
     """
 
-    kind: str
-    of: str
-    center: float
-    largest: float
+    kind: str  # CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE or ONE_RATIO
+    of: str  # ALIKE, LAYER or HEAD: what has numbers of its own
+    center: float  # c, nats: log n of a typical query
+    largest: float  # log n of the longest example
 
     @property
     def label(self) -> str:

@@ -15,7 +15,7 @@ from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.answers import compare
 
-ALLOWED_LOSS = 0.005  # nats a token, of what is protected
+ALLOWED_LOSS = 0.005  # nats a token, of protected text and lengths
 _FIRST = 0.01  # nats of the answers, for all that a constraint allows to lose: its multiplier
 _RISE, _FALL = 4.0, 0.5  # of a multiplier
 _OTHER = "other"
@@ -27,8 +27,7 @@ class Objective:
     Args:
       plain: scores of plain softmax, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
-      allowed: nats a token that what is protected may lose in the mean.
-
+      allowed: nats a token that protected text and lengths may lose in the mean.
     Attributes:
       constraints: the cells of each: plain text, and every trained cell of answers.
       cell: (examples,)
@@ -85,7 +84,7 @@ class Value:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether nothing that is protected loses more than it may."""
+        """Whether no protected text or length loses more than it may."""
         return all(loss.mean <= self.allowed for loss in self.losses)
 
     def over(self, other: "Value | None" = None) -> Estimate:

@@ -1,13 +1,21 @@
 """Passes through a frozen model: log p of right answers, and its gradient by rules on its heads.
 
+Results are kept under a collection, in a hidden folder that is not a part of it: an interrupted
+command asks for the same passes in the same order, and those made before are read.
+
 Letters for shapes: B examples of equal length, T tokens.
 """
 
+import hashlib
 import inspect
 import math
+import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +23,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.files.atomic_io import write_atomically
+from calibrate.files.collection import read_if_sound
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores, parse_scores
+from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model.forms import Form
-from calibrate.model.memo import Arrays, Memo
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -26,7 +36,10 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # Llama); a batch that would keep more than this in all layers keeps each layer's input alone.
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
+FOLDER = ".passes"  # of results
+_MOST_BYTES = 1 << 26  # of one
 
+Content = TypeVar("Content")
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
@@ -35,6 +48,48 @@ class Answers(NamedTuple):
 
     log_p: Tensor  # (B,) nats: of the whole answer
     right: Tensor  # (B,) int: tokens of the answer that have the highest logit
+
+
+class Memo:
+    """Results of passes in a folder's FOLDER, or nowhere.
+
+    Args:
+      folder: of a collection; None keeps nothing.
+      context: what all of the results depend on.
+    """
+
+    def __init__(self, folder: Path | None, *context: str):
+        self._folder, self._context = folder and folder / FOLDER, context
+
+    def get(
+        self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content]
+    ) -> tuple[Content, bool]:
+        """A result, which is made unless a sound one is there; and whether one was.
+
+        Warns:
+          UserWarning: it is damaged.
+        """
+        name = hashlib.sha256(b"\0".join([*map(str.encode, self._context), key])).hexdigest()
+        path = (self._folder or Path()) / f"{name[:32]}.npz"
+        if self._folder and (found := read_if_sound(path, _MOST_BYTES, parse)):
+            return found, True
+        data = make()
+        if self._folder:
+            write_atomically(path, data)
+        return parse(data, path), False
+
+
+NOWHERE = Memo(None)
+
+
+def processor(device: torch.device) -> str:
+    """What rounds the results of passes: another processor has others.
+
+    The number of threads, which rounds as little, is left out: a fit may resume with more of them.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def batches(examples: Sequence[Example], which: Iterable[int]) -> list[list[int]]:
@@ -52,6 +107,12 @@ def batches(examples: Sequence[Example], which: Iterable[int]) -> list[list[int]
 def batch_tokens(examples: Sequence[Example], which: Iterable[int]) -> list[int]:
     """The tokens of each of the batches of some examples."""
     return [n_tokens([examples[i] for i in batch]) for batch in batches(examples, which)]
+
+
+def report_resumed(examples: ExampleSet, which: Iterable[int], report: Report) -> None:
+    """Reports the batches of some examples that were passed before."""
+    for tokens in batch_tokens(examples.examples, which):
+        report(tokens, True)
 
 
 def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
@@ -80,11 +141,7 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
 
 
 def checked(answers: Answers, examples: Sequence[Example], cells: Sequence[Cell]) -> Scores:
-    """The answers of a batch as arrays.
-
-    Raises:
-      CalibrateError: a log p is not finite.
-    """
+    """The answers of a batch as arrays; raises CalibrateError unless each log p is finite."""
     log_p = answers.log_p.detach().cpu().numpy()
     for value, example in zip(log_p, examples, strict=True):
         if not math.isfinite(value):
@@ -113,14 +170,14 @@ def score(
     model: PreTrainedModel,
     examples: ExampleSet,
     which: Sequence[int],
-    report: Callable[[int], None] = lambda tokens: None,
+    report: Report = lambda tokens, resumed: None,
 ) -> Scores:
-    """The scores of some examples; `report` is called with the tokens of each batch."""
+    """The scores of some examples; `report` is called after each batch."""
     log_p, right = np.empty(len(which)), np.empty(len(which), np.int32)
     for at, chosen in placed(examples, which):
         with torch.no_grad(), room_for(chosen):
             log_p[at], right[at] = checked(answer(model, chosen), chosen, examples.cells)
-        report(n_tokens(chosen))
+        report(n_tokens(chosen), False)
     return Scores(log_p, right)
 
 
@@ -131,8 +188,7 @@ def room_for(
     """Raises CalibrateError where PyTorch runs out of memory on a batch.
 
     Args:
-      backward: the model, if gradients are taken: its layers keep their inputs alone where more
-        would not fit into a bounded memory.
+      backward: the model, if gradients are taken: its layers keep no more than a bounded memory.
     """
     try:
         with ExitStack() as stack:
@@ -165,65 +221,57 @@ def check_vocabulary(examples: ExampleSet, vocabulary: int) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class Passes:
     """What the model says under rules whose numbers are the caller's.
 
-    Args:
-      heads: of the model, inside `head_betas`.
-      memo: of results.
-      report: called after each batch.
+    Raises:
+      CalibrateError: a log p or a gradient is not finite, or memory runs out.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, heads: HeadBetas, examples: ExampleSet, memo: Memo,
-        report: Report = lambda tokens, resumed: None,
-    ):  # fmt: skip
-        self.model, self.heads, self.examples = model, heads, examples
-        self._memo, self._report = memo, report
+    model: PreTrainedModel
+    heads: HeadBetas  # of the model, inside `head_betas`
+    examples: ExampleSet
+    memo: Memo  # of results
+    report: Report = lambda tokens, resumed: None  # called after each batch
 
     def scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> Scores:
-        """Scores of some examples.
+        """Scores of some examples."""
 
-        Raises:
-          CalibrateError: a log p is not finite, or memory runs out.
-        """
-
-        def make() -> Arrays:
+        def make() -> bytes:
             given = torch.from_numpy(numbers).to(self.model.device)
             with torch.no_grad(), self._rules(form, given):
-                return score(self.model, self.examples, which, self._batch_done)._asdict()
+                return score(self.model, self.examples, which, self.report).pack()
 
-        return Scores(**self._get("scores", form, numbers, which, None, make))
+        parse = partial(parse_scores, self.examples.n_answer(which))
+        return self._get(("scores", form, numbers, which), make, parse)
 
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
-        """The gradient of sum(weights * log p) by the numbers.
+        """The gradient of sum(weights * log p) by the numbers."""
 
-        Raises:
-          CalibrateError: it or a log p is not finite, or memory runs out.
-        """
+        def make() -> bytes:
+            return pack_arrays({"gradient": self._gradient(form, numbers, which, weights)})
 
-        def make() -> Arrays:
-            return self._gradient(form, numbers, which, weights)
-
-        return self._get("gradient", form, numbers, which, weights, make)["gradient"]
+        key = "gradient", form, numbers, which, weights
+        return self._get(key, make, parse_arrays)["gradient"]
 
     def _get(
-        self, what: str, form: Form, numbers: np.ndarray, which: Sequence[int],
-        weights: np.ndarray | None, make: Callable[[], Arrays],
-    ) -> Arrays:  # fmt: skip
-        parts = [what.encode(), repr(form).encode(), numbers.tobytes(), np.array(which).tobytes()]
-        if weights is not None:
-            parts.append(weights.tobytes())
-        made, resumed = self._memo.get(b"\0".join(parts), make)
-        for tokens in batch_tokens(self.examples.examples, which) if resumed else ():
-            self._report(tokens, resumed)
-        return made
+        self, key: tuple[Any, ...], make: Callable[[], bytes],
+        parse: Callable[[bytes, Path], Content],
+    ) -> Content:  # fmt: skip
+        what, form, numbers, which, *weights = key
+        arrays = [x.tobytes() for x in (numbers, np.array(which), *weights)]
+        parts = [what.encode(), repr(form).encode(), *arrays]
+        found, resumed = self.memo.get(b"\0".join(parts), make, parse)
+        if resumed:
+            report_resumed(self.examples, which, self.report)
+        return found
 
     def _gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
-    ) -> Arrays:
+    ) -> np.ndarray:
         given = torch.from_numpy(numbers).to(self.model.device).requires_grad_()
         for at, chosen in placed(self.examples, which):
             with room_for(chosen, self.model), self._rules(form, given):
@@ -231,17 +279,14 @@ class Passes:
                 checked(answers, chosen, self.examples.cells)
                 weight = torch.from_numpy(weights[at]).to(answers.log_p.device)
                 (weight * answers.log_p).sum().backward()
-            self._batch_done(n_tokens(chosen))
+            self.report(n_tokens(chosen), False)
         assert given.grad is not None
-        gradient = given.grad.double().cpu().numpy()
+        gradient: np.ndarray = given.grad.double().cpu().numpy()
         if not np.isfinite(gradient).all():
             raise CalibrateError(
                 "a derivative by a head's beta is not finite; load the model with --dtype float32"
             )
-        return {"gradient": gradient}
-
-    def _batch_done(self, tokens: int) -> None:
-        self._report(tokens, False)
+        return gradient
 
     @contextmanager
     def _rules(self, form: Form, numbers: torch.Tensor) -> Iterator[None]:

@@ -16,11 +16,9 @@ from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
-from calibrate.model.memo import Memo, processor
 from calibrate.model.objective import ALLOWED_LOSS, Objective
-from calibrate.model.passes import Passes, Report
-from calibrate.model.schedule import Schedule
-from calibrate.model.splits import CHOOSING, FITTING, split
+from calibrate.model.passes import Memo, Passes, Report, processor
+from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 from calibrate.transformers.betas import HeadBetas
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
@@ -34,23 +32,14 @@ Began = Callable[[str, list[list[int]]], None]  # what, and the examples of each
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of a fit through a model.
+    """Options of a fit through a model."""
 
-    Attributes:
-      kind: of the rules; None for the best on the examples that choose.
-      trained_up_to: length in tokens up to which answers may not get worse; None for none.
-      allowed: nats a token that plain text, and answers up to that length, may lose.
-      most_steps: of each form.
-      seed: of the order of the examples.
-      engines: publish a rule that they run; the others are fitted to say what that costs. None:
-        publish any.
-    """
-
-    kind: str | None = None
-    trained_up_to: int | None = None
-    allowed: float = ALLOWED_LOSS
-    most_steps: int = MOST_STEPS
-    seed: int = 0
+    kind: str | None = None  # of the rules; None for the best on the examples that choose
+    trained_up_to: int | None = None  # tokens: lengths at which answers may not get worse
+    allowed: float = ALLOWED_LOSS  # nats a token that protected text and lengths may lose
+    most_steps: int = MOST_STEPS  # of each form
+    seed: int = 0  # of the order of the examples
+    # Publish a rule that they run, and fit the others to say what that costs; None: publish any.
     engines: Exportable | None = None
 
     def __post_init__(self) -> None:
@@ -73,10 +62,10 @@ class ModelProblem:
 
     Args:
       heads: of the model, inside `head_betas`.
-      report: called with the tokens of each batch, and whether it was passed before.
+      report: called after each batch.
       began: called before each form.
-
     Attributes:
+      objective: what all forms aim at.
       solved: so far, the simplest first.
     """
 
@@ -90,11 +79,13 @@ class ModelProblem:
         self._typical = typical(lengths)
         tools = (processor(model.device), *map(version, TOOLS))
         memo = Memo(collection.folder, collection.digest, str(model.device), *tools)
-        objective = objective_of(collection, options)
+        self.objective = Objective(
+            collection.set, collection.scores, options.trained_up_to, options.allowed
+        )
         self._descent = Descent(
-            Passes(model, heads, collection.set, memo, report), objective,
+            Passes(model, heads, collection.set, memo, report), self.objective,
             Schedule(collection.set, np.array(split(collection.set, FITTING)), options.seed),
-            _choosing(objective), options.most_steps,
+            _choosing(self.objective), options.most_steps,
         )  # fmt: skip
 
     def forms(self) -> list[Form]:
@@ -131,20 +122,18 @@ class ModelProblem:
         A constant cannot spare the trained lengths and gain at others: a rule of log n can. A kind
         that is asked for is tried all the same.
         """
-        last = self.solved[-1].form
-        if last.kind != CONSTANT or last.of == ALIKE:
-            return False
-        if self._options.kind is not None or self._options.trained_up_to:
+        last, options = self.solved[-1].form, self._options
+        if last.kind != CONSTANT or last.of == ALIKE or options.kind or options.trained_up_to:
             return False
         return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
 
     def choose(self, exporting: bool) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
 
-        None if none beats plain softmax.
-
         Args:
           exporting: among those that engines run.
+        Returns:
+          None if none beats plain softmax.
         """
         forms, kind = self.exporting() if exporting else self._free(), self._options.kind
         solved = [s for form in forms for s in self.solved if s.form == form]
@@ -180,11 +169,6 @@ class ModelProblem:
             if (numbers := form.holding(solution.form, solution.numbers, heads)) is not None
         ]
         return max(held, key=lambda item: item[0])[1] if held else form.zeros(heads)
-
-
-def objective_of(collection: ExampleCollection, options: ModelOptions) -> Objective:
-    """What all forms aim at."""
-    return Objective(collection.set, collection.scores, options.trained_up_to, options.allowed)
 
 
 def _choosing(objective: Objective) -> list[int]:

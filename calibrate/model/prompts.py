@@ -17,9 +17,8 @@ from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
 from calibrate.files.json_shapes import Integer, List, Object, Text
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import Refusal, parse, refuse, spell
-from calibrate.model.encoding import Encoded, Encoder
+from calibrate.model.encoding import Encoded, Encoder, read_text
 from calibrate.model.retrieval import TEMPLATES, retrieval
-from calibrate.model.text_windows import read_text
 
 if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
@@ -38,12 +37,11 @@ def _words(value: Any) -> str:
 
 
 _IDS = List(Integer(0, (1 << 31) - 1))
-_LINE = Object(
-    {"prompt": _words, "answer": _words, "prompt_ids": _IDS, "answer_ids": _IDS,
-     "template": Text(100)},
-    remedy="a line has prompt and answer, or prompt_ids and answer_ids, and if you like template",
-)  # fmt: skip
 _PAIRS = (("prompt", "answer"), ("prompt_ids", "answer_ids"))
+_LINE = Object(
+    dict.fromkeys(_PAIRS[0], _words) | dict.fromkeys(_PAIRS[1], _IDS) | {"template": Text(100)},
+    remedy="a line has prompt and answer, or prompt_ids and answer_ids, and if you like template",
+)
 
 
 class Line(NamedTuple):
@@ -60,11 +58,6 @@ class PromptsFile(NamedTuple):
 
     lines: list[Line]
     digest: str
-
-    @property
-    def needs_tokenizer(self) -> bool:
-        """Whether any of them is text."""
-        return any(isinstance(line.prompt, str) for line in self.lines)
 
     def examples(self, encoder: Encoder) -> list[tuple[Cell, Encoded]]:
         """Each with its cell: its template, and its length rounded up to a power of two.
@@ -123,23 +116,14 @@ def _line(text: bytes, where: str) -> Line:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The examples that a user asks for.
+    """The examples that a user asks for."""
 
-    Attributes:
-      prompts: a file of prompts.
-      templates: of the built-in task; see `retrieval`.
-      text: a file of plain text.
-      lengths: in tokens, of the built-in task and of the windows of text.
-      count: examples of each template and length; windows, at most.
-      seed: of the built-in task.
-    """
-
-    prompts: Path | None = None
-    templates: tuple[str, ...] = ()
-    text: Path | None = None
-    lengths: tuple[int, ...] = (256, 512, 1024)
-    count: int = 32
-    seed: int = 0
+    prompts: Path | None = None  # a file
+    templates: tuple[str, ...] = ()  # of the built-in task; see `retrieval`
+    text: Path | None = None  # a file of plain text
+    lengths: tuple[int, ...] = (256, 512, 1024)  # tokens: of the built-in task and of windows
+    count: int = 32  # examples of each template and length; windows, at most
+    seed: int = 0  # of the built-in task
 
 
 def parse_task(text: str) -> tuple[str, ...]:
@@ -161,8 +145,8 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     """The examples for a model, by its tokenizer, and their sources as the manifest keeps them.
 
     Raises:
-      CalibrateError: nothing was asked for; a file cannot be read; an example does not fit into the
-        model's context; or the tokenizer is missing.
+      CalibrateError: nothing was asked for, a file cannot be read, an example does not fit into the
+        model's context, or the tokenizer is missing.
     """
     prompts = read_prompts(wanted.prompts) if wanted.prompts else None
     text = read_text(wanted.text) if wanted.text else None
@@ -176,7 +160,8 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
             f"--lengths go to {longest:,} tokens, and the model's context is {context:,}; give "
             "lengths within it"
         )
-    needed = bool(text or wanted.templates or (prompts and prompts.needs_tokenizer))
+    texts = prompts and any(isinstance(line.prompt, str) for line in prompts.lines)
+    needed = bool(text or wanted.templates or texts)
     encoder = Encoder(folder.tokenizer() if needed else None, context, folder.vocabulary)
     made, sources = [], dict[str, Any]()
     if prompts:

@@ -29,11 +29,9 @@ registered: dict[str, Applied] = {}
 def register(name: str, coefficients: Coefficients, *, part: str | None = None) -> None:
     """Registers a fit with Transformers as an attention implementation of that name.
 
-    Models loaded with `attn_implementation=name`, and those given it by
-    `model.set_attn_implementation(name)`, then apply it in every attention layer; with entries per
-    layer, once the model is verified, by the layer's `layer_idx`. Registered with it is the
-    function that makes masks, without which Transformers would make none, and causality would
-    silently be lost.
+    Models loaded with `attn_implementation=name`, or given it by `set_attn_implementation`, apply
+    it in every attention layer; with entries per layer, once the model is verified, by the layer's
+    `layer_idx`. A function that makes masks is registered too, or causality would be lost.
 
     Masks may be boolean or additive (-9,000 and less means masked); causality, padding, sliding
     windows, grouped queries, a logit soft-cap, attention sinks (items of the entropy like others),
@@ -44,9 +42,8 @@ def register(name: str, coefficients: Coefficients, *, part: str | None = None) 
         that use it.
       coefficients: a fit, from `calibrate.load`; per head: along the query heads.
       part: what the paths of its attention modules contain, with `*` for numbers: "encoder_attn",
-        or "decoder.layers.*.self_attn". The rest of the model keeps plain softmax. An encoder, a
-        decoder and its attention to the encoder count their layers each from 0, and a fit does not
-        say which of them it was made of: with entries per layer, such models need a part.
+        or "decoder.layers.*.self_attn". The rest of the model keeps plain softmax. A model of
+        encoder and decoder, which count their layers each from 0, needs it for entries per layer.
     Raises:
       CoefficientsError: no fit was given; in a forward pass, one that does not fit the heads, or
         has entries per layer, or a part, for a model that is not verified, a module that does not
@@ -128,12 +125,7 @@ def attention_function(
 def temporary_attention(
     model: PreTrainedModel, name: str, attend: Callable[..., Any], chosen: Applied
 ) -> Iterator[None]:
-    """Registers attention under a name and gives it to the model; then all is as it was.
-
-    Args:
-      attend: what Transformers calls in each attention layer.
-      chosen: the fit that it applies.
-    """
+    """Registers attention that applies a fit, and gives it to the model; then all is as it was."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     was = [(part.config, part.config._attn_implementation) for part in parts]
     registered[name] = chosen

@@ -9,6 +9,7 @@ Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W wi
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from calibrate.transformers.probing import probe
 from calibrate.transformers.verification import verify
 
 _NAME = "calibrate-betas"
+_NOT_LINEAR = ("softcap", "position_bias", "s_aux", "sinks")  # in the query
 
 
 class HeadRules(NamedTuple):
@@ -49,21 +51,15 @@ class HeadRules(NamedTuple):
         return beta
 
 
+@dataclass(eq=False)
 class HeadBetas:
-    """The heads of a model, and the beta of each.
+    """The heads of a model, and the beta of each, which gradients flow to."""
 
-    Attributes:
-      heads: (layer, head) of every query head, by layer and head.
-      betas: (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) with a beta for each
-        query; None means 1. Gradients flow to it.
-      rules: in place of `betas`, a rule for each head.
-    """
-
-    def __init__(self) -> None:
-        self.heads: list[tuple[int, int]] = []
-        self.betas: Tensor | None = None
-        self.rules: HeadRules | None = None
-        self._columns: dict[Any, slice] = {}  # by attention module
+    heads: list[tuple[int, int]] = field(default_factory=list)  # (layer, head) of all query heads
+    # (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) by query; None means 1.
+    betas: Tensor | None = None
+    rules: HeadRules | None = None  # in place of `betas`, a rule for each head
+    _columns: dict[Any, slice] = field(default_factory=dict)  # by attention module
 
     def find(self, model: PreTrainedModel) -> None:
         """Finds the heads by one forward pass on a few tokens.
@@ -87,12 +83,8 @@ class HeadBetas:
         """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
         columns, rules = self._columns[module], self.rules
         additive = attention_mask is not None and attention_mask.dtype != torch.bool
-        special = ("softcap", "position_bias", "s_aux", "sinks")
-        if (
-            additive
-            or (rules is not None and rules.rule.by_entropy)
-            or any(options.get(name) is not None for name in special)
-        ):
+        by_entropy = rules is not None and rules.rule.by_entropy
+        if additive or by_entropy or any(options.get(name) is not None for name in _NOT_LINEAR):
             beta_of_rows = partial(self._of_logits, columns)
             return _attend_with_logits(
                 module, query, key, value, attention_mask, beta_of_rows, **options

@@ -64,8 +64,7 @@ class ModelFolder:
     @property
     def context(self) -> int | None:
         """The most tokens that the model reads; None if its configuration does not say."""
-        text = self.config.get_text_config()
-        most = getattr(text, "max_position_embeddings", None)
+        most = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         return most if isinstance(most, int) and most > 0 else None
 
     @property
@@ -119,12 +118,10 @@ class ModelFolder:
         Raises:
           CalibrateError: it does not load, lacks weights, or sees later tokens.
         """
-        options, quiet = dict(self._options), contextlib.ExitStack()
-        if "gguf_file" in options:
-            options |= {"config": self.config} | _unpacked()
+        options, quiet = self._options | {"use_safetensors": True}, contextlib.ExitStack()
+        if self.is_gguf:
+            options = self._options | {"config": self.config} | _unpacked()
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))  # a bar of its own
-        else:
-            options["use_safetensors"] = True
         with in_one_line(f"cannot load the model in {self.path}"), quiet:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=DTYPES[dtype], output_loading_info=True, **options

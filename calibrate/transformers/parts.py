@@ -41,8 +41,7 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
 
 def layer_of(module: Any) -> int | None:
     """The number that the module gives its layer."""
-    layer: int | None = getattr(module, "layer_idx", None)
-    return layer
+    return getattr(module, "layer_idx", None)
 
 
 def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> int:

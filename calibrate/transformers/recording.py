@@ -42,15 +42,13 @@ def capture(
 
     After each `recorder.next`, the next call of every layer is recorded: scaled logits of all its
     query heads, capped, with position biases and masks, in float32; a sink is one more item. The
-    model runs with the fit that it has, if any, and else as it would; its attention implementation
-    is what it was when the block ends, also by an error.
+    model runs with the fit that it has, if any, and is as it was when the block ends.
 
     Args:
       model: any that looks up registered attention.
       folder: a new one, of npz files as `calibrate collect --logits` takes them.
-      part: records attention modules whose path contains it, numbers written as `*`: "encoder_attn"
-        or "decoder.layers.*.self_attn". None means all, if each layer number is of one module: in a
-        model of encoder and decoder it is not.
+      part: records attention modules whose path contains it, as in `register`. None means all, if
+        each layer number is of one module: in a model of encoder and decoder it is not.
       layers: their numbers, `layer_idx`; None means all.
       heads: query heads; None means all.
       max_bytes: of the folder; a fair sample of the forward passes that exceed it stays.

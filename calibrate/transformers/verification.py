@@ -15,17 +15,15 @@ from calibrate.transformers.probing import is_attention, probe
 def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any) -> None:
     """Raises unless all softmax attention of a model looks up a registered fit.
 
-    Transformers accepts any registered name, for models too that do not look it up everywhere: an
-    encoder of their own, say, or a pooling head, would continue with plain softmax. One forward
-    pass (in evaluation mode, without gradients, on plain softmax) proves it: every attention module
-    must run, and no softmax may weigh values but through registered attention.
+    Transformers accepts any registered name, for models too that do not look it up everywhere: a
+    pooling head, say, would continue with plain softmax. One forward pass (in evaluation mode,
+    without gradients, on plain softmax) proves it: every attention module must run, and no softmax
+    may weigh values but through registered attention. From then on fits apply that have entries per
+    layer, or are registered for a part.
 
     Its limits: seen is what those inputs run (long inputs take other code in some models). A
     softmax spelled out in exponentials is not seen; one that mixes other things than items by a
     matrix product (streams of the residual) is named, and can be excepted by `plain`.
-
-    A verified model's attention modules know their part of the model: fits that have entries per
-    layer, or are registered for a part, apply from then on.
 
     Args:
       model: any of Transformers' models.
