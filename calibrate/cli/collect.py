@@ -12,12 +12,12 @@ from typer import Option
 from calibrate.cli.options import Fresh, HeadOrLogits, MaxBytes, Sets, Sizes, Workers, parse_bytes
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
+from calibrate.report.blocks import Result
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.files.collection import Progress
     from calibrate.files.rows import RowCollection
-    from calibrate.report.collection_record import CollectionRecord
     from calibrate.rows.heads import Head
     from calibrate.rows.logits_files import Arrays
     from calibrate.rows.work_units import Unit
@@ -41,7 +41,7 @@ class CollectRequest(Request, Workers, HeadOrLogits):
     sets: Sets = 4096
 
 
-def collect(request: CollectRequest) -> "CollectionRecord":
+def collect(request: CollectRequest) -> Result:
     """Collect rows of a head or of logits.
 
     The head runs on sets of every size. The misranked rows are counted whichever rows are kept. Run
@@ -54,12 +54,12 @@ def collect(request: CollectRequest) -> "CollectionRecord":
     Example: calibrate collect --logits mine.npz
     """
     from calibrate.cli.loading import load_head, read_logits
-    from calibrate.report.collection_record import CollectionRecord
+    from calibrate.report.collection_record import rows_result
 
     if request.logits is not None:
-        return CollectionRecord(collect_from_logits(request, read_logits(request.logits)))
+        return rows_result(collect_from_logits(request, read_logits(request.logits)))
     parse_bytes(request.max_bytes)
-    return CollectionRecord(collect_from_head(request, load_head(request.head)))
+    return rows_result(collect_from_head(request, load_head(request.head)))
 
 
 def collect_from_head(request: CollectRequest, head: "Head") -> "RowCollection":

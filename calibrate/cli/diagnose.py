@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError
+from calibrate.report.blocks import Result
 from calibrate.report.streams import stderr
-
-if TYPE_CHECKING:
-    from calibrate.report.diagnosis_record import DiagnosisRecord
 
 DiagnosisFolder = Annotated[
     Path | None, Option(help="Folder of the record and figures [default: RUN-diagnosis]")
@@ -33,7 +31,7 @@ class DiagnoseRequest(Request):
             raise BadParameter(f"--eps is {self.eps}; give a coefficient between 0 and 1")
 
 
-def diagnose(request: DiagnoseRequest) -> "DiagnosisRecord":
+def diagnose(request: DiagnoseRequest) -> Result:
     """Rank heads by what calibration could add.
 
     They are ranked by what the best rule adds to the log-probability of the targets, on rows that

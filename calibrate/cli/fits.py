@@ -91,7 +91,7 @@ class VerifyRequest(ListRequest):
     def show(self, record: Any) -> None:
         """Prints what was checked; raises CoefficientsError if some of it failed."""
         super().show(record)
-        if failure := record.failure():
+        if failure := record.failure:
             raise CoefficientsError(failure)
 
 

@@ -15,13 +15,13 @@ from calibrate.cli.request import Request
 from calibrate.files.collection import discard_collection
 from calibrate.files.examples import UNIT_TOKENS
 from calibrate.files.model_fingerprint import require_folder
+from calibrate.report.blocks import Result
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.files.examples import ExampleCollection, ExampleSet
     from calibrate.model.collect_examples import Job
     from calibrate.model.prompts import Wanted
-    from calibrate.report.collection_record import ExamplesRecord
 
 LEAST_BETA, MOST_BETA = 0.01, 64.0
 
@@ -174,7 +174,7 @@ class ModelCollectRequest(Request, Examples):
     fresh: Fresh = False
 
 
-def collect(request: ModelCollectRequest) -> "ExamplesRecord":
+def collect(request: ModelCollectRequest) -> Result:
     """Collect examples of a model: prompts with their right answers.
 
     They are kept with the model's scores under plain softmax. Give --prompts, --task and --text, or
@@ -185,7 +185,7 @@ def collect(request: ModelCollectRequest) -> "ExamplesRecord":
     """
     job = make_examples(request.model, request)
     from calibrate.model.collect_examples import collect_examples
-    from calibrate.report.collection_record import ExamplesRecord
+    from calibrate.report.collection_record import examples_result
 
     folder = request.out or Path("runs") / job.folder.name
     if request.fresh:
@@ -196,4 +196,4 @@ def collect(request: ModelCollectRequest) -> "ExamplesRecord":
         )
     if not steps.done:
         stderr.print(f"{folder} is already complete")
-    return ExamplesRecord(collection)
+    return examples_result(collection)

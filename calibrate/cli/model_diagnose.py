@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibrate.cli.diagnose import DiagnosisFolder, diagnosis_folder
 from calibrate.cli.model_collect import RunOrExamples, model_steps, open_or_make
 from calibrate.cli.request import Request
 from calibrate.files.atomic_io import check_writable
+from calibrate.report.blocks import Result
 from calibrate.report.streams import stderr
-
-if TYPE_CHECKING:
-    from calibrate.report.first_look_record import FirstLookRecord
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class ModelDiagnoseRequest(Request, RunOrExamples):
     out: DiagnosisFolder = None
 
 
-def diagnose(request: ModelDiagnoseRequest) -> "FirstLookRecord":
+def diagnose(request: ModelDiagnoseRequest) -> Result:
     """Rank a model's heads by what calibration could add.
 
     The derivative of log p of its answers by log beta of every head, in one backward pass for each

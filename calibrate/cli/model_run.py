@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibrate.cli import model_collect, model_fit
 from calibrate.cli.loading import open_run
@@ -11,9 +10,7 @@ from calibrate.cli.model_evaluate import score_fit
 from calibrate.cli.report import write_report
 from calibrate.cli.run import RunOptions, name_after, page_beside
 from calibrate.files.publishing import check_store
-
-if TYPE_CHECKING:
-    from calibrate.report.run_record import RunRecord
+from calibrate.report.blocks import Result
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class ModelRunRequest(RunOptions, Examples):
     model: RequiredModel
 
 
-def run(request: ModelRunRequest) -> "RunRecord":
+def run(request: ModelRunRequest) -> Result:
     """Collect, fit, evaluate and report on a model, in one command.
 
     Examples are made or read as by `model collect`, the heads are fitted through the model, and the
@@ -43,9 +40,9 @@ def run(request: ModelRunRequest) -> "RunRecord":
         folder, name, request.model, seed=request.seed, device=request.device, store=request.store
     )
     record = model_fit.fit(asked)
-    from calibrate.report.run_record import RunRecord
+    from calibrate.report.run_record import run_result
 
     fit = record.coefficients
     scores = score_fit(fit, *open_run(folder, request.model, request.device))
     report = write_report(page_beside(fit), fit, scores, needed=False)
-    return RunRecord(record, scores, report)
+    return run_result(record, scores, report)

@@ -14,11 +14,11 @@ from calibrate.cli.options import HeadOrLogits, ReadStore, Sizes, check_page
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.atomic_io import check_writable
+from calibrate.report.blocks import Result
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
-    from calibrate.report.run_record import ReportRecord
     from calibrate.report.scores_record import ScoresRecord
 
 
@@ -43,7 +43,7 @@ class ReportRequest(Request, Examples, HeadOrLogits):
         parse_betas(self.constants)
 
 
-def report(request: ReportRequest) -> "ReportRecord":
+def report(request: ReportRequest) -> Result:
     """Write one self-contained page on a fit.
 
     It has the verdict, scores, figures and provenance. If the fit's collection is in ./runs, the
@@ -67,9 +67,7 @@ def report(request: ReportRequest) -> "ReportRecord":
     return _report_on_head(request, found.fit, found.run)
 
 
-def _report_on_head(
-    request: ReportRequest, fit: "Coefficients", run: Path | None
-) -> "ReportRecord":
+def _report_on_head(request: ReportRequest, fit: "Coefficients", run: Path | None) -> Result:
     """Scores a fit on its head, beside rules that are fitted to the same collection."""
     from calibrate.evidence.baselines import beside, fixed_rules
     from calibrate.evidence.evidence import OWN
@@ -83,9 +81,7 @@ def _report_on_head(
     return write_report(request.out, fit, scores)
 
 
-def _report_on_model(
-    request: ReportRequest, fit: "Coefficients", run: Path | None
-) -> "ReportRecord":
+def _report_on_model(request: ReportRequest, fit: "Coefficients", run: Path | None) -> Result:
     """Scores a fit by a model's answers, on its collection or on examples made for the page.
 
     Raises:
@@ -130,10 +126,10 @@ def _fitted_rivals(fit: "Coefficients", run: Path | None) -> "Mapping[str, Coeff
 
 def write_report(
     page: Path, fit: "Coefficients", scores: "ScoresRecord", needed: bool = True
-) -> "ReportRecord":
+) -> Result:
     """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""
     from calibrate.report.fit_page import write_fit_page
-    from calibrate.report.run_record import ReportRecord
+    from calibrate.report.run_record import report_result
 
     stderr.print(f"writing the report {page}")
     verdict, path = " ".join(scores.verdicts().values()), None
@@ -144,4 +140,4 @@ def write_report(
         if needed:
             raise
         stderr.print(f"the report is not written: {error}")
-    return ReportRecord(verdict, path)
+    return report_result(verdict, path)

@@ -24,12 +24,11 @@ from calibrate.cli.options import (
 from calibrate.cli.report import write_report
 from calibrate.cli.request import Request
 from calibrate.files.publishing import check_store
-from calibrate.report.blocks import Record
+from calibrate.report.blocks import Record, Result
 from calibrate.report.terminal import show
 
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
-    from calibrate.report.run_record import RunRecord
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
@@ -76,7 +75,7 @@ class RunRequest(RunOptions, HeadOrLogits):
             )
 
 
-def run(request: RunRequest) -> "RunRecord":
+def run(request: RunRequest) -> Result:
     """Collect, fit, evaluate and report, in one command.
 
     The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
@@ -94,11 +93,11 @@ def run(request: RunRequest) -> "RunRecord":
     return _run_on_head(request)
 
 
-def _run_on_head(request: RunRequest) -> "RunRecord":
+def _run_on_head(request: RunRequest) -> Result:
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.evidence.baselines import beside, fixed_rules
     from calibrate.evidence.evidence import OWN
-    from calibrate.report.run_record import RunRecord
+    from calibrate.report.run_record import run_result
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.rivals import by_sharpness, fitted_rules
 
@@ -110,12 +109,12 @@ def _run_on_head(request: RunRequest) -> "RunRecord":
     evidence = score_head(head, request, beside(found.coefficients, fixed_rules() | others))
     scores = ScoresRecord(evidence, (OWN,), found.coefficients.reference)
     page = page_beside(found.coefficients)
-    return RunRecord(record, scores, write_report(page, found.coefficients, scores, needed=False))
+    return run_result(record, scores, write_report(page, found.coefficients, scores, needed=False))
 
 
-def _run_on_logits(request: RunRequest, logits: Path) -> "RunRecord":
+def _run_on_logits(request: RunRequest, logits: Path) -> Result:
     """Fits most of the rows of a file or folder, and judges the fit by the others."""
-    from calibrate.report.run_record import RunRecord
+    from calibrate.report.run_record import run_result
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.groups import hold_out
 
@@ -127,7 +126,7 @@ def _run_on_logits(request: RunRequest, logits: Path) -> "RunRecord":
     evidence = score_logits(split.held_out, {found.reference: found})
     scores = ScoresRecord(evidence, (found.reference,))
     page = page_beside(found)
-    return RunRecord(record, scores, write_report(page, found, scores, needed=False))
+    return run_result(record, scores, write_report(page, found, scores, needed=False))
 
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:
