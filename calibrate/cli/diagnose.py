@@ -9,7 +9,7 @@ from typer import Argument, BadParameter, Option
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError
-from calibrate.report.blocks import Result
+from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
 DiagnosisFolder = Annotated[
@@ -19,8 +19,6 @@ DiagnosisFolder = Annotated[
 
 @dataclass(frozen=True)
 class DiagnoseRequest(Request):
-    """What `calibrate diagnose` is asked for."""
-
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     out: DiagnosisFolder = None
     eps: Annotated[float, Option(help="A target is lost below this coefficient.")] = 0.5
@@ -31,7 +29,7 @@ class DiagnoseRequest(Request):
             raise BadParameter(f"--eps is {self.eps}; give a coefficient between 0 and 1")
 
 
-def diagnose(request: DiagnoseRequest) -> Result:
+def diagnose(request: DiagnoseRequest) -> Record:
     """Rank heads by what calibration could add.
 
     They are ranked by what the best rule adds to the log-probability of the targets, on rows that

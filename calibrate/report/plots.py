@@ -89,7 +89,7 @@ def plot_scores(
     if gain:
         ax.axhline(0, color="#777777", lw=0.8)
         _limit(ax, [factor * float(x.gain(own, measure).mean) for x in parts.values()])
-    what = {LOG_P: "log p", RIGHT: "right"}.get(measure, "p of the target")
+    what = {LOG_P: "log p", RIGHT: "share right"}.get(measure, "p of the target")
     unit = "nats" if measure == LOG_P else "points" if gain else "%"
     ax.set_ylabel(f"gain in {what} over plain softmax ({unit})" if gain else f"{what} ({unit})")
     legend_below(ax)

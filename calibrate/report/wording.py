@@ -106,7 +106,7 @@ def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
 
 def through_a_model(fit: Coefficients) -> bool:
     """Whether a fit was made through a model: of answers by tokens, not of rows by set size."""
-    return fit.source.get("options", {}).get("through") == "model"
+    return bool(fit.source.get("options", {}).get("through") == "model")
 
 
 def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
