@@ -10,6 +10,7 @@ from calibrate.evidence.prior import LEAST_GAIN
 from calibrate.files.atomic_io import write_atomically
 from calibrate.report.blocks import (
     SHOWN_HEADS,
+    Block,
     Facts,
     Heading,
     Result,
@@ -43,7 +44,7 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
     texts.append(gains + and_more(len(heads)))
     if count := len(diagnosis.without_rows):
         texts.append(f"  heads without any kept row: {count} (those of weight 0 do not count)")
-    shown = [
+    shown: list[Block] = [
         Heading(f"Diagnosis of {folder}"),
         Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
         *map(Text, texts),

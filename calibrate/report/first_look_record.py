@@ -9,7 +9,16 @@ import numpy as np
 from calibrate.evidence.estimate import CHANCE, Estimate
 from calibrate.evidence.evidence import Head
 from calibrate.model.first_look import DIFFUSE, SHARPER, STEP, UNCLEAR, HeadLook, Look, Slopes
-from calibrate.report.blocks import SHOWN_HEADS, Facts, Heading, Result, Table, Text, and_more
+from calibrate.report.blocks import (
+    SHOWN_HEADS,
+    Block,
+    Facts,
+    Heading,
+    Result,
+    Table,
+    Text,
+    and_more,
+)
 from calibrate.report.diagnosis_record import save_json
 from calibrate.report.plot_style import new_figure, save_figure
 from calibrate.report.plots import plot_slopes
@@ -110,8 +119,10 @@ def save_first_look(
     """
     figure, path = folder / MAP, folder / RECORD
     save_figure(figure, draw_first_look(look))
-    places = {head: i for i, head in enumerate(sorted((h.layer, h.head) for h in look.heads))}
-    shown = [
+    places: dict[Head, int] = {
+        head: i for i, head in enumerate(sorted((h.layer, h.head) for h in look.heads))
+    }
+    shown: list[Block] = [
         Heading(f"First look at {model}: d log p / d log beta of every head"),
         *(Text(f"  {sentence}") for sentence in sentences(look)),
         _table(look, places),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from calibrate.report.blocks import Facts, Result, Text, as_detail
+from calibrate.report.blocks import Block, Facts, Result, Text, as_detail
 from calibrate.report.fit_record import FitRecord
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.usage import usage
@@ -16,7 +16,7 @@ def report_result(verdict: str, path: Path | None) -> Result:
 
 def run_result(fit: FitRecord, scores: ScoresRecord, report: Result) -> Result:
     """Scores of a fit on what it was not made of, the verdict, and the lines that load the fit."""
-    shown = [
+    shown: list[Block] = [
         *as_detail(fit.evidence()),
         Facts([("scored", scores.scored_items())], detail=True),
         *scores.tables(),
