@@ -10,7 +10,7 @@ from calibrate.report.usage import usage
 
 def report_result(verdict: str, path: Path | None) -> Result:
     """The verdict and the path of the page; None if it could not be written."""
-    shown = [Text(f"\n{verdict}"), Facts([("report", str(path or "not written"))])]
+    shown: list[Block] = [Text(f"\n{verdict}"), Facts([("report", str(path or "not written"))])]
     return Result(shown, {"verdict": verdict, "report": path})
 
 
