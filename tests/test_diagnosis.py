@@ -18,7 +18,7 @@ from calibrate.files.rows import RowCollection
 from calibrate.maths import reference
 from calibrate.report import diagnosis_record, plots
 from calibrate.report.blocks import as_json
-from calibrate.report.diagnosis_record import DiagnosisRecord
+from calibrate.report.diagnosis_record import diagnosis_result
 from calibrate.report.plot_style import png
 from calibrate.rows import diagnosis as pipeline
 from calibrate.rows import head_verdict
@@ -218,7 +218,7 @@ def test_a_target_that_never_disperses_has_no_size(measured, found, here):
     never = measured[0]._replace(dispersal=np.full(PER_SIZE, np.inf))
     head = pipeline._diagnose_head(never, "it")
     assert head.dispersal is None
-    json.dumps(as_json(DiagnosisRecord(found._replace(heads=[head]), here, [])), allow_nan=False)
+    json.dumps(as_json(diagnosis_result(found._replace(heads=[head]), here, [])), allow_nan=False)
 
 
 def test_the_largest_size_has_twenty_rows(measured):
@@ -388,11 +388,11 @@ def test_of_many_heads_five_are_coloured(found):
 
 def test_heads_without_rows_are_counted_in_the_text(found, here):
     for heads, said in (([], False), ([(7, 7)], True)):
-        record = DiagnosisRecord(found._replace(without_rows=heads), here, [])
+        record = diagnosis_result(found._replace(without_rows=heads), here, [])
         assert ("heads without any kept row: 1" in str(list(record.blocks()))) == said
 
 
 def test_thresholds_are_in_the_record(found):
-    thresholds = DiagnosisRecord(found, Path("x.json"), []).as_json()["thresholds"]
+    thresholds = diagnosis_result(found, Path("x.json"), []).as_json()["thresholds"]
     assert thresholds["robust_slope"] == head_verdict.ROBUST_SLOPE
     assert thresholds["min_rows"] == head_verdict.MIN_ROWS

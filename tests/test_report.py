@@ -62,7 +62,7 @@ def test_the_page_holds_what_it_must(page):
         "max-retrieval@1",
         "max-retrieval-0",
         'calibrate.load("max-retrieval@1")',
-        "0.6472 to 5.022 nats; H is clamped to it",
+        "domain 0.6472 .. 5.022 nats outside H is clamped to it",
         "27,660 not misranked",
         fit.source["collection"],
         fit.provenance["created"],
@@ -106,8 +106,8 @@ def test_a_log_size_fit_has_a_page_of_its_own(by_size):
     text = write_toy_page(by_size, ToyHead(noise=3.0), sizes=(16, 2048))
     words = " ".join(text.words)
     for part in (
-        "beta(n) = 0.5 log n + 0.6",
-        "Fitted on sets of 16 to 1,024 items; the line goes on outside. 1 <= beta <= 64 at every",
+        "beta(n) 0.5 log n + 0.6 domain 16 .. 1,024 items outside the line goes on outside",
+        "guards 1 <= beta <= 64 at every set size",
     ):
         assert part in words, part
     assert "clamped" not in words
@@ -123,10 +123,10 @@ def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(by_both):
     text = write_toy_page(fit, ToyHead(noise=3.0), sizes=(16, 2048))
     words = " ".join(text.words)
     for part in (
-        "over the unmasked items, and n the number of unmasked items (log is the natural",
-        "beta(H, n) = -0.002 H^4 + 0.02 H^3",
-        "Fitted on entropies from 0.2 to 5 nats and sets of 16 to 1,024 items; H is clamped;",
-        "1 <= beta <= 64 at every entropy and set size.",
+        "over the unmasked items. n is the number of unmasked items; log is the natural",
+        "beta(H, n) -0.002 H^4 + 0.02 H^3",
+        "domain 0.2 .. 5 nats and sets of 16 .. 1,024 items outside H is clamped;",
+        "1 <= beta <= 64 at every entropy and set size",
         "Which kind of rule, and how sharp", "Chosen: q = 0.25, the largest that keeps 90 %",
     ):  # fmt: skip
         assert part in words, part

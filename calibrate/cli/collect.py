@@ -52,11 +52,11 @@ def collect(request: CollectRequest) -> Record:
     Example: calibrate collect --logits mine.npz
     """
     from calibrate.cli.loading import load_head, read_logits
-    from calibrate.report.collection_record import CollectionRecord
+    from calibrate.report.collection_record import rows_result
 
     parse_bytes(request.max_bytes)
     rows = load_head(request.head) if request.logits is None else read_logits(request.logits)
-    return CollectionRecord(collect_rows(request, rows))
+    return rows_result(collect_rows(request, rows))
 
 
 def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollection":

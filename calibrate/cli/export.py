@@ -18,7 +18,6 @@ from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
-    from calibrate.report.export_record import ExportRecord
 
 _STEP = 1 << 26  # bytes
 
@@ -84,7 +83,7 @@ def export(request: ExportRequest) -> Record:
     return write(fit, model, request.out, request.any_model)
 
 
-def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> "ExportRecord":
+def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
     """Exports a fit in the format of Hugging Face.
 
     Raises:
@@ -94,7 +93,7 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
 
     require_transformers()
     from calibrate.export.checkpoint import prepare, write
-    from calibrate.report.export_record import ExportRecord
+    from calibrate.report.export_record import export_result
     from calibrate.transformers.folders import ModelFolder
 
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
@@ -108,20 +107,20 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
             for _ in range(done // _STEP - before):
                 steps.advance(work=_STEP)
 
-        return ExportRecord(write(export, out, report))
+        return export_result(write(export, out, report))
 
 
-def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> "ExportRecord":
+def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
     """Exports a fit as a .gguf file; raises as `_export_folder`."""
     from calibrate.export.gguf_file import export_gguf
     from calibrate.export.gguf_model import GgufModel
-    from calibrate.report.export_record import ExportRecord
+    from calibrate.report.export_record import export_result
 
     stderr.print(f"reading {model}")
     source = GgufModel(model)
     sizes = [tensor.data.nbytes for tensor in source.tensors.values()]
     with Steps("writing", len(sizes), sum(sizes)) as steps:
-        return ExportRecord(
+        return export_result(
             export_gguf(fit, source, out, any_model, lambda n_bytes: steps.advance(work=n_bytes))
         )
 
@@ -143,14 +142,14 @@ def _require_gguf(path: Path) -> None:
         raise CalibrateError(f"{path} cannot be read without the package gguf: {install('gguf')}")
 
 
-def _read_back(path: Path) -> "ExportRecord":
+def _read_back(path: Path) -> Record:
     """What an exported folder or .gguf file carries.
 
     Raises:
       CalibrateError: it cannot be read, or is not an export.
     """
     from calibrate.cli.loading import require_transformers
-    from calibrate.report.export_record import ExportRecord
+    from calibrate.report.export_record import export_result
 
     if path.suffix == ".gguf":
         _require_gguf(path)
@@ -159,4 +158,4 @@ def _read_back(path: Path) -> "ExportRecord":
         require_transformers()
         from calibrate.export.checkpoint import read_export as read
     stderr.print(f"reading {path}")
-    return ExportRecord(read(path))
+    return export_result(read(path))

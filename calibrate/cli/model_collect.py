@@ -36,7 +36,7 @@ def collect(request: ModelCollectRequest) -> Record:
     from calibrate.cli.model_scoring import model_steps
     from calibrate.files.collection import discard_collection
     from calibrate.model.collect_examples import collect_examples
-    from calibrate.report.collection_record import ExamplesRecord
+    from calibrate.report.collection_record import examples_result
 
     folder = request.out or Path("runs") / job.folder.name
     if request.fresh:
@@ -47,4 +47,4 @@ def collect(request: ModelCollectRequest) -> Record:
         )
     if not steps.done:
         stderr.print(f"{folder} is already complete")
-    return ExamplesRecord(collection)
+    return examples_result(collection)

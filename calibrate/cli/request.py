@@ -22,7 +22,7 @@ class Request:
     def show(self, record: Record) -> None:
         """Prints the result of the command; raises CalibrateError if that is a failed check."""
         show(record, self.as_json)
-        if failure := getattr(record, "failure", lambda: None)():
+        if failure := getattr(record, "failure", None):
             raise CalibrateError(failure)
 
 

@@ -14,9 +14,10 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.rows import RowCollection
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
+from calibrate.report.blocks import Result
 from calibrate.report.fit_page import write_fit_page
 from calibrate.report.fit_record import FitRecord
-from calibrate.report.run_record import ReportRecord, RunRecord
+from calibrate.report.run_record import report_result, run_result
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows import score_head as heads
@@ -88,17 +89,17 @@ def fitted_rivals(fit: Coefficients, run: Path | None) -> Rules:
     return (by_sharpness(choice) if same_kind else {}) | fitted
 
 
-def end_run(record: FitRecord, scores: ScoresRecord) -> RunRecord:
+def end_run(record: FitRecord, scores: ScoresRecord) -> Result:
     """A fit, its scores, and the report beside its file."""
     fit = record.coefficients
     assert fit.path is not None
     page = fit.path.with_suffix(".html")
-    return RunRecord(record, scores, write_report(page, fit, scores, needed=False))
+    return run_result(record, scores, write_report(page, fit, scores, needed=False))
 
 
 def write_report(
     page: Path, fit: Coefficients, scores: ScoresRecord, needed: bool = True
-) -> ReportRecord:
+) -> Result:
     """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""
     stderr.print(f"writing the report {page}")
     verdict, path = " ".join(scores.verdicts().values()), None
@@ -109,4 +110,4 @@ def write_report(
         if needed:
             raise
         stderr.print(f"the report is not written: {error}")
-    return ReportRecord(verdict, path)
+    return report_result(verdict, path)

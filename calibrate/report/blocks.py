@@ -1,7 +1,6 @@
 """Blocks of a result: headings, sentences, facts, tables and code to be shown.
 
-Each command makes one record, a frozen dataclass with `blocks()`. `as_json` is what --json prints
-of it: its fields, or what its own `as_json()` returns.
+Each command gives one `Result`, or a record that has `blocks()` and `as_json()` as well.
 """
 
 import dataclasses
@@ -80,6 +79,32 @@ class Record(Protocol):
 
     def blocks(self) -> Iterable[Block]:
         """The result for people, in reading order."""
+
+    def as_json(self) -> Any:
+        """The result as --json prints it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A record whose blocks and JSON are known.
+
+    Attributes:
+      shown: the blocks, in reading order.
+      found: what --json prints; see `as_json`.
+      failure: why the command fails after it has shown this, in one line; None if it does not.
+    """
+
+    shown: Sequence[Block]
+    found: Any
+    failure: str | None = None
+
+    def blocks(self) -> Iterable[Block]:
+        """The result for people, in reading order."""
+        return self.shown
+
+    def as_json(self) -> Any:
+        """The result as --json prints it."""
+        return self.found
 
 
 def as_json(value: Any) -> Any:

@@ -1,84 +1,56 @@
 """Collections as results to show: rows by set size, examples by template and length."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
-
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.files.examples import ExampleCollection
 from calibrate.files.rows import RowCollection, count_bad, share_misranked
-from calibrate.report.blocks import Block, Table, Text
+from calibrate.report.blocks import Block, Result, Table, Text
 
 LEAST_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task
 
 
-@dataclass(frozen=True)
-class CollectionRecord:
-    """The result of `calibrate collect` on a head or logits."""
-
-    collection: RowCollection
-
-    def as_json(self) -> dict[str, Any]:
-        """The manifest."""
-        return self.collection.manifest
-
-    def blocks(self) -> Iterable[Block]:
-        """A row per set size, and the size of the whole."""
-        manifest = self.collection.manifest
-        rows = [
-            (
-                f"{size['size']:,}", f"{size['rows']:,}", f"{size['misranked']:,}",
-                f"{share_misranked(size):.1%}", f"{size['ties']:,}",
-                f"{count_bad(size):,}", f"{size['kept']:,}",
-            )
-            for size in manifest["sizes"]
-        ]  # fmt: skip
-        total = sum(shard["bytes"] for shard in manifest["shards"])
-        columns = ("n", "sets", "misranked", "share", "ties", "bad", "kept")
-        note = (
-            f"{len(manifest['shards'])} shards, {total / 1e6:,.1f} MB. Misranked: the target has "
-            "not the highest logit."
+def rows_result(collection: RowCollection) -> Result:
+    """Rows by set size, and the size of the whole; JSON is the manifest."""
+    manifest = collection.manifest
+    rows = [
+        (
+            f"{size['size']:,}", f"{size['rows']:,}", f"{size['misranked']:,}",
+            f"{share_misranked(size):.1%}", f"{size['ties']:,}",
+            f"{count_bad(size):,}", f"{size['kept']:,}",
         )
-        yield Table(columns, rows, f"Collection {self.collection.folder}", note)
+        for size in manifest["sizes"]
+    ]  # fmt: skip
+    total = sum(shard["bytes"] for shard in manifest["shards"])
+    columns = ("n", "sets", "misranked", "share", "ties", "bad", "kept")
+    note = (
+        f"{len(manifest['shards'])} shards, {total / 1e6:,.1f} MB. Misranked: the target has "
+        "not the highest logit."
+    )
+    return Result([Table(columns, rows, f"Collection {collection.folder}", note)], manifest)
 
 
-@dataclass(frozen=True)
-class ExamplesRecord:
-    """The result of `calibrate collect` on a model."""
-
-    collection: ExampleCollection
-
-    def as_json(self) -> dict[str, Any]:
-        """The manifest, and the scores of each template and length."""
-        scores = []
-        for stratum, part in _plain(self.collection).by("stratum").items():
-            log_p, right = (part.mean(PLAIN, measure) for measure in (LOG_P, RIGHT))
-            numbers = {"log_p": log_p.mean, "error": log_p.error, "right": right.mean}
-            cell = dict(zip(("length", "template", "text"), stratum, strict=True))
-            scores.append(cell | {"examples": part.n} | numbers)
-        return self.collection.manifest | {
-            "folder": self.collection.folder,
-            "digest": self.collection.digest,
-            "plain": scores,
-        }
-
-    def blocks(self) -> Iterable[Block]:
-        """A row per template and length."""
-        configuration, scores = self.collection.manifest["configuration"], _plain(self.collection)
-        rows = [
-            (stratum.template, f"{stratum.size:,}", f"{part.n:,}",
-             part.mean(PLAIN, LOG_P).shown(".3f"), f"{part.mean(PLAIN, RIGHT).mean:.1%}")
-            for stratum, part in scores.by("stratum").items()
-        ]  # fmt: skip
-        columns = ("template", "length", "examples", "log p", "right")
-        title = f"Examples {self.collection.folder}: {configuration['model']}, plain softmax"
-        note = "log p in nats of the whole answer; right: greedy decoding gives the whole answer."
-        note += " Text: per token." if scores.text.n else ""
-        if "prompts" in configuration["sources"]:
-            note += " Lengths of --prompts are rounded up to powers of two."
-        yield Table(columns, rows, title, note, left=["template"])
-        if warning := nearly_none_right(self.collection):
-            yield Text(f"\nNote: {warning}.")
+def examples_result(collection: ExampleCollection) -> Result:
+    """Examples by template and length; JSON has the manifest as well."""
+    configuration, scores = collection.manifest["configuration"], _plain(collection)
+    rows, cells = [], []
+    for stratum, part in scores.by("stratum").items():
+        log_p, right = (part.mean(PLAIN, measure) for measure in (LOG_P, RIGHT))
+        shown = (f"{part.n:,}", log_p.shown(".3f"), f"{right.mean:.1%}")
+        rows.append((stratum.template, f"{stratum.size:,}", *shown))
+        cell = dict(zip(("length", "template", "text"), stratum, strict=True))
+        numbers = {"log_p": log_p.mean, "error": log_p.error, "right": right.mean}
+        cells.append(cell | {"examples": part.n} | numbers)
+    columns = ("template", "length", "examples", "log p", "right")
+    title = f"Examples {collection.folder}: {configuration['model']}, plain softmax"
+    note = "log p in nats of the whole answer; right: greedy decoding gives the whole answer."
+    if scores.text.n:
+        note += " Text: per token."
+    if "prompts" in configuration["sources"]:
+        note += " Lengths of --prompts are rounded up to powers of two."
+    shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]
+    if warning := nearly_none_right(collection):
+        shown_blocks.append(Text(f"\nNote: {warning}."))
+    found = {"folder": collection.folder, "digest": collection.digest, "plain": cells}
+    return Result(shown_blocks, collection.manifest | found)
 
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from calibrate.report.blocks import (
     Block,
     Facts,
     Heading,
+    Result,
     Table,
     Text,
     and_more,
@@ -29,66 +29,61 @@ from calibrate.rows.groups import MIN_ROWS
 RECORD = "diagnosis.json"
 
 
-@dataclass(frozen=True)
-class DiagnosisRecord:
-    """The result of `calibrate diagnose` on rows."""
+def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) -> Result:
+    """The verdict on each head, the largest gain first, and the files.
 
-    diagnosis: Diagnosis
-    path: Path  # of the record as JSON
-    figures: Sequence[Path]
+    Args:
+      diagnosis: of a collection of rows.
+      path: of the record as JSON, which has every head and set size, and the thresholds.
+      figures: beside it.
+    """
+    heads, folder = diagnosis.heads, diagnosis.collection.folder
+    worth = sum(head.verdict.word == thresholds.WORTH for head in heads)
+    texts = [f"  {head.name}: {head.verdict.reason}" for head in heads[:SHOWN_HEADS]]
+    gains = "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
+    texts.append(gains + and_more(len(heads)))
+    if count := len(diagnosis.without_rows):
+        texts.append(f"  heads without any kept row: {count} (those of weight 0 do not count)")
+    shown: list[Block] = [
+        Heading(f"Diagnosis of {folder}"),
+        Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
+        *map(Text, texts),
+        _measurements(diagnosis),
+        Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME"),
+        Facts([("record", str(path)), *(("figure", str(figure)) for figure in figures)]),
+    ]
+    return Result(shown, _found(diagnosis) | {"path": path, "figures": figures})
 
-    def as_json(self) -> dict[str, Any]:
-        """Every head and set size, and the thresholds of the verdicts."""
-        diagnosis = self.diagnosis
-        return {
-            "collection": diagnosis.collection.folder,
-            "digest": diagnosis.collection.digest,
-            "eps": diagnosis.eps,
-            "thresholds": {
-                "min_rows": MIN_ROWS,
-                "least_gain": LEAST_GAIN,
-                "robust_slope": thresholds.ROBUST_SLOPE,
-                "seldom_on_top": thresholds.SELDOM_ON_TOP,
-                "least_sink": thresholds.LEAST_SINK,
-            },
-            "heads": diagnosis.heads,
-            "without_rows": [list(head) for head in diagnosis.without_rows],
-            "path": self.path,
-            "figures": self.figures,
-        }
 
-    def blocks(self) -> Iterable[Block]:
-        """The verdict on each head, the largest gain first, and the files."""
-        diagnosis, heads = self.diagnosis, self.diagnosis.heads
-        folder = diagnosis.collection.folder
-        worth = sum(head.verdict.word == thresholds.WORTH for head in heads)
-        yield Heading(f"Diagnosis of {folder}")
-        yield Facts([("heads", f"{worth} of {len(heads)} worth calibrating")])
-        for head in heads[:SHOWN_HEADS]:
-            yield Text(f"  {head.name}: {head.verdict.reason}")
-        yield Text(
-            "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
-            + and_more(len(heads))
-        )
-        if diagnosis.without_rows:
-            count = len(diagnosis.without_rows)
-            yield Text(f"  heads without any kept row: {count} (those of weight 0 do not count)")
-        yield self._measurements()
-        yield Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME")
-        yield Facts([("record", str(self.path)), *(("figure", str(path)) for path in self.figures)])
+def _found(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        "collection": diagnosis.collection.folder,
+        "digest": diagnosis.collection.digest,
+        "eps": diagnosis.eps,
+        "thresholds": {
+            "min_rows": MIN_ROWS,
+            "least_gain": LEAST_GAIN,
+            "robust_slope": thresholds.ROBUST_SLOPE,
+            "seldom_on_top": thresholds.SELDOM_ON_TOP,
+            "least_sink": thresholds.LEAST_SINK,
+        },
+        "heads": diagnosis.heads,
+        "without_rows": [list(head) for head in diagnosis.without_rows],
+    }
 
-    def _measurements(self) -> Table:
-        columns = (
-            "head", "rows", "largest n", "entropy there", "commitment slope",
-            f"n at {self.diagnosis.eps:g}", "on top", "ceiling",
-        )  # fmt: skip
-        note = (
-            "Commitment is log n - entropy, in nats. n at a share: where the target has that share "
-            "of the attention. On top: rows whose target has the highest logit. Ceiling: the gain "
-            "if each row had its own best beta."
-        )
-        rows = [*map(_cells, self.diagnosis.heads[:SHOWN_HEADS])]
-        return Table(columns, rows, "Measurements", note, left=["head"], detail=True)
+
+def _measurements(diagnosis: Diagnosis) -> Table:
+    columns = (
+        "head", "rows", "largest n", "entropy there", "commitment slope",
+        f"n at {diagnosis.eps:g}", "on top", "ceiling",
+    )  # fmt: skip
+    note = (
+        "Commitment is log n - entropy, in nats. n at a share: where the target has that share "
+        "of the attention. On top: rows whose target has the highest logit. Ceiling: the gain "
+        "if each row had its own best beta."
+    )
+    rows = [*map(_cells, diagnosis.heads[:SHOWN_HEADS])]
+    return Table(columns, rows, "Measurements", note, left=["head"], detail=True)
 
 
 def _cells(head: HeadDiagnosis) -> list[str]:
@@ -101,15 +96,15 @@ def _cells(head: HeadDiagnosis) -> list[str]:
     ]  # fmt: skip
 
 
-def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> DiagnosisRecord:
-    """Writes the figures and then the record, which is returned, each whole or not at all."""
+def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> Result:
+    """Writes the figure and then the record, which is returned, each whole or not at all."""
     figure = folder / "entropy.png"
     save_figure(figure, draw(plot_entropy, diagnosis.heads))
-    record = DiagnosisRecord(diagnosis, folder / RECORD, [figure])
-    save_json(record.path, record)
-    return record
+    result = diagnosis_result(diagnosis, folder / RECORD, [figure])
+    save_json(folder / RECORD, result)
+    return result
 
 
-def save_json(path: Path, record: Any) -> None:
+def save_json(path: Path, record: Result) -> None:
     """Writes what --json prints of a record, whole or not at all."""
     write_atomically(path, (json.dumps(as_json(record), indent=1, allow_nan=False) + "\n").encode())

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
 from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_change
-from calibrate.report.blocks import Block, Heading, Text
+from calibrate.report.blocks import Heading, Result, Text
 from calibrate.report.wording import items, value_text
 from calibrate.rows.solved_rows import head_label
 
@@ -21,47 +20,10 @@ _NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
 _SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its source
 
 
-@dataclass(frozen=True)
-class DifferenceRecord:
-    """The result of `calibrate fits diff`: how fit b differs from fit a."""
+def compare_fits(a: str, b: str, store: Path | None) -> Result:
+    """How fit b differs from fit a: the largest change of beta where either was fitted, and fields.
 
-    a: str  # reference and path
-    b: str
-    head: str  # with the largest change; empty: all of them
-    change: Change | None  # None: no head in common
-    fields: dict[str, tuple[Any, Any]]  # by path in the file, values in a and b; None: absent
-
-    def as_json(self) -> dict[str, Any]:
-        """The largest change of beta, and every field that differs."""
-        return vars(self) | {"change": self.change and self.change._asdict()}
-
-    def blocks(self) -> Iterable[Block]:
-        """The largest change of beta, and the fields of rule and source that differ."""
-        yield Heading(f"- {self.a}\n+ {self.b}")
-        yield Text(self._change_text())
-        shown = {k: values for k, values in self.fields.items() if k.startswith(_SHOWN_FIELDS)}
-        for path, (x, y) in shown.items():
-            yield Text(f"{value_text(path)}\n  - {value_text(x)}\n  + {value_text(y)}")
-        if hidden := len(self.fields) - len(shown):
-            yield Text(f"{hidden} fields of quality and provenance differ (--json lists them)")
-        if not self.fields:
-            yield Text("no field differs")
-
-    def _change_text(self) -> str:
-        if self.change is None:
-            return "the fits have no head in common"
-        largest, before, after, H, log_n = self.change
-        if largest == 0:
-            return "beta is the same"
-        at = [self.head] if self.head else []
-        at += [] if H is None else [f"H = {H:.4g}"]
-        at += [] if log_n is None else [f"n = {items(log_n)}"]
-        where = ", ".join(at)
-        return f"beta changes by at most {largest:.4g}: from {before:.4g} to {after:.4g} at {where}"
-
-
-def compare_fits(a: str, b: str, store: Path | None) -> DifferenceRecord:
-    """Loads and compares two fits, where either was fitted.
+    Shown are the fields of rule and source; JSON has all, each with its values in a and b.
 
     Raises:
       CoefficientsError: there is no such fit.
@@ -76,7 +38,32 @@ def compare_fits(a: str, b: str, store: Path | None) -> DifferenceRecord:
         if repr(one.get(path, _leaves)) != repr(other.get(path, _leaves))
     }
     before, after = (f"{fit.reference}  {fit.path}" for fit in fits)
-    return DifferenceRecord(before, after, head, change, fields)
+    texts = [Text(text) for text in (_change_text(change, head), *_field_texts(fields))]
+    found = {"a": before, "b": after, "head": head, "change": change, "fields": fields}
+    return Result([Heading(f"- {before}\n+ {after}"), *texts], found)
+
+
+def _field_texts(fields: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    shown = {path: values for path, values in fields.items() if path.startswith(_SHOWN_FIELDS)}
+    for path, (x, y) in shown.items():
+        yield f"{value_text(path)}\n  - {value_text(x)}\n  + {value_text(y)}"
+    if hidden := len(fields) - len(shown):
+        yield f"{hidden} fields of quality and provenance differ (--json lists them)"
+    if not fields:
+        yield "no field differs"
+
+
+def _change_text(change: Change | None, head: str) -> str:
+    if change is None:
+        return "the fits have no head in common"
+    largest, before, after, H, log_n = change
+    if largest == 0:
+        return "beta is the same"
+    at = [head] if head else []
+    at += [] if H is None else [f"H = {H:.4g}"]
+    at += [] if log_n is None else [f"n = {items(log_n)}"]
+    where = ", ".join(at)
+    return f"beta changes by at most {largest:.4g}: from {before:.4g} to {after:.4g} at {where}"
 
 
 def _change(

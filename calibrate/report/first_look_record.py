@@ -1,15 +1,24 @@
 """The first look at a model as a result to show: a map of its heads, and what they want."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrate.evidence.estimate import CHANCE, Estimate
+from calibrate.evidence.evidence import Head
 from calibrate.model.first_look import DIFFUSE, SHARPER, STEP, UNCLEAR, HeadLook, Look, Slopes
-from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
+from calibrate.report.blocks import (
+    SHOWN_HEADS,
+    Block,
+    Facts,
+    Heading,
+    Result,
+    Table,
+    Text,
+    and_more,
+)
 from calibrate.report.diagnosis_record import save_json
 from calibrate.report.plot_style import new_figure, save_figure
 from calibrate.report.plots import plot_slopes
@@ -22,70 +31,38 @@ NAMED_HEADS = 12  # in a sentence
 MOST_LENGTHS = 4  # columns of the table; --json has all
 
 
-@dataclass(frozen=True)
-class FirstLookRecord:
-    """The result of `calibrate model diagnose`."""
-
-    look: Look
-    model: str
-    fingerprint: str
-    collection: str | None  # its digest; None if the examples were not kept
-    path: Path  # of the record as JSON
-    figure: Path
-
-    def as_json(self) -> dict[str, Any]:
-        """Every head, with its mean at each length and of each template."""
-        look = self.look
-        kinds = (("answers", look.answers), ("text", look.text))
-        return {
-            "model": self.model,
-            "fingerprint": self.fingerprint,
-            "collection": self.collection,
-            "step": STEP,
-            "level": CHANCE,
-            **{
-                kind: mean and {"examples": mean.examples, "log_p": mean.log_p}
-                for kind, mean in kinds
-            },
-            "heads": [self._head_json(head) for head in look.heads],
-            "path": self.path,
-            "figures": [self.figure],
+def _found(look: Look, places: Mapping[Head, int]) -> dict[str, Any]:
+    """Every head, with its mean at each length and of each template."""
+    kinds = (("answers", look.answers), ("text", look.text))
+    parts = (("by_length", look.by_length), ("by_template", look.by_template))
+    means = {kind: x and {"examples": x.examples, "log_p": x.log_p} for kind, x in kinds}
+    heads = [
+        head._asdict()
+        | {
+            name: {str(key): _at(mean, places[head.layer, head.head]) for key, mean in by.items()}
+            for name, by in parts
         }
+        for head in look.heads
+    ]
+    return {"step": STEP, "level": CHANCE, **means, "heads": heads}
 
-    def _head_json(self, head: HeadLook) -> dict[str, Any]:
-        i = self._place(head)
-        parts = (("by_length", self.look.by_length), ("by_template", self.look.by_template))
-        return head._asdict() | {
-            name: {str(key): _at(mean, i) for key, mean in means.items()} for name, means in parts
-        }
 
-    def _place(self, head: HeadLook) -> int:
-        """The place of a head in the arrays of slopes."""
-        return sorted((h.layer, h.head) for h in self.look.heads).index((head.layer, head.head))
-
-    def blocks(self) -> Iterable[Block]:
-        """What the heads want in words, the steepest of them in a table, and the files."""
-        yield Heading(f"First look at {self.model}: d log p / d log beta of every head")
-        yield from (Text(f"  {sentence}") for sentence in sentences(self.look))
-        yield self._table()
-        yield Facts([("record", str(self.path)), ("figure", str(self.figure))])
-
-    def _table(self) -> Table:
-        look = self.look
-        lengths = list(look.by_length)[:MOST_LENGTHS] if len(look.by_length) > 1 else []
-        kinds = {"answers": look.answers, **{f"{n:,} tokens": look.by_length[n] for n in lengths}}
-        slopes = {name: mean for name, mean in (kinds | {"text": look.text}).items() if mean}
-        rows = []
-        for head in look.heads[:SHOWN_HEADS]:
-            i = self._place(head)
-            cells = [Estimate(*_at(mean, i)).shown("+.3f") for mean in slopes.values()]
-            rows.append([name_of(head), *cells, head.wants, f"{head.gain:.4f}"])
-        note = (
-            "Nats of log p per unit of log beta ± standard error; templates and lengths have equal "
-            "weight. Gain: to first order, of a beta 10 % higher or lower. Wants: beyond chance "
-            "among all heads." + and_more(len(look.heads))
-        )
-        return Table(["head", *slopes, "wants", "gain"], rows, note=note, left=["head", "wants"])
+def _table(look: Look, places: Mapping[Head, int]) -> Table:
+    """The steepest heads."""
+    lengths = list(look.by_length)[:MOST_LENGTHS] if len(look.by_length) > 1 else []
+    kinds = {"answers": look.answers, **{f"{n:,} tokens": look.by_length[n] for n in lengths}}
+    slopes = {name: mean for name, mean in (kinds | {"text": look.text}).items() if mean}
+    rows = []
+    for head in look.heads[:SHOWN_HEADS]:
+        i = places[head.layer, head.head]
+        cells = [Estimate(*_at(mean, i)).shown("+.3f") for mean in slopes.values()]
+        rows.append([name_of(head), *cells, head.wants, f"{head.gain:.4f}"])
+    note = (
+        "Nats of log p per unit of log beta ± standard error; templates and lengths have equal "
+        "weight. Gain: to first order, of a beta 10 % higher or lower. Wants: beyond chance "
+        "among all heads." + and_more(len(look.heads))
+    )
+    return Table(["head", *slopes, "wants", "gain"], rows, note=note, left=["head", "wants"])
 
 
 def _at(slopes: Slopes, i: int) -> tuple[float, float]:
@@ -101,8 +78,8 @@ def sentences(look: Look) -> Iterable[str]:
     yield f"{main.examples:,} examples; mean log p of {what} {main.log_p:.3f} nats"
     for word in (SHARPER, DIFFUSE):
         heads = look.wanting(word)
-        names = ", ".join(map(name_of, heads[:NAMED_HEADS])) + ", ..." * (len(heads) > NAMED_HEADS)
-        listed = f": {names}" if heads else ""
+        names = [*map(name_of, heads[:NAMED_HEADS]), *(["..."] if heads[NAMED_HEADS:] else [])]
+        listed = f": {', '.join(names)}" if heads else ""
         verb = "wants" if len(heads) == 1 else "want"
         yield f"{len(heads)} of {len(look.heads)} heads {verb} to be {word}{listed}"
     clear = [head for head in look.heads if head.wants != UNCLEAR]
@@ -128,13 +105,33 @@ def name_of(head: HeadLook) -> str:
 
 def save_first_look(
     folder: Path, look: Look, model: str, fingerprint: str, collection: str | None
-) -> FirstLookRecord:
-    """Writes the map and then the record, which is returned, each whole or not at all."""
-    save_figure(folder / MAP, draw_first_look(look))
-    path = folder / RECORD
-    record = FirstLookRecord(look, model, fingerprint, collection, path, folder / MAP)
-    save_json(path, record)
-    return record
+) -> Result:
+    """Writes the map of the heads and then the record, which is returned.
+
+    Shown are what the heads want in words, the steepest of them, and the files.
+
+    Args:
+      folder: of the files, which are written whole or not at all.
+      look: at the model.
+      model: its name.
+      fingerprint: of the model.
+      collection: the digest of the examples; None if they were not kept.
+    """
+    figure, path = folder / MAP, folder / RECORD
+    save_figure(figure, draw_first_look(look))
+    places: dict[Head, int] = {
+        head: i for i, head in enumerate(sorted((h.layer, h.head) for h in look.heads))
+    }
+    shown: list[Block] = [
+        Heading(f"First look at {model}: d log p / d log beta of every head"),
+        *(Text(f"  {sentence}") for sentence in sentences(look)),
+        _table(look, places),
+        Facts([("record", str(path)), ("figure", str(figure))]),
+    ]
+    of = {"model": model, "fingerprint": fingerprint, "collection": collection}
+    result = Result(shown, of | _found(look, places) | {"path": path, "figures": [figure]})
+    save_json(path, result)
+    return result
 
 
 def draw_first_look(look: Look) -> "Figure":

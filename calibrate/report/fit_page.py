@@ -1,26 +1,26 @@
 """The page on a fit: its verdict, scores, figures, rule and provenance, for whatever was scored."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from calibrate.evidence.evidence import LOG_P, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.report import plots
-from calibrate.report.blocks import Heading
-from calibrate.report.page import (
-    Figures,
-    Page,
-    Picture,
-    draw,
-    provenance_section,
-    rule_section,
-    usage_section,
-    write_page,
-)
+from calibrate.report.blocks import Block, Facts, Heading, Text
+from calibrate.report.fit_record import rule_facts
+from calibrate.report.page import Figures, Page, Picture, draw, write_page
+from calibrate.report.rule_curves import all_constant
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.selection import selection_section
+from calibrate.report.usage import usage
+from calibrate.report.wording import facts, guards
 
+SYMBOLS = {
+    "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
+    "n": "n is the number of unmasked items; log is the natural logarithm.",
+}
 BARS = "bars of two standard errors"
 
 
@@ -32,20 +32,38 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
       fit: what was calibrated; the first of the fits that were scored.
       scores: of items that it was, if possible, not made of.
     """
-    of = scores.evidence.of
+    of, scored = scores.evidence.of, scores.scored_items()
     blocks = [
         Heading("Scores"),
         *scores.tables(),
-        *usage_section(fit),
+        *_usage_section(fit),
         Heading("Figures"),
         Figures([*_score_pictures(scores, fit), *_rule_pictures(scores, fit)]),
         *selection_section(fit),
-        *rule_section(fit),
-        *provenance_section(fit, f"{of.name} ({of.fingerprint}): {scores.scored_items()}"),
+        *_rule_section(fit),
+        Heading("Provenance"),
+        Facts([*facts(fit), ("scored on", f"{of.name} ({of.fingerprint}): {scored}")]),
     ]
     subtitle = f"Calibration of adaptive-temperature softmax, scored on {of.name}"
     verdict = " ".join(scores.verdicts().values())
     write_page(path, Page(fit.reference, subtitle, verdict, blocks))
+
+
+def _usage_section(fit: Coefficients) -> Iterable[Block]:
+    code = usage(fit)
+    yield Heading(code.purpose.removesuffix(":"))
+    yield replace(code, purpose="")
+    if fit.has_heads:
+        yield Text("A head that the fit does not name keeps beta = 1.")
+
+
+def _rule_section(fit: Coefficients) -> Iterable[Block]:
+    rule, constant = fit.rule, all_constant(fit)
+    yield Heading("The rule")
+    yield Facts([*rule_facts(fit), *([] if constant else [("guards", guards(rule))])])
+    if not constant:
+        used = (("H", rule.by_entropy), ("n", rule.by_size))
+        yield Text(" ".join(SYMBOLS[symbol] for symbol, uses in used if uses))
 
 
 def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture]:

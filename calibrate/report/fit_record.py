@@ -22,6 +22,7 @@ from calibrate.report.rule_curves import (
     beta_range,
     beta_text,
     constant_text,
+    joint_domain,
     of_both,
     shown_sizes,
     typical_betas,
@@ -29,12 +30,14 @@ from calibrate.report.rule_curves import (
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import load_line, usage
 from calibrate.report.wording import (
-    argument,
+    FORMS,
+    SYMBOLS,
     facts,
     guards,
     outside,
     polynomial,
     span,
+    through_a_model,
     value_text,
 )
 from calibrate.rows.solved_rows import head_label
@@ -101,7 +104,7 @@ class FitRecord:
         yield from details if self.of_file else as_detail(details)
 
     def _rule(self) -> Iterable[tuple[str, str]]:
-        """The rule of the only entry, or how many there are."""
+        """How many heads have a rule, and the rule."""
         fit, (first, *others) = self.coefficients, self.coefficients.entries
         rest = "; other heads keep plain softmax"
         if self.heads:
@@ -110,13 +113,7 @@ class FitRecord:
             yield "rules", f"{len(fit.entries):,} entries{rest}"
         elif (first.layer, first.head) != (None, None):
             yield "for", head_label(first.layer, first.head) + rest
-        if all_constant(fit):
-            yield from [] if others else [("rule", constant_text(first))]
-            return
-        if not others:
-            yield f"beta({argument(fit.rule)})", polynomial(first.coefficients)
-            yield "domain", span(first.domain, fit.rule.kind)
-        yield "outside", outside(fit.rule, fit.entries)
+        yield from rule_facts(fit)
 
     def _entries(self) -> Table:
         """A row for each head: its beta, and its gain where that is known."""
@@ -124,8 +121,7 @@ class FitRecord:
         entries = sorted(
             fit.entries, key=lambda e: -_importance(fit, e, known.get((e.layer, e.head)))
         )[:SHOWN_HEADS]
-        rule = "beta" if all_constant(fit) else f"beta({argument(fit.rule)})"
-        rule += ", range" * of_both(fit.rule)
+        rule = entry_heading(fit)
         columns = ["layer", "head", *(["rows", "misranked", "gain"] if known else []), rule]
         rows = [
             [*map(_index, (e.layer, e.head)), *_head_cells(known, e), entry_text(fit, e)]
@@ -146,6 +142,20 @@ class FitRecord:
             rows.append(("more rows", advice))
         rows += [*facts(fit), ("id", digest(fit))]
         yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))
+
+
+def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
+    """The rule of the only entry, or what the rules of several have in common."""
+    rule, (first, *others) = fit.rule, fit.entries
+    if all_constant(fit):
+        yield "rule", "a constant for each head" if others else constant_text(first)
+        return
+    formula = polynomial(first.coefficients)
+    if others:
+        formula = f"{FORMS[rule.kind]}, with coefficients of its own for each head"
+    yield f"beta({SYMBOLS[rule.kind]})", formula
+    yield "domain", span(joint_domain(fit.entries), rule.kind)
+    yield "outside", outside(rule, fit.entries)
 
 
 def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
@@ -185,6 +195,13 @@ def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitReco
     return FitRecord(coefficients, figure, of_file=True)
 
 
+def entry_heading(fit: Coefficients) -> str:
+    """The heading of a column of `entry_text`."""
+    if all_constant(fit):
+        return "beta"
+    return f"beta({SYMBOLS[fit.rule.kind]}){', range' if of_both(fit.rule) else ''}"
+
+
 def entry_text(fit: Coefficients, entry: Entry | None) -> str:
     """The rule of a head in a table: a formula, or the least and most beta of a long one."""
     if entry is None:
@@ -199,8 +216,9 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
     sizes = [of for of in fit.quality.get("held_out", []) if set(HELD_OUT) <= of.keys()]
     if not sizes:
         return []
-    through_model = fit.source.get("options", {}).get("through") == "model"
-    n, items, what = ("tokens", "answers", "answer") if through_model else ("n", "rows", "target")
+    n, items, what = ("n", "rows", "target")
+    if through_a_model(fit):
+        n, items, what = ("tokens", "answers", "answer")
     rows = [
         (f"{of['size']:,}", f"{of['rows']:,}", f"{of['before']:.3f}", f"{of['after']:.3f}",
          Estimate(of["after"] - of["before"], of["error"]).shown("+.3f"))

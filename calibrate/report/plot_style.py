@@ -102,24 +102,17 @@ def powers_of_two(smallest: float, largest: float) -> list[int]:
 
 
 def legend_below(ax: "Axes") -> None:
-    """A legend under the axes, of three columns."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    figure.legend(
+    """A legend under the axes, in its own part of the figure, of three columns."""
+    ax.figure.legend(
         *ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
         frameon=False, columnspacing=1.2, handlelength=1.8,
     )  # fmt: skip
 
 
-def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve], lw: float = 2) -> None:
+def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
     """Curves coloured by set size, the larger the darker, each with a label.
 
     They are bold at the entropies of the fit's domain, and dashed at sizes outside it.
-
-    Args:
-      ax: where to draw.
-      curves: by rising size.
-      lw: width of the bold part, in points.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
@@ -127,13 +120,13 @@ def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve], lw: float = 2) -> 
 
     norm = LogNorm(0.9 * curves[0].size, 1.1 * curves[-1].size)
     colour = ScalarMappable(norm, "viridis_r").to_rgba
-    outline = [Stroke(linewidth=lw + 1.2, foreground="black"), Normal()]
+    outline = [Stroke(linewidth=3.2, foreground="black"), Normal()]
     for curve in curves:
         style = "--" if curve.beyond else "-"
         (rgba,) = colour(np.array([curve.size]))
         bold, thin = (np.where(part, curve.beta, np.nan) for part in (curve.inside, ~curve.inside))
         ax.plot(
-            curve.entropy, bold, style, color=rgba, lw=lw, zorder=5, path_effects=outline,
+            curve.entropy, bold, style, color=rgba, lw=2, zorder=5, path_effects=outline,
             label=f"n = {curve.size:,}" + (", not fitted" if curve.beyond else ""),
         )  # fmt: skip
         ax.plot(curve.entropy, thin, style, color=rgba, lw=0.8, zorder=4)

@@ -36,6 +36,7 @@ from calibrate.report.rule_curves import (
     size_curves,
     typical_betas,
 )
+from calibrate.report.wording import through_a_model
 from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 # What people compare, in this order: of more curves than these, none can be told from another.
 COMPARED = (OWN, PLAIN, "paper", "hard", "log-n", "constant", "kappa-log-n")
 MOST_CURVES = 5
-SPREAD = 0.4  # of the rules around their place
+SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another
 FAR = 10.0  # times the largest gain of the fit: what gains or loses more is out of the figure
 MAX_COLOURED = 10  # curves: of more, five are coloured
 WIDE_RANGE = 10  # of beta: from there on its axis is logarithmic
@@ -75,7 +76,7 @@ def plot_scores(
         colour, marker, dash = STYLES.get(OWN if rule == own else rule) or next(others)
         found = [x.gain(rule, measure) if gain else x.mean(rule, measure) for x in parts.values()]
         mean, error = factor * np.array([(one.mean, one.error) for one in found], float).T
-        at = places + (SPREAD * ((i + 0.5) / len(rules) - 0.5) if by != "size" else 0)
+        at = places + SPREAD[by] * ((i + 0.5) / len(rules) - 0.5)
         ax.errorbar(
             at, mean, 2 * np.nan_to_num(error), color=colour, marker=marker, ms=5, lw=1.4,
             ls=dash if by == "size" else "", capsize=2, zorder=3 if rule == own else 2,
@@ -88,8 +89,9 @@ def plot_scores(
     if gain:
         ax.axhline(0, color="#777777", lw=0.8)
         _limit(ax, [factor * float(x.gain(own, measure).mean) for x in parts.values()])
-    unit = {LOG_P: "log p (nats)", RIGHT: "right (%)"}.get(measure, "p of the target (%)")
-    ax.set_ylabel(f"{unit}{', above plain softmax' if gain else ''}")
+    what = {LOG_P: "log p", RIGHT: "share right"}.get(measure, "p of the target")
+    unit = "nats" if measure == LOG_P else "points" if gain else "%"
+    ax.set_ylabel(f"gain in {what} over plain softmax ({unit})" if gain else f"{what} ({unit})")
     legend_below(ax)
     return ax
 
@@ -129,7 +131,9 @@ def plot_held_out(ax: "Axes", fit: Coefficients) -> "Axes":
     ax.axhline(0, color=PAPER, lw=0.8)
     ax.errorbar(sizes, gain, error, fmt="o-", color=OURS, capsize=3, ms=4)
     sizes_axis(ax, sizes)
-    ax.set(ylabel="gain in log p, held out (nats)", title="what it gains on held-out rows")
+    if through_a_model(fit):
+        ax.set_xlabel("tokens")
+    ax.set(ylabel="gain in log p (nats)", title="Held out: gain over plain softmax")
     return ax
 
 
@@ -223,11 +227,16 @@ def save_fit_figure(path: Path, fit: Coefficients, heads: Sequence[Head] | None 
     from calibrate.report.plot_style import new_figure
 
     of_heads, held_out = fit.has_heads, bool(fit.quality.get("held_out"))
-    figure = new_figure(4.8 * (1 + held_out), 4.2)
-    axes = figure.subplots(1, 1 + held_out, squeeze=False)[0]
+    n_panels = 2 if held_out else 1
+    figure = new_figure(4.8 * n_panels, 4.2)
+    panels = figure.subfigures(1, n_panels, squeeze=False)[0]  # each with its own legend
+    axes = [panel.subplots() for panel in panels]
     if held_out:
         plot_held_out(axes[0], fit)
-    plot_head_betas(axes[-1], fit, heads) if of_heads else plot_rule(axes[-1], fit)
+    if of_heads:
+        plot_head_betas(axes[-1], fit, heads)
+    else:
+        plot_rule(axes[-1], fit)
     save_figure(path, figure)
 
 

@@ -14,6 +14,7 @@ N_SIZES = 5  # curves between the smallest and the largest set size of a domain
 BEYOND = 4  # times the largest: the size of one more
 ABOVE_ZERO = 1e-6  # nats: at 0 any beta gives the same, and a gate there does nothing
 ROUNDING = 1e-9
+POINTS = 201  # of a curve
 
 
 class SizeCurve(NamedTuple):
@@ -50,14 +51,11 @@ def _beta(fit: Coefficients, entry: Entry, H: np.ndarray, log_n: np.ndarray) -> 
 
 
 def size_curves(
-    fit: Coefficients, entry: Entry, sizes: Sequence[int] | None = None, points: int = 401
+    fit: Coefficients, entry: Entry, sizes: Sequence[int] | None = None
 ) -> list[SizeCurve]:
     """Curves of one entry of a rule of entropy and size, by rising size.
 
-    Args:
-      sizes: of the sets; None are those of `shown_sizes`. A set of one item has no entropy, and no
-        curve.
-      points: of each curve.
+    A set of one item has no entropy, and no curve. `sizes` of None are those of `shown_sizes`.
     """
     lo, hi, small, large = entry.domain
     curves = []
@@ -65,7 +63,7 @@ def size_curves(
         log_n = float(np.log(n))
         if log_n <= ABOVE_ZERO:
             continue
-        H = np.linspace(ABOVE_ZERO, log_n, points)
+        H = np.linspace(ABOVE_ZERO, log_n, POINTS)
         beta = beta_at(fit, entry, H, n)
         beyond = not small - ROUNDING <= log_n <= large + ROUNDING
         curves.append(SizeCurve(n, H, beta, (lo <= H) & (hi >= H), beyond))
@@ -81,17 +79,15 @@ def shown_sizes(domain: Sequence[float]) -> list[int]:
     return sorted({round(float(n)) for n in sizes})
 
 
-def domain_curve(
-    fit: Coefficients, entry: Entry, points: int = 201
-) -> tuple[np.ndarray, np.ndarray]:
+def domain_curve(fit: Coefficients, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
     """(x as an axis shows it, beta) of one entry over its domain.
 
     Of a rule of entropy and size, that of sets of `largest_size` of the fit.
     """
     if not of_both(fit.rule):
         lo, hi = entry.domain
-        return rule_curve(fit, entry, np.linspace(lo, hi, points))
-    (curve,) = size_curves(fit, entry, [largest_size(fit)], points)
+        return rule_curve(fit, entry, np.linspace(lo, hi, POINTS))
+    (curve,) = size_curves(fit, entry, [largest_size(fit)])
     return curve.entropy[curve.inside], curve.beta[curve.inside]
 
 

@@ -1,26 +1,20 @@
-"""Rules on the same items as a result to show: tables by size, template and head, JSON and CSV."""
+"""Rules on the same items as a result to show: tables by size, template and head."""
 
-import csv
-import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from calibrate.evidence.baselines import label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
 from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
-from calibrate.report.fit_record import entry_text
-from calibrate.report.rule_curves import all_constant
-from calibrate.report.wording import argument
+from calibrate.report.fit_record import entry_heading, entry_text
+from calibrate.report.scores_json import heads_json, scores_csv, scores_json, sizes_json
 from calibrate.rows.solved_rows import head_label
 
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
-NUMBERS = ("mean", "error", "gain", "gain_error", "p")
 HEADING_WIDTH = 24  # letters of a line
 
 
@@ -34,12 +28,7 @@ class Shown(NamedTuple):
 
 
 SHOWN = {
-    LOG_P: Shown(
-        1,
-        3,
-        2,
-        "log p is the logarithm of a probability, in nats: 0 is certain, 0.69 less is half",
-    ),
+    LOG_P: Shown(1, 3, 2, "log p, of a probability, is in nats: 0 is certain, 0.69 less is half"),
     P: Shown(100, 1, 3, "gains are in points"),
     RIGHT: Shown(100, 1, 3, "gains are in points"),
 }
@@ -115,8 +104,6 @@ class ScoresRecord:
         left_out = [f"{n:,} {why.replace('_', ' ')}" for why, n in found.of.left_out.items() if n]
         return f"{words}; left out: {', '.join(left_out) or 'none'}"
 
-    # --- tables ----------------------------------------------------------------------------------
-
     def tables(self) -> list[Table]:
         """By size and by head; details: by template and length."""
         measures = self._measures()
@@ -191,8 +178,7 @@ class ScoresRecord:
         columns = ["head", found.of.items, *map(self._heading, [PLAIN, *rules])]
         fit = found.fits.get(lead)
         if fit is not None and len(self.fits) == 1:
-            beta = f"beta({argument(fit.rule)})" + ", range" * fit.rule.by_entropy
-            columns.append("beta" if all_constant(fit) else beta)
+            columns.append(entry_heading(fit))
             rows = [
                 [*row, entry_text(fit, fit.entry_of(*head))]
                 for row, (head, _) in zip(rows, ranked, strict=False)
@@ -211,49 +197,36 @@ class ScoresRecord:
 
         return sorted(found.by("head").items(), key=order)
 
-    # --- JSON and CSV ----------------------------------------------------------------------------
-
     def as_json(self) -> dict[str, Any]:
         """Every rule by size, template and head; shares, not per cent."""
         found, answers = self.evidence, judged_items(self.evidence)
         heads = answers.by("head")
+        rules = [
+            {
+                "rule": rule, "label": self.label(rule), "oracle": self._is_oracle(rule),
+                "heads": sum(found.names(rule, head) for head in heads),
+            }
+            for rule in self.rules
+        ]  # fmt: skip
+        verdicts = {
+            rule: {"text": text, **_verdict_json(found, rule)}
+            for rule, text in self.verdicts().items()
+        }
         return {
             "of": found.of._asdict(),
             "scored": self.scored_items(),
-            "rules": [
-                {
-                    "rule": rule,
-                    "label": self.label(rule),
-                    "oracle": self._is_oracle(rule),
-                    "heads": sum(found.names(rule, head) for head in heads),
-                }
-                for rule in self.rules
-            ],
+            "rules": rules,
             "all": scores_json(answers),
             "text": scores_json(found.text) if found.answers.n and found.text.n else None,
-            "sizes": _sizes_json(answers),
+            "sizes": sizes_json(answers),
             "strata": [s._asdict() | scores_json(part) for s, part in found.by("stratum").items()],
-            "heads": [
-                {"layer": layer, "head": head} | scores_json(part) | {"sizes": _sizes_json(part)}
-                for (layer, head), part in (self.ranked(self.rules[1]) if len(heads) > 1 else [])
-            ],
-            "verdicts": {
-                rule: {"text": text, **_verdict_json(found, rule)}
-                for rule, text in self.verdicts().items()
-            },
+            "heads": heads_json(self.ranked(self.rules[1])) if len(heads) > 1 else [],
+            "verdicts": verdicts,
         }
 
     def as_csv(self) -> str:
         """A line per rule, stratum and measure."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["rule", "size", "template", "protected", "items", "measure", *NUMBERS])
-        for stratum, part in self.evidence.by("stratum").items():
-            for rule, measures in scores_json(part)["rules"].items():
-                for measure, numbers in measures.items():
-                    shown = (f"{numbers[name]:.6g}" for name in NUMBERS)
-                    writer.writerow([rule, *stratum, part.n, measure, *shown])
-        return text.getvalue()
+        return scores_csv(self.evidence)
 
 
 class _Row(NamedTuple):
@@ -294,23 +267,6 @@ def _cell(items: Evidence, rule: str, measure: str) -> str:
         return mean.shown(f".{digits}f", factor)
     gain = items.gain(rule, measure).shown(f"+.{digits}f", factor)
     return f"{factor * mean.mean:.{digits}f} ({gain})"
-
-
-def scores_json(items: Evidence) -> dict[str, Any]:
-    """Mean, gain over plain softmax, their errors, and the p-value of no gain, of every rule."""
-    rules: dict[str, dict[str, Any]] = {rule: {} for rule in items.rules}
-    for measure in SHOWN.keys() & items.values.keys():
-        values = items.values[measure].astype(float)
-        mean = items.design.estimate(values)
-        gain = items.design.estimate(values - values[items.rules.index(PLAIN)])
-        columns = np.transpose([mean.mean, mean.error, gain.mean, gain.error, gain.p]).tolist()
-        for rule, numbers in zip(items.rules, columns, strict=True):
-            rules[rule][measure] = dict(zip(NUMBERS, numbers, strict=True))
-    return {"items": items.n, "rules": rules}
-
-
-def _sizes_json(items: Evidence) -> list[dict[str, Any]]:
-    return [{"size": n} | scores_json(part) for n, part in items.by("size").items()]
 
 
 def _verdict_json(evidence: Evidence, rule: str) -> dict[str, Any]:

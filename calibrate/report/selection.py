@@ -26,7 +26,9 @@ _Records = Sequence[Mapping[str, Any]]
 def selection_section(fit: Coefficients) -> Iterable[Block]:
     """The tables under a heading, with the verdict of the fit; nothing if the file has none."""
     if tables := selection_tables(fit):
-        yield Heading("Which kind of rule" + ", and how sharp" * (len(tables) > 1))
+        yield Heading(
+            "Which kind of rule, and how sharp" if len(tables) > 1 else "Which kind of rule"
+        )
         verdict = value_text(fit.quality.get("verdict", ""))
         yield Text(f"{verdict[:1].upper()}{verdict[1:]}.")
         yield from tables
@@ -65,7 +67,7 @@ def _sharpness_table(records: _Records, chosen: Mapping[str, Any]) -> Table:
         "q is the dial of sharpness: a fit maximises the mean of p^q, or of log p at q = 0; the "
         f"larger q, the sharper it is. Chosen: q = {chosen['q']:g}, {why}."
     )
-    labels = [f"{record['q']:g}" + " (log p)" * (record["q"] == 0) for record in records]
+    labels = [f"{record['q']:g}" if record["q"] else "0 (log p)" for record in records]
     states = [CHOSEN if record is chosen else "" for record in records]
     return _table("q", records, labels, states, "How sharp, by the q of this kind, nats", note)
 

@@ -7,9 +7,6 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-
-WHOLE = 1_000  # letters of a line: wide enough for any table
 
 
 class Messages(Console):
@@ -36,12 +33,3 @@ def spinner(text: str, wanted: bool) -> contextlib.AbstractContextManager[object
     if wanted and stderr.is_terminal and threading.current_thread() is threading.main_thread():
         return stderr.status(text)
     return contextlib.nullcontext()
-
-
-def print_whole(table: Table) -> None:
-    """Prints a table at its own width: a narrow terminal may wrap its lines, no cell is cut."""
-    width, stdout.width = stdout.width, WHOLE
-    try:
-        stdout.print(table)
-    finally:
-        stdout.width = width

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.text import Text as RichText
 
 from calibrate.report.blocks import Block, Code, Facts, Heading, Record, Table, as_json
-from calibrate.report.streams import WHOLE, print_whole, stdout
+from calibrate.report.streams import stdout
 
 LABEL_WIDTH = 10
+WHOLE = 1_000  # letters of a line: wide enough for any table
 
 
 def show(record: Record, json_wanted: bool = False, verbose: bool = False) -> None:
@@ -35,13 +36,22 @@ def print_block(block: Block, label_width: int = LABEL_WIDTH) -> None:
             stdout.print(f"  {label:<{label_width}} {text}")
     elif isinstance(block, Table):
         stdout.print(f"\n{block.title}" if block.title else "", style="bold")
-        print_whole(_of_rich(block))
+        _print_whole(_of_rich(block))
         if block.note:
             stdout.print(f"  {block.note}")
     elif isinstance(block, Code):
         stdout.print("\n".join([f"\n{block.purpose}", *map("  {}".format, block.text.split("\n"))]))
     else:
         stdout.print(block.text)
+
+
+def _print_whole(table: rich_table.Table) -> None:
+    """Prints a table at its own width: a narrow terminal may wrap its lines, no cell is cut."""
+    width, stdout.width = stdout.width, WHOLE
+    try:
+        stdout.print(table)
+    finally:
+        stdout.width = width
 
 
 def as_text(block: Table) -> str:

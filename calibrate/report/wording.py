@@ -7,9 +7,18 @@ from typing import Any
 
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.rows import BAD
-from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
+from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule
 
 POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
+SYMBOLS = {LOG_SIZE: "n", ENTROPY_POLYNOMIAL: "H", ENTROPY_AND_SIZE: "H, n"}  # of what beta is
+VARIABLES = {
+    LOG_SIZE: "set size", ENTROPY_POLYNOMIAL: "entropy", ENTROPY_AND_SIZE: "entropy and set size",
+}  # fmt: skip
+FORMS = {
+    LOG_SIZE: "kappa log n + b",
+    ENTROPY_POLYNOMIAL: "a polynomial of degree 4 in H",
+    ENTROPY_AND_SIZE: "p(H) + (a H + b log n + c) log n, p of degree 4",
+}
 TERMS = {  # by the number of coefficients, in the order of `maths/rule.py`
     2: (" log n", ""),
     5: POWERS_OF_ENTROPY,
@@ -27,16 +36,6 @@ def polynomial(coefficients: tuple[float, ...]) -> str:
     if not terms:
         return "0"
     return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
-
-
-def variable(rule: Rule) -> str:
-    """What beta is a function of, in words."""
-    return " and ".join(["entropy"] * rule.by_entropy + ["set size"] * rule.by_size)
-
-
-def argument(rule: Rule) -> str:
-    """What beta is a function of, in symbols."""
-    return ", ".join("H" * rule.by_entropy + "n" * rule.by_size)
 
 
 def span(domain: Sequence[float], kind: str) -> str:
@@ -76,7 +75,7 @@ def guards(rule: Rule) -> str:
     """The bounds of beta, and where it is 1, in words."""
     bounds = f"{rule.min_beta:g} <= beta <= {rule.max_beta:g}"
     if not rule.min_entropy:  # at H = 0 any beta gives the same
-        return f"{bounds} at every {variable(rule)}"
+        return f"{bounds} at every {VARIABLES[rule.kind]}"
     return f"beta = 1 up to H = {rule.min_entropy:g} nats; above, {bounds}"
 
 
@@ -103,6 +102,11 @@ def left_out(rows: Mapping[str, int]) -> list[tuple[int, str]]:
             (rows.get("unsolved", 0), "unsolved"),
         ]
     return [(count, reason) for count, reason in reasons if count]
+
+
+def through_a_model(fit: Coefficients) -> bool:
+    """Whether a fit was made through a model: of answers by tokens, not of rows by set size."""
+    return bool(fit.source.get("options", {}).get("through") == "model")
 
 
 def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:

@@ -1,0 +1,52 @@
+"""Means and gains of rules on the same items as JSON and CSV; shares, not per cent."""
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, Head, P
+
+MEASURES = (LOG_P, P, RIGHT)
+NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over plain softmax
+
+
+def scores_json(items: Evidence) -> dict[str, Any]:
+    """The number of items, and the `NUMBERS` of each rule and measure."""
+    rules: dict[str, dict[str, Any]] = {rule: {} for rule in items.rules}
+    for measure in items.values.keys() & MEASURES:
+        values = items.values[measure].astype(float)
+        mean = items.design.estimate(values)
+        gain = items.design.estimate(values - values[items.rules.index(PLAIN)])
+        columns = np.transpose([mean.mean, mean.error, gain.mean, gain.error, gain.p]).tolist()
+        for rule, numbers in zip(items.rules, columns, strict=True):
+            rules[rule][measure] = dict(zip(NUMBERS, numbers, strict=True))
+    return {"items": items.n, "rules": rules}
+
+
+def sizes_json(items: Evidence) -> list[dict[str, Any]]:
+    """The scores of each size."""
+    return [{"size": n} | scores_json(part) for n, part in items.by("size").items()]
+
+
+def heads_json(heads: Iterable[tuple[Head, Evidence]]) -> list[dict[str, Any]]:
+    """The scores of heads, in the order given, and of each at each size."""
+    return [
+        {"layer": layer, "head": head} | scores_json(part) | {"sizes": sizes_json(part)}
+        for (layer, head), part in heads
+    ]
+
+
+def scores_csv(evidence: Evidence) -> str:
+    """A line per rule, stratum and measure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["rule", "size", "template", "protected", "items", "measure", *NUMBERS])
+    for stratum, part in evidence.by("stratum").items():
+        for rule, measures in scores_json(part)["rules"].items():
+            for measure, numbers in measures.items():
+                shown = (f"{numbers[name]:.6g}" for name in NUMBERS)
+                writer.writerow([rule, *stratum, part.n, measure, *shown])
+    return text.getvalue()
