@@ -19,13 +19,11 @@ from typer.testing import CliRunner
 
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import fixed_rules
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
+from calibrate.parallel.jobs import Jobs, run, with_cluster
 from calibrate.rows import heads, work_units
 from calibrate.rows.collect import collect, collect_arrays
 from calibrate.rows.heads import load_head
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.score_head import score_head
 
 SIZES, SETS = [8, 64], 384  # three units each
 TWO = Jobs(2)
@@ -119,15 +117,6 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
         done = CliRunner().invoke(app, [*common, "--out", f"runs/{n}", "--jobs", str(n)])
         assert done.exit_code == 0, done.output
     assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
-
-
-@pytest.mark.slow
-def test_scores_are_the_same_for_any_number_of_jobs():
-    rules = {"hard": fixed_rules()["hard"]}
-    one, two = (
-        score_head(ToyHead(), [16, 32], 64, 0, rules, jobs=jobs) for jobs in (ONE_PROCESS, TWO)
-    )
-    np.testing.assert_array_equal(one.values["right"], two.values["right"])
 
 
 @pytest.mark.slow

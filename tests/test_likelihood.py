@@ -8,7 +8,13 @@ from calibrate.maths.climbing import Objective, largest_gain
 from calibrate.maths.likelihood import NEAR, TOLERANCE, maximise
 from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.reference import entropy, softmax
-from calibrate.maths.rule_forms import basis, constant_form, log_size_form, polynomial_form
+from calibrate.maths.rule_forms import (
+    basis,
+    constant_form,
+    log_size_form,
+    plain_powers,
+    polynomial_form,
+)
 
 LOW, HIGH = 1.0, 64.0
 DOMAIN = (0.5, 4.5)
@@ -206,3 +212,18 @@ def test_pooled_rows_of_one_beta_lose_nothing():
     pooled = rows.pool(cell, weight, 3)
     beta = np.array([1.5, 3.0, 20.0])
     assert pooled.log_p(beta).sum() == pytest.approx(weight @ rows.log_p(beta[cell]), rel=1e-12)
+
+
+def test_plain_powers_are_the_same_polynomial():
+    c, domain = np.array([1.0, -2.0, 5.0, 0.5, 3.0]), (0.6, 5.2)
+    H = np.linspace(*domain, 101)
+    exact = basis((H - 0.6) / 4.6, 4) @ c
+    np.testing.assert_allclose(np.polyval(plain_powers(c, domain), H), exact, rtol=0, atol=1e-11)
+    constant = plain_powers(np.full(5, 2.5), domain)
+    np.testing.assert_allclose(np.polyval(constant, H), 2.5, atol=1e-12)
+
+
+def test_rows_beyond_the_domain_count_as_at_its_ends():
+    """As the runtime has it, which clamps their entropy."""
+    design = form_of(np.array([-0.5, 0.5, 4.5, 5.5])).design
+    np.testing.assert_array_equal(design[[0, 3]], design[[1, 2]])

@@ -28,13 +28,6 @@ def test_batches_cover_the_rows_with_one_shape(monkeypatch, rows, n):
     assert len(shapes) == min(rows, 1)
 
 
-def test_slices_cover_the_rows_in_order(monkeypatch):
-    monkeypatch.setattr(row_batches, "ITEMS_PER_BATCH", 64)
-    parts = list(row_batches.slices(100, 20))
-    assert np.concatenate([np.arange(100)[part] for part in parts]).tolist() == list(range(100))
-    assert parts[0] == slice(0, 3)
-
-
 def test_few_shapes_for_any_number_of_items():
     widths = {
         z.shape for n in range(1, 300) for _, (z,) in row_batches.in_batches(np.zeros((40, n)))

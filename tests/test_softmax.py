@@ -406,7 +406,7 @@ def test_what_the_original_accepts(make_fit):
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), heads)
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), size_fit())
         calibrate.adaptive_softmax(jnp.zeros((2, 4, 5, 6)), BY_BOTH)
-    assert calibrate.adaptive_softmax(3.0, fit) == 1
+    assert calibrate.adaptive_softmax(3.0, fit, axis=None) == 1
     integers = calibrate.adaptive_softmax(jnp.arange(5), fit)
     np.testing.assert_allclose(integers, expected(np.arange(5.0), fit), atol=1e-6)
     with pytest.raises(TypeError, match="logits are complex64; give real ones"):

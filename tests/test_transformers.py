@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention_cases import BY_BOTH, BY_SIZE, expected
 
 import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
@@ -49,12 +48,6 @@ FAMILIES = {
         "sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
 }  # fmt: skip
-BY_SIZE = Coefficients(Rule.log_size(0.5), (Entry((0.4, 0.4), (1.0, 8.0)),), name="by-size")
-BY_BOTH = Coefficients(
-    Rule(0.0, 0.5, kind=ENTROPY_AND_SIZE),
-    (Entry((0.0, 0.02, -0.1, 0.4, 0.4, 0.05, -0.02, 0.3), (0.1, 3.0, 1.0, 3.0)),),
-    name="by-both",
-)
 FITS = ["calibrate-paper", "calibrate-by-size", "calibrate-by-both"]
 
 
@@ -156,16 +149,6 @@ def test_generation_with_a_cache_is_the_full_forward_pass(family, cache, padded)
     np.testing.assert_allclose(torch.stack(out.logits, 1), full[:, LENGTH - 1 : -1], atol=2e-4)
 
 
-def expected_attention(module, query, key, value, real, fit):
-    """In float64, with the whole matrix; (batch, length, heads, width)."""
-    q, k, v = (np.asarray(x.detach(), np.float64) for x in (query, key, value))
-    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-    z = np.einsum("bhtw,bhsw->bhts", q, k) * module.scaling
-    entry = fit.only
-    weights = reference.adaptive_softmax(z, entry.coefficients, entry.domain, fit.rule, where=real)
-    return np.einsum("bhts,bhsw->bthw", weights, v)
-
-
 MASKS = {
     "none": lambda real: None,
     "bool": lambda real: real,
@@ -197,7 +180,8 @@ def test_masks_as_they_arrive(kind, fit, llama, monkeypatch):
     coefficients = dict(zip(FITS, (calibrate.load("paper"), BY_SIZE, BY_BOTH), strict=True))[fit]
     for module, query, key, value, mask, out in calls:
         assert (mask is None) == (kind == "none")
-        exact = expected_attention(module, query, key, value, np.asarray(real), coefficients)
+        arrays = [x.detach().transpose(1, 2) for x in (query, key, value)]
+        exact = expected(*arrays, coefficients, scale=module.scaling, mask=real)
         np.testing.assert_allclose(out, exact, atol=2e-5, rtol=1e-4)
     assert len(calls) == 2
 
@@ -214,33 +198,6 @@ def test_attention_without_its_mask_function_is_refused(llama, monkeypatch):
     logits(llama, "mine")  # who brings a mask function answers for it
 
 
-def test_each_layer_has_its_fit(llama, make_fit):
-    """Against the model whose other layer is switched to plain softmax by hand."""
-    one, two = make_fit((0.0, 0.0, 0.0, 0.0, 3.0)), make_fit((0.0, 0.0, 0.0, 0.5, 1.0))
-    both = replace(one, entries=(replace(one.only, layer=0), replace(two.only, layer=1)))
-    for name, fit in (
-        ("both", both), ("one", one), ("two", two),
-        ("first", replace(one, entries=both.entries[:1])),
-    ):  # fmt: skip
-        register(name, fit)
-    llama.set_attn_implementation("both")
-    with pytest.raises(calibrate.CoefficientsError, match=r"call verify\(model\) first"):
-        llama(IDS)
-    verify(llama)
-
-    def by_hand(module, query, *arguments, **options):
-        name = by_hand.names[module.layer_idx]
-        return AttentionInterface()[name](module, query, *arguments, **options)
-
-    register("by-hand", one)
-    AttentionInterface.register("by-hand", by_hand)
-    by_hand.names = ["one", "two"]
-    np.testing.assert_allclose(logits(llama, "both"), logits(llama, "by-hand"), atol=1e-5)
-    by_hand.names = ["one", "calibrate-identity"]
-    np.testing.assert_allclose(logits(llama, "first"), logits(llama, "by-hand"), atol=1e-5)
-    assert (logits(llama, "both") - logits(llama, "first")).abs().max() > 0.01
-
-
 def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
     one = make_fit()
     register("third-layer", replace(one, entries=(replace(one.only, layer=2),)))
@@ -254,6 +211,8 @@ def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
             run(llama)
     register("layered", replace(one, entries=(replace(one.only, layer=0),)))
     llama.set_attn_implementation("layered")
+    with pytest.raises(calibrate.CoefficientsError, match=r"call verify\(model\) first"):
+        llama(IDS)
     verify(llama)
     llama.config.use_cache = False
     del llama.model.layers[0].self_attn.layer_idx
