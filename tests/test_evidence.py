@@ -5,7 +5,8 @@ import pytest
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.evidence.estimate import Strata, evident_among, index_groups
+from calibrate.evidence.chance import evident_among
+from calibrate.evidence.estimate import Strata, index_groups
 from calibrate.evidence.evidence import (
     LOG_P,
     OWN,

@@ -1,19 +1,17 @@
-"""Means over strata and their errors: the one estimator, and the one bound of chance.
+"""Means over strata and their errors: the one estimator.
 
 Strata (set sizes; templates and lengths) are fixed by design: they have equal weight, or less with
 few items, and resampling would keep them. Items of one group, such as a prompt, may be alike;
 groups are independent.
 """
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.maths.student import NORMAL, widening
+from calibrate.evidence.chance import NORMAL, widening
 
-CHANCE = 0.05  # how often "beyond chance" is said where nothing differs, up or down
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
 LEAST_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
 ROUNDING = 1e-12
@@ -68,14 +66,6 @@ class Estimate(NamedTuple):
         if not np.isfinite(self.error):
             return mean
         return f"{mean} ± {factor * self.error:{shape.removeprefix('+')}}"
-
-
-def evident_among(p: Sequence[float]) -> list[bool]:
-    """Which of many two-sided p-values are beyond chance, by Benjamini and Hochberg (1995)."""
-    from scipy.stats import false_discovery_control
-
-    known = np.nan_to_num(np.asarray(p, float), nan=1.0)
-    return (false_discovery_control(known) <= CHANCE).tolist() if len(known) else []
 
 
 def index_groups(group: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.evidence.baselines import label
-from calibrate.evidence.estimate import Estimate, evident_among
+from calibrate.evidence.chance import evident_among
+from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, P
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import ENTROPY_POLYNOMIAL

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.errors import QualityError
+from calibrate.evidence.chance import NORMAL
 from calibrate.evidence.evidence import (
     BETA,
     ENOUGH_ROWS,
@@ -23,7 +24,6 @@ from calibrate.evidence.prior import Gain, cautious_gain
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths import solver
 from calibrate.maths.rule import LOG_SIZE
-from calibrate.maths.student import NORMAL
 from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
 from calibrate.rows.pooling import HARM
 from calibrate.rows.rule_fitting import KindFit, Options, PooledRows, applied_beta
