@@ -58,9 +58,6 @@ GONE = {
     "gains are tested on both sides": r"(diagnose|fit)/heads/.*p-value",
     "a rule is chosen beyond chance: four examples that choose are too few, and exit is 3":
         r"run/planted model/.*",
-    "forms that were tried are in the file, without heads and losses":
-        r"fit/planted model.*/candidates/.*/(all|each) heads?/.*",
-    "betas are in the file": r"fit/.*/typical beta",
     "fits are compared where either was fitted": r"fits/diff/common/.*",
     "the verdict is on the page": r"report/.*/verdict",
 }  # fmt: skip
@@ -361,11 +358,13 @@ def written(record):
     if "exit" in record:
         return {"exit": record["exit"]}
     found = of_document(record["fit"])
+    if "candidates" in record:
+        return found | through_model(record)
     for head in record.get("heads", []):
         found[f"{head_name(head)}/misranked"] = head["misranked"]
         if gain := head["gain"]:
             found |= gained(gain, f"{head_name(head)}/gain")
-    return found | (judged(record["scores"]) if "scores" in record else {})
+    return found
 
 
 def gained(gain, name):
@@ -373,24 +372,23 @@ def gained(gain, name):
     return found | {f"{name}/{end}": gain[end] for end in ("low", "high")}
 
 
-def judged(scores):
-    """A fit through a model, and its rivals, on what no fit has seen."""
+def through_model(record):
+    """A fit through a model, its rivals on what no fit has seen, and the forms that were tried."""
     names = {"constant": "one constant", "kappa-log-n": "one line in log n",
              "paper": "the paper's numbers", "free": "best without --for-export"}  # fmt: skip
-    answers, text, found = scores["all"]["rules"], scores["text"], {}
-    for rule, of in answers.items():
+    found = {f"{head_name(of)}/typical beta": of["beta"] for of in record["heads"]}
+    for rule, of in record["scores"]["all"]["rules"].items():
         name = names.get(rule, rule)
         found[f"{name}/right"] = of["right"]["mean"]
         if rule != "plain":
-            found |= {f"{name}/gain": of["log_p"]["gain"],
-                      f"{name}/gain/error": of["log_p"]["gain_error"]}  # fmt: skip
-        if rule != "plain" and text:
-            of = text["rules"][rule]["log_p"]
-            found |= {f"{name}/loss/0": -of["gain"], f"{name}/loss/0/error": of["gain_error"]}
-    if "free" in answers:
-        gains = (answers[rule]["log_p"]["gain"] for rule in ("free", "own"))
-        found["cost of exporting"] = next(gains) - next(gains)
-    return found
+            found[f"{name}/gain"] = of["log_p"]["gain"]
+    for rule, losses in record["losses"].items():
+        found |= {f"{names.get(rule, rule)}/loss/{i}": x["mean"] for i, x in enumerate(losses)}
+    for of in record["candidates"]:
+        name = f"candidates/{of['kind']}/{'each head' if of['each_head'] else 'all heads'}"
+        found |= {f"{name}/gain": of["gain"], f"{name}/heads": of["heads"]}
+        found |= {f"{name}/loss/{i}": loss["mean"] for i, loss in enumerate(of["losses"])}
+    return found | ({"cost of exporting": cost["mean"]} if (cost := record["export_cost"]) else {})
 
 
 def fitted(path, fit):
