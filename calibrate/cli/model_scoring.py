@@ -16,7 +16,7 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.model.answers import compare
 from calibrate.model.collect_examples import Job
-from calibrate.model.passes import Memo, batches
+from calibrate.model.passes import NOWHERE, Memo, batches
 from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import ScoresRecord
@@ -137,7 +137,7 @@ def _score(
         stderr.print(f"loading {job.folder.path}")
         return job.folder.load(job.dtype, job.device)
 
-    memo = Memo(collection.folder, collection.digest) if collection else Memo(None)
+    memo = Memo(collection.folder, collection.digest) if collection else NOWHERE
     units = job.examples.units(which) * len(rules)
     with model_steps("scoring", job.examples, units) as steps:
         return score_fits(
