@@ -13,10 +13,10 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.evidence.evidence import LOG_P, Evidence
 from calibrate.evidence.verdict import judge, sentences
 from calibrate.files.atomic_io import write_atomically
+from calibrate.files.bad_rows import count_bad
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
-from calibrate.files.rows import count_bad
 from calibrate.files.static_node import make_static
 from calibrate.report.gains_table import GainsTable, gains_table
 from calibrate.report.streams import spinner

@@ -47,7 +47,7 @@ class Jax:
         return jax.nn.dot_product_attention(*arrays, **case)
 
     def attention_gradients(self, arrays, fit, **case):
-        """Of the sum of squares, for queries, keys and values."""
+        """Gradients of the sum of squares, for queries, keys and values."""
         loss = jax.jit(lambda *arrays: (self.attend(arrays, fit, **case) ** 2).sum())
         return jax.grad(loss, argnums=(0, 1, 2))(*map(jnp.asarray, arrays))
 

@@ -101,7 +101,7 @@ def _masks():
     yield Case("both", np.where(real, logits, np.float32(-np.inf)), np.arange(300) < 250)
 
 
-# Of few shapes, as each takes a compilation.
+# Few shapes, as each takes a compilation.
 CASES = [
     *(Case(f"n={n} scale={scale:g}", _normal(n, scale, rows=1 if n > 9_999 else 3))
       for n in (1, 3, 300, 65_536) for scale in (1e-6, 0.1, 1.0, 5.0, 100.0, 1e4)),

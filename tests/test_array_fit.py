@@ -78,7 +78,7 @@ def test_the_example_in_the_docstring_runs(name, capsys):
 
 
 def test_the_numbers_are_those_of_the_command_line(fitted, here):
-    """Of the same rows, and judged by the same rows."""
+    """Fitted to the same rows, and judged by the same rows."""
     (here / "rows").mkdir()
     (here / "others").mkdir()
     logits, target = by_size()
@@ -100,7 +100,7 @@ def test_the_numbers_are_those_of_the_command_line(fitted, here):
 
 
 def test_a_collection_in_memory_is_the_one_on_disk(here):
-    """Of more rows than are kept of a size, too."""
+    """More rows than are kept of a size, too."""
     logits, target = scored(2_900, 8)
     part = {"logits": logits, "target": target, "group": np.arange(2_900) // 2}
     np.savez("mine.npz", **part)

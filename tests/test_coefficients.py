@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 
 def validator(document):
-    """Of the file's version; the newest describes newer ones too."""
+    """The file's version; the newest describes newer ones too."""
     return VALIDATOR.get(str(document["schema_version"]), VALIDATOR["1.2"])
 
 

@@ -9,6 +9,7 @@ import pytest
 from conftest import ToyHead
 
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.files import bad_rows
 from calibrate.files import rows as files
 from calibrate.files.collection import discard_collection, open_collection
 from calibrate.files.manifest import PARTIAL, manifest_text
@@ -239,7 +240,7 @@ def reopen(folder):
 
 @pytest.mark.parametrize("other", [(64, 0), (8, 1), (8, 2)])
 def test_a_foreign_shard_in_an_unfinished_run_is_collected_again(tmp_path, other):
-    """Of another size, of other sets of the same size, of fewer of them."""
+    """Another size, other sets of the same size, fewer of them."""
     folder = tmp_path / "run"
     run(folder)
     before = files_of(folder)
@@ -473,4 +474,4 @@ def test_a_tie_is_with_an_item_that_is_no_target():
     }
     for name, (logits, target, ties) in cases.items():
         *_, counts = pipeline.examine(np.array([logits], np.float32), np.array([target], bool))
-        assert dict(zip(files.COUNTS, counts.tolist(), strict=True))["ties"] == ties, name
+        assert dict(zip(bad_rows.COUNTS, counts.tolist(), strict=True))["ties"] == ties, name

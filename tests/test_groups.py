@@ -73,7 +73,7 @@ def test_fewer_groups_than_folds_are_refused(rows):
 
 
 def test_a_rule_for_eight_prompts_is_no_rule():
-    """Of a calibrated head, with 100 rows of each prompt and size."""
+    """A calibrated head, with 100 rows of each prompt and size."""
     rows = grouped_nulls(11)
     alone = choose(rows._replace(group=np.full(len(rows.size), -1)), Options())
     assert alone.chosen.gain.low > 0.01

@@ -93,7 +93,7 @@ def test_gains_are_of_rows_that_the_rule_has_not_seen():
 
 
 def test_gains_from_few_prompts_are_not_evident():
-    """Of a calibrated head, by luck of eight prompts; fewer than five get no verdict."""
+    """A calibrated head, by luck of eight prompts; fewer than five get no verdict."""
     rows = grouped_nulls(11)
     alone = measure_headroom(rows._replace(group=np.full(len(rows.size), -1))).gains[0]
     by_prompt = dict(measure_headroom(rows).gains)[alone.kind]

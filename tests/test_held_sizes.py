@@ -82,7 +82,7 @@ def test_sizes_that_are_not_there_hold_nothing(rows):
 
 @pytest.mark.parametrize("kind", ["constant", "log-size"])
 def test_sizes_that_are_put_together_are_held_together(rows, kind):
-    """Of more than 64 sizes neighbours share cells, some on either side of the size."""
+    """Neighbours among more than 64 sizes share cells, some on either side of the size."""
     some = rows.take(rows.size == 16)
     items = np.random.default_rng(0).integers(4, 160, len(some.items)).astype(np.int32)
     many = some._replace(items=items)

@@ -60,7 +60,7 @@ def test_evaluate_prints_tables_by_size_and_by_head(logged):
     layer, head = max(parts, key=parts.get)
     assert first[0] == f"layer {layer}, head {head}"
     assert any(row[:1] == ["layer 0, head 3"] and row[3] == "unchanged" for row in rows)
-    assert "Of 2 heads with a rule" in out
+    assert "of 2 heads with a rule" in out
     assert "; 1 without a rule is unchanged." in out
 
 

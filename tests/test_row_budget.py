@@ -6,7 +6,7 @@ from calibrate.rows.work_units import Unit
 
 
 def test_bytes_that_small_units_do_not_use_go_to_the_others():
-    """Of 1,000 bytes a unit of one row takes 100; the other two have 450 each."""
+    """A unit of one row takes 100 of 1,000 bytes; the other two have 450 each."""
     wanted = {Unit(8, 0, 0, 1): 1, Unit(8, 1, 1, 200): 90, Unit(16, 0, 0, 200): 90}
     row_bytes = {8: 100, 16: 40}
     overhead = files.MANIFEST_BASE + files.MANIFEST_PER_HEAD + 2 * files.MANIFEST_PER_SIZE

@@ -20,7 +20,7 @@ BETAS = (1.0, 1.3, 4.7, 33.0, 64.0)
 
 @pytest.fixture(scope="module")
 def head_rows():
-    """Of a head with one right answer, that disperses."""
+    """A head with one right answer, that disperses."""
     head, parts = load_head("max-retrieval-3"), []
     for n in (16, 64, 256):
         batch = head.sample(n, n, 300)

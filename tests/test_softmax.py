@@ -227,7 +227,7 @@ def test_a_layer_is_chosen_before_it_is_applied(make_fit):
 
 
 def test_the_beta_of_fits_by_size(by_both, backend):
-    """Of any number of items, with H or without; the shape is H's, and half precision widens."""
+    """Any number of items, with H or without; the shape is H's, and half precision widens."""
     fit, n = size_fit(), np.array([0, 1, 16, 1024, 10**9])
     exact = np.clip(0.5 * np.log(np.maximum(n, 1)) + 0.6, 1, 64)
     for H in (None, np.full(5, np.nan, np.float32)):

@@ -91,7 +91,7 @@ def test_few_items_tell_nothing():
 
 
 def test_noise_at_many_sizes_is_no_gain():
-    """Of 400 sizes 20 would be beyond chance one by one."""
+    """20 of 400 sizes would be beyond chance one by one."""
     strata = tuple(map(Stratum, range(2, 402)))
     verdict = judge(made({"own": (0.0,) * 400}, count=20, strata=strata), "own")
     assert (verdict.better, verdict.worse) == ([], [])
@@ -103,10 +103,10 @@ def test_heads_are_corrected_for_their_number():
     up, down, same = heads_moved(found, "own")
     assert (up, down) == (2, 1)
     assert same == 37
-    told = "Of 40 heads with a rule, 2 gain, 1 loses and 37 do neither beyond chance among them all"
+    told = "2 of 40 heads with a rule gain, 1 loses and 37 do neither beyond chance among them all"
     assert told in " ".join(sentences(found, "own"))
     fit = replace(calibrate.identity(), entries=(Entry((0.0,) * 5, (0, 1), 0, 0),))
-    told = "Of 1 head with a rule, 1 gains, 0 lose and 0 do neither"
+    told = "1 of 1 head with a rule gains, 0 lose and 0 do neither"
     named = " ".join(sentences(replace(found, fits={"own": fit}), "own"))
     assert told in named
     assert "; 39 without a rule are unchanged." in named

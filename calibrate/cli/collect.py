@@ -107,7 +107,7 @@ def _into(
 
 def _line(size: int, finished: Sequence["Progress"]) -> str:
     """The counts of one set size."""
-    from calibrate.files.rows import COUNTS, share_misranked
+    from calibrate.files.bad_rows import COUNTS, share_misranked
 
     counts = {key: sum(p.entry["counts"][key] for p in finished) for key in COUNTS}
     line = f"  n = {size:>6,}  {counts['rows']:,} sets  {share_misranked(counts):6.1%} misranked"

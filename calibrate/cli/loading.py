@@ -131,7 +131,7 @@ def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
         for place in fit_store.stores(store)
         for name in fit_store.names(place)
     ):
-        # Of one name the highest version is the newest, independent of clocks.
+        # The highest version of a name is the newest, independent of clocks.
         usable = set(stored.versions) - stored.state.yanked
         for version in sorted(usable, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged file is passed over

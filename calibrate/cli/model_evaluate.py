@@ -29,9 +29,9 @@ def evaluate(request: ModelEvaluateRequest) -> Record:
     """Score fits by a model's own answers, beside simpler rules.
 
     Log p and how many are right, by template and length, on RUN, a collection of examples, or on
-    those that --model and the options of `model collect` make. Of the collection that a fit was
-    made of, only the examples count that it has not seen. With RUN, scores are kept: the same
-    command continues where it was interrupted.
+    those that --model and the options of `model collect` make. A fit that was made of RUN is judged
+    by the examples that it has not seen. With RUN, scores are kept: the same command continues
+    where it was interrupted.
 
     Example: calibrate model evaluate runs/model --fits mine --constants 1.15,1.3
     """

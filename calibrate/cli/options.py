@@ -214,7 +214,7 @@ class Examples:
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Option(help="Of the weights; auto: bfloat16 if stored so, else float32."),
+        Option(help="Type of the weights; auto: bfloat16 if stored so, else float32."),
     ] = "auto"
     device: Device = "cpu"
 

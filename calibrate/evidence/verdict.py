@@ -193,7 +193,7 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
         f"; {others:,} without a rule {_verb(others, 'is', 'are')} unchanged" if others else ""
     )
     return (
-        f"Of {n_rules:,} {_verb(n_rules, 'head', 'heads')} with a rule, {up:,} "
+        f"{up:,} of {n_rules:,} {_verb(n_rules, 'head', 'heads')} with a rule "
         f"{_verb(up, 'gains', 'gain')}, {down:,} {_verb(down, 'loses', 'lose')} and {same:,} "
         f"{_verb(same, 'does', 'do')} neither beyond chance among them all{unchanged}."
     )

@@ -1,7 +1,7 @@
 """Logits recorder: writes the logits of a running model's heads as arrays for `calibrate collect`.
 
-Each recorded forward pass is one npz file, written atomically. Of more passes than fit, those whose
-number has the lowest hash are kept: an unbiased sample.
+Each recorded forward pass is one npz file, written atomically. If more are recorded
+than fit, those whose number has the lowest hash are kept: an unbiased sample.
 """
 
 import heapq

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.errors import QualityError
+from calibrate.files.bad_rows import COUNTS
 from calibrate.files.json_shapes import Integer, List, Object, Word
 from calibrate.files.manifest import (
     COMPLETE,
@@ -37,9 +37,6 @@ from calibrate.files.manifest import (
 )
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 
-BAD = ("nan", "inf", "masked_target")
-COUNTS = ("rows", "misranked", "ties", *BAD)
-MAX_BAD_SHARE = 0.01
 ENTROPY_ERROR = 1e-3  # nats, far more than the rounding of float32
 BYTES_OF_COLUMN = {"layer": 2, "head": 2, "weight": 4, "group": 8}  # optional, of a row
 
@@ -207,31 +204,6 @@ def rows_in_memory(
     data = manifest_text(RowCollection, configuration, entries, COMPLETE).encode()
     manifest, _ = parse_manifest(data, Path(name), [RowCollection])
     return RowCollection(Path(name), manifest, digest_of(data), [rows for *_, rows in shards])
-
-
-def count_bad(counts: Mapping[str, int]) -> int:
-    """How many rows have NaN, +inf or a masked target, by the counts of COUNTS."""
-    return sum(counts[reason] for reason in BAD)
-
-
-def share_misranked(counts: Mapping[str, int]) -> float:
-    """The share of the rows that are not bad; 0 if all of them are."""
-    return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
-
-
-def refuse_bad_rows(manifest: Mapping[str, Any]) -> None:
-    """Raises QualityError if more than 1 % of a collection's rows are bad."""
-    totals = {name: sum(size[name] for size in manifest["sizes"]) for name in COUNTS}
-    bad = {name: totals[name] for name in BAD if totals[name]}
-    if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
-        reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
-        remedy = "look at the head's logits before calibrating it"
-        if set(bad) == {"masked_target"}:
-            remedy = "a target must be a real item; is the mask, True for real items, inverted?"
-        raise QualityError(
-            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
-            f"{MAX_BAD_SHARE:.0%}; {remedy}"
-        )
 
 
 def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entry]:

@@ -1,8 +1,9 @@
 """Collections as results to show: rows by set size, examples by template and length."""
 
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence
+from calibrate.files.bad_rows import count_bad, share_misranked
 from calibrate.files.examples import ExampleCollection
-from calibrate.files.rows import RowCollection, count_bad, share_misranked
+from calibrate.files.rows import RowCollection
 from calibrate.report.blocks import Block, Result, Table, Text
 
 LEAST_RIGHT = 0.02  # of the answers of some length: with fewer, the model does not do the task

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette, which the colour-blind can tell apart.
 OURS, PAPER, SHADE, GATED = "#D55E00", "#000000", "#56B4E9", "#BBBBBB"
-# Of heads side by side; the markers distinguish them without colour.
+# Heads side by side; the markers distinguish them without colour.
 HEAD_STYLES = ((OURS, "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
 # A colour, marker and dash of its own for every rule.
 STYLES = {

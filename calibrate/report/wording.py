@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calibrate.files.bad_rows import BAD
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.rows import BAD
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule
 
 POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")

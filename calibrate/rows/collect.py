@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.files import rows as files
+from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.collection import Plan, Report, Shard, fill
 from calibrate.files.manifest import Entry
 from calibrate.files.rows import (
@@ -18,7 +19,6 @@ from calibrate.files.rows import (
     check_unit,
     entry_of_rows,
     most_bytes,
-    refuse_bad_rows,
     rows_in_memory,
     shard_name,
 )

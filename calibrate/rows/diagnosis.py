@@ -9,7 +9,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files.rows import Heads, KeptRows, RowCollection, refuse_bad_rows
+from calibrate.files.bad_rows import refuse_bad_rows
+from calibrate.files.rows import Heads, KeptRows, RowCollection
 from calibrate.maths.bounds import dispersal_size
 from calibrate.maths.row_batches import slices
 from calibrate.rows.head_verdict import (

@@ -18,8 +18,8 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
+from calibrate.files.bad_rows import BAD, COUNTS, refuse_bad_rows
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.rows import BAD, COUNTS, refuse_bad_rows
 from calibrate.maths.likelihood_profile import log_p
 from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
 from calibrate.rows.collect import examine

@@ -16,7 +16,7 @@ from calibrate.maths.row_batches import FEW_ITEMS
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
-# Of a group of heads that are solved together; a row takes some 600 bytes.
+# How many rows a group of heads has that are solved together; a row takes some 600 bytes.
 ROWS_PER_GROUP = 1 << 15
 
 

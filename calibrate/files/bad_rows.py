@@ -1,0 +1,35 @@
+"""Counts of rows, and of the bad ones among them: NaN, +inf or a masked target."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from calibrate.errors import QualityError
+
+BAD = ("nan", "inf", "masked_target")
+COUNTS = ("rows", "misranked", "ties", *BAD)
+MAX_BAD_SHARE = 0.01
+
+
+def count_bad(counts: Mapping[str, int]) -> int:
+    """How many rows have NaN, +inf or a masked target, by the counts of COUNTS."""
+    return sum(counts[reason] for reason in BAD)
+
+
+def share_misranked(counts: Mapping[str, int]) -> float:
+    """The share of the rows that are not bad; 0 if all of them are."""
+    return counts["misranked"] / max(1, counts["rows"] - count_bad(counts))
+
+
+def refuse_bad_rows(manifest: Mapping[str, Any]) -> None:
+    """Raises QualityError if more than 1 % of a collection's rows are bad."""
+    totals = {name: sum(size[name] for size in manifest["sizes"]) for name in COUNTS}
+    bad = {name: totals[name] for name in BAD if totals[name]}
+    if sum(bad.values()) > MAX_BAD_SHARE * totals["rows"]:
+        reasons = ", ".join(f"{count} {name}" for name, count in bad.items())
+        remedy = "look at the head's logits before calibrating it"
+        if set(bad) == {"masked_target"}:
+            remedy = "a target must be a real item; is the mask, True for real items, inverted?"
+        raise QualityError(
+            f"{sum(bad.values())} of {totals['rows']} rows are bad ({reasons}), more than "
+            f"{MAX_BAD_SHARE:.0%}; {remedy}"
+        )
