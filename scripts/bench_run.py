@@ -15,10 +15,10 @@ from pathlib import Path
 from timing import answer_help
 
 STEPS = {
-    "collect": "calibrate.cli.run.collect_from_head",
-    "fit": "calibrate.cli.run.fit",
-    "score": "calibrate.cli.run.score_head",
-    "report": "calibrate.cli.run.write_head_report",
+    "collect": "calibrate.cli.run.collect_rows",
+    "fit": "calibrate.cli.run.fit_one",
+    "score": "calibrate.cli.scoring.score_own",
+    "report": "calibrate.cli.scoring.write_report",
 }
 FORWARD_SETS, SIZES = 1_024, [2**i for i in range(4, 13)]  # those of `calibrate run`, twice
 

@@ -263,3 +263,17 @@ def test_too_little_is_refused_with_what_would_do():
         calibrate.fit(logits, target)
     with pytest.raises(QualityError, match="no rule beats plain softmax"):
         calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16)
+
+
+def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
+    logits, target = scored(300, 16)
+    with pytest.raises(QualityError, match="best beta is below 1, the least allowed"):
+        calibrate.fit(8 * logits, target)
+    fit = calibrate.fit(8 * logits, target, min_beta=1 / 8)
+    assert fit.outcome == "gain"
+    assert fit.rule.min_beta == fit.source["options"]["min_beta"] == 1 / 8
+    again = calibrate.load(fit.save("diffuse.json"))
+    assert float(calibrate.inverse_temperature(1.0, again, n=16)) < 0.7
+    for wrong in (0, 1.5):
+        with pytest.raises(CalibrateError, match="give a number from 1/64 to 1"):
+            calibrate.fit(logits, target, min_beta=wrong)

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import runpy
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import calibrate
 from calibrate.files import coefficient_file, coefficient_schema
-from calibrate.files.coefficient_file import dumps, layout, loads, read
+from calibrate.files.coefficient_file import dumps, loads, read
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule, horner, surface
 
@@ -123,11 +123,6 @@ def document():
     return copy.deepcopy(DOCUMENT)
 
 
-@pytest.fixture
-def surface_document():
-    return copy.deepcopy(SURFACE_DOCUMENT)
-
-
 def sealed(document):
     """The document with its id recomputed, as a forger would; by the words of fits/README.md."""
     digested = {key: document.get(key) for key in ("rule", "entries", "source")}
@@ -148,19 +143,6 @@ def refusal(data):
 
 
 # What it keeps
-
-
-@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_round_trip(tmp_path, fit):
-    text = dumps(fit)
-    again = loads(text.encode())
-    assert again == fit
-    assert dumps(again) == text
-    for field in ("name", "version", "quality", "source", "provenance", "extra"):
-        assert getattr(again, field) == getattr(fit, field)
-    path = tmp_path / "fit.json"
-    path.write_text(text)
-    assert read(path).path == path
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -223,6 +205,8 @@ def check_round_trip(fit):
     validate(json.loads(text))
     again = loads(text.encode())
     assert again == fit
+    for field in ("name", "version", "quality", "source", "provenance", "extra"):
+        assert getattr(again, field) == getattr(fit, field)
     assert dumps(again) == text
 
 
@@ -250,20 +234,14 @@ def test_every_schema_has_its_golden_files():
     golden = {path.name for path in GOLDEN.glob("*.json")}
     kinds = {"1.1-log-size", "1.2-entropy-and-size"}
     assert golden == names | {f"coefficient-file-{kind}.json" for kind in kinds}
+    assert DOCUMENT["schema_version"] == max(SCHEMA)
     for schema in SCHEMA.values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_what_is_written_is_the_newest_schema_and_what_was_read_keeps_its_own():
-    assert DOCUMENT["schema_version"] == "1.2"
-    for version in ("1.0", "1.1"):
-        old = read(GOLDEN / f"coefficient-file-{version}.json")
-        renamed = json.loads(dumps(replace(old, name="renamed")))
-        assert renamed["schema_version"] == version
-
-
-def test_the_schemas_are_what_the_loader_checks():
+def test_the_schemas_are_what_the_loader_checks(monkeypatch):
     """`python scripts/write_schemas.py` writes them."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     write_schemas = runpy.run_path(str(ROOT / "scripts" / "write_schemas.py"))
     for path, text in write_schemas["schema_files"]().items():
         assert path.read_text() == text, path.name
@@ -305,11 +283,13 @@ def worth_a_mistake(path, document):
 
 
 def verdict(document):
-    """What the loader refuses a document for; nothing if it accepts it."""
+    """What the loader refuses a document for; nothing if it accepts it, and writes it again."""
     try:
-        loads(json.dumps(document).encode())
+        fit = loads(json.dumps(document).encode())
     except calibrate.CoefficientsError as refusal:
+        assert str(refusal).isprintable()  # noqa: PT017
         return str(refusal)
+    assert json.loads(dumps(fit)) == document
     return ""
 
 
@@ -328,39 +308,35 @@ def originals(minor):
     return [DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT]
 
 
+def mistaken(original, every):
+    """(path, value, document) of one mistake at every place of a file, or of every nth of them."""
+    places = [path for path in paths(original) if path and worth_a_mistake(path, original)]
+    mistakes = ((path, value) for path in places for value in variants(value_at(original, path)))
+    for path, value in itertools.islice(mistakes, 0, None, every):
+        document = copy.deepcopy(original)
+        value_at(document, path[:-1])[path[-1]] = value
+        if "schema_version" in document:
+            yield path, value, document
+
+
 @pytest.mark.parametrize(
-    "minor",
-    [
-        pytest.param("1.0", marks=pytest.mark.slow),
-        pytest.param("1.1", marks=pytest.mark.slow),
-        pytest.param("1.2", marks=pytest.mark.slow),
-        "1.7",
-    ],
+    ("minor", "every"),
+    [("1.2", 7), ("1.7", 7), *(pytest.param(m, 1, marks=pytest.mark.slow) for m in SCHEMA)],
 )
-def test_every_clause_of_the_schema_is_one_of_the_loader_and_the_other_way_round(minor):
-    """One mistake at every place of a file: both refuse it, or both accept it."""
+def test_every_clause_of_the_schema_is_one_of_the_loader_and_the_other_way_round(minor, every):
+    """Both refuse it, or both accept it; nothing but CoefficientsError escapes."""
     seen = set()
     for original in originals(minor):
-        original = original | {"schema_version": minor}
-        for path in paths(original):
-            if not worth_a_mistake(path, original):
-                continue
-            mistakes = other_fields if minor == "1.7" else variants
-            for value in mistakes(value_at(original, path)):
-                document = copy.deepcopy(original) if path else value
-                if path:
-                    value_at(document, path[:-1])[path[-1]] = value
-                if not isinstance(document, dict) or "schema_version" not in document:
-                    continue
+        for path, value, document in mistaken(original | {"schema_version": minor}, every):
+            text = verdict(document)
+            expected = re.search("rule, entries and source give (sha256:[0-9a-f]+)", text)
+            if expected and path != ("id",):
+                document["id"] = expected[1]
                 text = verdict(document)
-                expected = re.search("rule, entries and source give (sha256:[0-9a-f]+)", text)
-                if expected and path != ("id",):
-                    document["id"] = expected[1]
-                    text = verdict(document)
-                accepted, valid = not text, validator(document).is_valid(document)
-                same = accepted == valid or (valid and BEYOND_A_SCHEMA.search(text))
-                assert same, (path, value, valid, text)
-                seen.add((valid, accepted))
+            accepted, valid = not text, validator(document).is_valid(document)
+            same = accepted == valid or (valid and BEYOND_A_SCHEMA.search(text))
+            assert same, (path, value, valid, text)
+            seen.add((valid, accepted))
     assert seen >= {(True, True), (False, False)}
 
 
@@ -394,6 +370,7 @@ def test_the_shipped_paper_fit_is_seed_002s_polynomial(paper):
 def test_whole_numbers_have_one_meaning_however_they_are_spelled():
     """JavaScript writes 64.0 as 64 everywhere; other languages write 3 as 3.0."""
     source = rich_fit().source | {"options": {"degree": 4, "gate": 0.0, "rate": 2.0, "x": 1e30}}
+    source["options"]["y"] = 2**64 - 1
     entry = Entry((-0.037, 0.481, -2.0, 4.917, -1.0), (1.0, 5.0), 0, 3)
     fit = rich_fit(entries=(entry,), source=source)
     text = dumps(fit)
@@ -406,12 +383,6 @@ def test_whole_numbers_have_one_meaning_however_they_are_spelled():
     for respelled in (shorter, longer):
         assert dumps(loads(respelled.encode())) == text
     assert "rule, entries and source give" in refusal(shorter.replace('"degree": 4', '"degree": 5'))
-
-
-def test_a_whole_number_beyond_64_bits_is_a_float():
-    fit = rich_fit(source={"options": {"x": 1e25, "y": 2**64 - 1}})
-    text = dumps(fit).replace("1e+25", "1" + "0" * 25)
-    assert dumps(loads(text.encode())) == dumps(fit)
 
 
 def test_layout_is_free(document):
@@ -434,38 +405,20 @@ def test_numpys_numbers_become_floats():
     assert loads(dumps(rich_fit(entries=(entry,))).encode()).entries == (entry,)
 
 
-def test_x_keys_are_kept_at_the_top_only(document):
-    assert loads(json.dumps(document | {"x-2": [1]}).encode()).extra["x-2"] == [1]
-    document["rule"]["x-note"] = 1
-    assert "rule.x-note is not a known field" in refusal(sealed(document))
-
-
 # Newer minor versions
 
 
-def test_unknown_fields_of_a_newer_minor_version_are_ignored_and_kept(document):
+def test_a_newer_minor_version_may_add_fields_but_never_to_what_determines_beta(document):
     document |= {"schema_version": "1.7", "novelty": {"a": [1.5]}}
     document["quality"]["rows"]["novel"] = 3
     document["quality"]["held_out"][0]["novel"] = "x"
     document["provenance"]["novel"] = None
-    document["quality"]["candidates"][0]["novel"] = [1]
-    document["quality"]["learning_curve"][0]["novel"] = {}
     validate(document)
     fit = loads(json.dumps(document).encode())
     assert fit == rich_fit()
     assert json.loads(dumps(fit)) == document
-
-
-@pytest.mark.parametrize("place", ["rule", "entries.0", "source"])
-def test_but_never_in_what_determines_beta(document, place):
-    document["schema_version"] = "1.7"
-    target = document
-    for key in place.split("."):
-        target = target[int(key) if isinstance(target, list) else key]
-    target["novel"] = 1
-    assert "novel is not a known field; remove it, or upgrade calibrate" in refusal(
-        sealed(document)
-    )
+    remedy = "novel is not a known field; remove it, or upgrade calibrate"
+    check_refusals(document, [(f"{x}.novel", 1, remedy) for x in ("rule", "entries.0", "source")])
 
 
 # What it refuses
@@ -497,15 +450,6 @@ def test_rounded_rescaled_and_changed_coefficients_are_refused(document, entry, 
     assert "they were rounded or changed since the fit" in message
 
 
-def test_coefficients_rounded_to_significant_digits_are_refused():
-    """As somebody would copy them from a screen."""
-    fit = calibrate.load("max-retrieval@1")
-    document = json.loads(fit.path.read_text())
-    entry = document["entries"][0]
-    entry["coefficients"] = [float(f"{c:.3g}") for c in entry["coefficients"]]
-    assert "they were rounded or changed since the fit" in refusal(sealed(document))
-
-
 def test_a_digit_that_the_check_does_not_see_is_refused_by_the_id(document):
     document["entries"][0]["coefficients"][4] = -1.7910000000000001 - 2e-16
     message = refusal(document)
@@ -525,18 +469,12 @@ REFUSALS = [
     ("format", "other", 'format is "other"; give a coefficient file, which has "calibrate.fit"'),
     ("schema_version", "2.0", 'schema_version is "2.0"; this calibrate reads 1.x: upgrade it'),
     ("schema_version", "0.1", 'schema_version is "0.1"; .* fit again if it is 0.x'),
-    ("schema_version", 1.0, "schema_version is 1.0"),
-    ("schema_version", "1.01", "schema_version"),
     ("name", "../evil", 'name is "../evil"; use lower-case'),
-    ("name", "a" * 65, "name is"),
     ("name", "\x1b[2J", r'name is "\\u001b\[2J"'),
-    ("version", 0, "version is 0; give an integer from 1"),
     ("version", True, "version is true"),
-    ("version", 1.5, "version is 1.5"),
     ("version", 10**9, "version is 1000000000"),
     ("id", None, 'id is null; give "sha256:" and 64 hexadecimal digits'),
     ("id", "sha256:" + "0" * 64, 'id is "sha256:0000.*; rule, entries and source give sha256:'),
-    ("surprise", 1, "surprise is not a known field; remove it"),
     ("new\nline", 1, r'"new\\nline" is not a known field'),
     ("x-deep", json.loads("[" * 40 + "]" * 40), r"x-deep(\[0\])* is nested more than 32 deep"),
     ("rule", [], r"rule is \[\]; give an object"),
@@ -544,85 +482,39 @@ REFUSALS = [
     ("rule.kind", "spline", 'rule.kind is "spline"; this calibrate reads .*, "log-size", .*: up'),
     ("rule.kind", ["log-size"], r'rule.kind is \["log-size"\]; this calibrate reads'),
     ("schema_version", "1.0", "quality.rows.gated is not a known field"),
-    ("schema_version", "1.1", r"quality.candidates\[0\].q is not a known field"),
     ("rule.order", "ascending", 'rule.order is "ascending"; this calibrate reads "descending"'),
     ("rule.entropy_unit", "bits", 'rule.entropy_unit is "bits"; .* converts no numbers: fit again'),
-    ("rule.quantity", "theta", "rule.quantity"),
     ("rule.outside", "extrapolate", 'rule.outside is .*; write "clamp" or "identity"'),
-    ("rule.min_beta", 0.0, "rule.min_beta is 0.0 and rule.max_beta 64.0; give"),
     ("rule.max_beta", 0.5, "rule.max_beta 0.5"),
     ("rule.max_beta", 10**400, r"rule.max_beta is 1000.*; give a number within float64"),
-    ("rule.max_beta", True, r"rule.max_beta is true; give a number"),
     ("rule.min_entropy", -1.0, "rule.min_entropy is -1.0; give nats >= 0"),
-    ("rule.min_entropy", "0.5", 'rule.min_entropy is "0.5"; give a number'),
-    ("rule.extra", 1, "rule.extra is not a known field"),
+    ("rule.x-note", 1, "rule.x-note is not a known field"),
     ("entries", [], "entries are empty"),
     ("entries", {}, "entries is an object of 0; give a list"),
-    ("entries.0", 7, r"entries\[0\] is 7; give an object"),
     ("entries.0.domain", [5.0, 1.0], r"entries\[0\].domain is \[5.0, 1.0\]; give 0 <= lo < hi"),
-    ("entries.0.domain", [1.0, 1.0], r"entries\[0\].domain is \[1.0, 1.0\]"),
-    ("entries.0.domain", [-1.0, 1.0], r"entries\[0\].domain is \[-1.0, 1.0\]"),
-    ("entries.0.domain", [1.0], r"entries\[0\].domain is \[1.0\]; give a list of 2"),
     ("entries.0.coefficients", [1.0, 2.0], "give a list of 5"),
     ("entries.0.coefficients.2", None, r"coefficients\[2\] is null; give a number"),
-    ("entries.0.coefficients.2", 10**400, r"coefficients\[2\] is 1000.*within float64"),
     ("entries.0.check", [[1.0, 2.0]] * 4, r"check is a list of 4; give a list of 5 pairs"),
     ("entries.0.check", [[1.0, 2.0]] * 5, r"entries\[0\].check is at the .* give 5 distinct"),
     ("entries.0.check.4.0", 9.0, "give 5 distinct ones of the domain"),
-    ("entries.0.check.4", 9.0, r"check\[4\] is 9.0; give a list of 2"),
-    ("entries.0.head", -1, r"entries\[0\].head is -1"),
     ("entries.0.layer", 40_000, r"entries\[0\].layer is 40000; give an integer from 0 to 32767"),
-    ("entries.0.note", "x", r"entries\[0\].note is not a known field"),
     ("entries.1.layer", None, r"entries\[1\] is for layer null .all., head 0, which"),
-    ("quality", [], "quality is"),
-    ("quality.mood", 1, "quality.mood is not a known field"),
-    ("quality.rows.rows", -1, "quality.rows.rows is -1"),
-    ("quality.rows.other", 1, "quality.rows.other is not"),
-    ("quality.residuals.beta_rms", "x", "quality.residuals.beta_rms"),
-    ("quality.standard_errors", [[1.0]], r"quality.standard_errors\[0\] is \[1.0\]"),
-    ("quality.standard_errors", [[1.0, 2.0]], "give a list of 5 numbers"),
     ("quality.rows.used", 1.5, "quality.rows.used is 1.5; give an integer"),
     ("quality.candidates", [{}] * 17, "quality.candidates is a list of 17; give at most 16"),
-    ("quality.candidates.0.kind", 1, r"quality.candidates\[0\].kind is 1"),
-    ("quality.candidates.1.gain", "1", r'quality.candidates\[1\].gain is "1"; give a number'),
     ("quality.candidates.1.novel", 1, r"quality.candidates\[1\].novel is not a known field"),
-    ("quality.learning_curve", [{}] * 65, "quality.learning_curve is a list of 65; give at most"),
-    ("quality.learning_curve.0.rows", -1, r"learning_curve\[0\].rows is -1"),
-    ("quality.band", [[1.0] * 3] * 513, "quality.band is a list of 513; give at most 512"),
-    ("quality.band.1", [1.0, 2.0], r"quality.band\[1\] is \[1.0, 2.0\]; give a list of 3"),
-    ("quality.condition", "large", 'quality.condition is "large"; give a number'),
-    ("quality.held_out", {}, "quality.held_out is an object of 0; give a list"),
-    ("quality.held_out.0.size", 0.5, r"quality.held_out\[0\].size is 0.5"),
     ("quality.verdict", "two\nlines", "quality.verdict is .* printable"),
-    ("source.head", "", "source.head"),
-    ("source.mood", 1, "source.mood is not a known field"),
-    ("source.collection", "sha256:x", "source.collection is .* 64 hexadecimal"),
-    ("source.seed", -1, "source.seed"),
-    ("source.options", [], "source.options is"),
     ("source.options.x", [], "source.options.x is .* give a text, a number"),
-    ("source.options.x", 10**400, "source.options.x is 1000.*; give a number within float64"),
     ("source.options.a\u200eb", 1, "source.options is .* printable"),
     ("source.citation", "\ud800", "source.citation"),
-    ("provenance.created", "yesterday", "provenance.created .* write UTC as"),
     ("provenance.created", "2026-99-01T00:00:00+00:00", "provenance.created .* write UTC as"),
-    ("provenance.versions", [], "provenance.versions"),
-    ("provenance.versions.jax", 1, "provenance.versions.jax is 1"),
-    ("provenance.mood", 1, "provenance.mood is not"),
 ]  # fmt: skip
 
 
 def put(document, where, value):
-    place, last = find(document, where)
-    place[last] = value
-
-
-def find(document, where):
-    """The object or list that holds a field, and its name or position there."""
     *parents, last = where.split(".")
-    place = document
     for key in parents:
-        place = place[int(key) if isinstance(place, list) else key]
-    return place, int(last) if isinstance(place, list) else last
+        document = document[int(key) if isinstance(document, list) else key]
+    document[int(last) if isinstance(document, list) else last] = value
 
 
 def check_refusals(original, cases):
@@ -634,32 +526,17 @@ def check_refusals(original, cases):
         assert "; " in text
 
 
-def test_every_refusal_names_field_value_and_remedy():
-    check_refusals(DOCUMENT, REFUSALS)
-
-
 SIZE_REFUSALS = [
     ("schema_version", "1.0", 'rule.kind is "log-size"; schema 1.0 has no such rule: write schema'),
-    ("rule.kind", "entropy-polynomial", "rule.entropy_unit is absent; this field is required"),
     ("rule.size_unit", "items", 'rule.size_unit is "items"; this calibrate reads "log items"'),
-    ("rule.order", "ascending", 'rule.order is "ascending"; this calibrate reads "descending"'),
     ("rule.min_entropy", 0.0, "rule.min_entropy is not a known field"),
-    ("rule.outside", "clamp", "rule.outside is not a known field"),
-    ("rule.entropy_unit", "nats", "rule.entropy_unit is not a known field"),
-    ("rule.max_beta", "64", 'rule.max_beta is "64"; give a number'),
     ("rule.min_beta", 0.0, "rule.min_beta is 0.0 and rule.max_beta 64.0; give"),
     ("entries.0.coefficients", [0.0, 0.0, 0.0, 0.36, 0.25], "coefficients is .* a list of 2"),
     ("entries.0.coefficients", [0.25, 0.36], "reverse order; write the highest power first"),
     ("entries.0.coefficients", [0.37, 0.25], "they were rounded or changed since the fit"),
-    ("entries.0.check", [[1.0, 2.0]] * 5, r"check is a list of 5; give a list of 2 pairs"),
     ("entries.0.check", [[3.0, 2.0]] * 2, r"check is at the .* give 2 distinct ones"),
     ("entries.0.domain", [2.5, 65.0], "give 0 <= lo < hi <= 64, in nats of entropy or in log n"),
-    ("quality.standard_errors", [[1.0] * 5], r"standard_errors\[0\] is .* give a list of 2"),
 ]
-
-
-def test_what_a_log_size_file_is_refused_for():
-    check_refusals(SIZE_DOCUMENT, SIZE_REFUSALS)
 
 
 def moved(check, *places):
@@ -674,17 +551,8 @@ ORDER = r"write H\^4, H\^3, H\^2, H, 1, H L, L\^2, L"
 SURFACE_REFUSALS = [
     ("schema_version", "1.1", 'schema 1.1 has no such rule: write schema_version "1.2"'),
     ("rule.order", "descending", 'rule.order is "descending"; this calibrate reads "H.4, H.3,'),
-    ("rule.size_unit", "items", 'rule.size_unit is "items"; this calibrate reads "log items"'),
-    ("rule.entropy_unit", "bits", 'rule.entropy_unit is "bits"; this calibrate reads "nats"'),
-    ("rule.outside", "clamp", "rule.outside is not a known field"),
-    ("rule.min_entropy", -1.0, "rule.min_entropy is -1.0; give nats >= 0"),
-    ("quality.band", [[1.0] * 3], r"quality.band\[0\] is .* give a list of 4 numbers"),
-    ("quality.standard_errors", [[1.0] * 5], r"standard_errors\[0\] is .* give a list of 8"),
-    ("entries.0.coefficients", [1.0] * 5, "coefficients is .* a list of 8"),
-    ("entries.0.domain", [0.5, 5.9], r"domain is \[0.5, 5.9\]; give a list of 4"),
     ("entries.0.domain", [0.5, 5.9, 7.0, 2.5], r"domain is \[0.5, 5.9, 7.0, 2.5\]; give 0 <="),
     ("entries.0.domain", [2.5, 7.0, 0.5, 5.9], "check is at the points .* of the domain"),
-    ("entries.0.domain", [0.5, 5.9, 2.5, 65.0], "give 0 <= lo < hi <= 64, in nats of entropy or"),
     ("entries.0.check", CHECK[:5], r"check is a list of 5; give a list of 8 triples \[H, log n"),
     ("entries.0.check.0", [0.5, 1.0], r"check\[0\] is \[0.5, 1.0\]; give a list of 3 numbers"),
     ("entries.0.check", moved(CHECK, (0, (0.4, 2.5))), POINTS),  # outside
@@ -697,59 +565,46 @@ SURFACE_REFUSALS = [
     ("entries.0.coefficients", SURFACE[::-1], "they are in reverse order; " + ORDER),
     ("entries.0.coefficients", SURFACE[4::-1] + SURFACE[5:], "they were rounded or changed since"),
     ("entries.0.coefficients", [round(c, 2) for c in SURFACE], "they were rounded or changed"),
-    ("entries.1.coefficients", [c * 2 for c in (0.0,) * 4 + SURFACE[4:]], "rounded or changed"),
     ("entries.0.coefficients.6", -0.024, "they were rounded or changed since the fit"),
 ]
 
 
-def test_what_a_file_of_entropy_and_size_is_refused_for():
-    check_refusals(SURFACE_DOCUMENT, SURFACE_REFUSALS)
+@pytest.mark.parametrize(
+    ("original", "cases"),
+    [(DOCUMENT, REFUSALS), (SIZE_DOCUMENT, SIZE_REFUSALS), (SURFACE_DOCUMENT, SURFACE_REFUSALS)],
+    ids=FITS,
+)
+def test_every_refusal_names_field_value_and_remedy(original, cases):
+    check_refusals(original, cases)
 
 
-def test_check_triples_anywhere_in_the_domain_are_accepted(surface_document):
+def test_check_triples_anywhere_in_the_domain_are_accepted():
     """Another writer's, of which five have one log n."""
-    entry = surface_document["entries"][0]
+    document = copy.deepcopy(SURFACE_DOCUMENT)
     points = [(H, 4.0) for H in (0.5, 0.7, 1.0, 3.0, 5.0)] + [(0.5, 7.0), (5.0, 2.5), (5.9, 5.0)]
-    entry["check"] = [[H, L, surface(H, L, SURFACE)] for H, L in points]
-    assert loads(json.dumps(sealed(surface_document)).encode()) == rich_surface_fit()
+    document["entries"][0]["check"] = [[H, L, surface(H, L, SURFACE)] for H, L in points]
+    assert loads(json.dumps(sealed(document)).encode()) == rich_surface_fit()
 
 
-def test_missing_fields_are_refused():
-    for original in originals("1.2"):
-        top = [name for name in original if name != "x-note"]
-        within = [f"{place}.{name}" for place in ("rule", "entries.0")
-                  for name in find(original, f"{place}.")[0]]  # fmt: skip
-        for where in (*top, *within):
-            document = copy.deepcopy(original)
-            place, name = find(document, where)
-            del place[name]
-            text = refusal(document if where == "id" else sealed(document))
-            path = where.replace(".0", "[0]")
-            assert f"{path} is absent; this field is required" in text, (where, text)
+def of_heads(*layers_and_heads):
+    return tuple(Entry((0.0,) * 4 + (1.0,), (0.0, 1.0), *which) for which in layers_and_heads)
 
 
 @pytest.mark.parametrize(
-    ("layers_and_heads", "fine"),
+    "entries",
     [
-        ([(None, None)], True),
-        ([(0, None), (1, None)], True),
-        ([(0, 0), (0, 1), (1, None)], True),
-        ([(None, 0), (None, 1)], True),
-        ([(None, None), (0, 0)], False),
-        ([(0, 0), (None, None)], False),
-        ([(0, 0), (0, 0)], False),
-        ([(0, None), (0, 1)], False),
-        ([(0, 1), (0, None)], False),
-        ([(None, 0), (1, 1)], False),
+        of_heads((None, None), (0, 0)),
+        of_heads((0, 0), (None, None)),
+        of_heads((0, 0), (0, 0)),
+        of_heads((0, 1), (0, None)),
+        of_heads((None, 0), (1, 1), (1, 0)),
     ],
 )
-def test_no_head_has_two_polynomials(layers_and_heads, fine):
-    chosen = tuple(Entry((0.0,) * 4 + (1.0,), (0.0, 1.0), *which) for which in layers_and_heads)
-    if fine:
-        assert Coefficients(Rule(), chosen).entries == chosen
-    else:
-        with pytest.raises(calibrate.CoefficientsError, match="which another entry covers too"):
-            Coefficients(Rule(), chosen)
+def test_no_head_has_two_polynomials(entries):
+    with pytest.raises(calibrate.CoefficientsError, match="which another entry covers too"):
+        Coefficients(Rule(), entries)
+    apart = of_heads((0, 0), (0, 1), (1, None))
+    assert Coefficients(Rule(), apart).entries == apart
 
 
 TEXT = dumps(rich_fit())
@@ -759,28 +614,20 @@ TEXT = dumps(rich_fit())
     ("text", "message"),
     [
         (TEXT[: TEXT.index("fingerprint") + 40], "the file is not JSON (Unterminated"),
-        (TEXT + "{}", "the file is not JSON (Extra data"),
         ("\ufeff" + TEXT, "the file is text with a byte order mark; save it as UTF-8 without one"),
         (TEXT.replace('"version": 1', '"version": 1, "version": 2'),
          'the file is an object with two keys "version"; keep one of them'),
-        (TEXT.replace('"order"', '"kind": "x", "order"'),
-         'rule is an object with two keys "kind"; keep one'),
         (TEXT.replace('"who"', '"deep": 1, "who"'),
          'x-note is an object with two keys "deep"; keep one'),
         (TEXT.replace("64.0", "NaN"), "rule.max_beta is NaN; write a finite number"),
-        (TEXT.replace("64.0", "-Infinity"), "rule.max_beta is -Infinity; write a finite number"),
         (TEXT.replace("64.0", "1e400"), "rule.max_beta is beyond float64; give a finite number"),
         (TEXT.replace("-2.3", "-1e400"), "entries[0].coefficients[2] is beyond float64"),
         (TEXT.replace("64.0", "9" * 5_000), "rule.max_beta is an integer of 5000 digits; write a"),
         (TEXT.replace('"who": [', '"who": [[NaN], '), "x-note.who[0][0] is NaN"),
         (TEXT.replace('"who": [', '"who": [[1e999], '), "x-note.who[0][0] is beyond float64"),
-        (TEXT.replace('"who": [', '"who": [' + "7" * 6_000 + ", "), "x-note.who[0] is an integer"),
-        (TEXT.replace('"verdict": "polynomial"', '"verdict": NaN'), "quality.verdict is NaN"),
         ("[" * 100_000, "the file is nested too deeply"),
         (TEXT + " " * MIB, "the file is longer than 1 MiB; give a coefficient file"),
         (b"\xff" + TEXT.encode(), "the file is not UTF-8 at byte 0; save it as UTF-8"),
-        ("", "the file is not JSON"),
-        ("[]", "the file is []; give an object"),
         ("{}", "format is absent"),
     ],
 )  # fmt: skip
@@ -788,35 +635,24 @@ def test_hostile_text_is_refused(text, message):
     assert message in refusal(text)
 
 
-def test_a_file_too_large_is_refused_before_it_is_read(tmp_path):
-    path = tmp_path / "large.json"
-    with open(path, "wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(calibrate.CoefficientsError, match="the file is longer than 1 MiB"):
-        read(path)
-
-
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.json")
-    for path in (Path("/dev/zero"), tmp_path / "pipe.json"):
-        with pytest.raises(calibrate.CoefficientsError, match="not a regular file"):
-            read(path)
-
-
-def test_what_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(calibrate.CoefficientsError, match="does not exist"):
-        read(tmp_path / "none.json")
-    with pytest.raises(calibrate.CoefficientsError, match="cannot read"):
-        read(tmp_path)
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(calibrate.CoefficientsError, match=r"bad\.json: format is absent"):
-        read(tmp_path / "bad.json")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "fit.json does not exist"),
+        (Path.mkdir, "cannot read .*fit.json: Is a directory"),
+        (os.mkfifo, "not a regular file"),  # and is never waited for
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "the file is longer than 1 MiB"),
+        (lambda path: path.write_text("{}"), r"fit\.json: format is absent"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, make, message):
+    make(tmp_path / "fit.json")
+    with pytest.raises(calibrate.CoefficientsError, match=message):
+        read(tmp_path / "fit.json")
 
 
 # Whatever the loader accepts, the schema accepts; nothing but CoefficientsError escapes
-
-NASTY = [None, True, 0, 1, -1, 64, 1.5, -0.0, 1e308, 5e-324, 10**30, "", "x", "nats", [], {}, [0.5],
-         "sha256:" + "0" * 64, "\u202e", "1.0", {"a": 1}, [[1.0, 2.0]] * 5, ["x"] * 9]  # fmt: skip
 
 
 def paths(value, path=()):
@@ -825,54 +661,6 @@ def paths(value, path=()):
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from paths(item, (*path, key))
-
-
-@st.composite
-def mutated(draw):
-    """A valid document, changed in a few places, half of the time with its id recomputed."""
-    document = copy.deepcopy(draw(st.sampled_from(originals("1.2"))))
-    for _ in range(draw(st.integers(1, 3))):
-        path = draw(st.sampled_from([p for p in paths(document) if p]))
-        place = document
-        for key in path[:-1]:
-            place = place[key]
-        kind = draw(st.sampled_from(["replace", "remove", "add", "number", "version"]))
-        value = copy.deepcopy(draw(st.sampled_from(NASTY)))
-        if kind == "replace":
-            place[path[-1]] = value
-        elif kind == "remove":
-            del place[path[-1]]
-        elif (
-            kind == "number" and isinstance(place[path[-1]], float) and abs(place[path[-1]]) < 1e300
-        ):
-            place[path[-1]] *= draw(st.sampled_from([1 + 1e-15, 1 + 1e-6, -1, 10]))
-        elif kind == "version" and "schema_version" in document:
-            document["schema_version"] = draw(st.sampled_from(["1.0", "1.1", "1.2", "1.12", "2.0"]))
-        elif isinstance(place, dict):
-            place[draw(st.sampled_from(["x-new", "new"]))] = value
-    return sealed(document) if "id" in document and draw(st.booleans()) else document
-
-
-def same(read, written):
-    """Whether JSON values are equal; a float has the nearest value to a long whole number."""
-    if isinstance(read, dict) and isinstance(written, dict):
-        return read.keys() == written.keys() and all(same(read[k], written[k]) for k in read)
-    if isinstance(read, list) and isinstance(written, list):
-        return len(read) == len(written) and all(map(same, read, written))
-    return read == (float(written) if isinstance(read, float) else written)
-
-
-def check_mutated(document):
-    text = layout(document)
-    try:
-        fit = loads(text.encode())
-    except calibrate.CoefficientsError as error:
-        assert str(error).isprintable()  # noqa: PT017
-        return
-    validate(document)
-    again = json.loads(dumps(fit))
-    assert same(again, document)
-    assert dumps(fit) == text or repr(again) != repr(document)  # 0 in place of 0.0
 
 
 def check_bytes(data):
@@ -905,10 +693,9 @@ def scratched(draw):
     ("given_any", "check"),
     [
         (fits, check_round_trip),
-        (mutated(), check_mutated),
         (scratched() | st.binary() | st.binary().map(lambda b: b"{" + b + b"}"), check_bytes),
     ],
-    ids=["fits", "mutated", "bytes"],
+    ids=["fits", "bytes"],
 )
 def test_what_is_written_and_what_is_read_keep_the_schema(profile, given_any, check):
     profile(given(given_any)(check))()
@@ -929,36 +716,20 @@ def in_free_field(data):
 ENTRIES = tuple(
     Entry((0.1 + i / 3, 0.2, -0.3, 1 / 3, 1.0), (0.5, 5.0), i // 64, i % 64) for i in range(2_400)
 )
-SURFACES = tuple(
-    Entry((*entry.coefficients, 1 / 3, -0.1, 0.7), (0.5, 5.0, 2.0, 7.0), entry.layer, entry.head)
-    for entry in ENTRIES[:1_400]
-)
 LARGE = {
-    "lists": filled(b"[]"),
-    "objects": filled(b"{}"),
-    "objects of one": filled(b'{"":0}'),
-    "lists of one": filled(b"[.5]".replace(b".5", b"0")),
+    "lists of one": filled(b"[0]"),
     "floats": filled(b"0.1"),
     "digits": b"9" * MIB,
     "long integers": filled(b"9" * 4_300),
-    "texts": filled(b'"ab"'),
     "wide text": b'["' + "😀".encode() + b"a" * (MIB - 8) + b'"]',
-    "keys": b"{" + b",".join(b'"%x":0' % i for i in range(1 << 16, (1 << 16) + 100_000)) + b"}",
     "twice": b"{" + b",".join(b'"%x":0' % (i // 2) for i in range(1 << 17, 230_000)) + b"}",
     "depth": b"[" * MIB,
-    "one text": b'"' + b"x" * (MIB - 2) + b'"',
     "valid": dumps(rich_fit(entries=ENTRIES)).encode(),
-    "valid, of both": dumps(rich_surface_fit(entries=SURFACES)).encode(),
 }
 
 
-QUICK = ("lists of one", "digits", "wide text", "twice", "valid")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE if n not in QUICK)]
-)
+@pytest.mark.parametrize("name", LARGE)
 def test_peak_memory_stays_within_64_mb(name, tmp_path):
     data = LARGE[name]
     path = tmp_path / "large.json"
@@ -1016,26 +787,19 @@ def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
         (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers, highest power first, the"),
         (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "the 2 of a log-size rule, or the 8 of"),
         (lambda: Entry((1.0,) * 8, (0.0, 1.0)), "give the 4 numbers of a rule with 8 coefficients"),
-        (lambda: Entry((1.0,) * 5, (0.0, 1.0, 0.0, 1.0)), "give the 2 numbers of a rule with 5"),
         (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), "give 0 <= lo < hi <= 64"),
         (lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)), "too narrow for a fit"),
         (lambda: Coefficients(Rule(outside="identity", kind="entropy-and-size"),
                               (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 2.0)),)), "has 'clamp'"),
         (lambda: Coefficients(Rule(), (Entry((1.0, 2.0), (0.0, 1.0)),)),
          r"entries\[0\].coefficients are \(1.0, 2.0\); give the 5 of a rule of kind 'entropy-poly"),
-        (lambda: Coefficients(Rule.log_size(), (Entry((1.0,) * 5, (0.0, 1.0)),)), "give the 2 of"),
         (lambda: Coefficients(Rule(kind="spline"), (Entry((1.0,) * 5, (0.0, 1.0)),)),
          "rule.kind is 'spline'; use 'entropy-polynomial' or 'log-size'"),
-        (lambda: Coefficients(Rule(kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
-         "rule.min_entropy is 0.5 and .* which a log-size rule does not have; use Rule.log_size"),
         (lambda: Coefficients(Rule(0.0, outside="identity", kind="log-size"),
                               (Entry((1.0, 2.0), (0.0, 1.0)),)), "a log-size rule does not have"),
-        (lambda: Entry((float("nan"),) * 5, (0.0, 1.0)), "give 5 finite numbers"),
-        (lambda: Entry((1.0,) * 5, (1.0, 1.0)), "give 0 <= lo < hi <= 64, in nats"),
         (lambda: Entry((1.0,) * 5, (1.0, 65.0)), "give 0 <= lo < hi <= 64, in nats"),
         (lambda: Entry((10**400, 0, 0, 0, 1), (0.0, 1.0)), "not float64 numbers"),
         (lambda: Entry(("x", 0, 0, 0, 1), (0.0, 1.0)), "not float64 numbers"),
-        (lambda: Entry((1.0,) * 5, (1.0, 1.0 + 2e-16)), "too narrow for a fit"),
         (lambda: Entry((1e308,) * 5, (1.0, 9.0)), "beyond float64 on the domain"),
         (lambda: Coefficients(Rule(outside="both"), (Entry((1.0,) * 5, (0.0, 1.0)),)), "outside"),
         (lambda: Coefficients(Rule(), ()), "entries are empty"),

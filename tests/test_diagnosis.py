@@ -270,7 +270,7 @@ def test_table_record_and_figures_say_the_same(collection, here):
 @pytest.fixture
 def undrawn(monkeypatch):
     """No figures: they take most of the time."""
-    monkeypatch.setattr(diagnosis_record, "save_figures", lambda folder, diagnosis: [])
+    monkeypatch.setattr(diagnosis_record, "save_figure", lambda path, figure: None)
 
 
 def test_a_head_without_rows_is_counted(collection, here, undrawn):

@@ -2,11 +2,10 @@
 
 import errno
 import fcntl
-import importlib.util
 import os
+import runpy
 import shutil
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from syscalls import Crash, Syscalls
 
 import calibrate
 from calibrate.cli.loading import find_fit
-from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.files import collection as files
 from calibrate.files.collection import open_collection
@@ -158,15 +156,16 @@ def no_locks(monkeypatch):
 
 def test_without_locks_both_finish_with_the_same_bytes(here, no_locks):
     run("whole")
+    others = here / "run/.n00008-unit00001.npz.0123abcd.tmp"
 
     def let_the_other_run(progress):
         if progress.finished == 1:
-            (here / "run/.n00008-unit00001.npz.0123abcd.tmp").touch()  # it may be the other's
+            others.touch()
             run("run")
 
     run("run", report=let_the_other_run)
     assert visible(Path("run")) == visible(Path("whole"))
-    assert (here / "run/.n00008-unit00001.npz.0123abcd.tmp").exists()
+    assert others.exists()
 
 
 def test_without_locks_the_first_configuration_holds(here, no_locks, monkeypatch):
@@ -243,24 +242,6 @@ def test_one_that_has_to_be_written_to_is_named(here, read_only, begin):
     assert visible(Path("run")) == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [0.0, -3600.0])
-def test_clocks_that_stand_still_or_run_backwards(here, monkeypatch, step):
-    run("quiet-run")
-    now = [1e6]
-
-    def clock():
-        now[0] += step
-        return now[0]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "time", clock)
-        patch.setattr(time, "monotonic", clock)
-        with Steps("collecting", 4) as steps:
-            run("odd-run", report=lambda progress: steps.advance())
-    assert visible(Path("odd-run")) == visible(Path("quiet-run")) != {}
-
-
 def test_the_newest_fit_of_a_collection_is_not_the_one_with_the_latest_clock(here):
     collection = run("run")
     fit = fit_collection(Path("run"), "x").coefficients
@@ -272,19 +253,11 @@ def test_the_newest_fit_of_a_collection_is_not_the_one_with_the_latest_clock(her
     assert calibrate.load("x").version == 2
 
 
-def load_soak():
-    spec = importlib.util.spec_from_file_location("soak", ROOT / "scripts" / "soak.py")
-    assert spec
-    assert spec.loader
-    soak = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(soak)
-    return soak
-
-
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_nothing(here):
-    """Of collect, train and fit alike; scripts/soak.py does it by the hundred."""
-    counts = load_soak().soak(kills=12, seed=0, place=here)
+def test_kills_at_random_moments_lose_nothing(here, monkeypatch):
+    """scripts/soak.py does it by the hundred."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    counts = runpy.run_path(str(ROOT / "scripts" / "soak.py"))["soak"](12, seed=0, place=here)
     assert (counts["kills"], counts["bytes_lost"], counts["problems"]) == (12, 0, 0)
     assert counts["faults"] > 0
     assert counts["finished"] >= 2

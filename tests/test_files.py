@@ -25,15 +25,18 @@ def npz(tmp_path):
     return path
 
 
-def test_arrays_round_trip(npz):
+def test_arrays_round_trip_in_the_same_bytes(tmp_path, npz):
     found = read_arrays(npz)
     np.testing.assert_array_equal(found["x"], np.arange(100.0))
     assert found["layer/y"] == 7
-
-
-def test_same_arrays_same_bytes(tmp_path, npz):
     write_arrays(tmp_path / "b.npz", {"x": np.arange(100.0), "layer/y": np.int64(7)})
     assert (tmp_path / "b.npz").read_bytes() == npz.read_bytes()
+
+
+def saved(save, array) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, x=array)
+    return buffer.getvalue()
 
 
 def entry_with(header: bytes) -> bytes:
@@ -47,18 +50,6 @@ def forged(shape: str, descr: str = "'<f8'") -> bytes:
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return entry_with(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(80))
-
-
-def objects() -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, x=np.array([{"a": 1}], dtype=object))
-    return buffer.getvalue()
-
-
-def compressed() -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, x=np.zeros(10**7))
-    return buffer.getvalue()
 
 
 def member(name: str = "x.npy", data: bytes = b"", **changes) -> bytes:
@@ -97,30 +88,25 @@ def twice(data: bytes = npy(np.arange(1000.0)), times: int = 50) -> bytes:
     ("damage", "message"),
     [
         (lambda data: data[:-30], "not a readable npz"),
-        (lambda data: b"", "not a readable npz"),
         (lambda data: bytes(len(data)), "not a readable npz"),
         (lambda data: data[:300] + b"\xff" + data[301:], "Bad CRC-32|not a readable npz"),
         (lambda data: forged("(13421772800,)"), "declares 107374182400 bytes"),
-        (lambda data: forged("(-1,)"), "declares"),
         (lambda data: forged("(10,)", "'|O'"), "Python objects"),
-        (lambda data: objects(), "Python objects"),
-        (lambda data: compressed(), "compressed"),
+        (lambda data: saved(np.savez, np.array([{"a": 1}], dtype=object)), "Python objects"),
+        (lambda data: saved(np.savez_compressed, np.zeros(10**7)), "compressed"),
         (lambda data: entry_with(b"hello"), "not a readable npz"),
         (lambda data: forged("(2,)"), "declares 16 bytes and has 80"),
         (lambda data: forged("(-2, -5)"), "not a readable npz"),
         (lambda data: forged(f"({10**4000},)"), "not a readable npz"),
         (lambda data: forged("(10,)", "'|V0'"), "not a readable npz"),
         (lambda data: forged("(10,)", "('<f8', (1000000000,))"), "not a readable npz"),
-        (lambda data: forged("(10,)", "()"), "not a readable npz"),
         (lambda data: forged("(" * 3000), "not a readable npz"),
         (lambda data: forged("-" * 9000 + "1"), "not a readable npz"),
         (lambda data: forged("(10,), {[]: 1}: 2"), "not a readable npz"),
-        (lambda data: forged("('"), "not a readable npz"),
         (lambda data: member(file_size=100 << 30, compress_size=100 << 30), "declare 10737"),
         (lambda data: member(file_size=100 << 30), "compressed, expected stored"),
         (lambda data: twice(), "entries declare|Overlapped"),
         (lambda data: member("../x.npy"), "not a valid array name"),
-        (lambda data: member("/etc/x.npy"), "not a valid array name"),
         (lambda data: member("a\\..\\x.npy"), "not a valid array name"),
         (
             lambda data: twice(times=1).replace(b"x0.npy", b"x.npy\0"),
@@ -161,30 +147,25 @@ def test_no_bytes_crash_the_reader(npz):
             assert sum(array.nbytes for array in found.values()) <= len(data)
 
 
-def test_a_file_larger_than_any_is_refused_unread(npz):
-    os.truncate(npz, 100 << 30)  # sparse
-    with pytest.raises(CalibrateError, match="has 107,374,182,400 bytes, more than the limit of"):
-        read_arrays(npz)
-
-
-def test_a_file_that_grows_before_it_is_read_is_refused(npz, monkeypatch):
+def test_a_file_larger_than_any_is_refused_unread(npz, monkeypatch):
     size = npz.stat().st_size
 
-    def read_later(path, most):
+    def grow(path, most):
         path.write_bytes(bytes(size + 100))
         return read_file(path, most)
 
-    monkeypatch.setattr(npz_format, "read_file", read_later)
-    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than the limit of"):
-        npz_format.read_bytes(npz, size)
-
-
-def test_a_file_that_no_memory_takes_is_named(npz, monkeypatch):
-    def fail(path, most):
+    def exhausted(path, most):
         raise MemoryError
 
-    monkeypatch.setattr(npz_format, "read_file", fail)
+    monkeypatch.setattr(npz_format, "read_file", grow)  # before it is read
+    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than the limit of"):
+        npz_format.read_bytes(npz, size)
+    monkeypatch.setattr(npz_format, "read_file", exhausted)
     with pytest.raises(DamagedError, match="a.npz has .* bytes, more than fits into memory; rest"):
+        read_arrays(npz)
+    monkeypatch.undo()
+    os.truncate(npz, 100 << 30)  # sparse
+    with pytest.raises(CalibrateError, match="has 107,374,182,400 bytes, more than the limit of"):
         read_arrays(npz)
 
 
@@ -222,6 +203,8 @@ def test_a_short_write_is_carried_on(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda file, rest: write(file, bytes(rest)[:100]))
     write_atomically(tmp_path / "a", data)
     assert (tmp_path / "a").read_bytes() == data
+    with pytest.raises(CalibrateError, match="cannot write"):
+        write_atomically(tmp_path / "a" / "b", b"")
 
 
 def test_files_are_opened_as_bytes_where_systems_know_texts(tmp_path, monkeypatch):
@@ -260,12 +243,6 @@ def test_what_is_no_file_leaves_no_descriptor_open(tmp_path, make):
     with pytest.raises(OSError, match="Is a directory|not a regular file"):
         read_file(tmp_path / "a", 100)
     assert os.listdir("/dev/fd") == before
-
-
-def test_a_folder_that_is_a_file_is_named(tmp_path):
-    (tmp_path / "runs").write_text("")
-    with pytest.raises(CalibrateError, match="cannot write"):
-        write_atomically(tmp_path / "runs" / "a", b"")
 
 
 def test_reading_asks_for_no_more_memory_than_the_file_has_bytes(tmp_path):

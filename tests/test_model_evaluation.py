@@ -40,6 +40,7 @@ from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
 from calibrate.model.answers import compare  # noqa: E402
+from calibrate.model.passes import score  # noqa: E402
 from calibrate.model.score_fits import Kept, score_fits  # noqa: E402
 from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
@@ -61,7 +62,7 @@ def by_hand(model, examples, which):
     for i in which:
         tokens = torch.tensor(examples.examples[i].tokens.tolist())[None]
         with torch.no_grad():
-            logits = model(tokens, use_cache=False).logits[0].log_softmax(-1)
+            logits = model(tokens, use_cache=False).logits[0].float().log_softmax(-1)
         at = torch.arange(examples.examples[i].start, tokens.shape[1])
         found.append(logits[at - 1, tokens[0, at]].sum().item())
     return found
@@ -81,6 +82,13 @@ def test_scores_are_those_of_the_registered_fit(kind):
         model.set_attn_implementation("by-hand")
         verify(model)
         np.testing.assert_allclose(found[label].log_p, by_hand(model, examples, which), rtol=1e-4)
+
+
+def test_answers_of_bfloat16_models_are_scored_in_float32():
+    examples, which = some_examples(), range(4)
+    model = causal_model("llama").bfloat16()
+    found = score(model, examples, which)
+    np.testing.assert_allclose(found.log_p, by_hand(model, examples, which), rtol=2e-4)
 
 
 def never():

@@ -449,7 +449,7 @@ def test_numbers_and_memory_that_run_out(here, monkeypatch):
 
 def test_the_command_publishes_once_and_says_what_it_found(here):
     planted("tiny")
-    command = ("fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant")
+    command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant")
     out = call(*command)
     assert "heads have a rule (constant)" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout

@@ -51,26 +51,21 @@ def test_lines_of_their_own_put_it_off(capsys, clock):
     assert lines(capsys) == ["n = 16", "working: 4 of 4 steps, about 1 s left"]
 
 
-def test_steps_of_different_work_and_those_that_were_done_before(capsys, clock):
+@pytest.mark.parametrize(
+    ("steps_of", "said"),
+    [  # of different work, and done before; in no time
+        ([(0, 400, True), (10, 100, False), (10, 400, False)],
+         ["working: 2 of 4 steps, about 50 s left", "working: 3 of 4 steps, about 4 s left"]),
+        ([(0, 100, False), (0, 100, False), (10, 800, False)],
+         ["working: 3 of 4 steps, about 1 s left"]),
+    ],
+)  # fmt: skip
+def test_the_time_left(capsys, clock, steps_of, said):
     with Steps("working", 4, work=1_000) as steps:
-        steps.advance(work=400, resumed=True)
-        clock.now += 10
-        steps.advance(work=100)
-        clock.now += 10
-        steps.advance(work=400)
-    assert lines(capsys) == [
-        "working: 2 of 4 steps, about 50 s left",
-        "working: 3 of 4 steps, about 4 s left",
-    ]
-
-
-def test_a_clock_that_stands_still_says_nothing_wrong(capsys, clock):
-    with Steps("working", 3) as steps:
-        steps.advance()
-        steps.advance()
-        clock.now += SECONDS_BETWEEN_LINES
-        steps.advance()
-    assert lines(capsys) == ["working: 3 of 3 steps, about 1 s left"]
+        for seconds, work, resumed in steps_of:
+            clock.now += seconds
+            steps.advance(work=work, resumed=resumed)
+    assert lines(capsys) == said
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from conftest import ToyHead
 from typer.testing import CliRunner
 
+import calibrate
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
@@ -19,7 +20,6 @@ from calibrate.files.rows import RowCollection
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect, collect_arrays
 from calibrate.rows.fit_collection import (
-    fit_collection,
     fit_collection_as_in_the_paper,
     fit_heads_of_collection,
     open_for_fit,
@@ -48,7 +48,7 @@ def run(here, original, monkeypatch):
 
 def reopen(folder: Path, *lost: str) -> None:
     """Makes it an unfinished one, without the shards that are lost."""
-    configuration = open_collection(folder).configuration
+    configuration = open_collection(folder, allow_partial=True).configuration
     text = manifest_text(RowCollection, configuration, None, PARTIAL)
     (folder / "manifest.json").write_text(text)
     for name in lost:
@@ -138,46 +138,27 @@ def test_a_shard_under_another_name_is_refused(here):
     assert len(read_all(Path("run"))) == 5
 
 
-@pytest.mark.slow
-def test_a_fit_of_an_unfinished_collection_says_so(here):
-    whole = fit_collection(Path("run"), "whole").coefficients
+def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
+    whole = open_collection(Path("run"))
+    assert open_for_fit(Path("run"), allow_partial=True) == whole
     reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")
-    with pytest.raises(CalibrateError, match="is unfinished; run the same .* --allow-partial"):
-        open_for_fit(Path("run"))
-    with pytest.warns(UserWarning, match="the fit is made of its 4 finished shards"):
-        collection = open_for_fit(Path("run"), allow_partial=True)
-    fit = fit_collection(collection, "part").coefficients
-    assert fit.source["options"]["partial"] is True
-    assert "partial" not in whole.source["options"]
-    assert fit.quality["verdict"].startswith("of an unfinished collection: ")
-    assert fit.quality["rows"]["rows"] == fit.quality["rows"]["used"] == 128 + 128 + 128 + 44
-    paper = fit_collection_as_in_the_paper(collection, "paper")
-    assert paper.coefficients.source["options"]["partial"] is True
-    SHARD.unlink()
-    with pytest.warns(UserWarning, match="its 3 finished shards"):
-        other = open_for_fit(Path("run"), allow_partial=True)
-    assert len({whole.source["collection"], fit.source["collection"], other.digest}) == 3
-
-
-def test_what_is_complete_is_fitted_as_ever(here):
-    assert open_for_fit(Path("run"), allow_partial=True) == open_collection(Path("run"))
-
-
-def test_the_command_fits_an_unfinished_collection_if_asked(here):
-    reopen(Path("run"), "n00064-unit00000.npz")
     fit = ["fit", "run", "--name", "part"]
     done = CliRunner().invoke(app, fit)
     assert done.exit_code == 1
     assert done.stderr.splitlines()[-1].startswith("calibrate: run is unfinished; run the same")
     done = CliRunner().invoke(app, [*fit, "--allow-partial"])
     assert done.exit_code == 0, done.stderr
-    assert "warning: run is unfinished; the fit is made of its 5 finished shards" in done.stderr
-    shown = CliRunner().invoke(app, ["fits", "show", "part"]).stdout
-    assert "partial" in shown
-    assert "of an unfinished collection" in shown
-
-
-def test_an_unfinished_collection_without_a_shard_is_not_fitted(here):
+    assert "warning: run is unfinished; the fit is made of its 4 finished shards" in done.stderr
+    found = calibrate.load("part")
+    assert found.source["options"]["partial"] is True
+    assert found.quality["verdict"].startswith("of an unfinished collection: ")
+    assert found.quality["rows"]["rows"] == 128 + 128 + 128 + 44
+    SHARD.unlink()
+    with pytest.warns(UserWarning, match="its 3 finished shards"):
+        fewer = open_for_fit(Path("run"), allow_partial=True)
+    assert len({whole.digest, found.source["collection"], fewer.digest}) == 3
+    paper = fit_collection_as_in_the_paper(fewer, "paper")
+    assert paper.coefficients.source["options"]["partial"] is True
     reopen(Path("run"), *(path.name for path in Path("run").glob("n*.npz")))
     with pytest.raises(CalibrateError, match="run has no shard yet"):
         open_for_fit(Path("run"), allow_partial=True)

@@ -69,20 +69,17 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("options", "code", "message"),
     [
-        (
-            ["--logits", "Own Rows", "--sizes", "16"],
-            2,
-            "--sizes and --sets cannot be used with --logits",
-        ),
-        (["--logits", "Own Rows", "--held-out", "1.5"], 2, "1.5 is not between 0 and 1; give"),
-        (["--logits", "Own Rows", "--held-out", "0.875"], 3, "give at least 800 rows"),
-        (["--task", "retrieval"], 2, "No such option: --task"),
+        ("--logits Own --sizes 16", 2, "--sizes and --sets cannot be used with --logits"),
+        ("--logits Own --held-out 1.5", 2, "1.5 is not between 0 and 1; give"),
+        ("--logits Own --held-out 0.875", 3, "give at least 800 rows"),
+        ("--task retrieval", 2, "No such option: --task"),
     ],
 )
-def test_what_does_not_go_together_is_refused(own_rows, arguments, code, message):
-    assert message in refusal("run", *arguments, code=code)
+def test_what_does_not_go_together_is_refused(own_rows, options, code, message):
+    own_rows.rename("Own")
+    assert message in refusal("run", *options.split(), code=code)
     assert not Path("runs").exists()
 
 
@@ -116,18 +113,12 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
 
 
 @pytest.mark.slow
-def test_logits_interrupted_again_and_again(own_rows):
-    interrupted_again_and_again(("run", "--logits", "Own Rows"), files=3)
-
-
-@pytest.mark.slow
-def test_a_model_interrupted_again_and_again(own_model):
-    interrupted_again_and_again(own_model, files=12)
-
-
-def interrupted_again_and_again(arguments, files):
+@pytest.mark.parametrize("of", ["logits", "model"])
+def test_a_run_interrupted_again_and_again(of, request):
     """The same command until it is done: the same fit, and no file that is not whole."""
-    command = [*arguments, "--name", "mine"]
+    own = request.getfixturevalue("own_rows" if of == "logits" else "own_model")
+    command = [*(("run", "--logits", own) if of == "logits" else own), "--name", "mine"]
+    command, files = [str(word) for word in command], 3 if of == "logits" else 12
     call(*command)
     Path("runs").rename("whole-runs")
     Path("fits").rename("whole-fits")

@@ -23,13 +23,12 @@ from syscalls import Crash, Syscalls
 
 import calibrate
 from calibrate.files import publishing
-from calibrate.files.coefficient_file import digest, dumps
+from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import alias, publish, yank
 from calibrate.files.store import (
     LOG,
     STATE,
-    audit_reference,
     audit_store,
     names,
     open_name,
@@ -46,10 +45,12 @@ def fit(name="made", ceiling=64.0):
     )
 
 
-def refuses(message, call, *arguments):
+def refuses(message, call, *arguments, **options):
+    """In one printable line."""
     with pytest.raises(calibrate.CoefficientsError, match=message) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
+        call(*arguments, **options)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2_100
 
 
 def failures(store):
@@ -86,27 +87,26 @@ def test_a_version_is_never_given_out_twice(tmp_path):
     assert publish(fit(), tmp_path)[0].version == 4
 
 
-def test_a_version_that_was_only_yanked_is_not_given_out(tmp_path):
+def test_versions_without_a_state_are_not_given_out_again(tmp_path):
+    shutil.copytree(published_store() / "paper", tmp_path / "paper")
+    assert publish(calibrate.load("paper"), tmp_path)[0].version == 2
+    shutil.rmtree(tmp_path / "paper")
     shutil.copytree(published_store() / "paper", tmp_path / "paper")
     yank("paper@1", tmp_path)
     (tmp_path / "paper" / "1.json").unlink()
     assert publish(fit("paper"), tmp_path)[0].version == 2
 
 
-def test_a_damaged_newest_version_does_not_stand_in_the_way(tmp_path):
-    publish(fit(), tmp_path)[0].path.write_text("{}")
-    with pytest.warns(UserWarning, match="1.json: format is absent.*becomes the next version"):
-        assert publish(fit(), tmp_path)[0].version == 2
-
-
-def test_nothing_is_written_through_links(tmp_path):
-    outside = tmp_path / "outside"
+def test_nothing_is_written_through_links_or_over_files(tmp_path):
+    outside, store = tmp_path / "outside", tmp_path / "fits"
     outside.mkdir()
-    store = tmp_path / "fits"
     store.mkdir()
     (store / "made").symlink_to(outside)
     refuses("made is a link; write into the store", publish, fit(), store)
     (store / "made").unlink()
+    (store / "made").write_text("")
+    refuses("cannot write", publish, fit(), store)
+    refuses("cannot write", publish, fit(), store / "made")
     (store / ".lock").unlink()
     (store / ".lock").symlink_to(outside / "created")
     refuses("cannot write .*.lock", publish, fit(), store)
@@ -117,20 +117,6 @@ def test_nothing_is_written_through_links(tmp_path):
 def test_a_store_that_is_none_is_refused(store):
     refuses("is not a folder; give a folder of fits", calibrate.load, "paper", store)
     refuses("is not a folder", alias, "paper@1", "stable", store)
-
-
-@pytest.mark.parametrize("reference", ["a\nb.json", "\x1b[2J/a.json", "\ud800.json", "x" * 10**5])
-def test_messages_stay_one_printable_line(reference):
-    with pytest.raises(calibrate.CoefficientsError) as caught:
-        calibrate.load(reference)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 2_100
-
-
-def test_versions_without_a_log_count_as_well(tmp_path):
-    shutil.copytree(published_store() / "paper", tmp_path / "paper")
-    assert publish(calibrate.load("paper"), tmp_path)[0].version == 2
-    assert failures(tmp_path) == []
 
 
 def test_writers_at_once_get_different_versions(tmp_path):
@@ -148,38 +134,37 @@ def test_writers_at_once_get_different_versions(tmp_path):
 
 
 PUBLISHER = """
-import sys
+import sys, errno, fcntl
 from pathlib import Path
 from calibrate.files.coefficients import identity
 from calibrate.files.publishing import publish
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+if sys.argv[3] == "no locks":
+    fcntl.flock = no_locks
 for _ in range(int(sys.argv[2])):
     print(publish(identity(), Path(sys.argv[1]))[0].version, flush=True)
 """
 
 
-NO_LOCKS = """import sys, errno, fcntl
-def flock(*_):
-    raise OSError(errno.ENOLCK, "No locks available")
-fcntl.flock = flock
-"""
-
-
-def publisher(store, count):
-    command = [sys.executable, "-c", PUBLISHER, str(store), str(count)]
+def publisher(store, count, locks="locks"):
+    command = [sys.executable, "-c", PUBLISHER, str(store), str(count), locks]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_at_once_get_different_versions(tmp_path):
-    processes = [publisher(tmp_path, 20) for _ in range(3)]
+@pytest.mark.parametrize("locks", ["locks", "no locks"])
+def test_processes_at_once_get_different_versions(tmp_path, locks):
+    """Exclusive names are enough, and nobody removes another's temporary file."""
+    processes = [publisher(tmp_path, 20, locks) for _ in range(3)]
     taken = [int(line) for process in processes for line in process.communicate()[0].split()]
-    assert sorted(taken) == versions(tmp_path, "identity") == list(range(1, 61))
+    assert len(set(taken)) == 60
+    assert sorted(taken) == versions(tmp_path, "identity")
     assert failures(tmp_path) == []
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypatch, code):
+def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypatch):
     def no_locks(*_):
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     publish(fit(), tmp_path)
@@ -196,19 +181,6 @@ def test_without_locks_the_exclusive_name_keeps_writers_apart(tmp_path, monkeypa
     monkeypatch.setattr(publishing, "_write_state", late)
     assert publish(fit(), tmp_path)[0].version == 3
     assert calibrate.load("made@2", tmp_path).rule.max_beta == 5
-    assert failures(tmp_path) == []
-
-
-def test_processes_at_once_without_locks(tmp_path):
-    """Exclusive names are enough for versions, and nobody removes another's temporary file."""
-    no_locks = PUBLISHER.replace("import sys\n", NO_LOCKS)
-    command = [sys.executable, "-c", no_locks, str(tmp_path), "20"]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]  # fmt: skip
-    taken = [int(line) for process in processes for line in process.communicate()[0].split()]
-    assert len(taken) == 60
-    assert sorted(taken) == versions(tmp_path, "identity")
     assert failures(tmp_path) == []
 
 
@@ -245,17 +217,16 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
         ("paper@stable", "has no alias 'stable' .it has none.; `calibrate fits alias"),
         ("../paper", "does not exist"),
         ("max-retreival", "did you mean 'max-retrieval'?"),
-        (3, "3 is not a valid reference"),
         (None, "None is not a valid reference"),
         (b"paper", "b'paper' is not a valid reference"),
-        ("Paper", "is not a valid reference"),
-        ("paper@", "is not a valid reference"),
-        ("paper@-1", "is not a valid reference"),
-        ("paper@01", "is not a valid reference"),
-        ("paper@1@1", "is not a valid reference"),
-        ("paper@" + "9" * 5_000, "is not a valid reference"),
+        *((f"paper{which}", "is not a valid reference") for which in ("@", "@01", "@1@1", "S")),
+        ("paper@" + "9" * 1_500, "is not a valid reference"),
         ("a\0/b.json", "cannot read"),
         ("nowhere/fit.json", "nowhere/fit.json does not exist"),
+        ("a\nb.json", "does not exist"),
+        ("\x1b[2J/a.json", "does not exist"),
+        ("\ud800.json", "cannot read"),
+        ("x" * 10**5, "no fit|not a valid|cannot read"),
     ],
 )
 def test_what_does_not_resolve_raises(reference, message):
@@ -263,22 +234,16 @@ def test_what_does_not_resolve_raises(reference, message):
     refuses(message, calibrate.load, reference)
 
 
-def test_path_loads_as_it_is(tmp_path):
-    path = tmp_path / "any-name.json"
-    path.write_text(dumps(fit()))
+def test_only_the_file_that_was_published_is_loaded_and_no_bad_one_stands_in_the_way(tmp_path):
+    path = publish(fit(), tmp_path)[0].path
     assert calibrate.load(path) == calibrate.load(str(path)) == fit()
-
-
-def test_a_file_in_another_files_place_is_refused(tmp_path):
-    published, _ = publish(fit(), tmp_path)
-    published.path.rename(published.path.with_name("7.json"))
-    refuses("7.json is made@1; its path must have that", calibrate.load, "made@7", tmp_path)
-
-
-def test_a_version_that_was_replaced_is_refused(tmp_path):
-    published, _ = publish(fit(), tmp_path)
-    published.path.write_text(dumps(fit(ceiling=9.0)))
+    path.write_text(dumps(fit(ceiling=9.0)))
     refuses("id is not .* versions never change", calibrate.load, "made", tmp_path)
+    path.rename(path.with_name("7.json"))
+    refuses("7.json is made@1; its path must have that", calibrate.load, "made@7", tmp_path)
+    path.with_name("7.json").write_text("{}")
+    with pytest.warns(UserWarning, match="7.json: format is absent.*becomes the next version"):
+        assert publish(fit(), tmp_path)[0].version == 8
 
 
 def test_what_cannot_be_loaded_is_not_published(tmp_path):
@@ -291,35 +256,18 @@ def test_what_cannot_be_loaded_is_not_published(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path):
-    (tmp_path / "made").write_text("")
-    refuses("cannot write", publish, fit(), tmp_path)
-    refuses("cannot write", publish, fit(), tmp_path / "made")
-
-
 @pytest.mark.parametrize("name", ["x.json", "../x", "", "Upper", ".hidden", "a" * 65, "a/b"])
 def test_names_stay_in_the_store(tmp_path, name):
     refuses("not a valid fit name", publish, fit(name), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-# Binding to a head
-
-
-def test_a_fit_for_another_head_is_refused():
-    ours = calibrate.load("max-retrieval").fingerprint
+def test_a_fit_for_another_head_or_none_is_refused():
+    ours, other = calibrate.load("max-retrieval").fingerprint, "sha256:" + "0" * 64
     assert calibrate.load("max-retrieval", fingerprint=ours).fingerprint == ours
-    other = "sha256:" + "0" * 64
-    with pytest.raises(calibrate.CoefficientsError) as caught:
-        calibrate.load("max-retrieval", fingerprint=other)
-    message = str(caught.value)
-    assert "made for head 'max-retrieval-0'" in message
-    assert f"not for {other}; calibrate this head" in message
-
-
-def test_a_fit_for_no_head_is_not_bound_to_yours():
-    with pytest.raises(calibrate.CoefficientsError, match="for no head in particular, not for"):
-        calibrate.load("paper", fingerprint="sha256:" + "0" * 64)
+    made_for = f"made for head 'max-retrieval-0' .*not for {other}; calibrate this head"
+    refuses(made_for, calibrate.load, "max-retrieval", fingerprint=other)
+    refuses("for no head in particular, not for", calibrate.load, "paper", fingerprint=other)
 
 
 # Aliases and yanked versions
@@ -331,23 +279,6 @@ def three(tmp_path):
     for ceiling in (2.0, 3.0, 4.0):
         publish(fit(ceiling=ceiling), tmp_path)
     return tmp_path
-
-
-def test_an_alias_leads_where_the_last_command_said(three):
-    alias("made@1", "stable", three)
-    assert calibrate.load("made@stable", three).version == 1
-    alias("made@3", "stable", three)
-    assert calibrate.load("made@stable", three).version == 3
-
-
-def test_a_yanked_version_is_skipped_unless_pinned(three):
-    yank("made@3", three)
-    assert calibrate.load("made", three).version == 2
-    with pytest.warns(UserWarning, match="made@3 was yanked; load 'made'"):
-        assert calibrate.load("made@3", three).version == 3
-    yank("made@3", three, undo=True)
-    assert calibrate.load("made", three).version == 3
-    assert calibrate.load("made@3", three).version == 3
 
 
 def test_nothing_leads_to_a_yanked_version_unseen(three):
@@ -367,10 +298,8 @@ def test_nothing_leads_to_a_yanked_version_unseen(three):
     ("reference", "name", "message"),
     [
         ("made@1", "1", "'1' is not a valid alias"),
-        ("made@1", "Stable", "is not a valid alias"),
-        ("made@1", "../x", "is not a valid alias"),
+        ("made@1", "../X", "is not a valid alias"),
         ("made", "stable", "'made' has no version number; use NAME@VERSION"),
-        ("made@stable", "newest", "has no version number"),
         ("made@1", "v1.json", "is not a valid alias"),
         ("made@9", "stable", "'made@9' does not exist"),
         ("paper@1", "stable", "'paper' is not in .* but in .*; give that as the store"),
@@ -386,13 +315,11 @@ def test_aliases_that_are_refused(three, reference, name, message):
     ("change", "message"),
     [
         (lambda s: "{", "not JSON"),
-        (lambda s: "[]", "give an object"),
         (lambda s: {**s, "more": 1}, "more is not a known field"),
         (lambda s: {**s, "highest": -1}, "highest is -1"),
         (lambda s: {**s, "published": {"01": s["published"]["1"]}}, 'is "01"; give a version'),
         (lambda s: {**s, "published": {"1": "x"}}, 'published."1" is "x"'),
         (lambda s: {**s, "aliases": {"9": 1}}, 'is "9"; give an alias'),
-        (lambda s: {**s, "aliases": {"stable": 0}}, "aliases.stable is 0"),
         (lambda s: {**s, "yanked": [0]}, r"yanked\[0\] is 0"),
     ],
 )
@@ -405,6 +332,22 @@ def test_a_damaged_state_is_refused(three, change, message):
     (failure,) = failures(three)
     assert "or remove it, and with it aliases and yanks" in failure
     assert calibrate.load(three / "made" / "1.json").version == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1: .* not JSON"),
+        ('{"event": "moved"}', 'event is "moved"'),
+        ('{"event": "publish", "version": 1, "id": "x"}', 'id is "x"'),
+        ('{"event": "alias", "version": 1, "alias": "9"}', 'alias is "9"'),
+    ],
+)
+def test_a_damaged_log_is_refused_with_its_line(three, line, message):
+    (three / "made" / STATE).unlink()
+    (three / "made" / LOG).write_text(line + "\n")
+    refuses(f"log.jsonl, line 1.*{message.removeprefix('line 1')}", calibrate.load, "made", three)
+    assert "or remove the log" in failures(three)[0]
 
 
 def test_a_state_that_cannot_be_read_is_refused(three):
@@ -443,39 +386,6 @@ def test_the_log_of_an_older_store_is_read_until_there_is_a_state(three):
     state = open_name(three, "made").state
     assert (state.highest, state.aliases, state.yanked) == (6, {"stable": 1}, {2})
     assert set(state.published) == {1, 5, 6}
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 1: .* not JSON"),
-        ('{"event": "moved"}', 'event is "moved"'),
-        ('{"event": "yank"}', "version is absent"),
-        ('{"event": "publish", "version": 1, "id": "x"}', 'id is "x"'),
-        ('{"event": "alias", "version": 1, "alias": "9"}', 'alias is "9"'),
-    ],
-)
-def test_a_damaged_log_is_refused_with_its_line(three, line, message):
-    (three / "made" / STATE).unlink()
-    (three / "made" / LOG).write_text(line + "\n")
-    refuses(message, calibrate.load, "made", three)
-    (failure,) = failures(three)
-    assert "log.jsonl, line 1" in failure
-    assert "or remove the log" in failure
-
-
-# Audit
-
-
-def test_audit_names_file_and_field(three):
-    assert failures(three) == []
-    path = three / "made" / "2.json"
-    path.write_text(path.read_text().replace("1.0, 1.0]", "1.0, 1.5]", 1))
-    (failure,) = failures(three)
-    assert f"{path}: entries[0].coefficients is [0.0, 0.0, 0.0, 1.0, 1.5]" in failure
-    assert [v.error is None for v in audit_reference("made", three)] == [True, False, True]
-    assert [v.error for v in audit_reference("made@1", three)] == [None]
-    assert [v.error is None for v in audit_reference(str(path))] == [False]
 
 
 def test_audit_sees_aliases_that_lead_nowhere(three):
@@ -647,35 +557,19 @@ def test_the_store_survives_any_history(examples, steps):
     machine(examples, steps)("runTest").runTest()
 
 
-def kill_publishers(store, kills, seed):
-    """Kills a process at a random moment of publishing, again and again; counts what was promised.
-
-    Returns the versions that a process reported as published.
-    """
-    rng = random.Random(seed)
-    reported = []
-    for _ in range(kills):
-        process = publisher(store, 10**9)
+@pytest.mark.slow
+def test_kill_9_while_publishing(tmp_path):
+    """At random moments, again and again; a version that was reported is there for ever."""
+    rng, reported = random.Random(1), []
+    for _ in range(250):
+        process = publisher(tmp_path, 10**9)
         reported.append(int(process.stdout.readline()))
         time.sleep(rng.uniform(0, 0.02))
         process.send_signal(signal.SIGKILL)
         # The last line may have been cut short by the kill.
         reported += [int(line) for line in process.communicate()[0].split("\n")[:-1]]
-    return reported
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [10, 250])
-def test_kill_9_while_publishing(tmp_path, kills):
-    reported = kill_publishers(tmp_path, kills, seed=1)
-    assert len(reported) >= kills
     assert reported == sorted(set(reported))  # never the same number twice
     assert set(reported) <= set(versions(tmp_path, "identity"))  # no version lost
     assert failures(tmp_path) == []  # no torn file
     publish(calibrate.identity(), tmp_path)
     assert not list(tmp_path.glob("identity/.*.tmp"))
-
-
-def test_the_id_in_the_state_is_that_of_the_file(tmp_path):
-    published, _ = publish(fit(), tmp_path)
-    assert open_name(tmp_path, "made").state.published == {1: digest(published)}

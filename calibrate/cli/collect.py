@@ -12,12 +12,12 @@ from typer import Option
 from calibrate.cli.options import Fresh, HeadOrLogits, MaxBytes, Sets, Sizes, Workers, parse_bytes
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
+from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
     from calibrate.files.collection import Progress
     from calibrate.files.rows import RowCollection
-    from calibrate.report.collection_record import CollectionRecord
     from calibrate.rows.heads import Head
     from calibrate.rows.logits_files import Arrays
     from calibrate.rows.work_units import Unit
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CollectRequest(Request, Workers, HeadOrLogits):
-    """What `calibrate collect` is asked for."""
-
     out: Annotated[
         Path | None,
         Option(help="Folder of the collection [default: runs/NAME of the head or file]"),
@@ -41,7 +39,7 @@ class CollectRequest(Request, Workers, HeadOrLogits):
     sets: Sets = 4096
 
 
-def collect(request: CollectRequest) -> "CollectionRecord":
+def collect(request: CollectRequest) -> Record:
     """Collect rows of a head or of logits.
 
     The head runs on sets of every size. The misranked rows are counted whichever rows are kept. Run
@@ -56,35 +54,30 @@ def collect(request: CollectRequest) -> "CollectionRecord":
     from calibrate.cli.loading import load_head, read_logits
     from calibrate.report.collection_record import CollectionRecord
 
-    if request.logits is not None:
-        return CollectionRecord(collect_from_logits(request, read_logits(request.logits)))
     parse_bytes(request.max_bytes)
-    return CollectionRecord(collect_from_head(request, load_head(request.head)))
+    rows = load_head(request.head) if request.logits is None else read_logits(request.logits)
+    return CollectionRecord(collect_rows(request, rows))
 
 
-def collect_from_head(request: CollectRequest, head: "Head") -> "RowCollection":
-    """Collects rows of a head, with a line per set size."""
-    from calibrate.rows.collect import collect as collect_rows
+def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollection":
+    """Collects rows of a head or of logits, with a line per set size."""
+    from calibrate.rows.collect import collect, collect_arrays
+    from calibrate.rows.logits_files import Arrays
     from calibrate.rows.work_units import plan_units
 
-    folder = request.out or Path("runs") / Path(head.name).stem
-    units = [unit for size in request.set_sizes for unit in plan_units(size, request.sets)]
+    n_bytes, jobs = parse_bytes(request.max_bytes), request.workers
+    if isinstance(source, Arrays):
+        folder = request.out or Path("runs") / source.name
+        units = [unit for n in source.sizes for unit in plan_units(n, source.count(n))]
+        with _into(folder, request, units) as report:
+            return collect_arrays(source, folder, n_bytes, report, request.keep, jobs)
+    folder = request.out or Path("runs") / Path(source.name).stem
+    units = [unit for n in request.set_sizes for unit in plan_units(n, request.sets)]
     with _into(folder, request, units) as report:
-        return collect_rows(
-            head, request.set_sizes, request.sets, request.seed, folder,
-            parse_bytes(request.max_bytes), report, request.keep, request.workers,
+        return collect(
+            source, request.set_sizes, request.sets, request.seed, folder, n_bytes, report,
+            request.keep, jobs,
         )  # fmt: skip
-
-
-def collect_from_logits(request: CollectRequest, arrays: "Arrays") -> "RowCollection":
-    """Collects rows of logits on disk, with a line per set size."""
-    from calibrate.rows.collect import collect_arrays
-    from calibrate.rows.work_units import plan_units
-
-    folder, n_bytes = request.out or Path("runs") / arrays.name, parse_bytes(request.max_bytes)
-    units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
-    with _into(folder, request, units) as report:
-        return collect_arrays(arrays, folder, n_bytes, report, request.keep, request.workers)
 
 
 @contextlib.contextmanager
@@ -104,9 +97,7 @@ def _into(
         def report(progress: "Progress") -> None:
             size = progress.entry["size"]
             finished[size].append(progress)
-            line = None
-            if len(finished[size]) == n_units[size]:
-                line = _line(size, finished[size])
+            line = _line(size, finished[size]) if len(finished[size]) == n_units[size] else None
             steps.advance(line, size * progress.entry["counts"]["rows"], progress.resumed)
 
         yield report

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError
+from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
-
-if TYPE_CHECKING:
-    from calibrate.report.diagnosis_record import DiagnosisRecord
 
 DiagnosisFolder = Annotated[
     Path | None, Option(help="Folder of the record and figures [default: RUN-diagnosis]")
@@ -21,8 +19,6 @@ DiagnosisFolder = Annotated[
 
 @dataclass(frozen=True)
 class DiagnoseRequest(Request):
-    """What `calibrate diagnose` is asked for."""
-
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     out: DiagnosisFolder = None
     eps: Annotated[float, Option(help="A target is lost below this coefficient.")] = 0.5
@@ -33,7 +29,7 @@ class DiagnoseRequest(Request):
             raise BadParameter(f"--eps is {self.eps}; give a coefficient between 0 and 1")
 
 
-def diagnose(request: DiagnoseRequest) -> "DiagnosisRecord":
+def diagnose(request: DiagnoseRequest) -> Record:
     """Rank heads by what calibration could add.
 
     They are ranked by what the best rule adds to the log-probability of the targets, on rows that

@@ -3,17 +3,17 @@
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.loading import find_fit, require_transformers
 from calibrate.cli.options import ReadStore
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, install
 from calibrate.files.atomic_io import check_free
 from calibrate.files.model_fingerprint import require_folder
+from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ _STEP = 1 << 26  # bytes
 
 @dataclass(frozen=True)
 class ExportRequest(Request):
-    """What `calibrate export` is asked for."""
-
     fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or a collection.")] = None
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
     out: Annotated[Path | None, Option(help="New folder, or .gguf file, to write.")] = None
@@ -51,14 +49,8 @@ class ExportRequest(Request):
         if self.out and self.format not in (None, "gguf" if self.out.suffix == ".gguf" else "hf"):
             raise BadParameter("--out ends in .gguf with --format gguf, and otherwise not")
 
-    def show(self, record: Any) -> None:
-        """Prints what an export carries; raises CalibrateError if it is not what was written."""
-        super().show(record)
-        if failure := record.failure():
-            raise CalibrateError(failure)
 
-
-def export(request: ExportRequest) -> "ExportRecord":
+def export(request: ExportRequest) -> Record:
     """Write a fit into a copy of its model, for other engines.
 
     Constants of each head become part of the weights of queries; what grows with log n becomes the
@@ -76,6 +68,8 @@ def export(request: ExportRequest) -> "ExportRecord":
     """
     if request.check is not None:
         return _read_back(request.check)
+    from calibrate.cli.loading import find_fit
+
     assert request.fit is not None
     assert request.model is not None
     assert request.out is not None
@@ -96,6 +90,8 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
     Raises:
       CalibrateError: engines cannot run the fit exactly in this model, or a folder is taken.
     """
+    from calibrate.cli.loading import require_transformers
+
     require_transformers()
     from calibrate.export.checkpoint import prepare, write
     from calibrate.report.export_record import ExportRecord
@@ -153,6 +149,7 @@ def _read_back(path: Path) -> "ExportRecord":
     Raises:
       CalibrateError: it cannot be read, or is not an export.
     """
+    from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import ExportRecord
 
     if path.suffix == ".gguf":

@@ -1,13 +1,13 @@
 """`calibrate fit`: publish the rule that a collection's head or heads need."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import Figure, Store, Workers, check_fit_name
+from calibrate.cli.options import FitFiles, FitName, Workers
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError
@@ -20,15 +20,9 @@ if TYPE_CHECKING:
     from calibrate.rows.fit_collection import FitResult
     from calibrate.rows.rule_fitting import Options
 
-FitName = Annotated[
-    str, Option(callback=check_fit_name, help="Name of the fit, whose next version is written.")
-]
-
 
 @dataclass(frozen=True)
-class FitRequest(Request, Workers):
-    """What `calibrate fit` is asked for."""
-
+class FitRequest(Request, FitFiles, Workers):
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     name: FitName
     rows: Annotated[
@@ -75,8 +69,6 @@ class FitRequest(Request, Workers):
             "--allow-partial", help="Fit an unfinished collection; the file of the fit says so."
         ),
     ] = False
-    store: Store = None
-    figure: Figure = None
 
     def __post_init__(self) -> None:
         """Checks that the paper's procedure, which has no options, is given none."""
@@ -115,7 +107,6 @@ def fit(request: FitRequest) -> "FitRecord":
 def fit_one(collection: "RowCollection", request: FitRequest) -> "tuple[FitResult, FitRecord]":
     """Fits one head, and publishes the fit with its figure."""
     from calibrate.report.fit_record import FitRecord
-    from calibrate.report.plots import save_fit_figure
     from calibrate.rows import fit_collection as fits
 
     stderr.print(f"solving and fitting {collection.folder}")
@@ -123,16 +114,13 @@ def fit_one(collection: "RowCollection", request: FitRequest) -> "tuple[FitResul
         fit = fits.fit_collection_as_in_the_paper(collection, request.name)
     else:
         fit = fits.fit_collection(collection, request.name, _options(request), request.workers)
-    coefficients, figure = publish_fit(
-        fit.coefficients, request.store, request.figure, save_fit_figure
-    )
+    coefficients, figure = publish_fit(fit.coefficients, request)
     return replace(fit, coefficients=coefficients), FitRecord(coefficients, figure)
 
 
 def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     """Fits each head, with a step per group of heads."""
     from calibrate.report.fit_record import FitRecord
-    from calibrate.report.plots import save_fit_figure
     from calibrate.rows.fit_collection import fit_heads_of_collection
     from calibrate.rows.solved_rows import group_heads
 
@@ -144,9 +132,7 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
             collection, request.name, _options(request), request.workers,
             report=lambda heads: steps.advance(work=heads),
         )  # fmt: skip
-    coefficients, figure = publish_fit(
-        fits.coefficients, request.store, request.figure, save_fit_figure
-    )
+    coefficients, figure = publish_fit(fits.coefficients, request)
     return FitRecord(coefficients, figure, fits.heads)
 
 
@@ -160,31 +146,31 @@ def _options(request: FitRequest) -> "Options":
 
 
 def publish_fit(
-    fit: Coefficients, store: Path | None, figure: Path | None,
-    draw: Callable[[Path, Coefficients], None],
-) -> tuple[Coefficients, Path | None]:  # fmt: skip
-    """Publishes a fit with its figure.
+    fit: Coefficients, where: FitFiles, heads: Sequence[tuple[int, int]] | None = None
+) -> tuple[Coefficients, Path | None]:
+    """Publishes a fit with its figure, where it is asked for or beside the fit's file.
 
     Args:
-      figure: its path; None is beside the fit's file.
+      heads: of the model that it is for.
     Returns:
       (the fit as it is in the store, the path of its figure; None if it could not be drawn).
     """
     from calibrate.files.publishing import publish, writing_store
     from calibrate.files.store import names, published_store
     from calibrate.files.unchanged_fit import same_fit
+    from calibrate.report.plots import save_fit_figure
 
-    published, written = publish(fit, writing_store(store), same_fit)
+    published, written = publish(fit, writing_store(where.store), same_fit)
     assert published.path is not None
     ours = published_store()
     if not written:
         stderr.print(f"{published.reference} is unchanged; no new version is written")
     elif fit.name in names(ours) and not published.path.resolve().is_relative_to(ours.resolve()):
         stderr.print(f"the package also has a fit named {fit.name!r}; yours hides it here")
-    path = figure or published.path.with_suffix(".png")
+    path = where.figure or published.path.with_suffix(".png")
     try:
-        if written or figure or not path.exists():
-            draw(path, published)
+        if written or where.figure or not path.exists():
+            save_fit_figure(path, published, heads)
     except CalibrateError as error:  # the fit itself is published
         stderr.print(f"the figure is not drawn: {error}")
         return published, None

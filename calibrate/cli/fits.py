@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from calibrate.cli.options import ReadStore, check_figure
 from calibrate.cli.request import Request, add_command
-from calibrate.errors import CoefficientsError
 from calibrate.report.blocks import Record
 
 app = typer.Typer(
@@ -24,8 +23,6 @@ Pinned = Annotated[str, Argument(help="The version: NAME@3.")]
 
 @dataclass(frozen=True, kw_only=True)
 class ListRequest(Request):
-    """What `calibrate fits list` is asked for, and every other command of fits."""
-
     store: ReadStore = None
 
 
@@ -41,8 +38,6 @@ def list_fits(request: ListRequest) -> Record:
 
 @dataclass(frozen=True)
 class ShowRequest(ListRequest):
-    """What `calibrate fits show` is asked for."""
-
     reference: Reference
     figure: Annotated[
         Path | None,
@@ -62,8 +57,6 @@ def show(request: ShowRequest) -> Record:
 
 @dataclass(frozen=True)
 class DiffRequest(ListRequest):
-    """What `calibrate fits diff` is asked for."""
-
     a: Reference
     b: Reference
 
@@ -82,17 +75,9 @@ def diff(request: DiffRequest) -> Record:
 
 @dataclass(frozen=True)
 class VerifyRequest(ListRequest):
-    """What `calibrate fits verify` is asked for."""
-
     reference: Annotated[
         str | None, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file [default: every fit]")
     ] = None
-
-    def show(self, record: Any) -> None:
-        """Prints what was checked; raises CoefficientsError if some of it failed."""
-        super().show(record)
-        if failure := record.failure():
-            raise CoefficientsError(failure)
 
 
 def verify(request: VerifyRequest) -> Record:
@@ -109,8 +94,6 @@ def verify(request: VerifyRequest) -> Record:
 
 @dataclass(frozen=True)
 class AliasRequest(ListRequest):
-    """What `calibrate fits alias` is asked for."""
-
     reference: Pinned
     name: Annotated[str, Argument(help="The alias, such as stable.")]
 
@@ -129,8 +112,6 @@ def alias(request: AliasRequest) -> Record:
 
 @dataclass(frozen=True)
 class YankRequest(ListRequest):
-    """What `calibrate fits yank` is asked for."""
-
     reference: Pinned
     undo: Annotated[bool, Option("--undo", help="Undo the yank.")] = False
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from calibrate.cli.options import Examples
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
@@ -177,6 +179,37 @@ def open_run(run: Path, model: Path | None, device: str) -> "tuple[Job, ExampleC
             "that one with --model, or collect again"
         )
     return Job(folder, collection.set, collection.manifest["configuration"], device), collection
+
+
+def open_or_make(
+    model: Path | None, examples: Examples, run: Path | None
+) -> "tuple[Job, ExampleCollection | None]":
+    """The examples of a collection, or examples made for a model; and the collection, if any."""
+    if run is not None:
+        return open_run(run, model, examples.device)
+    assert model is not None
+    return make_examples(model, examples), None
+
+
+def make_examples(model: Path, examples: Examples) -> "Job":
+    """Makes examples for a model, whose weights are not loaded."""
+    wanted = examples.wanted()
+    require_transformers(examples.device)
+    from calibrate.model.collect_examples import plan
+
+    stderr.print(f"making examples for {model}")
+    job = plan(model, wanted, examples.dtype, examples.device)
+    cells = Counter(job.examples.cells[example.cell] for example in job.examples.examples)
+    few = [
+        f"{n} windows of {cell.length:,} tokens"
+        for cell, n in cells.items()
+        if cell.text and n < wanted.count
+    ]
+    if few:
+        stderr.print(
+            f"{wanted.text} gives {', '.join(few)}, not {wanted.count}: a longer text gives more"
+        )
+    return job
 
 
 def require_transformers(device: str = "cpu") -> None:

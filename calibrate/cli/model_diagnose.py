@@ -2,26 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibrate.cli.diagnose import DiagnosisFolder, diagnosis_folder
-from calibrate.cli.model_collect import RunOrExamples, model_steps, open_or_make
+from calibrate.cli.options import RunOrExamples
 from calibrate.cli.request import Request
 from calibrate.files.atomic_io import check_writable
+from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
-
-if TYPE_CHECKING:
-    from calibrate.report.first_look_record import FirstLookRecord
 
 
 @dataclass(frozen=True)
 class ModelDiagnoseRequest(Request, RunOrExamples):
-    """What `calibrate model diagnose` is asked for."""
-
     out: DiagnosisFolder = None
 
 
-def diagnose(request: ModelDiagnoseRequest) -> "FirstLookRecord":
+def diagnose(request: ModelDiagnoseRequest) -> Record:
     """Rank a model's heads by what calibration could add.
 
     The derivative of log p of its answers by log beta of every head, in one backward pass for each
@@ -32,7 +27,10 @@ def diagnose(request: ModelDiagnoseRequest) -> "FirstLookRecord":
 
     Example: calibrate model diagnose --model MODEL --task retrieval --examples 8
     """
+    from calibrate.cli.loading import open_or_make
+
     job, collection = open_or_make(request.model, request, request.run)
+    from calibrate.cli.model_scoring import model_steps
     from calibrate.model.first_look import derivatives, first_look
     from calibrate.report.first_look_record import RECORD, save_first_look
 

@@ -1,20 +1,15 @@
 """`calibrate model fit`: publish the rules that the heads of a model need, fitted through it."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from calibrate.cli.fit import FitName, publish_fit
-from calibrate.cli.loading import open_run
-from calibrate.cli.model_collect import Device, Model
-from calibrate.cli.options import Figure, Store
+from calibrate.cli.fit import publish_fit
+from calibrate.cli.options import Device, FitFiles, FitName, Model
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
-from calibrate.files.publishing import check_store
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
@@ -28,9 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelFitRequest(Request):
-    """What `calibrate model fit` is asked for."""
-
+class ModelFitRequest(Request, FitFiles):
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")]
     name: FitName
     model: Model = None
@@ -57,8 +50,6 @@ class ModelFitRequest(Request):
     ] = False
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0
     device: Device = "cpu"
-    store: Store = None
-    figure: Figure = None
 
 
 def fit(request: ModelFitRequest) -> "FitRecord":
@@ -72,12 +63,14 @@ def fit(request: ModelFitRequest) -> "FitRecord":
 
     Example: calibrate model fit runs/model --name mine
     """
+    from calibrate.cli.loading import open_run
+    from calibrate.files.publishing import check_store
+
     job, collection = open_run(request.run, request.model, request.device)
     check_store(request.store)
     from calibrate.model.problem import ModelOptions
     from calibrate.report.collection_record import nearly_none_right
     from calibrate.report.fit_record import through_model
-    from calibrate.report.plots import save_fit_figure
 
     options = ModelOptions(
         request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
@@ -86,45 +79,38 @@ def fit(request: ModelFitRequest) -> "FitRecord":
     if warning := nearly_none_right(collection):
         stderr.print(warning)
     found = _fit(job, collection, request, options)
-    coefficients, figure = publish_fit(
-        found.coefficients, request.store, request.figure,
-        lambda path, fit: save_fit_figure(path, fit, found.heads),
-    )  # fmt: skip
+    coefficients, figure = publish_fit(found.coefficients, request, found.heads)
     return through_model(found, coefficients, figure)
 
 
 def _fit(
     job: "Job", collection: "ExampleCollection", request: ModelFitRequest, options: "ModelOptions"
 ) -> "ModelFit":
-    """Fits through the model, with a step per batch, and prints a line per kind of rule."""
-    from calibrate.model.fit import fit_through
+    """Fits through the model, with a step per batch, and prints a line per kind of rule.
+
+    What is known of a refused fit at each length is printed before the refusal is raised.
+    """
+    from calibrate.model.fit import NotWorthItError, fit_through
     from calibrate.model.passes import batch_tokens
-
-    stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    with _scores_if_refused(), Steps("loading the model", 1, at_most=True) as steps:
-
-        def begin(what: str, passes: list[list[int]]) -> None:
-            work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
-            steps.begin(what, len(work), sum(work))
-
-        return fit_through(
-            lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
-            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
-            lambda found: stderr.print(
-                f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
-            ),
-        )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _scores_if_refused() -> Iterator[None]:
-    """Prints what is known of a refused fit at each length."""
-    from calibrate.model.fit import NotWorthItError
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.report.terminal import as_text
 
+    stderr.print(f"fitting the heads of {job.folder.path} through the model")
+    steps = Steps("loading the model", 1, at_most=True)
+
+    def begin(what: str, passes: list[list[int]]) -> None:
+        work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
+        steps.begin(what, len(work), sum(work))
+
     try:
-        yield
+        with steps:
+            return fit_through(
+                lambda: job.folder.load(job.dtype, request.device), collection, request.name,
+                options, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
+                lambda found: stderr.print(
+                    f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
+                ),
+            )  # fmt: skip
     except NotWorthItError as failure:
         tables = ScoresRecord(failure.evidence).tables()
         stderr.print("\n".join(as_text(table) for table in tables if not table.detail))

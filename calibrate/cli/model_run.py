@@ -2,28 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibrate.cli import model_collect, model_fit
-from calibrate.cli.loading import open_run
-from calibrate.cli.model_collect import Examples, RequiredModel
-from calibrate.cli.model_evaluate import score_fit
-from calibrate.cli.report import write_report
-from calibrate.cli.run import RunOptions, name_after, page_beside
-from calibrate.files.publishing import check_store
-
-if TYPE_CHECKING:
-    from calibrate.report.run_record import RunRecord
+from calibrate.cli.options import Examples, RequiredModel
+from calibrate.cli.run import RunOptions, name_after
+from calibrate.report.blocks import Record
 
 
 @dataclass(frozen=True)
 class ModelRunRequest(RunOptions, Examples):
-    """What `calibrate model run` is asked for."""
-
     model: RequiredModel
 
 
-def run(request: ModelRunRequest) -> "RunRecord":
+def run(request: ModelRunRequest) -> Record:
     """Collect, fit, evaluate and report on a model, in one command.
 
     Examples are made or read as by `model collect`, the heads are fitted through the model, and the
@@ -32,6 +23,8 @@ def run(request: ModelRunRequest) -> "RunRecord":
 
     Example: calibrate model run --model MODEL --task retrieval --text book.txt
     """
+    from calibrate.files.publishing import check_store
+
     check_store(request.store)
     name = request.name or name_after(request.model)
     folder = Path("runs") / name
@@ -43,9 +36,9 @@ def run(request: ModelRunRequest) -> "RunRecord":
         folder, name, request.model, seed=request.seed, device=request.device, store=request.store
     )
     record = model_fit.fit(asked)
-    from calibrate.report.run_record import RunRecord
+    from calibrate.cli.loading import open_run
+    from calibrate.cli.model_scoring import score_fit
+    from calibrate.cli.scoring import end_run
 
-    fit = record.coefficients
-    scores = score_fit(fit, *open_run(folder, request.model, request.device))
-    report = write_report(page_beside(fit), fit, scores, needed=False)
-    return RunRecord(record, scores, report)
+    found = open_run(folder, request.model, request.device)
+    return end_run(record, score_fit(record.coefficients, *found, []))

@@ -3,13 +3,18 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import BadParameter, Option
+from typer import Argument, BadParameter, Option
 
+from calibrate.files.model_fingerprint import require_folder
 from calibrate.parallel.jobs import Jobs
 
+if TYPE_CHECKING:
+    from calibrate.model.prompts import Wanted
+
 MAX_SIZE = 1 << 20
+LEAST_BETA, MOST_BETA = 0.01, 64.0
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(|k|M|G)B?", re.IGNORECASE)
 
@@ -36,6 +41,23 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise BadParameter(f"{text!r} is an invalid size; write 1GB, 500MB or 2e8")
     return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
+
+
+def parse_betas(text: str) -> list[float]:
+    """Some constants, each once."""
+    betas = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        try:
+            beta = float(word)
+        except ValueError:
+            beta = 0.0
+        if not LEAST_BETA <= beta <= MOST_BETA:
+            raise BadParameter(
+                f"--constants has {word!r}; write betas from {LEAST_BETA:g} to {MOST_BETA:g}, such "
+                "as 1.15,1.3"
+            )
+        betas.append(beta)
+    return list(dict.fromkeys(betas))
 
 
 def check_fit_name(name: str | None) -> str | None:
@@ -77,9 +99,28 @@ Store = Annotated[
 ReadStore = Annotated[
     Path | None, Option(help="Store before $CALIBRATE_FITS, ./fits and the package's fits.")
 ]
-Figure = Annotated[
-    Path | None, Option(callback=check_figure, help="Its figure [default: beside the fit, .png]")
+FitName = Annotated[
+    str, Option(callback=check_fit_name, help="Name of the fit, whose next version is written.")
 ]
+_MODEL = Option(
+    callback=require_folder,  # at once: what reads models takes seconds to load
+    help="Folder of a causal language model: config.json and safetensors, or a .gguf file.",
+)
+Model = Annotated[Path | None, _MODEL]
+RequiredModel = Annotated[Path, _MODEL]
+Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
+Constants = Annotated[str, Option(help="Betas to compare on all heads, such as 1.15,1.3.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitFiles:
+    """Where a fit and its figure go."""
+
+    store: Store = None
+    figure: Annotated[
+        Path | None,
+        Option(callback=check_figure, help="Its figure [default: beside the fit, .png]"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,3 +181,74 @@ class HeadOrLogits:
     def set_sizes(self) -> list[int]:
         """The sizes of the sets to draw."""
         return parse_sizes(self.sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Which examples to make for a model."""
+
+    prompts: Annotated[
+        Path | None,
+        Option(
+            exists=True,
+            dir_okay=False,
+            help='Prompts with their answers, a line each: {"prompt": ..., "answer": ...}, or '
+            '{"prompt_ids": [...], "answer_ids": [...]}; each "template" has equal weight.',
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        Option(
+            help="Built-in examples: retrieval, in four templates, or retrieval:numbers,json for "
+            "some of numbers, towns, json, list."
+        ),
+    ] = None
+    text: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="Plain text: each token is an answer."),
+    ] = None
+    lengths: Annotated[str, Option(help="Tokens of --task and --text: 256..1024, 250.")] = (
+        "256..1024"
+    )
+    examples: Annotated[int, Option(min=1, help="Examples of each template and length.")] = 32
+    seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Option(help="Of the weights; auto: bfloat16 if stored so, else float32."),
+    ] = "auto"
+    device: Device = "cpu"
+
+    @property
+    def named(self) -> bool:
+        """Whether any examples are asked for."""
+        return bool(self.prompts or self.task or self.text)
+
+    def wanted(self) -> "Wanted":
+        """What is asked for."""
+        from calibrate.model.prompts import Wanted, parse_task
+
+        if not self.named:
+            raise BadParameter(
+                "--model needs examples: --prompts FILE.jsonl, --task retrieval or --text FILE"
+            )
+        try:
+            templates = () if self.task is None else parse_task(self.task)
+        except ValueError as failure:
+            raise BadParameter(str(failure)) from None
+        lengths = tuple(parse_sizes(self.lengths))
+        return Wanted(self.prompts, templates, self.text, lengths, self.examples, self.seed)
+
+
+@dataclass(frozen=True)
+class RunOrExamples(Examples):
+    """A collection of examples, or a model and the examples to make for it."""
+
+    run: Annotated[Path | None, Argument(help="Folder of a collection of examples.")] = None
+    model: Model = None
+
+    def __post_init__(self) -> None:
+        """Checks that there is one of the two."""
+        if self.run is None and self.model is None:
+            raise BadParameter("give RUN, or --model FOLDER and examples for it")
+        if self.run is not None and self.named:
+            raise BadParameter("--prompts, --task and --text cannot be used with RUN")

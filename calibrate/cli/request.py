@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
 
@@ -19,8 +20,10 @@ class Request:
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
     def show(self, record: Record) -> None:
-        """Prints the result of the command."""
+        """Prints the result of the command; raises CalibrateError if that is a failed check."""
         show(record, self.as_json)
+        if failure := getattr(record, "failure", lambda: None)():
+            raise CalibrateError(failure)
 
 
 R = TypeVar("R", bound=Request)

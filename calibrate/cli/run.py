@@ -3,14 +3,12 @@
 import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import BadParameter, Option
 
-from calibrate.cli.collect import CollectRequest, collect_from_head, collect_from_logits
-from calibrate.cli.evaluate import score_head, score_logits
+from calibrate.cli.collect import CollectRequest, collect_rows
 from calibrate.cli.fit import FitRequest, fit, fit_one
-from calibrate.cli.loading import load_head, read_logits
 from calibrate.cli.options import (
     Fresh,
     HeadOrLogits,
@@ -21,15 +19,9 @@ from calibrate.cli.options import (
     check_fit_name,
     parse_bytes,
 )
-from calibrate.cli.report import write_report
 from calibrate.cli.request import Request
-from calibrate.files.publishing import check_store
 from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
-
-if TYPE_CHECKING:
-    from calibrate.files.coefficients import Coefficients
-    from calibrate.report.run_record import RunRecord
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
@@ -56,8 +48,6 @@ class RunOptions(Request):
 
 @dataclass(frozen=True)
 class RunRequest(RunOptions, HeadOrLogits):
-    """What `calibrate run` is asked for."""
-
     held_out: Annotated[
         float, Option(help="Share of the groups of --logits that judge the fit.")
     ] = 0.2
@@ -76,7 +66,7 @@ class RunRequest(RunOptions, HeadOrLogits):
             )
 
 
-def run(request: RunRequest) -> "RunRecord":
+def run(request: RunRequest) -> Record:
     """Collect, fit, evaluate and report, in one command.
 
     The head is scored before and after on fresh sets. Of --logits, a share of the rows (whole
@@ -88,46 +78,40 @@ def run(request: RunRequest) -> "RunRecord":
 
     Example: calibrate run --logits mine.npz
     """
+    from calibrate.files.publishing import check_store
+
     check_store(request.store)
     if request.logits is not None:
         return _run_on_logits(request, request.logits)
     return _run_on_head(request)
 
 
-def _run_on_head(request: RunRequest) -> "RunRecord":
+def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and scores it before and after on fresh sets."""
-    from calibrate.evidence.baselines import beside, fixed_rules
-    from calibrate.evidence.evidence import OWN
-    from calibrate.report.run_record import RunRecord
-    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.cli import scoring
+    from calibrate.cli.loading import load_head
     from calibrate.rows.rivals import by_sharpness, fitted_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
-    collection = collect_from_head(_collect_request(request, name), head)
+    collection = collect_rows(_collect_request(request, name), head)
     found, record = fit_one(collection, FitRequest(Path("runs") / name, name, store=request.store))
     assert found.choice is not None  # not the paper's procedure
-    others = by_sharpness(found.choice) | fitted_rules(found.rows, found.choice)
-    evidence = score_head(head, request, beside(found.coefficients, fixed_rules() | others))
-    scores = ScoresRecord(evidence, (OWN,), found.coefficients.reference)
-    page = page_beside(found.coefficients)
-    return RunRecord(record, scores, write_report(page, found.coefficients, scores, needed=False))
+    rivals = by_sharpness(found.choice) | fitted_rules(found.rows, found.choice)
+    return scoring.end_run(record, scoring.score_own(head, request, found.coefficients, rivals))
 
 
-def _run_on_logits(request: RunRequest, logits: Path) -> "RunRecord":
+def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     """Fits most of the rows of a file or folder, and judges the fit by the others."""
-    from calibrate.report.run_record import RunRecord
-    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.cli import scoring
+    from calibrate.cli.loading import read_logits
     from calibrate.rows.groups import hold_out
 
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), request.held_out, request.seed)
-    collect_from_logits(_collect_request(request, name), split.fitted)
+    collect_rows(_collect_request(request, name), split.fitted)
     record = fit(FitRequest(Path("runs") / name, name, store=request.store))
-    found = record.coefficients
-    evidence = score_logits(split.held_out, {found.reference: found})
-    scores = ScoresRecord(evidence, (found.reference,))
-    page = page_beside(found)
-    return RunRecord(record, scores, write_report(page, found, scores, needed=False))
+    fits = {record.coefficients.reference: record.coefficients}
+    return scoring.end_run(record, scoring.score_logits(split.held_out, fits))
 
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:
@@ -142,9 +126,3 @@ def name_after(path: Path) -> str:
     path = path.resolve()
     stem = path.stem if path.suffix in (".npz", ".gguf") else path.name
     return _NOT_IN_NAMES.sub("-", stem.lower()).strip("-._")[:64] or "mine"
-
-
-def page_beside(fit: "Coefficients") -> Path:
-    """Where the report of a run goes: beside the fit's file."""
-    assert fit.path is not None
-    return fit.path.with_suffix(".html")

@@ -24,6 +24,7 @@ from calibrate.report.rule_curves import (
     constant_text,
     of_both,
     shown_sizes,
+    typical_betas,
 )
 from calibrate.report.selection import selection_tables
 from calibrate.report.usage import load_line, usage
@@ -130,8 +131,10 @@ class FitRecord:
             [*map(_index, (e.layer, e.head)), *_head_cells(known, e), entry_text(fit, e)]
             for e in entries
         ]
-        note = "Gain in nats of log p, held out (five folds), and its 95 % interval." * bool(known)
-        return Table(columns, rows, note=note + and_more(len(fit.entries)), left=[rule])
+        note = and_more(len(fit.entries))
+        if known:
+            note = f"Gain in nats of log p, held out (five folds), and its 95 % interval.{note}"
+        return Table(columns, rows, note=note, left=[rule])
 
     def _details(self) -> Iterable[Block]:
         fit = self.coefficients
@@ -147,10 +150,9 @@ class FitRecord:
 
 def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
     """The record of a fit through a model, as it was published."""
-    from calibrate.report.model_plots import typical_betas
     from calibrate.report.scores_record import ScoresRecord
 
-    betas = typical_betas(coefficients, round(math.exp(fit.published.form.center)), fit.heads)
+    betas = typical_betas(coefficients, fit.heads, round(math.exp(fit.published.form.center)))
     heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
     candidates = [
         {
@@ -212,11 +214,13 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
 def advice_on_rows(quality: Mapping[str, Any]) -> str:
     """Whether more rows would improve the fit, by its learning curve; "" without one."""
     curve = quality.get("learning_curve", [])
+    if not curve:
+        return ""
     if len(curve) < 2:
-        return "too few to tell" * bool(curve)
+        return "too few to tell"
     half, full = curve[-2], curve[-1]
     gain = full["log_p"] - half["log_p"]
-    advice = "more would help" if gain > WORTH_COLLECTING else "more would hardly help"
+    advice = "more would help" if gain > WORTH_COLLECTING else "more would add little"
     if gain < -WORTH_COLLECTING:
         advice = "too few rows to tell it from noise"
     return f"from {half['rows']:,} to {full['rows']:,} changes log p by {gain:+.4f} nats: {advice}"

@@ -10,7 +10,6 @@ import numpy as np
 from calibrate.evidence.baselines import label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import beta_of
 from calibrate.report.plot_style import (
     BETA_LABEL,
     GATED,
@@ -32,10 +31,10 @@ from calibrate.report.plot_style import (
 )
 from calibrate.report.rule_curves import (
     domain_curve,
-    joint_domain,
     of_both,
     rule_curve,
     size_curves,
+    typical_betas,
 )
 from calibrate.rows.solved_rows import head_label
 
@@ -205,20 +204,12 @@ def plot_head_betas(ax: "Axes", fit: Coefficients, heads: Sequence[Head] | None 
     if heads is None:
         layers, columns = ([getattr(e, x) for e in fit.entries] for x in ("layer", "head"))
         heads = [(layer, head) for layer in _upto(layers) for head in _upto(columns)]
-    values = {name: _log_beta(fit, fit.entry_of(*name)) for name in heads}
+    betas = typical_betas(fit, heads)
+    values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
     most = max([0.1, *(abs(value) for value in values.values() if value is not None)])
     plot_head_map(ax, values, r"$\log_2 \beta$", cmap="RdBu_r", vmin=-most, vmax=most)
     ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
     return ax
-
-
-def _log_beta(fit: Coefficients, entry: Entry | None) -> float | None:
-    if entry is None:
-        return None
-    domain = joint_domain(fit.entries)
-    log_n = np.float64(domain[-1])  # of a rule of entropy, its greatest entropy
-    H = log_n / 2 if fit.rule.by_size else np.float64(sum(domain[:2]) / 2)
-    return math.log2(float(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np)))
 
 
 def _upto(numbers: list[int | None]) -> list[int | None]:

@@ -1,10 +1,11 @@
 """Curves of a rule: beta over entropy, over set size, or over entropy at several set sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.evidence import Head
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.report.wording import TERMS, polynomial
@@ -126,6 +127,26 @@ def all_constant(fit: Coefficients) -> bool:
 def constant_text(entry: Entry) -> str:
     """The rule of an entry that is a constant, in words."""
     return f"beta = {polynomial(entry.coefficients)} for every row"
+
+
+def typical_betas(
+    fit: Coefficients, heads: Iterable[Head], n: float | None = None
+) -> dict[Head, float | None]:
+    """beta of each head at half of the entropy that n items can have; None where it has no rule.
+
+    Args:
+      fit: with entries for layers or heads.
+      heads: by (layer, head).
+      n: items; None is the largest number that the fit was made of.
+    """
+    domain = joint_domain(fit.entries)
+    log_n = np.asarray(domain[-1] if n is None else np.log(n))
+    H = log_n / 2 if fit.rule.by_size else np.asarray(sum(domain[:2]) / 2)
+    entries = {head: fit.entry_of(*head) for head in heads}
+    return {
+        head: None if entry is None else float(_beta(fit, entry, H, log_n))
+        for head, entry in entries.items()
+    }
 
 
 def largest_size(fit: Coefficients) -> int:

@@ -54,7 +54,7 @@ def _kinds_table(records: _Records, chosen: str) -> Table:
 
 
 def _sharpness_table(records: _Records, chosen: Mapping[str, Any]) -> Table:
-    """Of rules of one kind, the least q first."""
+    """Rules of one kind, the least q first."""
     best = records[0]
     why = f"the largest that keeps {100 * KEPT:.0f} % of the gain in log p"
     if chosen is best:

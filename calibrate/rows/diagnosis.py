@@ -73,18 +73,15 @@ class Diagnosis(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Solved rows, and measurements of their logits; arrays (rows,)."""
+    """Solved rows, and measurements of their logits."""
 
     rows: Rows
-    dispersal: np.ndarray
-    top: np.ndarray  # as of `attended`
-    share: np.ndarray
-    target: np.ndarray
+    dispersal: np.ndarray  # (rows,) items
+    looks: np.ndarray  # (rows, 3) columns as of `attended`
 
     def take(self, chosen: np.ndarray) -> "Measured":
         """Some of the rows."""
-        rows, *columns = self
-        return Measured(rows.take(chosen), *(column[chosen] for column in columns))
+        return Measured(self.rows.take(chosen), self.dispersal[chosen], self.looks[chosen])
 
 
 def require_all_rows(collection: RowCollection) -> None:
@@ -147,13 +144,12 @@ def _diagnose_group(
 
 def _measure(eps: float, size: int, shard: KeptRows) -> Measured:
     rows = solve_shard(shard, size)
-    n_star, share = np.empty((2, len(rows.size)))
-    top, target = np.empty((2, len(rows.size)), np.int64)
+    n_star, looks = np.empty(len(rows.size)), np.empty((len(rows.size), 3))
     for part in slices(*shard.logits.shape):
         logits, targets = shard.logits[part], shard.target[part]
         n_star[part] = dispersal_size(logits, targets, eps)
-        top[part], share[part], target[part] = attended(logits, targets)
-    return Measured(rows, n_star, top, share, target)
+        looks[part] = np.stack(attended(logits, targets), axis=1)
+    return Measured(rows, n_star, looks)
 
 
 def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
@@ -163,7 +159,8 @@ def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
     dispersal = float(np.median(measured.dispersal[rows.size == last.size]))
     slope = commitment_slope(rows)
     room = measure_headroom(rows)
-    sink = find_sink(measured.top, measured.share, measured.target, rows.items)
+    top, share, target = measured.looks.T
+    sink = find_sink(top, share, target, rows.items)
     on_top = 1 - float(rows.misranked.mean())
     return HeadDiagnosis(
         name, known_index(rows.layer[0]), known_index(rows.head[0]), len(rows.size), sizes, slope,

@@ -182,7 +182,7 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
         "standard_errors": [list(uncertainty.standard_errors)],
-        "condition": chosen.problem.condition,
+        "condition": chosen.kind_fit.condition,
         "held_out": choice.held_out.gain_records(),
         "candidates": [
             {"kind": c.kind, "q": c.q, "log_p": c.mean_log_p, "p": c.mean_p}

@@ -36,7 +36,7 @@ class Candidate:
 
     kind: str
     q: float  # the dial of sharpness that it was fitted with
-    problem: KindFit
+    kind_fit: KindFit
     solution: np.ndarray  # coefficients in the form's own basis
     fit: Coefficients
     gain: Gain  # of log p over plain softmax
@@ -128,9 +128,9 @@ class RowProblem:
         return KindFit.of(kind, self._pooled[key], self.options)
 
     def _solve(self, kind: str, q: float) -> Candidate:
-        problem, name = self.kind_fit(kind, q), _name(kind, q)
-        solution = problem.solve()
-        scores = scores_at(self.rows, self._held_out_beta(problem, solution))
+        kind_fit, name = self.kind_fit(kind, q), _name(kind, q)
+        solution = kind_fit.solve()
+        scores = scores_at(self.rows, self._held_out_beta(kind_fit, solution))
         evidence = self.evidence.with_rule(name, scores)
         refuse_harm(evidence, name, self.rows.items, self.options.trained_up_to or 0)
         self.evidence = evidence
@@ -138,9 +138,9 @@ class RowProblem:
         return Candidate(
             kind=kind,
             q=q,
-            problem=problem,
+            kind_fit=kind_fit,
             solution=solution,
-            fit=problem.checked_coefficients(solution),
+            fit=kind_fit.checked_coefficients(solution),
             gain=self._gain(name, PLAIN),
             mean_log_p=float(weight @ scores[LOG_P]),
             mean_p=float(weight @ np.exp(scores[LOG_P])),
@@ -149,12 +149,12 @@ class RowProblem:
     def _gain(self, name: str, over: str) -> Gain:
         return cautious_gain(self.evidence, name, over, self.options.prior_rows)
 
-    def _held_out_beta(self, problem: KindFit, start: np.ndarray) -> np.ndarray:
+    def _held_out_beta(self, kind_fit: KindFit, start: np.ndarray) -> np.ndarray:
         """(rows,) beta that a fit to the other folds gives to each row."""
         beta, fold = np.empty(len(self.block)), self.block % N_FOLDS
         others = np.arange(N_BLOCKS) % N_FOLDS != np.arange(N_FOLDS)[:, None]
-        for left_out, c in enumerate(problem.solve_each(others.astype(float), start)):
-            fit, in_fold = problem.coefficients(c), fold == left_out
+        for left_out, c in enumerate(kind_fit.solve_each(others.astype(float), start)):
+            fit, in_fold = kind_fit.coefficients(c), fold == left_out
             beta[in_fold] = applied_beta(fit, self.rows, in_fold)
         return beta
 
@@ -202,5 +202,5 @@ def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficie
       QualityError: too few rows, or rows that do not determine such a rule.
     """
     options = options or Options()
-    problem = RowProblem(rows, options).kind_fit(kind, options.q or 0.0)
-    return problem.checked_coefficients(problem.solve())
+    kind_fit = RowProblem(rows, options).kind_fit(kind, options.q or 0.0)
+    return kind_fit.checked_coefficients(kind_fit.solve())

@@ -36,33 +36,33 @@ def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
       candidate: the rule.
       jobs: where it runs; the result does not depend on it.
     """
-    problem, rng = candidate.problem, np.random.default_rng(1)
-    blocks = problem.data.blocks
+    kind_fit, rng = candidate.kind_fit, np.random.default_rng(1)
+    blocks = kind_fit.data.blocks
     used = len(blocks)
     drawn = np.zeros((N_RESAMPLES, N_BLOCKS))
     drawn[:, blocks] = rng.multinomial(used, [1 / used] * used, N_RESAMPLES)
     chunks = np.array_split(drawn, N_CHUNKS)
-    tasks = [partial(_refit, problem, candidate.solution, chunk) for chunk in chunks]
+    tasks = [partial(_refit, kind_fit, candidate.solution, chunk) for chunk in chunks]
     solutions = np.concatenate(run(tasks, jobs))
-    powers = np.array([problem.plain_coefficients(c) for c in solutions])
+    powers = np.array([kind_fit.plain_coefficients(c) for c in solutions])
     errors = tuple(float(error) for error in powers.std(axis=0, ddof=1))
-    return Uncertainty(errors, _band(problem, powers))
+    return Uncertainty(errors, _band(kind_fit, powers))
 
 
-def _band(problem: KindFit, powers: np.ndarray) -> np.ndarray | None:
+def _band(kind_fit: KindFit, powers: np.ndarray) -> np.ndarray | None:
     """Of (resamples, coefficients)."""
-    if problem.rule.by_entropy and problem.rule.by_size:
+    if kind_fit.rule.by_entropy and kind_fit.rule.by_size:
         return None
-    x = np.linspace(problem.domain[0], problem.domain[1], BAND_POINTS)
-    x[0] = max(x[0], problem.rule.min_entropy + JUST_ABOVE)  # where the rule is on
-    curves = [beta_of(x, x, tuple(p), problem.domain, problem.rule, np) for p in powers]
+    x = np.linspace(kind_fit.domain[0], kind_fit.domain[1], BAND_POINTS)
+    x[0] = max(x[0], kind_fit.rule.min_entropy + JUST_ABOVE)  # where the rule is on
+    curves = [beta_of(x, x, tuple(p), kind_fit.domain, kind_fit.rule, np) for p in powers]
     low, high = np.percentile(curves, INTERVAL, axis=0)
     return np.stack([x, low, high], axis=1)
 
 
-def _refit(problem: KindFit, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+def _refit(kind_fit: KindFit, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     with threadpool_limits(1):  # sums of several threads differ in their last bits
-        return problem.solve_each(drawn, start)
+        return kind_fit.solve_each(drawn, start)
 
 
 def learning_curve(choice: Choice) -> list[dict[str, Any]]:
@@ -83,8 +83,8 @@ def learning_curve(choice: Choice) -> list[dict[str, Any]]:
         for share in log_p:
             block_weights = np.zeros(N_BLOCKS)
             block_weights[others[:share]] = 1
-            solution = candidate.problem.solve(block_weights, candidate.solution)
-            fit = candidate.problem.coefficients(solution)
+            solution = candidate.kind_fit.solve(block_weights, candidate.solution)
+            fit = candidate.kind_fit.coefficients(solution)
             beta = applied_beta(fit, held_out)
             log_p[share].append(float(held_out.shares() @ held_out.log_p(beta)))
     return [{"rows": counts[s], "log_p": float(np.mean(log_p[s]))} for s in log_p]
