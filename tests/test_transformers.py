@@ -200,6 +200,10 @@ def test_attention_without_its_mask_function_is_refused(llama, monkeypatch):
 
 def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
     one = make_fit()
+    register("layered", replace(one, entries=(replace(one.only, layer=0),)))
+    llama.set_attn_implementation("layered")
+    with pytest.raises(calibrate.CoefficientsError, match=r"call verify\(model\) first"):
+        llama(IDS)
     register("third-layer", replace(one, entries=(replace(one.only, layer=2),)))
     llama.set_attn_implementation("third-layer")
     with pytest.raises(calibrate.CoefficientsError, match=r"entries for layers \[2\], which Llama"):
@@ -209,10 +213,7 @@ def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
         llama.set_attn_implementation("fifth-head")
         with pytest.raises(calibrate.CoefficientsError, match="for head 4, and there are 4 heads"):
             run(llama)
-    register("layered", replace(one, entries=(replace(one.only, layer=0),)))
     llama.set_attn_implementation("layered")
-    with pytest.raises(calibrate.CoefficientsError, match=r"call verify\(model\) first"):
-        llama(IDS)
     verify(llama)
     llama.config.use_cache = False
     del llama.model.layers[0].self_attn.layer_idx
