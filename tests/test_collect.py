@@ -11,8 +11,9 @@ from conftest import ToyHead
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import bad_rows
 from calibrate.files import rows as files
-from calibrate.files.collection import discard_collection, open_collection
+from calibrate.files.collection import open_collection
 from calibrate.files.manifest import PARTIAL, manifest_text
+from calibrate.files.resuming import discard_collection
 from calibrate.files.rows import (
     SHARD_OVERHEAD,
     RowCollection,

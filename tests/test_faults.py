@@ -16,7 +16,7 @@ from syscalls import Crash, Syscalls
 import calibrate
 from calibrate.cli.loading import find_fit
 from calibrate.errors import CalibrateError
-from calibrate.files import collection as files
+from calibrate.files import resuming as files
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
 from calibrate.files.rows import RowCollection, shard_name

@@ -16,7 +16,7 @@ from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
 if TYPE_CHECKING:
-    from calibrate.files.collection import Progress
+    from calibrate.files.resuming import Progress
     from calibrate.files.rows import RowCollection
     from calibrate.rows.heads import Head
     from calibrate.rows.logits_files import Arrays
@@ -85,7 +85,7 @@ def _into(
     folder: Path, request: CollectRequest, units: Sequence["Unit"]
 ) -> Iterator[Callable[["Progress"], None]]:
     """Empties the folder if asked to; the function to call after each unit prints a line a size."""
-    from calibrate.files.collection import discard_collection
+    from calibrate.files.resuming import discard_collection
 
     if request.fresh:
         discard_collection(folder)

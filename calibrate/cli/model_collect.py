@@ -34,7 +34,7 @@ def collect(request: ModelCollectRequest) -> Record:
 
     job = make_examples(request.model, request)
     from calibrate.cli.model_scoring import model_steps
-    from calibrate.files.collection import discard_collection
+    from calibrate.files.resuming import discard_collection
     from calibrate.model.collect_examples import collect_examples
     from calibrate.report.collection_record import examples_result
 

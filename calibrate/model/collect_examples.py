@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 
 from calibrate.files import examples as files
-from calibrate.files.collection import Plan, Progress, Shard, fill
 from calibrate.files.manifest import Entry, entry_of
+from calibrate.files.resuming import Plan, Progress, Shard, fill
 from calibrate.model.passes import Report, report_resumed, score
 from calibrate.model.prompts import Wanted, make_examples
 from calibrate.transformers.betas import head_betas

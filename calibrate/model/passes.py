@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
-from calibrate.files.collection import read_if_sound
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores, parse_scores
 from calibrate.files.npz import pack_arrays, parse_arrays
+from calibrate.files.resuming import read_if_sound
 from calibrate.model.forms import Form
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
 

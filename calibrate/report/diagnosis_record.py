@@ -21,7 +21,7 @@ from calibrate.report.blocks import (
 )
 from calibrate.report.plot_style import draw, save_figure
 from calibrate.report.plots import plot_entropy
-from calibrate.report.wording import items
+from calibrate.report.rule_words import items
 from calibrate.rows import head_verdict as thresholds
 from calibrate.rows.diagnosis import Diagnosis, HeadDiagnosis
 from calibrate.rows.groups import MIN_ROWS

@@ -12,7 +12,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load
 from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_change
 from calibrate.report.blocks import Heading, Result, Text
-from calibrate.report.wording import items, value_text
+from calibrate.report.rule_words import items, value_text
 from calibrate.rows.solved_rows import head_label
 
 # Derived from the other fields, or different in any two files.

@@ -12,10 +12,10 @@ from calibrate.report.blocks import Block, Facts, Heading, Text
 from calibrate.report.fit_record import rule_facts
 from calibrate.report.page import Figures, Page, Picture, draw, write_page
 from calibrate.report.rule_curves import all_constant
+from calibrate.report.rule_words import facts, guards
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.selection import selection_section
 from calibrate.report.usage import usage
-from calibrate.report.wording import facts, guards
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",

@@ -27,9 +27,7 @@ from calibrate.report.rule_curves import (
     shown_sizes,
     typical_betas,
 )
-from calibrate.report.selection import selection_tables
-from calibrate.report.usage import load_line, usage
-from calibrate.report.wording import (
+from calibrate.report.rule_words import (
     FORMS,
     SYMBOLS,
     facts,
@@ -40,6 +38,8 @@ from calibrate.report.wording import (
     through_a_model,
     value_text,
 )
+from calibrate.report.selection import selection_tables
+from calibrate.report.usage import load_line, usage
 from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from calibrate.report.rule_curves import (
     size_curves,
     typical_betas,
 )
-from calibrate.report.wording import through_a_model
+from calibrate.report.rule_words import through_a_model
 from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:

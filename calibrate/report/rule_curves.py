@@ -8,7 +8,7 @@ import numpy as np
 from calibrate.evidence.evidence import Head
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule, beta_of
-from calibrate.report.wording import TERMS, polynomial
+from calibrate.report.rule_words import TERMS, polynomial
 
 N_SIZES = 5  # curves between the smallest and the largest set size of a domain
 BEYOND = 4  # times the largest: the size of one more

@@ -8,7 +8,7 @@ from calibrate.evidence.estimate import NOTHING
 from calibrate.evidence.verdict import chosen_kind, sharpness_tried
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Block, Heading, Table, Text
-from calibrate.report.wording import value_text
+from calibrate.report.rule_words import value_text
 from calibrate.rows.sharpness import KEPT
 
 CHOSEN = "chosen"

@@ -11,8 +11,8 @@ import numpy as np
 from calibrate.errors import CalibrateError
 from calibrate.files import rows as files
 from calibrate.files.bad_rows import refuse_bad_rows
-from calibrate.files.collection import Plan, Report, Shard, fill
 from calibrate.files.manifest import Entry
+from calibrate.files.resuming import Plan, Report, Shard, fill
 from calibrate.files.rows import (
     KeptRows,
     RowCollection,

@@ -1,0 +1,307 @@
+"""A collection on disk, filled by units of work: made, resumed, repaired and discarded.
+
+The manifest is written when the collection starts ("partial": its configuration alone) and once
+more when it is complete. In between, the shards present are the progress: each is written
+atomically. The folder also has a lock, an empty file.
+"""
+
+import contextlib
+import itertools
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
+from calibrate.files.atomic_io import (
+    LOCK,
+    check_writable,
+    locked,
+    remove_leftovers,
+    write_atomically,
+)
+from calibrate.files.collection import Kind, open_collection
+from calibrate.files.json_shapes import TEXT, read_field
+from calibrate.files.manifest import (
+    COMPLETE,
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    PARTIAL,
+    RESTORE,
+    Collection,
+    Entry,
+    entry_of,
+    listed_bytes,
+    manifest_text,
+    read_manifest,
+)
+from calibrate.files.npz import digest_of, read_bytes
+from calibrate.files.strict_json import parse
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+
+_MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
+
+Content = TypeVar("Content")
+Options = Mapping[str, Any]
+
+
+class Shard(NamedTuple):
+    """A shard that a unit of work makes; another process can make it."""
+
+    name: str  # of the file
+    most: int  # bytes
+    # The entry of a shard with these bytes, from a path; DamagedError unless they are the unit's.
+    check: Callable[[bytes, Path], Entry]
+    make: Callable[[], tuple[bytes, Entry]]
+
+
+@dataclass(frozen=True)
+class Plan(Generic[Kind]):
+    """What a collection is to be."""
+
+    kind: type[Kind]
+    configuration: dict[str, Any]
+    shards: Sequence[Shard]
+    # None if a recorded configuration is this one; otherwise the files that changed since, and
+    # the options recorded and given.
+    difference: Callable[[dict[str, Any]], tuple[Sequence[str], Options, Options] | None]
+    files: Mapping[str, bytes] = field(default_factory=dict)  # beside the shards
+
+
+class Progress(NamedTuple):
+    """One finished shard, for a progress display."""
+
+    name: str
+    entry: Entry
+    resumed: bool  # it was on disk already
+    finished: int  # shards
+    shards: int
+
+
+Report = Callable[[Progress], None]
+
+
+def fill(
+    folder: Path,
+    plan: Plan[Kind],
+    jobs: Jobs = ONE_PROCESS,
+    report: Report = lambda progress: None,
+) -> Kind:
+    """Fills a folder with the shards of a plan, each written when it is made.
+
+    The same plan resumes an interrupted collection, repairs damaged files of a complete one, and
+    otherwise leaves that as it is.
+
+    Args:
+      jobs: processes or cluster that make the shards.
+      report: called after each shard that is made, or found in an unfinished collection.
+    Raises:
+      CalibrateError: something else is in the folder, it cannot be written, or a shard that is
+        made again has another digest than the manifest lists.
+    Warns:
+      UserWarning: a file is damaged or missing.
+    """
+    listed = _listed(folder, plan)
+    if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
+        with _collection_lock(folder) as has_locks:
+            _claim(folder, plan, has_locks)
+            _make_shards(folder, plan, jobs, report)
+    return open_collection(folder, plan.kind)
+
+
+def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, Entry] | None:
+    """The shards of a complete collection by name; None if it is unfinished or absent.
+
+    Raises:
+      CalibrateError: the folder is not empty and is not this collection.
+    """
+    found = read_manifest(folder, (plan.kind,))
+    if found is None:
+        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
+        return None
+    if difference := plan.difference(found.configuration):
+        if not claimed and _has_nothing(found):
+            return None
+        raise _another_collection(folder, *difference)
+    if found.partial:
+        return None
+    listed: dict[str, Entry] = plan.kind.listed(found.manifest)
+    if listed.keys() != {shard.name for shard in plan.shards}:
+        raise CalibrateError(
+            f"{folder / MANIFEST} does not list the shards of its configuration; {RESTORE}"
+        )
+    return listed
+
+
+def _has_nothing(found: Collection) -> bool:
+    """Whether a collection has no shard yet: its model did not load, say."""
+    return found.partial and not any(found.folder.glob(found.shard_names))
+
+
+def _claim(folder: Path, plan: Plan[Any], has_locks: bool) -> None:
+    """Writes the manifest of an unfinished collection, unless the folder has one with shards."""
+    found = read_manifest(folder, (plan.kind,))
+    other = found is not None and plan.difference(found.configuration) and _has_nothing(found)
+    data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
+    if found is None:
+        # Without locks another process may come first: then its configuration stays.
+        with contextlib.suppress(FileExistsError):
+            write_atomically(folder / MANIFEST, data, exclusive=True)
+    elif other and has_locks:
+        write_atomically(folder / MANIFEST, data)
+
+
+def _damaged(folder: Path, plan: Plan[Any], listed: Mapping[str, Entry]) -> list[Shard]:
+    """The shards that are absent, or not as listed."""
+    return [s for s in plan.shards if not _is_as_listed(folder / s.name, listed[s.name])]
+
+
+def _is_as_listed(path: Path, entry: Entry) -> bool:
+    with contextlib.suppress(DamagedError):
+        return bool(listed_bytes(path, entry))
+    return False
+
+
+def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
+    """The files beside the shards that are absent, or hold something else."""
+    return {
+        name: data
+        for name, data in plan.files.items()
+        if not _is_as_listed(folder / name, entry_of(data))
+    }
+
+
+def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
+    """Makes the shards that are absent; of a complete collection, those that are not as listed."""
+    listed, shards = _listed(folder, plan, claimed=True), plan.shards
+    for name, data in _lost_files(folder, plan).items():
+        write_atomically(folder / name, data)
+    if listed is not None:
+        shards = _damaged(folder, plan, listed)
+        for shard in shards:
+            _warn_of_damage(folder / shard.name)
+    absolute = folder.absolute()  # workers may have another working folder
+    tasks = [partial(_make, absolute, s, (listed or {}).get(s.name)) for s in shards]
+    finished = itertools.count(1)
+
+    def advance(done: tuple[str, Entry, bool]) -> None:
+        report(Progress(*done, next(finished), len(shards)))
+
+    entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
+    if listed is None:
+        text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
+        write_atomically(folder / MANIFEST, text.encode())
+
+
+def _make(folder: Path, shard: Shard, listed: Entry | None) -> tuple[str, Entry, bool]:
+    """A shard's name and entry, and whether it was on disk already."""
+    path = folder / shard.name
+    if listed is None and (found := read_if_sound(path, shard.most, shard.check)):
+        return shard.name, found, True
+    data, entry = shard.make()
+    if listed is not None and digest_of(data) != listed["sha256"]:
+        raise CalibrateError(
+            f"{path} cannot be repaired: made again, it has another digest than {MANIFEST} lists, "
+            "as on another machine or with another version; restore the file from a copy, or "
+            "collect into a new folder"
+        )
+    write_atomically(path, data)
+    return shard.name, entry, False
+
+
+def read_if_sound(
+    path: Path, most: int, parse_bytes: Callable[[bytes, Path], Content]
+) -> Content | None:
+    """What a file of at most so many bytes holds; None if it is absent or damaged.
+
+    Raises:
+      CalibrateError: it cannot be read.
+    Warns:
+      UserWarning: it is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        return parse_bytes(read_bytes(path, most), path)
+    except DamagedError:
+        _warn_of_damage(path)
+        return None
+
+
+def _warn_of_damage(path: Path) -> None:
+    state = "damaged" if path.exists() else "missing"
+    warnings.warn(f"{path} is {state}; it is collected again", stacklevel=4)
+
+
+def _another_collection(
+    folder: Path, changed: Sequence[str], recorded: Options, given: Options
+) -> CalibrateError:
+    """The error for a folder with a collection that a call does not ask for."""
+    remedy = "another folder with --out (`run`: another --name), or --fresh to replace it"
+    if changed:
+        verb = "has" if len(changed) == 1 else "have"
+        return CalibrateError(
+            f"{' and '.join(changed)} {verb} changed since {folder} was made (or is another one); "
+            f"give {remedy}"
+        )
+    differences = [
+        f"{key} is {_shown(recorded.get(key))} in the folder and {_shown(given.get(key))} in this "
+        "call"
+        for key in dict.fromkeys([*given, *recorded])
+        if given.get(key) != recorded.get(key)
+    ]
+    return CalibrateError(
+        f"{folder} is another collection: {'; '.join(differences)}; give the same options, or "
+        f"{remedy}"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 1] + "…"
+
+
+@contextlib.contextmanager
+def _collection_lock(folder: Path) -> Iterator[bool]:
+    """Locks a folder that is filled, and yields whether the system has locks; others wait."""
+    message = f"another process is collecting into {folder}; waiting for it to finish"
+    check_writable(folder / MANIFEST)
+    with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
+        if has_locks:
+            remove_leftovers(folder, "*")
+        yield has_locks
+        if has_locks:  # of workers that died
+            remove_leftovers(folder, "*")
+
+
+def discard_collection(folder: Path) -> None:
+    """Deletes a collection of any kind and version, if there is one; its lock stays.
+
+    Raises:
+      CalibrateError: the manifest is of something else, or a file cannot be deleted.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return
+    try:
+        made_of = str(read_field(parse(read_bytes(path, MOST_MANIFEST_BYTES)), "format", TEXT))
+    except (CoefficientsError, DamagedError):
+        made_of = ""
+    if not made_of.startswith("calibrate."):
+        raise CalibrateError(
+            f"{path} is not the manifest of a collection; choose another folder, or delete this one"
+        )
+    with _collection_lock(folder):
+        try:
+            # The manifest goes last: until then the same command can do this again.
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry == path):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != LOCK:
+                    entry.unlink()
+        except OSError as failure:
+            raise CalibrateError(f"{folder} cannot be emptied: {failure.strerror}") from failure
