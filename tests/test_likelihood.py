@@ -7,6 +7,7 @@ from scipy.optimize import minimize_scalar
 from calibrate.maths.climbing import Objective, largest_gain
 from calibrate.maths.likelihood import NEAR, TOLERANCE, maximise
 from calibrate.maths.likelihood_profile import Profile, profile
+from calibrate.maths.newton import climb
 from calibrate.maths.reference import entropy, softmax
 from calibrate.maths.rule_forms import (
     basis,
@@ -227,3 +228,15 @@ def test_rows_beyond_the_domain_count_as_at_its_ends():
     """As the runtime has it, which clamps their entropy."""
     design = form_of(np.array([-0.5, 0.5, 4.5, 5.5])).design
     np.testing.assert_array_equal(design[[0, 3]], design[[1, 2]])
+
+
+def test_it_climbs_out_of_a_hollow_and_stops_where_bounds_end_it():
+    def hollow(x):
+        """Convex along the first axis."""
+        slope = np.array([2, -2, -2]) * x
+        return (slope * x).sum(-1) / 2, slope, np.diag([2, -2, -2])[None]
+
+    box = np.concatenate([np.eye(3), -np.eye(3)])
+    (c,), (value,), _ = climb(hollow, box, np.full(6, -2.0), np.array([[0.1, 1.0, -1.0]]), 1e-12)
+    np.testing.assert_allclose(c, [2, 0, 0], atol=1e-6)
+    assert value == pytest.approx(4)
