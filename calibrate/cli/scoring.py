@@ -102,7 +102,7 @@ def write_report(
 ) -> Result:
     """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""
     stderr.print(f"writing the report {page}")
-    verdict, path = " ".join(scores.verdicts().values()), None
+    path = None
     try:
         write_fit_page(page, fit, scores)
         path = page
@@ -110,4 +110,4 @@ def write_report(
         if needed:
             raise
         stderr.print(f"the report is not written: {error}")
-    return report_result(verdict, path)
+    return report_result(scores, path)

@@ -82,17 +82,18 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
 # --- in words ------------------------------------------------------------------------------------
 
 
-def sentences(evidence: Evidence, rule: str, name: str = "") -> list[str]:
+def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True) -> list[str]:
     """What to do and why; and where there is something to say, on heads, rivals, protected text.
 
     Args:
       evidence: of the rule, plain softmax and rivals.
       rule: its name in the evidence.
       name: the same, for people.
+      rivals: say which other rules do better, or as well.
     """
     told = (
-        sentence(evidence, rule, name), _on_heads(evidence, rule), _on_rivals(evidence, rule, name),
-        _on_protected(evidence, rule),
+        sentence(evidence, rule, name), _on_heads(evidence, rule), _on_protected(evidence, rule),
+        _on_rivals(evidence, rule, name) if rivals else "",
     )  # fmt: skip
     return [text for text in told if text]
 

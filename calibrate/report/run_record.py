@@ -8,9 +8,12 @@ from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.usage import usage
 
 
-def report_result(verdict: str, path: Path | None) -> Result:
-    """The verdict and the path of the page; None if it could not be written."""
-    shown: list[Block] = [Text(f"\n{verdict}"), Facts([("report", str(path or "not written"))])]
+def report_result(scores: ScoresRecord, path: Path | None) -> Result:
+    """The verdict, with rivals as a detail, and the path of the page; None if not written."""
+    short, verdict = (" ".join(scores.verdicts(r).values()) for r in (False, True))
+    rivals = [Text(verdict.removeprefix(short).strip(), detail=True)] if verdict != short else []
+    shown: list[Block] = [Text(f"\n{short}"), *rivals]
+    shown.append(Facts([("report", str(path or "not written"))]))
     return Result(shown, {"verdict": verdict, "report": path})
 
 

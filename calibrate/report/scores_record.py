@@ -64,10 +64,10 @@ class ScoresRecord:
         yield from self.tables()
         yield from (Text(f"\n{verdict}") for verdict in self.verdicts().values())
 
-    def verdicts(self) -> dict[str, str]:
+    def verdicts(self, rivals: bool = True) -> dict[str, str]:
         """What to do with each fit, and why, in a few sentences."""
         return {
-            rule: " ".join(sentences(self.evidence, rule, self.label(rule)))
+            rule: " ".join(sentences(self.evidence, rule, self.label(rule), rivals))
             for rule in self.fits
             if rule in self.evidence.rules
         }
