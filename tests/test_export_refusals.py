@@ -78,7 +78,7 @@ def test_rules_of_entropy_are_refused_with_what_would_do(llama, here, monkeypatc
     arguments = ("export", "paper", "--model", "m", "--out", "out")
     line = refusal(*arguments)
     assert "paper@1 is of kind 'entropy-polynomial': its beta depends on the entropy" in line
-    assert line.endswith("see what it costs: calibrate model fit RUN --for-export")
+    assert line.endswith("engines run: calibrate model fit RUN --for-export")
     monkeypatch.setattr("calibrate.cli.loading.collection_of", lambda fit: Path("runs/mine"))
     assert "paper@1 was made of runs/mine\n" in call(*arguments, code=1).stderr
 

@@ -56,6 +56,9 @@ GONE = {
     "one estimator: rows of a group are alike in all heads, not each head by itself":
         r"(fit/heads|run/heads/fit)/[0-9]+/error",
     "gains are tested on both sides": r"(diagnose|fit)/heads/.*p-value",
+    "a fit for export tries what engines run, and no other kind":
+        r"fit/planted model for export/(best without|cost of"
+        r"|candidates/(entropy-and-size|log-size[,/] ?each)).*",
     "a rule is chosen beyond chance: four examples that choose are too few, and exit is 3":
         r"run/planted model/.*",
     "fits are compared where either was fitted": r"fits/diff/common/.*",
@@ -375,7 +378,7 @@ def gained(gain, name):
 def through_model(record):
     """A fit through a model, its rivals on what no fit has seen, and the forms that were tried."""
     names = {"constant": "one constant", "kappa-log-n": "one line in log n",
-             "paper": "the paper's numbers", "free": "best without --for-export"}  # fmt: skip
+             "paper": "the paper's numbers"}
     found = {f"{head_name(of)}/typical beta": of["beta"] for of in record["heads"]}
     for rule, of in record["scores"]["all"]["rules"].items():
         name = names.get(rule, rule)
@@ -388,7 +391,7 @@ def through_model(record):
         name = f"candidates/{of['kind']}/{'each head' if of['each_head'] else 'all heads'}"
         found |= {f"{name}/gain": of["gain"], f"{name}/heads": of["heads"]}
         found |= {f"{name}/loss/{i}": loss["mean"] for i, loss in enumerate(of["losses"])}
-    return found | ({"cost of exporting": cost["mean"]} if (cost := record["export_cost"]) else {})
+    return found
 
 
 def fitted(path, fit):

@@ -39,7 +39,7 @@ from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: 
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
-from calibrate.model.answers import compare  # noqa: E402
+from calibrate.model.objective import compare  # noqa: E402
 from calibrate.model.passes import Memo, score  # noqa: E402
 from calibrate.model.score_fits import score_fits  # noqa: E402
 from calibrate.model.splits import JUDGING, splits_of  # noqa: E402

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import QualityError
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 pytest.importorskip("transformers", reason="needs the extra transformers")
@@ -31,12 +31,12 @@ from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
 from calibrate.model import problem, splits  # noqa: E402
-from calibrate.model.answers import compare  # noqa: E402
+from calibrate.model.objective import compare  # noqa: E402
 from calibrate.model.descent import Solution  # noqa: E402
 from calibrate.model.fit import fit_through, require_worth  # noqa: E402
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
 from calibrate.model.objective import Multipliers, Objective  # noqa: E402
-from calibrate.model.passes import Memo, Passes, processor, score  # noqa: E402
+from calibrate.model.passes import Memo, Passes, score  # noqa: E402
 from calibrate.model.problem import ModelOptions, ModelProblem  # noqa: E402
 from calibrate.model.score_fits import score_fits  # noqa: E402
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of  # noqa: E402
@@ -252,7 +252,7 @@ def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, n
         return -0.8 if form.of == ALIKE else gain_of_each - 1 + error - error.mean()
 
     _, found = solved(monkeypatch, log_p_of)
-    best = found.choose(exporting=False)
+    best = found.choose()
     assert (best and best.form.of) == chosen
     assert best is None or best.form.kind == CONSTANT
 
@@ -262,15 +262,15 @@ def test_a_search_without_hope_ends_early(monkeypatch):
     for options, n_solved in (({"trained_up_to": 10}, 5), ({"kind": LOG_SIZE}, 4)):
         _, found = solved(monkeypatch, lambda *_: -1.0, **options)
         assert len(found.solved) == n_solved
-    assert found.choose(exporting=False).form.kind == LOG_SIZE
+    assert found.choose().form.kind == LOG_SIZE
 
 
 # --- the judgement -------------------------------------------------------------------------------
 
 
-def judged(gain=0.5, right=0):
+def judged(gain=0.5):
     examples = made_up([10, 20], [])
-    plain, own = (Scores(np.full(16, -1.0 + x), np.full(16, right, np.int32)) for x in (0.0, gain))
+    plain, own = (none_right(np.full(16, -1.0 + x)) for x in (0.0, gain))
     return compare(examples, range(16), {"plain": plain, "own": own})
 
 
@@ -287,15 +287,11 @@ def test_protected_text_may_not_lose_evidently_more(losses, message):
         require_worth(judged(), losses, 0.005)
 
 
-@pytest.mark.parametrize(
-    ("gain", "right", "message"),
-    [(0.0, 2, "changes by .0.000 .*16 held-out answers; collect more examples"),
-     (0.0, 0, "changes by .0.000 .*; the model gets no answer right: give"),
-     (0.005, 2, "changes by .0.005"), (-0.5, 2, "changes by -0.500")],
-)  # fmt: skip
-def test_a_fit_without_gain_says_what_may_help(gain, right, message):
+@pytest.mark.parametrize("gain", [0.0, 0.005, -0.5])
+def test_a_fit_without_gain_says_what_may_help(gain):
+    message = rf"changes by .{abs(gain):.3f} .*16 held-out answers; collect more examples"
     with pytest.raises(QualityError, match=message) as failure:
-        require_worth(judged(gain, right), [], 0.005)
+        require_worth(judged(gain), [], 0.005)
     assert failure.value.evidence.answers.n == 16
 
 
@@ -353,7 +349,6 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
     assert answers.rules == ("plain", "own", "paper", "constant", "kappa-log-n")
     assert answers.gain("own", LOG_P).mean == pytest.approx(np.mean(after) - np.mean(before))
     assert answers.gain("own", RIGHT).mean > 0.5
-    assert found.export_cost is None
 
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
@@ -381,16 +376,6 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     assert resumed.coefficients == whole.coefficients == again.coefficients
 
 
-def test_results_of_another_processor_are_not_read(tmp_path, monkeypatch):
-    def passed():
-        memo = Memo(tmp_path, processor(torch.device("cpu")))
-        return memo.get(b"x", lambda: b"result", lambda data, path: data)[1]
-
-    assert [passed(), passed()] == [False, True]
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
-    assert not passed()
-
-
 @pytest.mark.slow
 def test_protected_text_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
@@ -411,9 +396,9 @@ def test_too_few_examples_are_refused(here):
     text = {"text": Path("text.txt")}
     for options, message in (
         ({"templates": ("numbers",), "lengths": (64,)}, "at 64 tokens has 4 examples; collect 8"),
-        ({"templates": (), "lengths": (64,), **text}, "has plain text alone; collect answers too"),
+        ({"templates": (), "lengths": (64,), **text}, "has no answers; give --prompts or --task"),
         ({"templates": ("numbers",), "lengths": (120,), "count": 8, **text},
-         "the 3 windows of plain text leave none to choose or to judge by.*four times 120 tokens"),
+         "the 3 windows of plain text leave none to choose or to judge by.*four windows"),
     ):  # fmt: skip
         collection = collected(folder, "-".join(map(str, options.values())), **options)
         with pytest.raises(QualityError, match=message):
@@ -427,21 +412,6 @@ def test_a_random_model_gets_no_fit(here):
     with pytest.raises(QualityError, match="not for this model") as failure:
         fit_through(causal_model, collection, "x", ModelOptions(CONSTANT, most_steps=10))
     assert list(failure.value.evidence.answers.by("length")) == [40, 64]
-
-
-def test_numbers_and_memory_that_run_out(here, monkeypatch):
-    collection = planted("tiny")
-    broken = planted_model()
-    broken.lm_head.weight.fill_(float("nan"))
-    with pytest.raises(CalibrateError, match="the model's logits are not finite"):
-        fit_through(lambda: broken, collection, "x", ModelOptions(most_steps=1))
-
-    def exhausted(*_):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr("calibrate.model.passes.answer", exhausted)
-    with pytest.raises(CalibrateError, match="out of memory at"):
-        through(collection, most_steps=2)
 
 
 # --- the command ---------------------------------------------------------------------------------

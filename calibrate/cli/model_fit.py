@@ -45,7 +45,7 @@ class ModelFitRequest(Request, FitFiles):
             "--for-export",
             help="Publish rules that engines run as they are, once `calibrate export` has written "
             "them into the model: a constant for each head, or b (1 + r log n) with b for each "
-            "head and one r for all. The other kinds are fitted too, to say what that costs.",
+            "head and one r for all.",
         ),
     ] = False
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0

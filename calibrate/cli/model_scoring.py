@@ -14,7 +14,7 @@ from calibrate.evidence.evidence import PLAIN, Scored
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
-from calibrate.model.answers import compare
+from calibrate.model.objective import compare
 from calibrate.model.collect_examples import Job
 from calibrate.model.passes import NOWHERE, Memo, batches
 from calibrate.model.score_fits import score_fits

@@ -28,7 +28,6 @@ LABELS = {
     "entropy-and-size": "entropy and size, fitted",
     "log-n": f"log n / log {TRAINED_SIZE}",
     "hard": "hard attention",
-    "free": "the best rule that need not export",
 }
 KIND_LABELS = {
     "constant": "one constant",

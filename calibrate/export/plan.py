@@ -23,10 +23,7 @@ from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.maths.rule import LOG_SIZE, N_POWERS, Rule, beta_of
 
 ALIKE, LAYER, HEAD = "all heads alike", "each layer", "each head"  # what may have a factor
-FOR_EXPORT = (
-    "make the nearest fit that engines run, and see what it costs: calibrate model fit RUN "
-    "--for-export"
-)
+FOR_EXPORT = "make the nearest fit that engines run: calibrate model fit RUN --for-export"
 _ROUNDING = 1e-7  # of beta, relative: as float32 rounds
 
 

@@ -85,36 +85,25 @@ def collect_examples(
             Shard(name, files.most_bytes(len(unit)), partial(check, unit), partial(make, unit))
             for name, unit in units.items()
         ]
-        return fill(Path(folder), _plan(job, shards), report=tell_resumed)
-
-
-def _plan(job: Job, shards: list[Shard]) -> Plan[files.ExampleCollection]:
-    beside = {
-        files.EXAMPLES: job.examples.pack(),
-        files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
-    }
-    difference = partial(_difference, job.configuration)
-    return Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
+        beside = {
+            files.EXAMPLES: job.examples.pack(),
+            files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
+        }
+        difference = partial(_difference, job.configuration)
+        wanted = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
+        return fill(Path(folder), wanted, report=tell_resumed)
 
 
 def _difference(
     given: dict[str, Any], recorded: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
-    """What differs: files that changed, or options; else the tokenizer, which makes the tokens."""
+    """See `Plan`: options and digests of files; that of the examples also knows the tokenizer."""
     if recorded == given:
         return None
-    options = [
-        {key: c[key] for key in ("model", "dtype")} | c["sources"] for c in (recorded, given)
-    ]
-    changed = []
-    for key in ("prompts", "text"):
-        digests = {c.get(key) for c in options}
-        if len(digests) > 1 and None not in digests:
-            changed.append(f"the --{key} file")
-        for c in options:
-            c[key] = "given" if key in c else None
-    if recorded["model"] == given["model"] and recorded["fingerprint"] != given["fingerprint"]:
-        changed.append(f"the model {given['model']}")
-    if options[0] == options[1] and not changed:
-        changed = [f"the tokenizer of {given['model']}"]
-    return changed, options[0], options[1]
+    found, wanted = (
+        {key: c[key] for key in ("model", "fingerprint", "dtype")}
+        | c["sources"]
+        | {"tokens": c["examples"]["sha256"]}
+        for c in (recorded, given)
+    )
+    return [], found, wanted

@@ -3,6 +3,7 @@
 Every token of a window is an answer, which must not get worse.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,15 +63,12 @@ class Encoder(NamedTuple):
         Raises:
           CalibrateError: one has no token, or an unknown id, or they do not fit into the context.
         """
-        for name, ids in (("prompt", prompt), ("answer", answer)):
-            if not ids:
-                raise CalibrateError(f"{where}: the {name} has no token; give one of at least one")
-            if not 0 <= min(ids) <= max(ids) < self.vocabulary:
-                wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
-                raise CalibrateError(
-                    f"{where}: the {name} has token {wrong}; this model knows 0 to "
-                    f"{self.vocabulary - 1}"
-                )
+        if not prompt or not answer:
+            raise CalibrateError(f"{where}: a prompt and an answer need a token each")
+        if wrong := [i for i in (*prompt, *answer) if not 0 <= i < self.vocabulary]:
+            raise CalibrateError(
+                f"{where} has token {wrong[0]}; this model knows 0 to {self.vocabulary - 1}"
+            )
         if self.context is not None and len(prompt) + len(answer) > self.context:
             raise CalibrateError(
                 f"{where}: prompt and answer have {len(prompt):,} + {len(answer):,} tokens, and "
@@ -87,7 +85,7 @@ class TextFile(NamedTuple):
     digest: str
 
     def windows(
-        self, encoder: Encoder, lengths: list[int], most: int
+        self, encoder: Encoder, lengths: Sequence[int], most: int
     ) -> list[tuple[Cell, Encoded]]:
         """Windows of each length, cut from stretches that are spread evenly over the text.
 

@@ -11,13 +11,20 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from calibrate.errors import CalibrateError
 from calibrate.evidence.chance import evident_among
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
-from calibrate.model.answers import plain_alone
-from calibrate.model.passes import answer, check_vocabulary, checked, n_tokens, placed, room_for
+from calibrate.model.objective import plain_alone
+from calibrate.model.passes import (
+    answer,
+    as_finite,
+    check_vocabulary,
+    checked,
+    n_tokens,
+    placed,
+    room_for,
+)
 from calibrate.transformers.betas import HeadBetas, head_betas
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
@@ -73,9 +80,6 @@ def derivatives(
 ) -> Derivatives:
     """The derivative of each example's log p by log beta of every head.
 
-    Args:
-      model: frozen, in evaluation.
-      report: called with the tokens of each batch.
     Raises:
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
@@ -86,8 +90,7 @@ def derivatives(
     with head_betas(model) as heads:
         names, slope = heads.heads, np.empty((n, len(heads.heads)))
         for at, chosen in placed(examples, range(n)):
-            scores, slope[at] = _of_batch(model, heads, examples, chosen)
-            log_p[at], right[at] = scores
+            (log_p[at], right[at]), slope[at] = _of_batch(model, heads, chosen)
             report(n_tokens(chosen))
     per_token = np.array([examples.cells[example.cell].text for example in examples.examples])
     n_answer = np.where(per_token, examples.n_answer(range(n)), 1)
@@ -95,7 +98,7 @@ def derivatives(
 
 
 def _of_batch(
-    model: PreTrainedModel, heads: HeadBetas, examples: ExampleSet, chosen: list[Example]
+    model: PreTrainedModel, heads: HeadBetas, chosen: list[Example]
 ) -> tuple[Scores, np.ndarray]:
     """Scores, and derivatives of log p by the betas of a row of their own for each example."""
     betas = torch.ones(len(chosen), len(heads.heads), device=model.device, requires_grad=True)
@@ -103,18 +106,11 @@ def _of_batch(
     try:
         with room_for(chosen, model):
             answers = answer(model, chosen)
-            scores = checked(answers, chosen, examples.cells)
+            scores = checked(answers, chosen)
             (gradient,) = torch.autograd.grad(answers.log_p.sum(), betas)
     finally:
         heads.betas = None
-    slope = gradient.double().cpu().numpy()
-    if not np.isfinite(slope).all():
-        layer, head = heads.heads[int(np.argwhere(~np.isfinite(slope))[0, 1])]
-        raise CalibrateError(
-            f"the derivative by beta of layer {layer}, head {head} is not finite; load the model "
-            "with --dtype float32"
-        )
-    return scores, slope
+    return scores, as_finite(gradient)
 
 
 def first_look(found: Derivatives, examples: ExampleSet) -> Look:

@@ -1,8 +1,8 @@
-"""What a fit through a model aims at: log p of the answers, while protected text does not suffer.
+"""Rules compared by a model's answers, and what a fit through the model aims at.
 
-Templates and lengths have equal weight. The mean log p a token of protected text, and of answers
-up to a trained length, may fall by little. Each such constraint has a multiplier that rises when a
-check finds it broken.
+That is log p of the answers, templates and lengths of equal weight, while the mean log p a token of
+protected text, and of answers up to a trained length, may fall by little. Each such constraint has
+a multiplier that rises when a check finds it broken.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,49 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.examples import ExampleSet, Scores
-from calibrate.model.answers import compare
+from calibrate.model.splits import stretches_of
 
 ALLOWED_LOSS = 0.005  # nats a token, of protected text and lengths
 _FIRST = 0.01  # nats of the answers, for all that a constraint allows to lose: its multiplier
 _RISE, _FALL = 4.0, 0.5  # of a multiplier
 _OTHER = "other"
+_ANSWERS = Scored("", items="answers")
+
+
+def compare(
+    examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores], of: Scored = _ANSWERS
+) -> Evidence:
+    """Rules by their scores of some examples: LOG_P, and RIGHT of whole answers.
+
+    A stratum is a template at a length. Windows of text from one stretch are a group, whatever
+    their lengths; answers are independent.
+
+    Args:
+      which: numbers of the examples that were scored.
+      scores: by rule, with an entry for each of `which`; plain softmax is PLAIN.
+      of: what was scored.
+    """
+    index = np.asarray(which, int)
+    cell = np.array([example.cell for example in examples.examples])[index]
+    present, stratum = np.unique(cell, return_inverse=True)
+    cells = [examples.cells[i] for i in present]
+    per_token, n_answer = np.array([c.text for c in cells])[stratum], examples.n_answer(index)
+    rules = (PLAIN, *(rule for rule in scores if rule != PLAIN))
+    log_p = [scores[rule].log_p / np.where(per_token, n_answer, 1) for rule in rules]
+    share = [scores[rule].right / n_answer for rule in rules]
+    right = [np.where(per_token, x, x == 1) for x in share]
+    return Evidence(
+        rules, {LOG_P: np.array(log_p), RIGHT: np.array(right)},
+        tuple(Stratum(c.length, c.template, c.text) for c in cells), stratum,
+        stretches_of(examples)[index], np.ones(len(index)), of,
+    )  # fmt: skip
+
+
+def plain_alone(examples: ExampleSet, scores: Scores) -> Evidence:
+    """Plain softmax on all examples, by its scores of them."""
+    return compare(examples, range(len(examples.examples)), {PLAIN: scores})
 
 
 class Objective:
@@ -30,8 +65,6 @@ class Objective:
       allowed: nats a token that protected text and lengths may lose in the mean.
     Attributes:
       constraints: the cells of each: plain text, and every trained cell of answers.
-      cell: (examples,)
-      n_answer: (examples,) tokens of answers.
     """
 
     def __init__(

@@ -2,14 +2,10 @@
 
 Results are kept under a collection, in a hidden folder that is not a part of it: an interrupted
 command asks for the same passes in the same order, and those made before are read.
-
-Letters for shapes: B examples of equal length, T tokens.
 """
 
 import hashlib
 import inspect
-import math
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,7 +20,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores, parse_scores
+from calibrate.files.examples import Example, ExampleSet, Scores, parse_scores
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.files.resuming import read_if_sound
 from calibrate.model.forms import Form
@@ -46,8 +42,8 @@ Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was pa
 class Answers(NamedTuple):
     """Answers of a batch."""
 
-    log_p: Tensor  # (B,) nats: of the whole answer
-    right: Tensor  # (B,) int: tokens of the answer that have the highest logit
+    log_p: Tensor  # (examples,) nats: of the whole answer
+    right: Tensor  # (examples,) int: tokens of the answer that have the highest logit
 
 
 class Memo:
@@ -62,34 +58,22 @@ class Memo:
         self._folder, self._context = folder and folder / FOLDER, context
 
     def get(
-        self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content]
-    ) -> tuple[Content, bool]:
-        """A result, which is made unless a sound one is there; and whether one was.
-
-        Warns:
-          UserWarning: it is damaged.
-        """
+        self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content],
+        resumed: Callable[[], None] = lambda: None,
+    ) -> Content:  # fmt: skip
+        """A result, which is made unless a sound one is there: then it calls `resumed`."""
         name = hashlib.sha256(b"\0".join([*map(str.encode, self._context), key])).hexdigest()
         path = (self._folder or Path()) / f"{name[:32]}.npz"
         if self._folder and (found := read_if_sound(path, _MOST_BYTES, parse)):
-            return found, True
+            resumed()
+            return found
         data = make()
         if self._folder:
             write_atomically(path, data)
-        return parse(data, path), False
+        return parse(data, path)
 
 
 NOWHERE = Memo(None)
-
-
-def processor(device: torch.device) -> str:
-    """What rounds the results of passes: another processor has others.
-
-    The number of threads, which rounds as little, is left out: a fit may resume with more of them.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def batches(examples: Sequence[Example], which: Iterable[int]) -> list[list[int]]:
@@ -106,7 +90,7 @@ def batches(examples: Sequence[Example], which: Iterable[int]) -> list[list[int]
 
 def batch_tokens(examples: Sequence[Example], which: Iterable[int]) -> list[int]:
     """The tokens of each of the batches of some examples."""
-    return [n_tokens([examples[i] for i in batch]) for batch in batches(examples, which)]
+    return [sum(len(examples[i].tokens) for i in batch) for batch in batches(examples, which)]
 
 
 def report_resumed(examples: ExampleSet, which: Iterable[int], report: Report) -> None:
@@ -140,18 +124,25 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
     return Answers(log_p, ((logits.argmax(-1) == target) & of_answer).sum(1))
 
 
-def checked(answers: Answers, examples: Sequence[Example], cells: Sequence[Cell]) -> Scores:
+def checked(answers: Answers, examples: Sequence[Example]) -> Scores:
     """The answers of a batch as arrays; raises CalibrateError unless each log p is finite."""
     log_p = answers.log_p.detach().cpu().numpy()
-    for value, example in zip(log_p, examples, strict=True):
-        if not math.isfinite(value):
-            cell = cells[example.cell]
-            raise CalibrateError(
-                f"log p of an answer (template {cell.template}, {len(example.tokens):,} tokens) is "
-                f"{value}: the model's logits are not finite; load it with --dtype float32, or "
-                "restore its weights"
-            )
+    if not np.isfinite(log_p).all():
+        raise CalibrateError(
+            f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
+            "model's logits are not finite; load it with --dtype float32, or restore its weights"
+        )
     return Scores(np.minimum(log_p, 0.0), answers.right.cpu().numpy().astype(np.int32))
+
+
+def as_finite(gradient: Tensor) -> np.ndarray:
+    """A gradient by betas as an array; raises CalibrateError unless it is finite."""
+    found: np.ndarray = gradient.double().cpu().numpy()
+    if not np.isfinite(found).all():
+        raise CalibrateError(
+            "a derivative by a head's beta is not finite; load the model with --dtype float32"
+        )
+    return found
 
 
 def placed(examples: ExampleSet, which: Sequence[int]) -> Iterator[tuple[list[int], list[Example]]]:
@@ -176,7 +167,7 @@ def score(
     log_p, right = np.empty(len(which)), np.empty(len(which), np.int32)
     for at, chosen in placed(examples, which):
         with torch.no_grad(), room_for(chosen):
-            log_p[at], right[at] = checked(answer(model, chosen), chosen, examples.cells)
+            log_p[at], right[at] = checked(answer(model, chosen), chosen)
         report(n_tokens(chosen), False)
     return Scores(log_p, right)
 
@@ -223,11 +214,7 @@ def check_vocabulary(examples: ExampleSet, vocabulary: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """What the model says under rules whose numbers are the caller's.
-
-    Raises:
-      CalibrateError: a log p or a gradient is not finite, or memory runs out.
-    """
+    """What the model says under rules whose numbers are the caller's."""
 
     model: PreTrainedModel
     heads: HeadBetas  # of the model, inside `head_betas`
@@ -264,10 +251,8 @@ class Passes:
         what, form, numbers, which, *weights = key
         arrays = [x.tobytes() for x in (numbers, np.array(which), *weights)]
         parts = [what.encode(), repr(form).encode(), *arrays]
-        found, resumed = self.memo.get(b"\0".join(parts), make, parse)
-        if resumed:
-            report_resumed(self.examples, which, self.report)
-        return found
+        resumed = partial(report_resumed, self.examples, which, self.report)
+        return self.memo.get(b"\0".join(parts), make, parse, resumed)
 
     def _gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
@@ -276,17 +261,12 @@ class Passes:
         for at, chosen in placed(self.examples, which):
             with room_for(chosen, self.model), self._rules(form, given):
                 answers = answer(self.model, chosen)
-                checked(answers, chosen, self.examples.cells)
+                checked(answers, chosen)
                 weight = torch.from_numpy(weights[at]).to(answers.log_p.device)
                 (weight * answers.log_p).sum().backward()
             self.report(n_tokens(chosen), False)
         assert given.grad is not None
-        gradient: np.ndarray = given.grad.double().cpu().numpy()
-        if not np.isfinite(gradient).all():
-            raise CalibrateError(
-                "a derivative by a head's beta is not finite; load the model with --dtype float32"
-            )
-        return gradient
+        return as_finite(given.grad)
 
     @contextmanager
     def _rules(self, form: Form, numbers: torch.Tensor) -> Iterator[None]:

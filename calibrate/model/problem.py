@@ -17,7 +17,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_LOSS, Objective
-from calibrate.model.passes import Memo, Passes, Report, processor
+from calibrate.model.passes import Memo, Passes, Report
 from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 from calibrate.transformers.betas import HeadBetas
 
@@ -39,21 +39,15 @@ class ModelOptions:
     allowed: float = ALLOWED_LOSS  # nats a token that protected text and lengths may lose
     most_steps: int = MOST_STEPS  # of each form
     seed: int = 0  # of the order of the examples
-    # Publish a rule that they run, and fit the others to say what that costs; None: publish any.
-    engines: Exportable | None = None
+    engines: Exportable | None = None  # publish a rule that they run; None: any
 
     def __post_init__(self) -> None:
-        if self.engines is None:
-            return
-        if self.kind == ENTROPY_AND_SIZE:
+        engines, kind = self.engines, self.kind
+        if engines and (kind == ENTROPY_AND_SIZE or (kind == LOG_SIZE and engines.no_size)):
+            why = f" ({engines.no_size})" if engines.no_size else ""
             raise CalibrateError(
-                f"no engine runs rules of kind {self.kind}; for export, give --kind {CONSTANT} or "
-                f"{LOG_SIZE}, or no --kind"
-            )
-        if self.kind == LOG_SIZE and self.engines.no_size:
-            raise CalibrateError(
-                f"engines run no rule by log n of this model: {self.engines.no_size}; for export, "
-                f"give --kind {CONSTANT}"
+                f"engines run no rules of kind {kind} of this model{why}; for export, give "
+                f"--kind {CONSTANT}, or no --kind"
             )
 
 
@@ -62,8 +56,6 @@ class ModelProblem:
 
     Args:
       heads: of the model, inside `head_betas`.
-      report: called after each batch.
-      began: called before each form.
     Attributes:
       objective: what all forms aim at.
       solved: so far, the simplest first.
@@ -77,8 +69,8 @@ class ModelProblem:
         self._heads, self._options, self._began = heads, options, began
         lengths = np.array([len(example.tokens) for example in collection.set.examples])
         self._typical = typical(lengths)
-        tools = (processor(model.device), *map(version, TOOLS))
-        memo = Memo(collection.folder, collection.digest, str(model.device), *tools)
+        context = collection.digest, str(model.device), *map(version, TOOLS)
+        memo = Memo(collection.folder, *context)
         self.objective = Objective(
             collection.set, collection.scores, options.trained_up_to, options.allowed
         )
@@ -89,17 +81,15 @@ class ModelProblem:
         )  # fmt: skip
 
     def forms(self) -> list[Form]:
-        """The simplest first, and then what only an export needs."""
-        return list(dict.fromkeys([*self._free(), *self.exporting()]))
-
-    def exporting(self) -> list[Form]:
-        """What engines run of the model, the simplest first; none if it need not export."""
-        engines = self._options.engines
+        """The simplest first: for export, what engines run, and a line where that can begin."""
+        kind, engines = self._options.kind, self._options.engines
+        kinds = _EACH if kind is None else _EACH[: _EACH.index(kind) + 1]
         if engines is None:
-            return []
-        by_size = () if engines.no_size else (ONE_RATIO,)
-        each = (CONSTANT, *by_size) if LOG_SIZE in self._kinds() else (CONSTANT,)
-        return self._forms((CONSTANT, *by_size), each, engines.factors)
+            return self._forms(_SHARED, kinds, HEAD)
+        if engines.no_size:
+            return self._forms((CONSTANT,), (CONSTANT,), engines.factors)
+        each = (CONSTANT, ONE_RATIO) if LOG_SIZE in kinds else (CONSTANT,)
+        return self._forms((*_SHARED, ONE_RATIO), each, engines.factors)
 
     def solve(self, form: Form) -> Solution:
         """The best numbers of a form, beginning at those of a simpler one that was solved."""
@@ -119,35 +109,24 @@ class ModelProblem:
     def is_hopeless(self) -> bool:
         """Whether the constants are tried and nothing gained, and so no other form is tried.
 
-        A constant cannot spare the trained lengths and gain at others: a rule of log n can. A kind
-        that is asked for is tried all the same.
+        A constant cannot spare the trained lengths and gain at others: a rule of log n can.
         """
         last, options = self.solved[-1].form, self._options
         if last.kind != CONSTANT or last.of == ALIKE or options.kind or options.trained_up_to:
             return False
         return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
 
-    def choose(self, exporting: bool) -> Solution | None:
+    def choose(self) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
 
-        Args:
-          exporting: among those that engines run.
-        Returns:
-          None if none beats plain softmax.
+        None if none beats plain softmax.
         """
-        forms, kind = self.exporting() if exporting else self._free(), self._options.kind
-        solved = [s for form in forms for s in self.solved if s.form == form]
+        kind, exports = self._options.kind, self._options.engines is not None
+        solved = [s for s in self.solved if not (exports and s.form.kind == LOG_SIZE)]
         if kind is None:
             return simplest_unbeaten(solved, _gain, lambda _: LEAST_LEAD)
-        kind = ONE_RATIO if exporting and kind == LOG_SIZE else kind
+        kind = ONE_RATIO if exports and kind == LOG_SIZE else kind
         return [s for s in solved if s.form.kind == kind][-1]
-
-    def _free(self) -> list[Form]:
-        return self._forms(_SHARED, self._kinds(), HEAD)
-
-    def _kinds(self) -> tuple[str, ...]:
-        kind = self._options.kind
-        return _EACH if kind is None else _EACH[: _EACH.index(kind) + 1]
 
     def _forms(self, alike: Sequence[str], each: Sequence[str], of: str) -> list[Form]:
         pairs = [(kind, ALIKE) for kind in alike]

@@ -38,9 +38,10 @@ def _words(value: Any) -> str:
 
 _IDS = List(Integer(0, (1 << 31) - 1))
 _PAIRS = (("prompt", "answer"), ("prompt_ids", "answer_ids"))
+_REMEDY = "write prompt and answer, or prompt_ids and answer_ids, and if you like template"
 _LINE = Object(
     dict.fromkeys(_PAIRS[0], _words) | dict.fromkeys(_PAIRS[1], _IDS) | {"template": Text(100)},
-    remedy="a line has prompt and answer, or prompt_ids and answer_ids, and if you like template",
+    remedy=_REMEDY,
 )
 
 
@@ -65,16 +66,14 @@ class PromptsFile(NamedTuple):
         Raises:
           CalibrateError: one occurs twice: it would judge the fit that was made of it.
         """
-        made, seen = [], dict[tuple[bytes, int], str]()
+        made, seen = [], set[tuple[bytes, int]]()
         for where, template, prompt, answer in self.lines:
             ids = encoder.pair(prompt, answer) if isinstance(prompt, str) else (prompt, answer)
             encoded = encoder.join(where, *ids)
-            first = seen.setdefault((encoded.tokens.tobytes(), encoded.start), where)
-            if first != where:
-                raise CalibrateError(
-                    f"{where}: the same prompt and answer as in line {first.split()[-1]}; give "
-                    "each once, or a fit is judged by what it was made of"
-                )
+            key = encoded.tokens.tobytes(), encoded.start
+            if key in seen:
+                raise CalibrateError(f"{where} repeats a prompt and its answer; give each once")
+            seen.add(key)
             octave = 1 << (len(encoded.tokens) - 1).bit_length()
             made.append((Cell(template, octave, False), encoded))
         return made
@@ -92,26 +91,21 @@ def read_prompts(path: Path) -> PromptsFile:
         for number, text in enumerate(data.split(b"\n"), 1) if text.strip()
     ]  # fmt: skip
     if not lines:
-        example = '{"prompt": "2 + 2 =", "answer": " 4"}'
-        raise CalibrateError(f"{path} has no line; write one for each prompt, such as {example}")
+        raise CalibrateError(f"{path} has no line; {_REMEDY}")
     return PromptsFile(lines, digest_of(data))
 
 
 def _line(text: bytes, where: str) -> Line:
     try:
         fields = _LINE(parse(text, "write one JSON object a line"))
-        given = [pair for pair in _PAIRS if not fields.keys().isdisjoint(pair)]
-        if len(given) != 1:
-            state = "given twice" if given else "without a prompt"
-            raise Refusal((), state, "write prompt and answer, or prompt_ids and answer_ids")
-        for name in given[0]:
-            if name not in fields:
-                raise Refusal((name,), "absent", "every prompt needs its right answer")
+        template = fields.pop("template", TEMPLATE)
+        pair = next((pair for pair in _PAIRS if fields.keys() == {*pair}), None)
+        if pair is None:
+            raise Refusal((), "not a prompt with its answer", _REMEDY)
     except Refusal as failure:
         what = spell(failure.where) if failure.where else "the line"
         raise CalibrateError(f"{where}: {what} is {failure.state}; {failure.remedy}") from failure
-    prompt, answer = (fields[name] for name in given[0])
-    return Line(where, fields.get("template", TEMPLATE), prompt, answer)
+    return Line(where, template, *(fields[name] for name in pair))
 
 
 @dataclass(frozen=True)
@@ -150,31 +144,31 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     """
     prompts = read_prompts(wanted.prompts) if wanted.prompts else None
     text = read_text(wanted.text) if wanted.text else None
-    if not (prompts or text or wanted.templates):
+    has_lengths = bool(text or wanted.templates)
+    if not (prompts or has_lengths):
         raise CalibrateError(
             "no examples are named; give --prompts FILE.jsonl, --task retrieval or --text FILE"
         )
     longest, context = max(wanted.lengths), folder.context
-    if (text or wanted.templates) and context is not None and longest > context:
+    if has_lengths and context is not None and longest > context:
         raise CalibrateError(
             f"--lengths go to {longest:,} tokens, and the model's context is {context:,}; give "
             "lengths within it"
         )
     texts = prompts and any(isinstance(line.prompt, str) for line in prompts.lines)
-    needed = bool(text or wanted.templates or texts)
-    encoder = Encoder(folder.tokenizer() if needed else None, context, folder.vocabulary)
+    tokenizer = folder.tokenizer() if has_lengths or texts else None
+    encoder = Encoder(tokenizer, context, folder.vocabulary)
     made, sources = [], dict[str, Any]()
     if prompts:
         made += prompts.examples(encoder)
         sources["prompts"] = prompts.digest
     if wanted.templates:
-        templates, lengths = list(wanted.templates), list(wanted.lengths)
-        made += retrieval(encoder, templates, lengths, wanted.count, wanted.seed)
-        sources |= {"templates": ",".join(templates), "seed": wanted.seed}
+        made += retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
+        sources |= {"templates": ",".join(wanted.templates), "seed": wanted.seed}
     if text:
-        made += text.windows(encoder, list(wanted.lengths), wanted.count)
+        made += text.windows(encoder, wanted.lengths, wanted.count)
         sources["text"] = text.digest
-    if text or wanted.templates:
+    if has_lengths:
         sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
     return _in_cells(made), sources
 

@@ -5,7 +5,7 @@ stands anywhere with the same probability. There are as many facts as fit into t
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ TEMPLATES = {
 
 
 def retrieval(
-    encoder: Encoder, templates: list[str], lengths: list[int], count: int, seed: int
+    encoder: Encoder, templates: Sequence[str], lengths: Sequence[int], count: int, seed: int
 ) -> list[tuple[Cell, Encoded]]:
     """So many examples of each template and length in tokens, prompt and answer together.
 
@@ -110,10 +110,7 @@ def retrieval(
 
 
 def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> tuple[Encoded, int]:
-    """The example of the most facts that fit into a length in tokens, and their number.
-
-    The guess is a number of facts that may be near it.
-    """
+    """The example of the most facts that fit into a length in tokens, and their number."""
 
     def pair(n_facts: int) -> tuple[list[int], list[int]]:
         return encoder.pair(*write(name, seed, n_facts))
@@ -123,10 +120,9 @@ def longest(encoder: Encoder, name: str, seed: int, length: int, guess: int) -> 
 
     n = most_that(fits, guess, len(ADJECTIVES) * len(NOUNS))
     if not n:
-        shortest = len(pair(1)[0])
         raise CalibrateError(
-            f"template {name} has {shortest:,} tokens with one fact alone, too many for a length "
-            f"of {length:,}; give --lengths of {4 * shortest:,} or more"
+            f"template {name} with one fact alone is longer than {length:,} tokens; give longer "
+            "--lengths"
         )
     return encoder.join(f"template {name}", *pair(n)), n
 

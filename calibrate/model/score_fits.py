@@ -10,14 +10,7 @@ from transformers import PreTrainedModel
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleSet, Scores, parse_scores
-from calibrate.model.passes import (
-    NOWHERE,
-    Memo,
-    Report,
-    check_vocabulary,
-    report_resumed,
-    score,
-)
+from calibrate.model.passes import NOWHERE, Memo, Report, check_vocabulary, report_resumed, score
 from calibrate.transformers.attention import attention_function, temporary_attention
 from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify
@@ -41,16 +34,10 @@ def score_fits(
       model: gives the model; called once, and only if something is not kept.
       which: numbers of examples, each once.
       fits: by label.
-      memo: keeps the scores.
-      report: called after each batch.
-    Returns:
-      By label, Scores of (len(which),) entries.
     Raises:
       CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
       CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
         look attention up.
-    Warns:
-      UserWarning: kept scores are damaged; they are made again.
     """
 
     @cache
@@ -62,28 +49,21 @@ def score_fits(
                 verify(loaded)
         return loaded
 
-    def scored(fit: Coefficients) -> Scores:
-        unit_scores = partial(_score_unit, verified, examples, fit, memo, report)
-        return Scores.joined([unit_scores(unit) for unit in examples.units(which)])
+    def scored(fit: Coefficients, unit: Sequence[int]) -> Scores:
+        def make() -> bytes:
+            with _given(verified(), fit):
+                return score(verified(), examples, unit, report).pack()
 
-    return {label: scored(fit) for label, fit in fits.items()}
+        key = f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
+        resumed = partial(report_resumed, examples, unit, report)
+        return memo.get(key, make, partial(parse_scores, examples.n_answer(unit)), resumed)
+
+    units = examples.units(which)
+    return {
+        label: Scores.joined([scored(fit, unit) for unit in units]) for label, fit in fits.items()
+    }
 
 
 def _given(model: PreTrainedModel, fit: Coefficients) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
     return temporary_attention(model, _NAME, attention_function(fit), applied(fit))
-
-
-def _score_unit(
-    model: Callable[[], PreTrainedModel], examples: ExampleSet, fit: Coefficients, memo: Memo,
-    report: Report, unit: Sequence[int],
-) -> Scores:  # fmt: skip
-    def make() -> bytes:
-        with _given(model(), fit):
-            return score(model(), examples, unit, report).pack()
-
-    key = f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
-    scores, resumed = memo.get(key, make, partial(parse_scores, examples.n_answer(unit)))
-    if resumed:
-        report_resumed(examples, unit, report)
-    return scores

@@ -71,6 +71,6 @@ def nearly_none_right(collection: ExampleCollection) -> str | None:
 
 
 def _plain(collection: ExampleCollection) -> Evidence:
-    from calibrate.model.answers import plain_alone
+    from calibrate.model.objective import plain_alone
 
     return plain_alone(collection.set, collection.scores)

@@ -172,10 +172,7 @@ def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | No
         }
         for s in fit.solved
     ]  # fmt: skip
-    more = {
-        "heads": heads, "candidates": candidates, "losses": fit.losses,
-        "export_cost": fit.export_cost,
-    }  # fmt: skip
+    more = {"heads": heads, "candidates": candidates, "losses": fit.losses}
     scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
     return FitRecord(coefficients, figure, scores=scores, more=more)
 
