@@ -341,7 +341,7 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
     assert [row["size"] for row in quality["held_out"]] == [16, 32]
     before, after = ([size[k] for size in quality["held_out"]] for k in ("before", "after"))
     assert np.mean(after) > np.mean(before) + 1
-    assert quality["verdict"].startswith("2 of 8 heads have a rule (constant): log p +1.2")
+    assert quality["verdict"].startswith("Use x: log p -1.302 -> -0.085 (+1.2")
     assert [c["kind"] for c in quality["candidates"]] == [
         "constant, all heads alike", "log-size, all heads alike", "constant, each head"
     ]  # fmt: skip
@@ -421,7 +421,7 @@ def test_the_command_publishes_once_and_says_what_it_found(here):
     planted("tiny")
     command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant")
     out = call(*command)
-    assert "heads have a rule (constant)" in out.stdout
+    assert "Use tiny: log p" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout
     assert calibrate.load("tiny@1").source["head"] == "tiny"
     assert Path("fits/tiny/1.png").read_bytes().startswith(b"\x89PNG")

@@ -149,7 +149,6 @@ def test_what_engines_run_is_published(here):
     assert at_62[0] == at_62.max() > 1.1
     assert at_62[2] == at_62.min()
     assert fit.source["options"]["for_export"] is True
-    assert "heads have a factor of their own (log-size-one-ratio)" in fit.quality["verdict"]
     assert "log-size-one-ratio, each head" in [s.form.label for s in found.solved]
     publish(fit, Path("fits"))
     call("export", "x", "--model", "tiny", "--out", "exported")

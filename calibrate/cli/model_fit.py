@@ -99,7 +99,7 @@ def _fit(
     steps = Steps("loading the model", 1, at_most=True)
 
     def begin(what: str, passes: list[list[int]]) -> None:
-        work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
+        work = [n for which in passes for n in batch_tokens(collection.set, which)]
         steps.begin(what, len(work), sum(work))
 
     try:

@@ -16,7 +16,7 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.model.objective import compare
 from calibrate.model.collect_examples import Job
-from calibrate.model.passes import NOWHERE, Memo, batches
+from calibrate.model.passes import NOWHERE, Memo, batch_tokens
 from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import ScoresRecord
@@ -27,9 +27,8 @@ Rules = Mapping[str, Coefficients]
 
 def model_steps(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:
     """A step for each batch of each unit of work, of as much work as it has tokens."""
-    n_batches = sum(len(batches(examples.examples, unit)) for unit in units)
-    n_tokens = sum(len(examples.examples[i].tokens) for unit in units for i in unit)
-    return Steps(title, n_batches, n_tokens)
+    work = [n for unit in units for n in batch_tokens(examples, unit)]
+    return Steps(title, len(work), sum(work))
 
 
 def score_fit(

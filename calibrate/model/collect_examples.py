@@ -53,8 +53,6 @@ def collect_examples(
     The same job resumes an interrupted collection, repairs damaged files, and leaves a complete
     collection as it is. On one machine it gives the same bytes.
 
-    Args:
-      report: called after each batch of a shard that is made, or of an unfinished collection.
     Raises:
       CalibrateError: another collection is in the folder, it cannot be written, a log p is not
         finite, or the model does not look attention up.

@@ -2,8 +2,8 @@
 
 Steps are Adam's (Kingma and Ba 2015), with one scale a head, and a penalty on the length of each
 head's numbers takes back what its gradient does not ask for (proximal steps of a group lasso, Yuan
-and Lin 2006). Each head keeps what it gained: the gradient at a step times the last move, whose
-noise is of other examples. By that, heads are dropped in the end while nothing is lost by it.
+and Lin 2006). Heads that gained little, by the gradient at a step times the last move, whose noise
+is of other examples, are dropped in the end while nothing is lost by it.
 """
 
 from dataclasses import dataclass
@@ -40,8 +40,6 @@ class Solution(NamedTuple):
 
     def heads_changed(self, heads: list[Head]) -> list[Head]:
         """The heads of a model whose beta is not 1, or not what all have in common."""
-        if self.form.of == ALIKE:
-            return heads if self.numbers.any() else []
         return self.form.heads_changed(self.numbers, heads)
 
     def fit(self, heads: list[Head]) -> Coefficients | None:
@@ -71,7 +69,7 @@ class Descent:
         return Solution(form, numbers, self.objective.value(self.choosing, scores))
 
     def run(self, start: Solution) -> Solution:
-        """The best allowed numbers that it comes by; the start if there are none better."""
+        """The best allowed numbers that it comes by."""
         form, best, halvings = start.form, start, 0
         walk = _Walk(form, start.numbers, Multipliers(self.objective))
         for number, which in enumerate(islice(self.schedule, self.most_steps), 1):

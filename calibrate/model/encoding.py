@@ -56,10 +56,8 @@ class Encoder(NamedTuple):
         return begin, list(ids)
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
-        """A prompt and its answer as one example.
+        """A prompt and its answer, which errors name by `where`, as one example.
 
-        Args:
-          where: names them in errors.
         Raises:
           CalibrateError: one has no token, or an unknown id, or they do not fit into the context.
         """
@@ -116,12 +114,7 @@ class TextFile(NamedTuple):
 
 
 def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
-    """Where at most so many windows begin, which have their turns of the splits as stretches do.
-
-    Args:
-      stretches: where they begin.
-      in_each: windows that a stretch has room for.
-    """
+    """Where at most so many windows begin, which have their turns of the splits as stretches do."""
     needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
     places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
     found = list[int]()
@@ -134,11 +127,7 @@ def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> 
 
 
 def read_text(path: Path) -> TextFile:
-    """Reads a text in UTF-8.
-
-    Raises:
-      CalibrateError: it cannot be read.
-    """
+    """Reads a text in UTF-8; raises CalibrateError if it cannot be read."""
     data = read_bytes(path, MOST_BYTES, "give a part of it")
     try:
         return TextFile(path, data.decode("utf-8-sig"), digest_of(data))

@@ -16,15 +16,7 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.objective import plain_alone
-from calibrate.model.passes import (
-    answer,
-    as_finite,
-    check_vocabulary,
-    checked,
-    n_tokens,
-    placed,
-    room_for,
-)
+from calibrate.model.passes import answer, as_finite, checked, n_tokens, placed, room_for
 from calibrate.transformers.betas import HeadBetas, head_betas
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
@@ -84,7 +76,6 @@ def derivatives(
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
     """
-    check_vocabulary(examples, model.config.get_text_config().vocab_size)
     n = len(examples.examples)
     log_p, right = np.empty(n), np.empty(n, np.int32)
     with head_betas(model) as heads:

@@ -12,7 +12,7 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.evidence.prior import LEAST_GAIN
-from calibrate.evidence.verdict import judge
+from calibrate.evidence.verdict import judge, sentences
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
@@ -22,7 +22,7 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
 from calibrate.model.objective import plain_alone
-from calibrate.model.passes import Memo, Report, check_vocabulary
+from calibrate.model.passes import Memo, Report
 from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem
 from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
@@ -77,7 +77,6 @@ def fit_through(
     """
     _require_answers(collection)
     model = load_model()
-    check_vocabulary(collection.set, model.config.get_text_config().vocab_size)
     with head_betas(model) as betas:
         problem = ModelProblem(model, betas, collection, options, report, began)
         for form in problem.forms():
@@ -167,25 +166,8 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
     return {
         "held_out": fit.evidence.answers.gain_records(),
         "candidates": [{"kind": s.form.label, "gain": s.value.gain} for s in fit.solved],
-        "verdict": _verdict(fit),
+        "verdict": " ".join(sentences(fit.evidence, OWN, fit.coefficients.name)).rstrip("."),
     }
-
-
-def _verdict(fit: ModelFit) -> str:
-    """What the fit is and gains, and whether one rule for all heads does as well."""
-    form, answers = fit.published.form, fit.evidence.answers
-    what = "a factor of their own" if form.kind == ONE_RATIO else "a rule"
-    changed = fit.published.heads_changed(fit.heads)
-    words = f"{len(changed)} of {len(fit.heads)} heads have {what}"
-    words = "one rule for all heads" if form.of == ALIKE else words
-    before, after = (100 * answers.mean(rule, RIGHT).mean for rule in (PLAIN, OWN))
-    words += (
-        f" ({form.kind}): log p {_nats(answers.gain(OWN, LOG_P))}, answers right {before:.1f} -> "
-        f"{after:.1f} %, on {answers.n:,} held-out answers"
-    )
-    names = {ONE_CONSTANT: "one constant", ONE_LINE: "one line in log n"}
-    as_good = [names[x] for x in answers.not_behind(OWN, LOG_P) if x in names]
-    return words + (f"; {as_good[0]} for all heads does as well" if as_good else "")
 
 
 def _nats(estimate: Estimate) -> str:

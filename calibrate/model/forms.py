@@ -91,7 +91,9 @@ class Form:
         return np.flatnonzero(numbers.any(axis=0) & ~self.is_common(numbers))
 
     def heads_changed(self, numbers: np.ndarray, heads: Sequence[Head]) -> list[Head]:
-        """The heads that have numbers of their own, or of their layer, which are not 0."""
+        """The heads that have numbers of their own, or of their layer or all, which are not 0."""
+        if self.of == ALIKE:
+            return list(heads) if numbers.any() else []
         changed = set(self.changed(numbers).tolist())
         pairs = zip(heads, self.columns(heads), strict=True)
         return [head for head, column in pairs if column in changed]
@@ -107,10 +109,7 @@ class Form:
     def holding(
         self, form: "Form", numbers: np.ndarray, heads: Sequence[Head]
     ) -> np.ndarray | None:
-        """The numbers that give every head the same rule as those of a simpler form; None if none.
-
-        Another kind than ONE_RATIO holds those of the same layers or heads.
-        """
+        """The numbers that give every head the rule of a simpler form's; None if none do."""
         found = self.zeros(heads)
         if self.kind != ONE_RATIO:
             if form.of != self.of or form.kind == ONE_RATIO:
@@ -158,11 +157,10 @@ class Form:
         rules = [tuple(rule) for rule in of_columns.tolist()]
         if self.of == ALIKE:
             return Coefficients(self.rule, (Entry(rules[0], self.domain),))
-        named = self.heads_changed(numbers, heads)
-        if numbers[:, self.is_common(numbers)].any():
-            named = list(heads)
-        rule_of = dict(zip(heads, [rules[i] for i in self.columns(heads)], strict=True))
-        entries = [Entry(rule_of[head], self.domain, *head) for head in named]
+        all_changed = numbers[:, self.is_common(numbers)].any()
+        named = set(heads if all_changed else self.heads_changed(numbers, heads))
+        of_heads = zip(heads, self.columns(heads), strict=True)
+        entries = [Entry(rules[i], self.domain, *head) for head, i in of_heads if head in named]
         return Coefficients(self.rule, tuple(entries))
 
 

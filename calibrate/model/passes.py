@@ -32,7 +32,7 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # Llama); a batch that would keep more than this in all layers keeps each layer's input alone.
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
-FOLDER = ".passes"  # of results
+FOLDER = ".passes"
 _MOST_BYTES = 1 << 26  # of one
 
 Content = TypeVar("Content")
@@ -47,10 +47,9 @@ class Answers(NamedTuple):
 
 
 class Memo:
-    """Results of passes in a folder's FOLDER, or nowhere.
+    """Results of passes under the folder of a collection, or nowhere.
 
     Args:
-      folder: of a collection; None keeps nothing.
       context: what all of the results depend on.
     """
 
@@ -76,26 +75,29 @@ class Memo:
 NOWHERE = Memo(None)
 
 
-def batches(examples: Sequence[Example], which: Iterable[int]) -> list[list[int]]:
-    """Some examples by equal length, so that no batch has padding; their order is kept within."""
-    by_length: dict[int, list[int]] = {}
-    for i in which:
-        by_length.setdefault(len(examples[i].tokens), []).append(i)
-    made = []
+def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[int], list[Example]]]:
+    """Some examples in batches of equal length, without padding, with the place of each in `which`.
+
+    Their order is kept within a length.
+    """
+    by_length: dict[int, list[tuple[int, Example]]] = {}
+    for at, example in enumerate(examples.examples[i] for i in which):
+        by_length.setdefault(len(example.tokens), []).append((at, example))
     for length, members in by_length.items():
         size = max(1, TOKENS_AT_ONCE // length)
-        made += [members[first : first + size] for first in range(0, len(members), size)]
-    return made
+        for first in range(0, len(members), size):
+            batch = members[first : first + size]
+            yield [at for at, _ in batch], [example for _, example in batch]
 
 
-def batch_tokens(examples: Sequence[Example], which: Iterable[int]) -> list[int]:
+def batch_tokens(examples: ExampleSet, which: Iterable[int]) -> list[int]:
     """The tokens of each of the batches of some examples."""
-    return [sum(len(examples[i].tokens) for i in batch) for batch in batches(examples, which)]
+    return [n_tokens(batch) for _, batch in placed(examples, which)]
 
 
 def report_resumed(examples: ExampleSet, which: Iterable[int], report: Report) -> None:
     """Reports the batches of some examples that were passed before."""
-    for tokens in batch_tokens(examples.examples, which):
+    for tokens in batch_tokens(examples, which):
         report(tokens, True)
 
 
@@ -103,8 +105,17 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
     """One forward pass over examples of equal length.
 
     Only logits from the first answer on are computed, where the model can leave out the others.
+
+    Raises:
+      CalibrateError: the model does not know a token.
     """
     tokens = torch.from_numpy(np.stack([example.tokens for example in examples])).long()
+    largest, known = int(tokens.max()), model.config.get_text_config().vocab_size
+    if largest >= known:
+        raise CalibrateError(
+            f"an example has token {largest}, and this model knows 0 to {known - 1}; give the "
+            "model that the examples were made for"
+        )
     tokens = tokens.to(model.device)
     start = torch.tensor([example.start for example in examples], device=model.device)
     n_kept, inputs = tokens.shape[1] - int(start.min()), tokens[:, :-1]
@@ -145,13 +156,6 @@ def as_finite(gradient: Tensor) -> np.ndarray:
     return found
 
 
-def placed(examples: ExampleSet, which: Sequence[int]) -> Iterator[tuple[list[int], list[Example]]]:
-    """The batches of some examples, with the place of each in `which`."""
-    place = {example: at for at, example in enumerate(which)}
-    for batch in batches(examples.examples, which):
-        yield [place[i] for i in batch], [examples.examples[i] for i in batch]
-
-
 def n_tokens(examples: Sequence[Example]) -> int:
     """The tokens of some examples."""
     return sum(len(example.tokens) for example in examples)
@@ -178,8 +182,7 @@ def room_for(
 ) -> Iterator[None]:
     """Raises CalibrateError where PyTorch runs out of memory on a batch.
 
-    Args:
-      backward: the model, if gradients are taken: its layers keep no more than a bounded memory.
+    If gradients are taken of `backward`, its layers keep no more than a bounded memory.
     """
     try:
         with ExitStack() as stack:
@@ -200,16 +203,6 @@ def _keeps_much(model: PreTrainedModel, examples: Sequence[Example]) -> bool:
     config = model.config.get_text_config()
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
     return int(_KEPT * n_tokens(examples) * size) > MOST_KEPT_BYTES
-
-
-def check_vocabulary(examples: ExampleSet, vocabulary: int) -> None:
-    """Raises CalibrateError if an example has a token that a model does not know."""
-    largest = max(int(example.tokens.max()) for example in examples.examples)
-    if largest >= vocabulary:
-        raise CalibrateError(
-            f"an example has token {largest}, and this model knows 0 to {vocabulary - 1}; give the "
-            "model that the examples were made for"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +262,7 @@ class Passes:
         return as_finite(given.grad)
 
     @contextmanager
-    def _rules(self, form: Form, numbers: torch.Tensor) -> Iterator[None]:
+    def _rules(self, form: Form, numbers: Tensor) -> Iterator[None]:
         columns = form.columns(self.heads.heads)
         coefficients = torch.stack([x[columns] for x in form.coefficients(list(numbers))])
         self.heads.rules = HeadRules(form.rule, coefficients, form.domain)

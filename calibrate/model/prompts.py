@@ -54,33 +54,27 @@ class Line(NamedTuple):
     answer: Any
 
 
-class PromptsFile(NamedTuple):
-    """The prompts of a file."""
+def encoded_lines(lines: list[Line], encoder: Encoder) -> list[tuple[Cell, Encoded]]:
+    """Each with its cell: its template, and its length rounded up to a power of two.
 
-    lines: list[Line]
-    digest: str
-
-    def examples(self, encoder: Encoder) -> list[tuple[Cell, Encoded]]:
-        """Each with its cell: its template, and its length rounded up to a power of two.
-
-        Raises:
-          CalibrateError: one occurs twice: it would judge the fit that was made of it.
-        """
-        made, seen = [], set[tuple[bytes, int]]()
-        for where, template, prompt, answer in self.lines:
-            ids = encoder.pair(prompt, answer) if isinstance(prompt, str) else (prompt, answer)
-            encoded = encoder.join(where, *ids)
-            key = encoded.tokens.tobytes(), encoded.start
-            if key in seen:
-                raise CalibrateError(f"{where} repeats a prompt and its answer; give each once")
-            seen.add(key)
-            octave = 1 << (len(encoded.tokens) - 1).bit_length()
-            made.append((Cell(template, octave, False), encoded))
-        return made
+    Raises:
+      CalibrateError: one occurs twice: it would judge the fit that was made of it.
+    """
+    made, seen = [], set[tuple[bytes, int]]()
+    for where, template, prompt, answer in lines:
+        ids = encoder.pair(prompt, answer) if isinstance(prompt, str) else (prompt, answer)
+        encoded = encoder.join(where, *ids)
+        key = encoded.tokens.tobytes(), encoded.start
+        if key in seen:
+            raise CalibrateError(f"{where} repeats a prompt and its answer; give each once")
+        seen.add(key)
+        octave = 1 << (len(encoded.tokens) - 1).bit_length()
+        made.append((Cell(template, octave, False), encoded))
+    return made
 
 
-def read_prompts(path: Path) -> PromptsFile:
-    """Reads a file of prompts.
+def read_prompts(path: Path) -> tuple[list[Line], str]:
+    """The lines of a file of prompts, and its digest.
 
     Raises:
       CalibrateError: it cannot be read or has no line, or a line is not a prompt with its answer.
@@ -92,7 +86,7 @@ def read_prompts(path: Path) -> PromptsFile:
     ]  # fmt: skip
     if not lines:
         raise CalibrateError(f"{path} has no line; {_REMEDY}")
-    return PromptsFile(lines, digest_of(data))
+    return lines, digest_of(data)
 
 
 def _line(text: bytes, where: str) -> Line:
@@ -142,26 +136,20 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
       CalibrateError: nothing was asked for, a file cannot be read, an example does not fit into the
         model's context, or the tokenizer is missing.
     """
-    prompts = read_prompts(wanted.prompts) if wanted.prompts else None
+    lines, digest = read_prompts(wanted.prompts) if wanted.prompts else ([], "")
     text = read_text(wanted.text) if wanted.text else None
     has_lengths = bool(text or wanted.templates)
-    if not (prompts or has_lengths):
+    if not (lines or has_lengths):
         raise CalibrateError(
             "no examples are named; give --prompts FILE.jsonl, --task retrieval or --text FILE"
         )
-    longest, context = max(wanted.lengths), folder.context
-    if has_lengths and context is not None and longest > context:
-        raise CalibrateError(
-            f"--lengths go to {longest:,} tokens, and the model's context is {context:,}; give "
-            "lengths within it"
-        )
-    texts = prompts and any(isinstance(line.prompt, str) for line in prompts.lines)
+    texts = any(isinstance(line.prompt, str) for line in lines)
     tokenizer = folder.tokenizer() if has_lengths or texts else None
-    encoder = Encoder(tokenizer, context, folder.vocabulary)
+    encoder = Encoder(tokenizer, folder.context, folder.vocabulary)
     made, sources = [], dict[str, Any]()
-    if prompts:
-        made += prompts.examples(encoder)
-        sources["prompts"] = prompts.digest
+    if lines:
+        made += encoded_lines(lines, encoder)
+        sources["prompts"] = digest
     if wanted.templates:
         made += retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
         sources |= {"templates": ",".join(wanted.templates), "seed": wanted.seed}

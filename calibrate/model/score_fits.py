@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleSet, Scores, parse_scores
-from calibrate.model.passes import NOWHERE, Memo, Report, check_vocabulary, report_resumed, score
+from calibrate.model.passes import NOWHERE, Memo, Report, report_resumed, score
 from calibrate.transformers.attention import attention_function, temporary_attention
 from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify
@@ -43,7 +43,6 @@ def score_fits(
     @cache
     def verified() -> PreTrainedModel:
         loaded = model()
-        check_vocabulary(examples, loaded.config.get_text_config().vocab_size)
         for fit in fits.values():
             with _given(loaded, fit):
                 verify(loaded)

@@ -5,6 +5,7 @@ same turn at every length, so no token judges a fit that was fitted to it at ano
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
 import numpy as np
 
@@ -31,8 +32,7 @@ def split(examples: ExampleSet, which: int) -> list[int]:
 def stretches_of(examples: ExampleSet) -> np.ndarray:
     """(examples,) int, the stretch of text that a window is cut from; -1 of answers.
 
-    A stretch is as long as the longest windows, which tell how many there are. Where windows were
-    cut otherwise, those of one place at each length share a number.
+    A stretch is as long as the longest windows, which tell how many there are.
     """
     cell = np.array([example.cell for example in examples.examples])
     of_text = np.array([c.text for c in examples.cells])[cell]
@@ -64,14 +64,11 @@ def _places(examples: Sequence[Example]) -> np.ndarray:
 
 
 class Schedule:
-    """Steps of about TOKENS_A_STEP tokens, without end.
+    """Steps of about TOKENS_A_STEP tokens, without end, of the examples that may be seen.
 
     A step has as many examples of each cell as it has room for. Where one of each cell is too much,
     it has some cells, and the next step the next ones. Text of one length is in every step.
 
-    Args:
-      which: the examples that may be seen.
-      seed: of their order.
     Attributes:
       n_answers: examples of a step that are answers, in the mean.
     """
@@ -85,8 +82,8 @@ class Schedule:
         answers = [i for i in members if not examples.cells[i].text]
         of_text = sum(length[i] for i in self._texts) / max(1, len(self._texts))
         of_answers = sum(length[i] for i in answers)
-        self._of_each = int(TOKENS_A_STEP // (of_answers + of_text))
-        self._of_each = min(MOST_OF_A_CELL, max(1, self._of_each))
+        has_room_for = int(TOKENS_A_STEP // (of_answers + of_text))
+        self._of_each = min(MOST_OF_A_CELL, max(1, has_room_for))
         room = TOKENS_A_STEP - self._of_each * of_text
         self._groups = _groups(answers, [self._of_each * length[i] for i in answers], room)
         self.n_answers = self._of_each * len(answers) / len(self._groups)
@@ -95,13 +92,9 @@ class Schedule:
     def __iter__(self) -> Iterator[list[int]]:
         rng = np.random.default_rng(self._seed)
         streams = {i: _shuffled(members, rng) for i, members in self._members.items()}
-        number = 0
-        while True:
-            cells = list(self._groups[number % len(self._groups)])
-            if self._texts:
-                cells.append(self._texts[number % len(self._texts)])
-            yield [next(streams[i]) for i in cells for _ in range(self._of_each)]
-            number += 1
+        texts = cycle([[i] for i in self._texts] or [[]])
+        for cells, text in zip(cycle(self._groups), texts, strict=False):
+            yield [next(streams[i]) for i in [*cells, *text] for _ in range(self._of_each)]
 
 
 def _groups(items: list[int], sizes: list[int], room: float) -> list[list[int]]:
