@@ -114,8 +114,7 @@ def test_llama_cpp_answers_as_we_do(kind):
     of_layer = (2.2,) * 4 if kind in ONE_NORM else FACTORS
     fit = constants(of_layer, (1.0, 1.0, 1.0, 1.0))
     result = export(fit, file)
-    n_changed = 1 + (kind == "qwen2")
-    assert result.notes[0].startswith(f"{n_changed} of ")
+    assert result.notes == ()
     assert_same_answers("out.gguf", model, fit, ERRORS.get(kind, 1e-4))
 
 
@@ -138,9 +137,7 @@ def test_rules_of_log_n(bias):
 
 def test_all_else_stays_as_it_is():
     _, file = make(packing=Type.Q8_0)
-    result = export(constants((1.0,) * 4, FACTORS), file)
-    assert result.notes[0].startswith("1 of 21 tensors were scaled; rounding changed one by at m")
-    assert len(result.notes) == 1
+    export(constants((1.0,) * 4, FACTORS), file)
     before, after = gguf.GGUFReader(file), gguf.GGUFReader("out.gguf")
     assert [t.name for t in before.tensors] == [t.name for t in after.tensors]
     for own, new in zip(before.tensors, after.tensors, strict=True):
@@ -171,9 +168,9 @@ def test_tokens_that_are_not_utf8_stay_and_arrays_that_cannot_be_written_are_nam
     file.write_bytes(data.replace(*architecture))
     with pytest.raises(CalibrateError, match="^general.architecture is not UTF-8 "):
         export(fit, file, "b.gguf")
-    for types, what in (([], "without items"), ([Kind.ARRAY, Kind.INT8], "of arrays")):
+    for types in ([], [Kind.ARRAY, Kind.INT8]):
         field = gguf.ReaderField(0, "some.key", types=[Kind.ARRAY, *types])
-        with pytest.raises(CalibrateError, match=f"^some.key is an array {what}, which"):
+        with pytest.raises(CalibrateError, match="^some.key is an array without items or of arr"):
             as_written(field)
 
 
@@ -256,13 +253,13 @@ def test_the_command_and_its_check():
     said = json.loads(
         call("export", reference, "--model", file, "--out", "a.gguf", "--json").stdout
     )
-    assert said["notes"][1] == "blk.0.attn_q.weight was MXFP4, and is Q8_0."
+    assert said["notes"][0] == "blk.0.attn_q.weight was MXFP4, and is Q8_0."
     assert said["factors"] == {"0": list(FACTORS), "1": [1.0, 1.5, 1.0, 1.0]}
     call("export", reference, "--model", "m", "--out", "b.gguf")
     assert Path("a.gguf").read_bytes() == Path("b.gguf").read_bytes()
     read = json.loads(call("export", "--check", "a.gguf", "--json").stdout)
     assert read == said | {"notes": []}
-    assert "its other keys were not compared" in call("export", "--check", "a.gguf").stdout
+    assert "are as they were written" in call("export", "--check", "a.gguf").stdout
 
     data = bytearray(Path("a.gguf").read_bytes())
     reader = gguf.GGUFReader("a.gguf")

@@ -9,7 +9,7 @@ gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 
 from gguf import GGMLQuantizationType as Type  # noqa: E402
 
-from calibrate.export.gguf_rows import _SCALES, scale_rows  # noqa: E402
+from calibrate.export.gguf_file import _SCALES, scale_rows  # noqa: E402
 
 FACTORS = (1.9, 0.4, 1.0, 2.7)
 
@@ -56,7 +56,6 @@ def assert_scaled(data, kind, error):
     found = dequantized(scaled.data, scaled.kind)
     norm = np.linalg.norm(exact)
     assert np.linalg.norm(found - exact) < error * norm
-    assert np.linalg.norm(found - exact) < 5 * scaled.rounding * norm
     if scaled.kind == kind:  # a factor of 1 changes nothing
         np.testing.assert_array_equal(scaled.data[2], data[2])
 

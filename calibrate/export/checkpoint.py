@@ -18,7 +18,7 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
 from calibrate.export.proof import prove, queries_without_weights
-from calibrate.export.queries import Change, Place, Queries, places_of, require_supported
+from calibrate.export.queries import Change, Queries, places_of, require_supported
 from calibrate.files.atomic_io import whole_folder, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
@@ -99,11 +99,7 @@ def _plan(fit: Coefficients, folder: ModelFolder) -> Plan:
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """The content of config.json.
-
-    Raises:
-      CalibrateError: it cannot be read, or written back: numbers are not finite, or keys repeat.
-    """
+    """The content of config.json; raises CalibrateError unless it can be read and written back."""
     try:
         stored: Any = parse(read_bytes(path, MOST_CONFIG_BYTES))
         check_free(stored)
@@ -128,28 +124,22 @@ def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Cha
             if tensors.setdefault(name, tensor) is not tensor:
                 raise CalibrateError(f"{path} and another file have {name}; keep one of them")
     places, wanted = places_of(tensors), queries.changes(plan)
-    for place in wanted:
-        stored = tensors[places[place]] if place in places else None
-        if stored is None or stored.dtype not in FLOATS:
-            raise _not_plain(folder, place, "not floating point" if stored else "missing")
-        if stored.shape != queries.shapes[place]:
-            raise CalibrateError(
-                f"{places[place]} in {folder.path} is of shape {stored.shape}, and its {CONFIG} "
-                f"asks for {queries.shapes[place]}; restore the folder"
-            )
-    modules = {(place.layer, place.module) for place in wanted}
-    for place in places.keys() - wanted.keys():
-        if place[:2] in modules:
-            raise _not_plain(folder, place, "not a tensor of such a model")
+    stored = {place: tensors[name] for place, name in places.items()}
+    modules = {place[:2] for place in wanted}
+    unlike = [place for place in stored.keys() - wanted.keys() if place[:2] in modules]
+    unlike += [
+        place for place in wanted
+        if place not in stored or stored[place].dtype not in FLOATS
+        or stored[place].shape != queries.shapes[place]
+    ]  # fmt: skip
+    if unlike:
+        layer, module, name = min(unlike)
+        raise CalibrateError(
+            f"{module}.{name} of layer {layer} in {folder.path} is not what its {CONFIG} asks for "
+            "in floating point: are the weights of queries quantised? Export the model with plain "
+            "weights, and quantise the export"
+        )
     return {places[place]: change for place, change in wanted.items()}
-
-
-def _not_plain(folder: ModelFolder, place: Place, what: str) -> CalibrateError:
-    name = f"{place.module}.{place.name}".rstrip(".")
-    return CalibrateError(
-        f"{name} of layer {place.layer} in {folder.path} is {what}: are the weights of queries "
-        "quantised? Export the model with plain weights, and quantise the export"
-    )
 
 
 def write(
@@ -241,10 +231,9 @@ def _faults(folder: ModelFolder, written: dict[str, Any]) -> list[str]:
     present = {path.name for path in folder.files} - {CONFIG}
     faults = [f"{name} was added" for name in sorted(present - written.keys())]
     for name in sorted(written):
-        if Path(name).name != name:
-            faults.append(f"{name} is not the name of a file in the folder")
-        elif not (folder.path / name).is_file():
+        path = folder.path / name
+        if Path(name).name != name or not path.is_file():
             faults.append(f"{name} is missing")
-        elif digest_of_file(folder.path / name) != written[name]:
+        elif digest_of_file(path) != written[name]:
             faults.append(f"{name} was changed")
     return faults

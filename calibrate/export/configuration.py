@@ -35,22 +35,16 @@ def exported_configuration(stored: dict[str, Any], config: Any, plan: Plan) -> d
             "that scaled weights would not give scaled queries; no fit can be exported for it"
         )
     exported = {key: value for key, value in stored.items() if key != "auto_map"}  # code
-    if getattr(config, _CAP, None):
-        exported[_CAP] = getattr(config, _CAP) * _only_factor(config, plan)
-    if plan.ratio:
-        exported = _as_ministral(exported, config, plan.ratio)
-    return exported
-
-
-def _only_factor(config: Any, plan: Plan) -> float:
-    factors = set(plan.factors.values())
-    if len(factors) > 1:
-        raise CalibrateError(
-            f"{_CAP} is {getattr(config, _CAP)}: the model caps its logits before softmax, with "
-            f"one cap for all heads, and the factors of this fit are {min(factors):.4g} to "
-            f"{max(factors):.4g}; a fit with one constant for all heads can be exported"
-        )
-    return factors.pop()
+    if cap := getattr(config, _CAP, None):
+        factor, *others = sorted(set(plan.factors.values()))
+        if others:
+            raise CalibrateError(
+                f"{_CAP} is {cap}: the model caps its logits before softmax, with one cap for all "
+                f"heads, and the factors of this fit are {factor:.4g} to {others[-1]:.4g}; a fit "
+                "with one constant for all heads can be exported"
+            )
+        exported[_CAP] = cap * factor
+    return _as_ministral(exported, config, plan.ratio) if plan.ratio else exported
 
 
 def _as_ministral(exported: dict[str, Any], config: Any, ratio: float) -> dict[str, Any]:

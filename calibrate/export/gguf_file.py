@@ -2,16 +2,22 @@
 
 The file is the model's own, with the queries of heads scaled and keys `calibrate.*` beside its own:
 the fit itself, its reference and id, the fingerprint of the model, and a digest of all tensors.
+
+A block of a quantised row is its scale, a float16, times small integers (and for some types plus a
+minimum, another float16). Times a factor, the scale and the minimum change, and the integers stay:
+nothing is quantised a second time. Types whose blocks have no such scale are rewritten as Q8_0.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
+from numpy.typing import NDArray
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
@@ -19,12 +25,12 @@ from calibrate.export.gguf_model import (
     BY_SIZE,
     LENGTH,
     SCALE,
+    Factors,
     GgufModel,
     Value,
     as_written,
     size_keys,
 )
-from calibrate.export.gguf_rows import scale_rows
 from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
 from calibrate.files.atomic_io import check_free, new_file
 from calibrate.files.coefficient_file import digest, dumps, loads
@@ -35,6 +41,15 @@ _SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
 _PREFIX, _COEFFICIENTS = "calibrate.", "calibrate.coefficients"
 _ARCHITECTURE = "general.architecture"
 _HEADER = "GGUF."  # the reader's names for numbers of the header
+# Where a block's float16 numbers are, in bytes from its begin: scale, and minimum if it has one.
+_SCALES = {
+    Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,),
+    Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,), Type.IQ2_XXS: (0,), Type.IQ2_XS: (0,), Type.IQ2_S: (0,),
+    Type.IQ3_XXS: (0,), Type.IQ3_S: (0,), Type.IQ1_S: (0,), Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,), Type.TQ1_0: (52,), Type.TQ2_0: (64,),
+}  # fmt: skip
+_FALLBACK = Type.Q8_0
 
 
 def export_gguf(
@@ -49,7 +64,6 @@ def export_gguf(
     Tensors are read and written one by one. The file appears whole or not at all.
 
     Args:
-      out: a new file.
       report: called with the bytes of each tensor, once it is written.
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model, without
@@ -104,8 +118,7 @@ def read_gguf_export(path: Path) -> Carried:
         faults += _wrong_ratio(model, plan)
     except CoefficientsError as failure:
         faults.append(str(failure))
-    unseen = "its other keys were not compared"
-    return Carried(path, said, model.architecture, plan, tuple(faults), unseen=unseen)
+    return Carried(path, said, model.architecture, plan, tuple(faults))
 
 
 def _wrong_ratio(model: GgufModel, plan: Plan) -> list[str]:
@@ -122,37 +135,31 @@ class _Scaled:
     """A model's tensors, those of queries times their factors, computed anew at each use.
 
     Attributes:
-      factors: of the rows of each of them, in the file's order.
       digest: of all tensors, as they will be written.
     """
 
-    def __init__(self, model: GgufModel, factors: dict[str, Any]):
-        self._model = model
-        self.factors = {name: factors[name] for name in model.tensors if name in factors}
+    def __init__(self, model: GgufModel, factors: Factors):
+        self._model, self._factors = model, factors
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.types: dict[str, gguf.GGMLQuantizationType] = {}
-        self._rounding = 0.0
+        self.types: dict[str, Type] = {}
         self.digest = _digest((name, self.data(name)) for name in model.tensors)
 
     def data(self, name: str) -> Any:
         """What is written of a tensor."""
         tensor = self._model.tensors[name]
-        if name not in self.factors:
+        if name not in self._factors:
             return tensor.data
-        rows = scale_rows(tensor.data, tensor.tensor_type, self.factors[name])
+        rows = scale_rows(tensor.data, tensor.tensor_type, self._factors[name])
         self.shapes[name], self.types[name] = rows.data.shape, rows.kind
-        self._rounding = max(self._rounding, rows.rounding)
         return rows.data
 
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the weights."""
-        most = f"rounding changed one by at most {self._rounding:.1g} of its norm"
-        tensors = self._model.tensors
-        types = [(name, tensors[name].tensor_type, now) for name, now in self.types.items()]
-        return (
-            f"{len(self.factors)} of {len(tensors)} tensors were scaled; {most}.",
-            *(f"{x} was {was.name}, and is {now.name}." for x, was, now in types if was != now),
-        )
+        """Which tensors have another type now."""
+        was = {name: self._model.tensors[name].tensor_type for name in self.types}
+        return tuple(
+            f"{name} was {was[name].name}, and is {now.name}."
+            for name, now in self.types.items() if was[name] != now
+        )  # fmt: skip
 
 
 def _digest(tensors: Iterable[tuple[str, Any]]) -> str:
@@ -187,3 +194,71 @@ def _write(
         data = scaled.data(name)
         writer.write_tensor_data(data)
         report(data.nbytes)
+
+
+class ScaledRows(NamedTuple):
+    """Rows times factors."""
+
+    data: NDArray[np.generic]  # as in the file: numbers (rows, n), or bytes (rows, bytes of a row)
+    kind: Type  # of the tensor's own or Q8_0
+
+
+def scale_rows(data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]) -> ScaledRows:
+    """The rows of a tensor, times a factor each.
+
+    Args:
+      data: (rows, n) numbers or (rows, bytes), or for a bias (rows,); as gguf.GGUFReader has it.
+      factors: (rows,), finite.
+    Raises:
+      CalibrateError: a product overflows the type, or the type cannot be read.
+    """
+    by_row = factors.reshape(-1, *[1] * (data.ndim - 1))
+    if kind in (Type.F32, Type.F16):
+        return ScaledRows(_rounded(data, by_row, kind), kind)
+    if kind in _SCALES:
+        return _scale_blocks(data, kind, factors)
+    after = kind if kind == Type.BF16 else _FALLBACK
+    exact = _read(data, kind) * by_row
+    if exact.shape[-1] % gguf.GGML_QUANT_SIZES[after][0]:
+        raise CalibrateError(
+            f"the queries' weights are {kind.name}, and their rows of {exact.shape[-1]} cannot be "
+            f"written as {after.name}; give the model in another quantisation, such as Q8_0"
+        )
+    return ScaledRows(gguf.quants.quantize(exact.astype(np.float32), after), after)
+
+
+def _scale_blocks(
+    data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]
+) -> ScaledRows:
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = np.array(data, np.uint8).reshape(len(factors), -1, size)
+    for at in _SCALES[kind]:
+        scales = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")
+        product = _rounded(scales, factors[:, None, None], kind)
+        blocks[:, :, at : at + 2] = product.view(np.uint8)
+    return ScaledRows(blocks.reshape(len(factors), -1), kind)
+
+
+def _rounded(
+    numbers: NDArray[np.generic], factors: NDArray[np.float64], kind: Type
+) -> NDArray[np.generic]:
+    """The products in the numbers' own type."""
+    with np.errstate(over="ignore"):
+        product = (numbers.astype(np.float64) * factors).astype(numbers.dtype)
+    if not np.isfinite(product).all():
+        raise CalibrateError(
+            f"queries times {np.abs(factors).max():.4g} overflow {kind.name}; give the model as a "
+            ".gguf file of float32 or bfloat16 weights"
+        )
+    return product
+
+
+def _read(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:
+    """The weights, as numbers."""
+    try:
+        return np.asarray(gguf.quants.dequantize(data, kind), np.float64)
+    except NotImplementedError:
+        raise CalibrateError(
+            f"the queries' weights are {kind.name}, which this version of the package gguf does "
+            "not read; give the model in another quantisation, such as Q8_0"
+        ) from None

@@ -32,11 +32,7 @@ SCALE, LENGTH = "attention.temperature_scale", "rope.scaling.original_context_le
 
 
 def open_gguf(path: Path) -> gguf.GGUFReader:
-    """A .gguf file, mapped into memory.
-
-    Raises:
-      CalibrateError: it cannot be read, or is of another kind, or cut off.
-    """
+    """A .gguf file, mapped into memory; raises CalibrateError if it cannot be read whole."""
     try:
         reader = gguf.GGUFReader(path)
     except OSError as failure:
@@ -64,10 +60,9 @@ def as_written(field: gguf.ReaderField) -> tuple[Any, Kind, Kind | None]:
     """
     kind, *inner = field.types
     if kind == Kind.ARRAY and len(inner) != 1:
-        what = "of arrays" if inner else "without items"
         raise CalibrateError(
-            f"{field.name} is an array {what}, which the package gguf does not write; remove it "
-            "from the file"
+            f"{field.name} is an array without items or of arrays, which the package gguf does not "
+            "write; remove it from the file"
         )
     if Kind.STRING not in field.types:
         value: Any = field.contents()
@@ -87,7 +82,6 @@ class GgufModel:
       architecture: its name in llama.cpp.
       n_layers, n_heads: of attention; heads are those of queries.
       head_dim: rows of each head's queries.
-      context: the most tokens that the model reads.
     Raises:
       CalibrateError: it cannot be read, or queries of such a model cannot be scaled exactly.
     """
@@ -109,11 +103,7 @@ class GgufModel:
         self._require_size()
 
     def key(self, name: str) -> Any:
-        """The value of a key; None if there is none.
-
-        Raises:
-          CalibrateError: it is not UTF-8.
-        """
+        """The value of a key; None if there is none."""
         field = self.reader.get_field(name)
         try:
             return None if field is None else field.contents()
@@ -121,12 +111,7 @@ class GgufModel:
             raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
     def factors_by_tensor(self, plan: Plan) -> Factors:
-        """For each tensor that a plan changes, a factor for each of its rows.
-
-        Raises:
-          CalibrateError: a layer has no queries that can be scaled, or its heads share a norm and
-            differ.
-        """
+        """For each tensor that a plan changes, a factor for each of its rows."""
         changed: Factors = {}
         for layer in range(self.n_layers):
             factors = np.array(plan.of_layer(layer), np.float64)
@@ -219,9 +204,7 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
         1 + scale log(1 + floor(p / length)), with length the original context of YaRN,
 
     which is not used otherwise unless positions are scaled. With length 1 that is 1 + scale log n.
-
-    Raises:
-      CalibrateError: not a plain Llama, which llama.cpp can run so.
+    Other models than plain Llamas raise CalibrateError.
     """
     own = f"{model.architecture}."
     keys = (name.removeprefix(own) for name in model.reader.fields if name.startswith(own))
@@ -232,7 +215,4 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
             "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
             f"{BY_SIZE}, and {what}; fit constants: calibrate model fit RUN --kind constant"
         )
-    return {
-        f"{BY_SIZE}.{SCALE}": (ratio, Kind.FLOAT32),
-        f"{BY_SIZE}.{LENGTH}": (1, Kind.UINT32),
-    }
+    return {f"{BY_SIZE}.{SCALE}": (ratio, Kind.FLOAT32), f"{BY_SIZE}.{LENGTH}": (1, Kind.UINT32)}

@@ -49,7 +49,6 @@ class Carried:
     plan: Plan | None  # what they apply; None if the fit cannot be read
     faults: tuple[str, ...] = ()  # what differs from what was written, a line each
     notes: tuple[str, ...] = ()  # what else a user should know, a line each
-    unseen: str | None = None  # what was not compared, if anything
 
 
 def require_made_for(fit: Coefficients, fingerprint: str, path: Path, remedy: str) -> None:
@@ -105,10 +104,10 @@ def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:
         return 0.0, first
     if not np.allclose((first, last), (b, b + kappa * most), rtol=_ROUNDING, atol=0):
         raise CoefficientsError(
-            f"{fit.reference} is not exactly a line in log n {_where(entry)}: {kappa:.4g} log n + "
-            f"{b:.4g} is {b:.4g} at n = 1 and {b + kappa * most:.4g} at n = {math.exp(most):,.0f}, "
-            f"its bounds make that {first:.4g} and {last:.4g}, and engines have no bounds; "
-            f"{FOR_EXPORT}"
+            f"{fit.reference} is not exactly a line in log n (layer {entry.layer}, head "
+            f"{entry.head}): its bounds make beta {first:.4g} at n = 1 and {last:.4g} at n = "
+            f"{math.exp(most):,.0f}, instead of {b:.4g} and {b + kappa * most:.4g}, and engines "
+            f"have no bounds; {FOR_EXPORT}"
         )
     return kappa, b
 
@@ -144,17 +143,8 @@ def _common_ratio(
     ratios = np.array([kappa / b for kappa, b in lines.values()])
     ratio = float(np.median(ratios))
     if np.ptp(ratios) * most > _ROUNDING:
-        constant = int((ratios == 0).sum())
-        others = f", and 0 on {constant} of {len(ratios)} heads" if constant else ""
         raise CoefficientsError(
             f"{fit.reference} has heads with different kappa / b: {ratios.min():.4g} to "
-            f"{ratios.max():.4g}{others}; engines have one for all heads; {FOR_EXPORT}"
+            f"{ratios.max():.4g}; engines have one for all heads; {FOR_EXPORT}"
         )
     return ratio
-
-
-def _where(entry: Entry) -> str:
-    if entry.layer is None and entry.head is None:
-        return "on any head"
-    layer = "every layer" if entry.layer is None else f"layer {entry.layer}"
-    return f"on {layer}" + ("" if entry.head is None else f", head {entry.head}")

@@ -38,11 +38,7 @@ class Exportable(NamedTuple):
 
 
 def exportable(folder: ModelFolder) -> Exportable:
-    """Which rules an export of a model can hold, proved on a small copy.
-
-    Raises:
-      CalibrateError: no rule can be exported.
-    """
+    """Which rules an export of a model can hold, proved on a small copy."""
     config = folder.config
     require_supported(config.model_type)
     queries = queries_without_weights(config)
@@ -66,12 +62,7 @@ def exportable(folder: ModelFolder) -> Exportable:
 
 
 def prove(config: Any, by_size: bool) -> None:
-    """Raises CalibrateError unless exports of such models give the logits of our runtime.
-
-    Args:
-      config: of the model, as Transformers reads it.
-      by_size: whether beta is to depend on log n.
-    """
+    """Raises CalibrateError unless exports of such models give the logits of our runtime."""
     errors = []
     for seed in _SEEDS:
         with in_one_line(f"cannot make a small copy of a {config.model_type}"):

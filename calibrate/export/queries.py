@@ -64,11 +64,7 @@ class Change(NamedTuple):
 
 
 def places_of(names: Iterable[str]) -> dict[Place, str]:
-    """The tensors of attention among those of a checkpoint or a model, by their place.
-
-    Raises:
-      CalibrateError: two have the same place.
-    """
+    """The tensors of attention among those of a checkpoint or a model, by their place."""
     found: dict[Place, str] = {}
     for name in names:
         if match := _TENSOR.search(name):
@@ -128,11 +124,7 @@ class Queries:
         )
 
     def changes(self, plan: Plan) -> dict[Place, Change]:
-        """What scales the queries of each head by its factor.
-
-        Raises:
-          CalibrateError: heads that share weights have different factors.
-        """
+        """What scales the queries of each head by its factor."""
         changes = {}
         for layer in self.layers:
             f, source = np.array(plan.of_layer(layer)), self.source(layer)

@@ -35,14 +35,8 @@ def export_result(carried: "Carried") -> Result:
         rows = [_cells(layer, np.array(f)) for layer, f in factors.items()]
         tables = [Table(columns, rows, title="Factors of heads")]
     texts = [*carried.notes, *(f"FAILED  {fault}" for fault in carried.faults)]
-    texts += [] if carried.faults else [_unchanged(carried)]
+    texts += [] if carried.faults else ["Its weights and its fit are as they were written."]
     return Result([Facts(facts), *tables, *map(Text, texts)], found, _failure(carried))
-
-
-def _unchanged(carried: "Carried") -> str:
-    if carried.unseen:
-        return f"Its weights and its scale of log n are as they were written; {carried.unseen}."
-    return "Its weights and its configuration are as they were written."
 
 
 def _failure(carried: "Carried") -> str | None:
