@@ -79,7 +79,7 @@ def test_plain_softmax_is_a_plan():
 )
 def test_bounds_within_the_context_are_refused(line, bounds, domain, context, numbers):
     fit = log_size(*[line] * 4, bounds=bounds, domain=domain)
-    with pytest.raises(CoefficientsError, match=rf"layer 0, head 0\): .*{numbers}.*--for-export$"):
+    with pytest.raises(CoefficientsError, match=rf"layer 0, head 0: .*{numbers}.*--for-export$"):
         make_plan(fit, 2, 2, context)
 
 

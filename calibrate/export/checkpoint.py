@@ -22,6 +22,7 @@ from calibrate.export.queries import Change, Queries, places_of, require_support
 from calibrate.files.atomic_io import whole_folder, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.json_shapes import require_fields
 from calibrate.files.model_fingerprint import digest_of_file
 from calibrate.files.npz import read_bytes
 from calibrate.files.safetensors_file import FLOATS, Tensor, copy_changed, read_header
@@ -101,12 +102,11 @@ def _plan(fit: Coefficients, folder: ModelFolder) -> Plan:
 def read_configuration(path: Path) -> dict[str, Any]:
     """The content of config.json; raises CalibrateError unless it can be read and written back."""
     try:
-        stored: Any = parse(read_bytes(path, MOST_CONFIG_BYTES))
+        stored: dict[str, Any] = parse(read_bytes(path, MOST_CONFIG_BYTES))
+        require_fields(stored, ())
         check_free(stored)
     except Refusal as refusal:
         raise CalibrateError(f"{path}: {refusal}") from refusal
-    if not isinstance(stored, dict):
-        raise CalibrateError(f"{path} is not an object of keys; restore it")
     return stored
 
 
@@ -148,7 +148,6 @@ def write(
     """Writes the folder of an export, which appears whole or not at all.
 
     Args:
-      out: a new folder, not within the model's.
       report: called with the bytes of weights that were written, step by step.
     Raises:
       CalibrateError: the folder is taken, the disk is full, or a file cannot be read.

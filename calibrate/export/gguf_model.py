@@ -16,12 +16,6 @@ Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 
 # Graphs of llama.cpp whose queries are linear in these tensors up to softmax, by tests that run it.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "olmo2", "gemma3")
-_REASONS = {
-    **dict.fromkeys(("gemma2", "grok"), "its logits are soft-capped before softmax"),
-    **dict.fromkeys(("bloom", "mpt"), "its logits have a bias by position, not of its queries"),
-    "gpt-oss": "each head has a sink, which is not of its queries",
-    "llama4": "its queries are normalised without a weight",
-}
 # Keys of any architecture that llama.cpp's graphs may follow.
 _NOT_LINEAR = ("attn_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias")
 BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
@@ -73,10 +67,8 @@ def as_written(field: gguf.ReaderField) -> tuple[Any, Kind, Kind | None]:
 
 
 class GgufModel:
-    """A .gguf file, mapped into memory.
+    """A .gguf file, mapped into memory; if it is `exported`, its kind may be `mistral3`.
 
-    Args:
-      exported: whether it is one that was exported, whose kind may be `mistral3`.
     Attributes:
       reader: its keys and tensors.
       architecture: its name in llama.cpp.
@@ -173,10 +165,9 @@ class GgufModel:
                 "llama-gguf-split --merge FIRST OUT"
             )
         if self.architecture not in ARCHITECTURES:
-            why = _REASONS.get(self.architecture, "untested architecture")
             raise CalibrateError(
-                f"models of {self.architecture} cannot be exported: {why}; supported are "
-                f"{', '.join(ARCHITECTURES)}"
+                f"models of {self.architecture} cannot be exported: their queries are not known to "
+                f"scale with these tensors; supported are {', '.join(ARCHITECTURES)}"
             )
         for name in _NOT_LINEAR:
             if value := self.key(f"{self.architecture}.{name}"):

@@ -103,11 +103,12 @@ def _line(fit: Coefficients, entry: Entry, most: float) -> tuple[float, float]:
     if first == last:  # beta is monotonic in n
         return 0.0, first
     if not np.allclose((first, last), (b, b + kappa * most), rtol=_ROUNDING, atol=0):
+        places = (("layer", entry.layer), ("head", entry.head))
+        where = "".join(f", {name} {i}" for name, i in places if i is not None)
         raise CoefficientsError(
-            f"{fit.reference} is not exactly a line in log n (layer {entry.layer}, head "
-            f"{entry.head}): its bounds make beta {first:.4g} at n = 1 and {last:.4g} at n = "
-            f"{math.exp(most):,.0f}, instead of {b:.4g} and {b + kappa * most:.4g}, and engines "
-            f"have no bounds; {FOR_EXPORT}"
+            f"{fit.reference}{where}: not exactly a line in log n: its bounds make beta "
+            f"{first:.4g} at n = 1 and {last:.4g} at n = {math.exp(most):,.0f}, instead of {b:.4g} "
+            f"and {b + kappa * most:.4g}, and engines have no bounds; {FOR_EXPORT}"
         )
     return kappa, b
 
