@@ -52,10 +52,3 @@ def test_entropies_of_the_first_layer(kind, here):
         assert len(size["entropy"]) == 4
         np.testing.assert_allclose(size["entropy"], np.log(size["tokens"]), atol=0.05)
         assert max(size["spread"]) > 0
-
-
-@pytest.mark.slow
-def test_what_is_no_checkpoint(here):
-    done = subprocess.run([sys.executable, SCRIPT, "."], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "has no config.json; give a folder that Transformers can load" in done.stderr

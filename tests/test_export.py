@@ -157,23 +157,6 @@ def test_rules_by_size_are_those_of_our_runtime(kind, window):
     b = replace(fit, entries=tuple(replace(e, coefficients=(0.0, e.coefficients[1]), check=())
                                    for e in fit.entries))  # fmt: skip
     assert_alike(ours, logits(theirs), under(b, stock("m")))
-    assert torch.equal(
-        theirs.generate(TOKENS[:1], max_new_tokens=8, do_sample=False),
-        greedy(fit, stock("m"), 8),
-    )  # fmt: skip
-
-
-def greedy(fit, model, count):
-    """The text that our runtime continues, without a cache."""
-    tokens = TOKENS[:1]
-    register("calibrate-exported", fit)
-    model.set_attn_implementation("calibrate-exported")
-    verify(model)
-    for _ in range(count):
-        with torch.no_grad():
-            last = model(tokens, use_cache=False).logits[:, -1:]
-        tokens = torch.cat([tokens, last.argmax(-1)], 1)
-    return tokens
 
 
 def folder_of(model, name="m", tokenizer=False, **options):
@@ -253,7 +236,6 @@ def test_the_command_and_its_check(here):
     ]
     assert "exists already" in refusal("export", "made", "--model", "m", "--out", "new/out")
     assert "within the model's folder" in refusal("export", "made", "--model", "m", "--out", "m/x")
-    refusal("export", "made", "--model", "m", code=2)
     refusal("export", "made", "--check", "new/out", code=2)
 
 

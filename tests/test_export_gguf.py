@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 import string
 import struct
 import sys
@@ -233,12 +232,6 @@ def test_the_file_appears_whole_or_not_at_all():
     assert len(steps[0]) == 1
     assert steps[0][0].endswith(".tmp")
     assert list(Path("there").iterdir()) == []
-    fit, taken = constants(FACTORS, FACTORS), Path("there/out.gguf")
-    with pytest.raises(CalibrateError, match=r"^there/out.gguf appeared meanwhile; choose"):
-        export_gguf(fit, GgufModel(file), taken, report=lambda n_bytes: taken.write_bytes(b"mine"))
-    assert [(path.name, path.read_bytes()) for path in Path("there").iterdir()] == [
-        ("out.gguf", b"mine")
-    ]
 
 
 def published(fit):
@@ -284,20 +277,6 @@ def test_a_folder_of_another_kind(monkeypatch):
     make()
     line = refusal("export", other, "--model", "m", "--out", "out.gguf")
     assert "if it was converted from the model that the fit was made for, give --any" in line
-    call("export", other, "--model", "m", "--out", "out.gguf", "--any-model")
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))
     assert "cannot be read without the package gguf" in refusal("export", "--check", "out.gguf")
-
-
-def test_the_page_that_documents_it():
-    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
-    page = page.split("\n## A .gguf file\n")[1].split("\n## ")[0]
-    _, file = make()
-    file.rename("model.gguf")
-    published(replace(constants(FACTORS, FACTORS), name="mine"))
-    (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    for line in block.splitlines():
-        call(*line.split("#")[0].split()[1:])
-    listed = re.search(r"\*\*Models\*\*: (.*?)\. Each", page, re.DOTALL)[1]
-    assert set(re.findall(r"`(\w+)`", listed)) == set(ARCHITECTURES)

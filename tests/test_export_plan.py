@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-import calibrate
 from calibrate.errors import CoefficientsError
 from calibrate.export.plan import make_plan
 from calibrate.files.coefficients import Coefficients, Entry
@@ -61,10 +60,6 @@ def test_other_kinds_without_terms_of_entropy(kind):
     plan = make_plan(fit, 2, 2, 1024)
     assert plan.ratio == pytest.approx(0.2 / 1.5 if extra else 0.0)
     assert_is_beta(fit, plan)
-
-
-def test_plain_softmax_is_a_plan():
-    assert set(make_plan(calibrate.identity(), 2, 2, None).factors.values()) == {1.0}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra trans
 pytest.importorskip("gguf", reason="needs the extra gguf")
 pytest.importorskip("accelerate", reason="needs the extra gguf")
 
-from test_cli import call, refusal  # noqa: E402
+from test_cli import refusal  # noqa: E402
 from tiny_causal import save_tokenizer  # noqa: E402
 from tiny_gguf import PACKED, PLAIN, TOKENS, small_model, write_gguf  # noqa: E402
 
@@ -50,14 +50,6 @@ def test_the_tokenizer_of_a_file_or_beside_it():
     assert first.decode(first(text)["input_ids"]) == text
     save_tokenizer(folder)  # of whole words
     assert len(ModelFolder(folder).tokenizer()("where the bell")["input_ids"]) == 3
-
-
-def test_collecting_and_looking_at_a_file():
-    write_gguf(Path("m"), small_model(), PACKED)
-    made = ("--task", "retrieval:towns", "--lengths", "250", "--examples", "2")
-    call("model", "collect", "--model", "m", *made, "--out", "r")
-    call("model", "diagnose", "r")
-    assert Path("r-diagnosis/first-look.json").exists()
 
 
 def test_files_that_lack_something():

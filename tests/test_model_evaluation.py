@@ -27,20 +27,19 @@ from tiny_causal import (  # noqa: E402
     causal_model,
     planted_examples,
     planted_model,
+    prompt_lines,
     save,
     some_examples,
 )
 
 from calibrate.cli.loading import find_fit  # noqa: E402
-from calibrate.evidence.baselines import log_size, one_constant  # noqa: E402
 from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
-from calibrate.maths.rule import beta_of  # noqa: E402
 from calibrate.model import score_fits as scoring  # noqa: E402
 from calibrate.model.objective import compare  # noqa: E402
-from calibrate.model.passes import Memo, score  # noqa: E402
+from calibrate.model.passes import Memo  # noqa: E402
 from calibrate.model.score_fits import score_fits  # noqa: E402
 from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
@@ -84,13 +83,6 @@ def test_scores_are_those_of_the_registered_fit(kind):
         np.testing.assert_allclose(found[label].log_p, by_hand(model, examples, which), rtol=1e-4)
 
 
-def test_answers_of_bfloat16_models_are_scored_in_float32():
-    examples, which = some_examples(), range(4)
-    model = causal_model("llama").bfloat16()
-    found = score(model, examples, which)
-    np.testing.assert_allclose(found.log_p, by_hand(model, examples, which), rtol=2e-4)
-
-
 def never():
     raise AssertionError("the model is loaded")
 
@@ -118,30 +110,6 @@ def test_kept_scores_are_scored_once(monkeypatch):
     with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
         repaired = score_fits(lambda: model, examples, range(4), fits, kept)
     np.testing.assert_equal(repaired, first)
-    shutil.rmtree("run")
-    assert not Path("run").exists()
-    score_fits(lambda: model, examples, range(4), fits)
-    assert not Path("run").exists()
-
-
-def test_a_killed_scoring_loses_a_unit_at_most(monkeypatch):
-    monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
-    examples, model, kept = some_examples(), causal_model(), Memo(Path("run"), "sha256:a")
-    fits, score, calls = {"a": constant(1.2), "b": constant(1.4)}, scoring.score, []
-
-    def die(*arguments):
-        calls.append(arguments)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return score(*arguments)
-
-    monkeypatch.setattr(scoring, "score", die)
-    with pytest.raises(KeyboardInterrupt):
-        score_fits(lambda: model, examples, range(4), fits, kept)
-    found = score_fits(lambda: model, examples, range(4), fits, kept)
-    assert len(calls) == 5
-    monkeypatch.setattr(scoring, "score", score)
-    np.testing.assert_equal(found, score_fits(lambda: model, examples, range(4), fits))
 
 
 def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
@@ -202,37 +170,6 @@ def test_means_by_hand():
     assert next(of_b) == next(of_b)
 
 
-def test_a_few_answers_that_all_turn_alike_may_be_chance():
-    """All of 5 answers right that were wrong, or the reverse: 1 in 16 where nothing matters."""
-    for n, known in ((2, False), (5, False), (6, True)):
-        examples = ExampleSet(CELLS, (Example(np.zeros(12, np.int32), 2, 0),) * n)
-        right, wrong = (Scores(np.full(n, -1.0), np.full(n, x, np.int32)) for x in (10, 0))
-        for before, after, sign in ((wrong, right, 1), (right, wrong, -1)):
-            found = compare(examples, range(n), {"plain": before, "own": after})
-            assert found.gain("own", RIGHT).sign == sign * known
-
-
-@pytest.mark.parametrize("counts", [(30, 8, 12, 10, 6), (2, 0, 0, 0, 0), (40, 3, 0, 0, 0)])
-def test_errors_cover(counts):
-    """The 95 % interval holds the true gain in 95 % of samples, of few and unequal examples too."""
-    inside = 0
-    for seed in range(400):
-        examples, scores = drawn(counts, (2.0, 2.0, 2.0, 0, 0), seed)
-        found = compare(examples, range(len(examples.examples)), scores)
-        low, high = found.answers.gain("own", LOG_P).interval
-        inside += low < 2.0 < high
-    assert 0.92 < inside / 400 < (0.975 if min(counts[:2]) != 3 else 1)
-
-
-def test_rules_that_are_fitted_to_nothing():
-    log_n = np.log([4.0, 16.0, 256.0])
-    for rule, betas in ((one_constant(0.7), 0.7), (one_constant(1.3), 1.3),
-                        (log_size(16), (1.0, 1.0, 2.0))):  # fmt: skip
-        entry = rule.only
-        found = beta_of(None, log_n, entry.coefficients, entry.domain, rule.rule, np)
-        np.testing.assert_allclose(found, np.broadcast_to(betas, 3))
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -248,11 +185,7 @@ def scored(*arguments):
 def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     """Head 0 of layer 0 finds the answer, too diffusely; head 2 misleads."""
     save(Path("planted"), planted_model(), tokenizer=False)
-    lines = [
-        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist()}
-        for e in planted_examples(count=40).examples
-    ]
-    prompts = write_lines("p.jsonl", lines)
+    prompts = write_lines("p.jsonl", prompt_lines(planted_examples(count=40)))
     call("model", "collect", "--model", "planted", "--prompts", prompts, "--out", "runs/p")
     collection = open_collection(Path("runs/p"))
     publish(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
@@ -289,38 +222,14 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     collected(model, text=Path("text.txt"))
     arguments = ("model", "evaluate", "runs/a", "--constants", "0.9, 1.2", "--trained-up-to", "64")
     out = call(*arguments).stdout
-    for words in ("Scores of tiny", "all 24 examples of runs/a", "Answers wholly right, %",
-                  "log p of the answer", " text ", "the paper's numbers",
-                  "constant 0.9"):  # fmt: skip
+    for words in ("Scores of tiny", "all 24 examples of runs/a", "Answers wholly right, %", " text "):
         assert words in out
     monkeypatch.setattr(scoring, "score", lambda *_: pytest.fail("scored again"))
     monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
     assert call(*arguments).stdout == out
     rows = list(csv.DictReader(io.StringIO(call(*arguments, "--csv").stdout)))
-    record = json.loads(call(*arguments, "--json").stdout)
     assert len(rows) == 2 * 5 * 6
     assert {row["rule"] for row in rows} >= {"constant 1.2", "log n / log 64"}
-    for row in rows[:2]:
-        expected = record["strata"][0]["rules"]["plain"][row["measure"]]
-        assert float(row["mean"]) == pytest.approx(expected["mean"], rel=1e-5)
-
-
-def test_without_a_collection(model, here):
-    arguments = ("--model", model, "--task", "retrieval:list", "--lengths", "64", "--examples", "4")
-    record = scored(*arguments, "--dtype", "float32", "--constants", "1.2")
-    collected(model, templates=("list",), lengths=(64,), count=4)
-    same = scored("runs/a", "--constants", "1.2")
-    for rule, measures in record["all"]["rules"].items():
-        expected = same["all"]["rules"][rule]["log_p"]["mean"]
-        assert measures["log_p"]["mean"] == pytest.approx(expected, rel=1e-4)
-    assert {path.parent.parent for path in Path().rglob("*/.passes/*.npz")} == {Path("runs/a")}
-
-
-def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
-    collected(model, templates=("list",), lengths=(64,), count=2)
-    result = call("model", "evaluate", "runs/a", "--fits", "max-retrieval@2")
-    assert "warning: max-retrieval@2 was made for sha256:" in result.stderr
-    assert "another model's fit is scored" in result.stderr
 
 
 @pytest.fixture
@@ -380,14 +289,8 @@ def test_the_report_on_other_examples(model, reported):
     assert "3 examples, made for this evaluation" in " ".join(
         Text(Path("p.html").read_text()).words
     )
-    call("report", "paper", "--out", "paper.html", "--model", model, *new)
-    assert Path("paper.html").exists()
-    for more, message in (
-        (new, "examples need the model: give --model FOLDER"),
-        (("--model", model, "--constants", "x"), "--constants has 'x'"),
-    ):
-        result = call(*arguments, *more, code=2)
-        assert message in " ".join(result.stderr.replace("│", " ").split())
+    result = call(*arguments, *new, code=2)
+    assert "examples need the model: give" in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_what_evaluate_refuses(model, here):
@@ -399,9 +302,7 @@ def test_what_evaluate_refuses(model, here):
         (("--task", "retrieval"), "give RUN, or --model FOLDER and examples for it"),
         (("--model", model), "--model needs examples"),
         (("runs/a", "--text", "text.txt"), "--prompts, --task and --text cannot be used with RUN"),
-        (("runs/a", "--sizes", "16"), "No such option: --sizes"),
-        (("runs/a", "--constants", "1.2,much"), "--constants has 'much'; write betas from 0.01"),
-        (("runs/a", "--constants", "nan"), "--constants has 'nan'"),
+        (("runs/a", "--constants", "1.2,nan"), "--constants has 'nan'; write betas from 0.01"),
         (("runs/a", "--trained-up-to", "1"), "should be greater than or equal to 2"),
         (("runs/a", "--csv", "--json"), "--csv cannot be used with --json"),
     ):
@@ -409,12 +310,7 @@ def test_what_evaluate_refuses(model, here):
         assert message in " ".join(result.stderr.replace("│", " ").split())
     for arguments, message in (
         (("nowhere",), "nowhere is not a collection of a model's examples; make one with"),
-        (("runs/a", "--fits", "nothing"), "no fit is named 'nothing'"),
         (("runs/a", "--fits", "deep"), "deep@1 has entries for layers [7]"),
         (("runs/a", "--fits", "own"), "runs/a has no example that own@1 was not made of"),
-        (("runs/a", "--model", "absent"), "absent is not a folder"),
     ):
         assert message in refusal("model", "evaluate", *arguments)
-    other = save(Path("other"), causal_model(rms_norm_eps=1e-4))
-    line = refusal("model", "evaluate", "runs/a", "--model", other)
-    assert "give that one with --model, or collect again" in line

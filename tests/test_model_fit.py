@@ -21,6 +21,7 @@ from tiny_causal import (  # noqa: E402
     causal_model,
     planted_examples,
     planted_model,
+    prompt_lines,
     save,
     some_examples,
 )
@@ -30,16 +31,15 @@ from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
 from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
-from calibrate.model import problem, splits  # noqa: E402
+from calibrate.model import problem  # noqa: E402
 from calibrate.model.objective import compare  # noqa: E402
 from calibrate.model.descent import Solution  # noqa: E402
 from calibrate.model.fit import fit_through, require_worth  # noqa: E402
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
-from calibrate.model.objective import Multipliers, Objective  # noqa: E402
+from calibrate.model.objective import Objective  # noqa: E402
 from calibrate.model.passes import Memo, Passes, score  # noqa: E402
 from calibrate.model.problem import ModelOptions, ModelProblem  # noqa: E402
 from calibrate.model.score_fits import score_fits  # noqa: E402
-from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
@@ -109,55 +109,11 @@ def none_right(log_p):
     return Scores(np.asarray(log_p), np.zeros(len(log_p), np.int32))
 
 
-def test_splits_share_every_cell():
-    splits = splits_of(made_up([10, 20], count=8).examples).reshape(2, 8)
-    for split, count in ((FITTING, 4), (CHOOSING, 2), (JUDGING, 2)):
-        assert ((splits == split).sum(axis=1) == count).all()
-
-
-@pytest.mark.parametrize(
-    ("lengths", "texts"), [([10, 20], []), ([10, 900], [30, 40]), ([3000, 2000, 1000, 10], [500])]
-)
-def test_steps_see_every_cell_equally_often(lengths, texts):
-    examples = made_up(lengths, texts)
-    steps = splits.Schedule(examples, np.arange(len(examples.examples)), 0)
-    taken, n_answers, largest = np.zeros(len(examples.cells)), 0, 0
-    n_steps = 120
-    for _, step in zip(range(n_steps), steps, strict=False):
-        cells = np.array([examples.examples[i].cell for i in step])
-        np.add.at(taken, cells, 1)
-        n_answers += sum(not examples.cells[i].text for i in cells)
-        largest = max(largest, sum(len(examples.examples[i].tokens) for i in step))
-        assert len(set(step)) == len(step)
-        assert any(examples.cells[i].text for i in cells) == bool(texts)
-    assert len(set(taken[: len(lengths)])) == 1
-    assert len(set(taken[len(lengths) :])) <= 1
-    assert n_answers / n_steps == steps.n_answers
-    assert largest <= splits.TOKENS_A_STEP
-
-
 @pytest.fixture
 def protected():
     """Answers at 10 and 20 tokens, those at 10 protected as text is."""
     examples = made_up([10, 20], [30])
     return Objective(examples, none_right(np.full(len(examples.examples), -1.0)), 10)
-
-
-def test_a_multiplier_rises_when_protected_text_gets_worse_and_falls_again(protected):
-    assert protected.constraints == [[2], [0]]
-    multipliers, which = Multipliers(protected), list(range(24))
-    first = multipliers.weights(which, 16.0)
-    np.testing.assert_allclose(first[8:16], 1 / 16)
-    held = first - np.array([1 / 16] * 16 + [0.0] * 8)
-    np.testing.assert_allclose(held[:8] * 2, held[16] * 29)  # a token of either weighs the same
-    worse = none_right([-1.0] * 16 + [-1.0 - 29 * 0.02] * 8)
-    multipliers.adapt(protected.value(which, worse))
-    raised = multipliers.weights(which, 16.0)
-    np.testing.assert_allclose(raised[16:], 4 * first[16:])
-    assert (raised[:8] < first[:8]).all()
-    for _ in range(2):
-        multipliers.adapt(protected.value(which, none_right(np.full(24, -1.0))))
-    np.testing.assert_allclose(multipliers.weights(which, 16.0)[16:], first[16:])
 
 
 def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
@@ -173,17 +129,6 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     assert 1 < lead.error / error < 1.1  # as wide as Student's t
     (*_, none) = protected.value(range(8, 24), none_right(log_p[8:])).losses
     assert none.mean == 0
-
-
-def test_a_loss_of_text_at_several_lengths_is_as_uncertain_as_at_one():
-    losses = []
-    for lengths in ([30], [30, 40, 50]):
-        examples = made_up([10], lengths)
-        n = len(examples.examples)
-        objective = Objective(examples, none_right(np.full(n, -9.0)))
-        gain = np.tile(np.arange(8.0), 1 + len(lengths)) * objective.n_answer
-        losses += objective.value(range(n), none_right(gain - 9.0)).losses
-    assert losses[1] == pytest.approx(losses[0])
 
 
 # --- the choice ----------------------------------------------------------------------------------
@@ -222,20 +167,6 @@ def solved(monkeypatch, log_p_of, **options):
         if found.is_hopeless():
             break
     return begun, found
-
-
-def test_heads_start_again_from_a_better_rule_of_all_alike(monkeypatch):
-    def log_p_of(form, start):
-        again = start.value is not None
-        return -0.5 if again else -0.8 if (form.kind, form.of) == (LOG_SIZE, ALIKE) else -0.9
-
-    begun, found = solved(monkeypatch, log_p_of)
-    assert begun == [
-        "kind 1 of 5 (constant, all heads alike)", "kind 2 of 5 (log-size, all heads alike)",
-        "kind 3 of 5 (constant, each head)", "kind 4 of 5 (log-size, each head)",
-        "kind 4 of 5 (log-size, each head), again", "kind 5 of 5 (entropy-and-size, each head)",
-    ]  # fmt: skip
-    assert found.solved[3].value.gain == pytest.approx(0.505)
 
 
 @pytest.mark.parametrize(
@@ -302,12 +233,7 @@ def planted(folder, text=False):
     """Examples on disk; text, if wanted, that loses by what the answers gain by."""
     save(Path(folder), planted_model(), tokenizer=False)
     examples = planted_examples(count=32)
-    lines = [
-        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist(),
-         "template": f"n{e.cell}"}
-        for e in examples.examples
-    ]  # fmt: skip
-    prompts = write_lines("p.jsonl", lines)
+    prompts = write_lines("p.jsonl", prompt_lines(examples))
     collection = collected(folder, f"{folder}-run", prompts=prompts, templates=())
     if not text:
         return collection

@@ -19,14 +19,7 @@ from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
 from calibrate.export.proof import Exportable, exportable  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
-from calibrate.model.forms import (  # noqa: E402
-    CONSTANT,
-    LEAST_FIRST,
-    MAX_BETA,
-    MIN_BETA,
-    ONE_RATIO,
-    Form,
-)
+from calibrate.model.forms import CONSTANT, ONE_RATIO, Form  # noqa: E402
 from calibrate.model.problem import ModelOptions  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 from calibrate.transformers.folders import ModelFolder  # noqa: E402
@@ -66,17 +59,6 @@ def test_beta_is_a_factor_times_one_line_at_every_n(form, scale):
     np.testing.assert_allclose([plan.factors[name] for name in HEADS], b)
 
 
-def test_the_nearest_numbers_that_engines_run():
-    numbers = EACH.zeros(HEADS)
-    numbers[0, [0, 1, -2, -1]] = -3, 99, 0.2, 5
-    near = EACH.within(numbers)
-    assert near[0, [0, 1, -2]].tolist() == [MIN_BETA - 1, MAX_BETA - 1, 0.2]
-    assert betas(EACH.fit(near, HEADS))[2, 0] == pytest.approx(LEAST_FIRST)
-    numbers[0, -1] = -1
-    assert EACH.within(numbers)[0, -1] == 0  # a line that falls is level
-    np.testing.assert_array_equal(EACH.within(near), near)
-
-
 def test_heads_without_a_factor_have_what_all_have_in_common():
     numbers = EACH.zeros(HEADS)
     numbers[0, [2, -2, -1]] = 0.5, 0.1, 0.05
@@ -87,15 +69,6 @@ def test_heads_without_a_factor_have_what_all_have_in_common():
     np.testing.assert_allclose(found, [1.1, 1.1, 1.65, *[1.1] * 5])
     numbers[0, -2:] = 0  # plain softmax in common: those heads have no entry
     assert [(e.layer, e.head) for e in EACH.fit(numbers, HEADS).entries] == [(0, 2)]
-
-
-def test_heads_of_a_layer_have_its_factor():
-    numbers = BY_LAYER.zeros(HEADS)
-    numbers[0] = 0, 0.5, 0, 0
-    fit = BY_LAYER.fit(numbers, HEADS)
-    assert [(e.layer, e.head, e.coefficients) for e in fit.entries] == [
-        (1, head, (0, 1.5)) for head in range(4)
-    ]
 
 
 @pytest.mark.parametrize("of", [ALIKE, LAYER, HEAD])
@@ -112,12 +85,6 @@ def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, of):
         np.testing.assert_allclose(
             betas(form.fit(same, HEADS), sizes), betas(simpler.fit(numbers, HEADS), sizes)
         )
-
-
-def test_a_constant_is_written_as_it_acts():
-    form = Form(CONSTANT, HEAD, 6.0, 7.0)
-    fit = form.fit(np.array([[-2.0, 30.0, 0.5] + [0.0] * 5]), HEADS)
-    assert [e.coefficients for e in fit.entries] == [(0, MIN_BETA), (0, MAX_BETA), (0, 1.5)]
 
 
 # --- fits ----------------------------------------------------------------------------------------

@@ -129,3 +129,12 @@ def planted_examples(lengths=(12, 24), count=12):
             tokens = np.array([*tokens, QUERY, ITEMS + classes[at]], np.int32)
             made.append(Example(tokens, n + 1, cell))
     return ExampleSet(tuple(Cell("marked", n, False) for n in lengths), tuple(made))
+
+
+def prompt_lines(examples):
+    """The lines of a file of prompts, with a template for each length."""
+    return [
+        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist(),
+         "template": f"n{e.cell}"}
+        for e in examples.examples
+    ]  # fmt: skip

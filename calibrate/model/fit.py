@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
+from calibrate.evidence.evidence import LOG_P, OWN, Evidence
 from calibrate.evidence.prior import LEAST_GAIN
 from calibrate.evidence.verdict import judge, sentences
 from calibrate.export.plan import ALIKE
