@@ -37,10 +37,9 @@ from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
 from calibrate.files.collection import open_collection  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.files.publishing import publish  # noqa: E402
-from calibrate.model import score_fits as scoring  # noqa: E402
+from calibrate.model import passes  # noqa: E402
 from calibrate.model.objective import compare  # noqa: E402
-from calibrate.model.passes import Memo  # noqa: E402
-from calibrate.model.score_fits import score_fits  # noqa: E402
+from calibrate.model.passes import Memo, score_fits  # noqa: E402
 from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
 from calibrate.transformers import register, verify  # noqa: E402
 
@@ -114,7 +113,7 @@ def test_kept_scores_are_scored_once(monkeypatch):
 
 def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
     model = causal_model()
-    monkeypatch.setattr(scoring, "score", lambda *_: pytest.fail("scored"))
+    monkeypatch.setattr(passes, "score", lambda *_: pytest.fail("scored"))
     for fit, message in (
         (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
         (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
@@ -224,7 +223,7 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     out = call(*arguments).stdout
     for words in ("Scores of tiny", "all 24 examples of runs/a", "Answers wholly right, %", " text "):
         assert words in out
-    monkeypatch.setattr(scoring, "score", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr(passes, "score", lambda *_: pytest.fail("scored again"))
     monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
     assert call(*arguments).stdout == out
     rows = list(csv.DictReader(io.StringIO(call(*arguments, "--csv").stdout)))

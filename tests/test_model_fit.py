@@ -37,9 +37,8 @@ from calibrate.model.descent import Solution  # noqa: E402
 from calibrate.model.fit import fit_through, require_worth  # noqa: E402
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
 from calibrate.model.objective import Objective  # noqa: E402
-from calibrate.model.passes import Memo, Passes, score  # noqa: E402
+from calibrate.model.passes import Memo, Passes, score, score_fits  # noqa: E402
 from calibrate.model.problem import ModelOptions, ModelProblem  # noqa: E402
-from calibrate.model.score_fits import score_fits  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
@@ -221,9 +220,8 @@ def test_protected_text_may_not_lose_evidently_more(losses, message):
 @pytest.mark.parametrize("gain", [0.0, 0.005, -0.5])
 def test_a_fit_without_gain_says_what_may_help(gain):
     message = rf"changes by .{abs(gain):.3f} .*16 held-out answers; collect more examples"
-    with pytest.raises(QualityError, match=message) as failure:
+    with pytest.raises(QualityError, match=message):
         require_worth(judged(gain), [], 0.005)
-    assert failure.value.evidence.answers.n == 16
 
 
 # --- a model of which it is known what its heads want --------------------------------------------
@@ -335,9 +333,8 @@ def test_too_few_examples_are_refused(here):
 def test_a_random_model_gets_no_fit(here):
     folder = save(Path("random"), causal_model())
     collection = collected(folder, "run", templates=("numbers",), lengths=(40, 64), count=16)
-    with pytest.raises(QualityError, match="not for this model") as failure:
+    with pytest.raises(QualityError, match="not for this model"):
         fit_through(causal_model, collection, "x", ModelOptions(CONSTANT, most_steps=10))
-    assert list(failure.value.evidence.answers.by("length")) == [40, 64]
 
 
 # --- the command ---------------------------------------------------------------------------------

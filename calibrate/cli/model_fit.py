@@ -86,14 +86,9 @@ def fit(request: ModelFitRequest) -> "FitRecord":
 def _fit(
     job: "Job", collection: "ExampleCollection", request: ModelFitRequest, options: "ModelOptions"
 ) -> "ModelFit":
-    """Fits through the model, with a step per batch, and prints a line per kind of rule.
-
-    What is known of a refused fit at each length is printed before the refusal is raised.
-    """
-    from calibrate.model.fit import NotWorthItError, fit_through
+    """Fits through the model, with a step per batch, and prints a line per kind of rule."""
+    from calibrate.model.fit import fit_through
     from calibrate.model.passes import batch_tokens
-    from calibrate.report.scores_record import ScoresRecord
-    from calibrate.report.terminal import as_text
 
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps("loading the model", 1, at_most=True)
@@ -102,19 +97,14 @@ def _fit(
         work = [n for which in passes for n in batch_tokens(collection.set, which)]
         steps.begin(what, len(work), sum(work))
 
-    try:
-        with steps:
-            return fit_through(
-                lambda: job.folder.load(job.dtype, request.device), collection, request.name,
-                options, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
-                lambda found: stderr.print(
-                    f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
-                ),
-            )  # fmt: skip
-    except NotWorthItError as failure:
-        tables = ScoresRecord(failure.evidence).tables()
-        stderr.print("\n".join(as_text(table) for table in tables if not table.detail))
-        raise
+    with steps:
+        return fit_through(
+            lambda: job.folder.load(job.dtype, request.device), collection, request.name,
+            options, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
+            lambda found: stderr.print(
+                f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
+            ),
+        )  # fmt: skip
 
 
 def _engines(folder: "ModelFolder") -> "Exportable":

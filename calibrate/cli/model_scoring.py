@@ -16,8 +16,7 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.model.objective import compare
 from calibrate.model.collect_examples import Job
-from calibrate.model.passes import NOWHERE, Memo, batch_tokens
-from calibrate.model.score_fits import score_fits
+from calibrate.model.passes import NOWHERE, Memo, batch_tokens, score_fits
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr

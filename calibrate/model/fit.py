@@ -21,23 +21,13 @@ from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
-from calibrate.model.objective import plain_alone
-from calibrate.model.passes import Memo, Report
+from calibrate.model.passes import Memo, Report, score_fits
 from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem
-from calibrate.model.score_fits import score_fits
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 from calibrate.transformers.betas import head_betas
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
 LEAST_EXAMPLES = 8  # of a template and length
-
-
-class NotWorthItError(QualityError):
-    """No rule is worth publishing, by the evidence of plain softmax, a fit and its rivals."""
-
-    def __init__(self, message: str, evidence: Evidence) -> None:
-        super().__init__(message)
-        self.evidence = evidence
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +76,12 @@ def fit_through(
     published = problem.choose()
     fit = published and published.fit(betas.heads)
     if published is None or fit is None:
-        raise _nothing_gains(problem, collection)
+        gain = max((s.value.over() for s in problem.solved), key=lambda gain: gain.mean)
+        raise QualityError(
+            "not for this model: no rule gains on the examples that choose (at best "
+            f"{_nats(gain)}); see `calibrate model diagnose`, or give prompts that the model "
+            "answers in part"
+        )
     fit = replace(
         fit, name=name, source=_source(collection, options), provenance=provenance(*TOOLS)
     )
@@ -121,15 +116,6 @@ def _require_answers(collection: ExampleCollection) -> None:
         )
 
 
-def _nothing_gains(problem: ModelProblem, collection: ExampleCollection) -> NotWorthItError:
-    gain = max((solution.value.over() for solution in problem.solved), key=lambda gain: gain.mean)
-    return NotWorthItError(
-        f"not for this model: no rule gains on the examples that choose (at best {_nats(gain)}); "
-        "see `calibrate model diagnose`, or give prompts that the model answers in part",
-        plain_alone(collection.set, collection.scores),
-    )
-
-
 def _rivals(
     fit: Coefficients, solved: list[Solution], heads: list[Head]
 ) -> dict[str, Coefficients]:
@@ -142,23 +128,21 @@ def _rivals(
 
 
 def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) -> None:
-    """Raises NotWorthItError unless held-out answers gain by the fit, OWN, and no protected part
+    """Raises QualityError unless held-out answers gain by the fit, OWN, and no protected part
     evidently loses more than `allowed` nats a token.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < LEAST_GAIN:
-        raise NotWorthItError(
+        raise QualityError(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
-            "answers; collect more examples, or see `calibrate model diagnose`",
-            evidence,
+            "answers; collect more examples, or see `calibrate model diagnose`"
         )
     if evident := [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]:
         lost = max(evident)
-        raise NotWorthItError(
+        raise QualityError(
             f"protected tokens lose {lost.mean:.4f} ± {lost.error:.4f} nats each, and {allowed:g} "
-            "is allowed; collect more of them, or allow more with --allowed-loss",
-            evidence,
+            "is allowed; collect more of them, or allow more with --allowed-loss"
         )
 
 

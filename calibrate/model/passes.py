@@ -6,10 +6,10 @@ command asks for the same passes in the same order, and those made before are re
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,11 +20,16 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
+from calibrate.files.coefficient_file import digest
+from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Example, ExampleSet, Scores, parse_scores
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.files.resuming import read_if_sound
 from calibrate.model.forms import Form
+from calibrate.transformers.attention import attention_function, temporary_attention
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
+from calibrate.transformers.parts import applied
+from calibrate.transformers.verification import verify
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
@@ -270,3 +275,51 @@ class Passes:
             yield
         finally:
             self.heads.rules = None
+
+
+def score_fits(
+    model: Callable[[], PreTrainedModel],
+    examples: ExampleSet,
+    which: Sequence[int],
+    fits: Mapping[str, Coefficients],
+    memo: Memo = NOWHERE,
+    report: Report = lambda tokens, resumed: None,
+) -> dict[str, Scores]:
+    """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
+
+    All fits are verified before the first is scored. Each unit of work is kept when it is done.
+
+    Args:
+      model: gives the model; called once, and only if something is not kept.
+    Raises:
+      CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
+      CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
+        look attention up.
+    """
+
+    @cache
+    def verified() -> PreTrainedModel:
+        loaded = model()
+        for fit in fits.values():
+            with _given(loaded, fit):
+                verify(loaded)
+        return loaded
+
+    def scored(fit: Coefficients, unit: Sequence[int]) -> Scores:
+        def make() -> bytes:
+            with _given(verified(), fit):
+                return score(verified(), examples, unit, report).pack()
+
+        key = f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
+        resumed = partial(report_resumed, examples, unit, report)
+        return memo.get(key, make, partial(parse_scores, examples.n_answer(unit)), resumed)
+
+    units = examples.units(which)
+    return {
+        label: Scores.joined([scored(fit, unit) for unit in units]) for label, fit in fits.items()
+    }
+
+
+def _given(model: PreTrainedModel, fit: Coefficients) -> AbstractContextManager[None]:
+    """Gives a model a fit, until the block ends."""
+    return temporary_attention(model, "calibrate-score", attention_function(fit), applied(fit))
