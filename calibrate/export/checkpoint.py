@@ -147,8 +147,6 @@ def write(
 ) -> Carried:
     """Writes the folder of an export, which appears whole or not at all.
 
-    Args:
-      report: called with the bytes of weights that were written, step by step.
     Raises:
       CalibrateError: the folder is taken, the disk is full, or a file cannot be read.
     """
@@ -199,11 +197,7 @@ def _others(folder: Path) -> list[Path]:
 
 
 def read_export(path: Path) -> Carried:
-    """Reads an exported folder, and compares its files with what was written.
-
-    Raises:
-      CalibrateError: it cannot be read, or is not an exported model.
-    """
+    """Reads an exported folder, and compares its files with what was written."""
     folder = ModelFolder(path)
     if folder.is_gguf:
         raise CalibrateError(f"{path} has no {CONFIG}; give a folder that calibrate export wrote")

@@ -63,8 +63,6 @@ def export_gguf(
 
     Tensors are read and written one by one. The file appears whole or not at all.
 
-    Args:
-      report: called with the bytes of each tensor, once it is written.
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model, without
         `any_model`.
@@ -209,8 +207,6 @@ def scale_rows(data: NDArray[np.generic], kind: Type, factors: NDArray[np.float6
     Args:
       data: (rows, n) numbers or (rows, bytes), or for a bias (rows,); as gguf.GGUFReader has it.
       factors: (rows,), finite.
-    Raises:
-      CalibrateError: a product overflows the type, or the type cannot be read.
     """
     by_row = factors.reshape(-1, *[1] * (data.ndim - 1))
     if kind in (Type.F32, Type.F16):

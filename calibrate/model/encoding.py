@@ -56,11 +56,7 @@ class Encoder(NamedTuple):
         return begin, list(ids)
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
-        """A prompt and its answer, which errors name by `where`, as one example.
-
-        Raises:
-          CalibrateError: one has no token, or an unknown id, or they do not fit into the context.
-        """
+        """A prompt and its answer, which errors name by `where`, as one example."""
         if not prompt or not answer:
             raise CalibrateError(f"{where}: a prompt and an answer need a token each")
         if wrong := [i for i in (*prompt, *answer) if not 0 <= i < self.vocabulary]:
@@ -90,9 +86,6 @@ class TextFile(NamedTuple):
         A stretch is as long as the longest window, and its windows all belong to one split (see
         `splits_of`). A window begins with what the tokenizer begins texts with; where that is
         nothing, its first token is not an answer.
-
-        Raises:
-          CalibrateError: the text is shorter than a window.
         """
         begin, ids = encoder.text(self.text)
         sizes = [length - len(begin) for length in lengths]

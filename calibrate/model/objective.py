@@ -136,11 +136,7 @@ class Multipliers:
         self._each = np.full(len(objective.constraints), _FIRST / max(objective.allowed, 1e-6))
 
     def weights(self, which: Sequence[int], n_answers: float) -> np.ndarray:
-        """d objective / d log p of the examples of a step, (examples,).
-
-        Args:
-          n_answers: how many of them are answers, in the mean over steps.
-        """
+        """d objective / d log p of the examples of a step, (examples,), of so many answers."""
         objective, index = self._objective, np.asarray(which)
         cell = objective.cell[index]
         weights: np.ndarray = ~objective.is_text[cell] / n_answers

@@ -52,11 +52,7 @@ class Answers(NamedTuple):
 
 
 class Memo:
-    """Results of passes under the folder of a collection, or nowhere.
-
-    Args:
-      context: what all of the results depend on.
-    """
+    """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
 
     def __init__(self, folder: Path | None, *context: str):
         self._folder, self._context = folder and folder / FOLDER, context
@@ -110,9 +106,6 @@ def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
     """One forward pass over examples of equal length.
 
     Only logits from the first answer on are computed, where the model can leave out the others.
-
-    Raises:
-      CalibrateError: the model does not know a token.
     """
     tokens = torch.from_numpy(np.stack([example.tokens for example in examples])).long()
     largest, known = int(tokens.max()), model.config.get_text_config().vocab_size

@@ -54,8 +54,6 @@ class ModelOptions:
 class ModelProblem:
     """The forms that are tried for a model's heads, and the best numbers of each.
 
-    Args:
-      heads: of the model, inside `head_betas`.
     Attributes:
       objective: what all forms aim at.
       solved: so far, the simplest first.

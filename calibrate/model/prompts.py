@@ -57,8 +57,7 @@ class Line(NamedTuple):
 def encoded_lines(lines: list[Line], encoder: Encoder) -> list[tuple[Cell, Encoded]]:
     """Each with its cell: its template, and its length rounded up to a power of two.
 
-    Raises:
-      CalibrateError: one occurs twice: it would judge the fit that was made of it.
+    One that occurs twice is refused: it would judge the fit that was made of it.
     """
     made, seen = [], set[tuple[bytes, int]]()
     for where, template, prompt, answer in lines:
@@ -74,11 +73,7 @@ def encoded_lines(lines: list[Line], encoder: Encoder) -> list[tuple[Cell, Encod
 
 
 def read_prompts(path: Path) -> tuple[list[Line], str]:
-    """The lines of a file of prompts, and its digest.
-
-    Raises:
-      CalibrateError: it cannot be read or has no line, or a line is not a prompt with its answer.
-    """
+    """The lines of a file of prompts, and its digest; raises CalibrateError unless all fit."""
     data = read_bytes(path, _MOST_BYTES, "split it")
     lines = [
         _line(text, f"{path}, line {number}")

@@ -64,13 +64,10 @@ def _places(examples: Sequence[Example]) -> np.ndarray:
 
 
 class Schedule:
-    """Steps of about TOKENS_A_STEP tokens, without end, of the examples that may be seen.
+    """Steps of about TOKENS_A_STEP tokens, without end, with `n_answers` answers in the mean.
 
     A step has as many examples of each cell as it has room for. Where one of each cell is too much,
     it has some cells, and the next step the next ones. Text of one length is in every step.
-
-    Attributes:
-      n_answers: examples of a step that are answers, in the mean.
     """
 
     def __init__(self, examples: ExampleSet, which: np.ndarray, seed: int):
