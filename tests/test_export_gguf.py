@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import string
 import struct
 import sys
@@ -280,3 +281,16 @@ def test_a_folder_of_another_kind(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))
     assert "cannot be read without the package gguf" in refusal("export", "--check", "out.gguf")
+
+
+def test_the_page_that_documents_it():
+    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
+    page = page.split("\n## A .gguf file\n")[1].split("\n## ")[0]
+    _, file = make()
+    file.rename("model.gguf")
+    published(replace(constants(FACTORS, FACTORS), name="mine"))
+    (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    for line in block.splitlines():
+        call(*line.split("#")[0].split()[1:])
+    listed = re.search(r"\*\*Models\*\*: (.*?)\. Each", page, re.DOTALL)[1]
+    assert set(re.findall(r"`(\w+)`", listed)) == set(ARCHITECTURES)

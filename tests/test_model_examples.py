@@ -4,6 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -465,3 +469,88 @@ def test_manifests_that_contradict(kept, small_units, change, message):
     with pytest.raises(CalibrateError) as failure:
         read(folder)
     assert message in str(failure.value)
+
+
+def test_the_answer_is_what_follows_the_prompt(model):
+    tokenizer = ModelFolder(model).tokenizer()
+    encoder = Encoder(tokenizer, 256, 512)
+    for name in TEMPLATES:
+        prompt, answer = write(name, 1, 3)
+        first, second = encoder.pair(prompt, answer)
+        assert first == tokenizer(prompt)["input_ids"]
+        assert tokenizer.decode(second).split() == list(
+            answer.replace('"', ' " ').split() if name not in ("numbers", "json")
+            else [c for c in answer if c != " "]
+        )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*it is collected again")
+def test_a_repair_that_gives_other_bytes_is_refused(model, kept, small_units, monkeypatch):
+    shutil.copytree(kept, "a")
+    Path("a", files.scores_name(1)).unlink()
+    before, score = visible("a"), collecting.score
+
+    def differ(*arguments):
+        scores = score(*arguments)
+        return scores._replace(log_p=scores.log_p - 1e-9)
+
+    monkeypatch.setattr(collecting, "score", differ)
+    with pytest.raises(CalibrateError, match="scores-00001.npz cannot be repaired"):
+        collected(model, "a")
+    assert visible("a") == before
+
+
+@pytest.mark.slow
+def test_killed_and_run_again(model, kept):
+    """kill -9 at several moments; then the same bytes as in one go."""
+    code = (
+        "from calibrate.files import examples as f; f.UNIT_TOKENS = 300; "
+        "from calibrate.__main__ import main; main()"
+    )
+    command = [
+        sys.executable, "-c", code, "model", "collect", "--model", str(model), "--task",
+        "retrieval:numbers,list", "--lengths", "64,96", "--examples", "4", "--out", "a",
+    ]  # fmt: skip
+    for shards in (0, 1, 3):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not Path("a", files.scores_name(shards)).exists():
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert visible("a") == visible(kept)
+
+
+@pytest.mark.slow
+def test_the_commands_that_look_at_a_model(here):
+    from test_docs import commands_of
+
+    save(Path("MODEL"), causal_model(max_position_embeddings=1024))
+    Path("book.txt").write_text("The apple is on the table. " * 400)
+    collect, diagnose, *_ = commands_of("Your own language model", "fits/FITTING.md")
+    call(*collect.split()[1:])
+    call(*diagnose.split()[1:])
+    assert Path("runs/model-diagnosis/first-look.json").exists()
+
+
+def test_prompts_of_ids_need_no_tokenizer(model):
+    folder = spoilt(model, lambda f: [p.unlink() for p in f.glob("tokenizer*")])
+    collected(folder, templates=(), prompts=write_lines("ids.jsonl", PROMPTS[1:2]))
+    with pytest.raises(CalibrateError, match="has no tokenizer; .*token ids alone"):
+        collected(folder, prompts=write_lines("text.jsonl", PROMPTS[:1]))
+
+
+def test_without_the_extra(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "calibrate.transformers", None)
+    line = refusal("model", "collect", "--model", model, "--task", "retrieval")
+    assert line.startswith("calibrate: ")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [name for name in sys.modules if name.startswith("calibrate.transformers")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = refusal("model", "collect", "--model", model, "--task", "retrieval")
+    assert "needs PyTorch and Transformers: pip install -e '.[transformers]'" in line
+
+
+# --- hostile files -------------------------------------------------------------------------------
