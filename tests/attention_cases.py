@@ -4,9 +4,9 @@ Letters for shapes: B batch, T queries, S keys, N query heads, K key heads, H wi
 """
 
 import numpy as np
+import reference
 
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import reference
 from attention_cases import BY_BOTH, BY_SIZE
 
 from calibrate.files.coefficients import Coefficients, Entry, identity
-from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 DOMAIN = (1.0, 4.0)

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from reference import entropy, softmax
 from scipy.optimize import minimize_scalar
 
 from calibrate.maths.climbing import Objective, largest_gain
 from calibrate.maths.likelihood import NEAR, TOLERANCE, maximise
 from calibrate.maths.likelihood_profile import Profile, profile
 from calibrate.maths.newton import climb
-from calibrate.maths.reference import entropy, softmax
 from calibrate.maths.rule_forms import (
     basis,
     constant_form,

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from reference import softmax
 
 from calibrate.maths.likelihood_profile import profile
-from calibrate.maths.reference import softmax
 from calibrate.maths.solver import INTERIOR, optimal_beta
 
 LOW, HIGH = 1.0, 64.0

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from backends import BACKENDS
 
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule, beta_of, horner
 
 POWERS, DOMAIN = (0.1, -0.7, 1.0, 1.5, -0.2), (0.3, 4.5)

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from backends import BACKENDS, values
 from cases import CASES
 
 import calibrate
-from calibrate.maths import reference
 
 
 @pytest.fixture(params=BACKENDS)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from attention_cases import BY_BOTH
 from backends import BACKENDS, Jax, dtype_of, values
 from cases import CASES, FITS, HEAD_RULES, SMOOTH_FITS, per_head
@@ -18,7 +19,6 @@ from jax.test_util import check_grads
 
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 
 KINDS = {name: FITS[name] for name in ("clamp", "log size", "entropy and size")}

@@ -3,10 +3,10 @@
 import mpmath
 import numpy as np
 import pytest
-import reference_solver
+import reference
 
 import calibrate
-from calibrate.maths import reference, solver, solver_kernels
+from calibrate.maths import solver, solver_kernels
 from calibrate.maths.row_batches import FEW_ITEMS
 from calibrate.rows.heads import load_head
 
@@ -42,7 +42,7 @@ def mpmath_root(z, t):
             weights = [mpmath.exp(beta * (x - top)) for x in u]
             return mpmath.fdot(weights, u) / mpmath.fsum(weights)
 
-        start = mpmath.mpf(reference_solver.optimal_beta(z, t))
+        start = mpmath.mpf(reference.optimal_beta(z, t))
         return mpmath.findroot(excess, (start * (1 - 1e-9), start * (1 + 1e-9)), tol=1e-40)
 
 
@@ -71,7 +71,7 @@ def test_classes_match_the_definitions(dtype):
         # Masked items at the end make one shape of all, and so one compilation.
         longest = np.concatenate([z, np.full(300 - len(z), -np.inf, dtype)])
         beta, status = calibrate.optimal_beta(longest, t)
-        expected = reference_solver.optimal_beta(z, t)
+        expected = reference.optimal_beta(z, t)
         assert status == {np.inf: solver.SHARP, 0.0: solver.FLAT}.get(expected, solver.INTERIOR)
         assert float(beta) == pytest.approx(expected, rel=2e-3 if dtype == np.float32 else 1e-8)
 
@@ -215,7 +215,7 @@ def test_no_beta_of_a_dense_grid_does_better(n, count, dtype):
     solved = calibrate.optimal_beta(z, target)
     assert set(np.unique(solved.status)) <= {solver.SHARP, solver.FLAT, solver.INTERIOR}
     for row in range(count):
-        expected = reference_solver.optimal_beta(z[row], target[row])
+        expected = reference.optimal_beta(z[row], target[row])
         best = log_mass(expected, z[row], target[row])
         assert log_mass(float(solved.beta[row]), z[row], target[row]) == pytest.approx(
             best, abs=1e-9
@@ -242,13 +242,13 @@ def padded(array, n=8):
 def test_the_higher_of_two_peaks(row, target, lower, higher):
     z, chosen = padded(np.array(row)), np.isin(np.arange(8), target)
     for peak in (lower, higher):  # both are peaks
-        left, top, right = reference_solver.log_odds(peak * np.array([0.8, 1, 1.25]), z, chosen)
+        left, top, right = reference.log_odds(peak * np.array([0.8, 1, 1.25]), z, chosen)
         assert top > max(left, right)
     for dtype in (np.float32, np.float64):
         beta, status = calibrate.optimal_beta(z.astype(dtype), chosen)
         assert status == solver.INTERIOR
         assert float(beta) == pytest.approx(higher, rel=0.02)
-        assert float(beta) == pytest.approx(reference_solver.optimal_beta(z, chosen), rel=1e-5)
+        assert float(beta) == pytest.approx(reference.optimal_beta(z, chosen), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_class_of_a_row(row, target, beta, dtype):
     solved = calibrate.optimal_beta(z, target)
     assert solved.status == {np.inf: solver.SHARP, 0: solver.FLAT}.get(beta, solver.INTERIOR)
     assert float(solved.beta) == pytest.approx(beta, rel=1e-6)
-    assert reference_solver.optimal_beta(z, target) == pytest.approx(beta, rel=1e-6)
+    assert reference.optimal_beta(z, target) == pytest.approx(beta, rel=1e-6)
     if target.sum() == 1:
         one = calibrate.optimal_beta(z, int(target.argmax()))
         assert (one.beta, one.status) == (solved.beta, solved.status)
