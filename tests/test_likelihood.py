@@ -5,10 +5,9 @@ import pytest
 from reference import entropy, softmax
 from scipy.optimize import minimize_scalar
 
-from calibrate.maths.climbing import Objective, largest_gain
+from calibrate.maths.climbing import Objective, largest_gain, newton
 from calibrate.maths.likelihood import NEAR, TOLERANCE, maximise
 from calibrate.maths.likelihood_profile import Profile, profile
-from calibrate.maths.newton import climb
 from calibrate.maths.rule_forms import (
     basis,
     constant_form,
@@ -237,6 +236,6 @@ def test_it_climbs_out_of_a_hollow_and_stops_where_bounds_end_it():
         return (slope * x).sum(-1) / 2, slope, np.diag([2, -2, -2])[None]
 
     box = np.concatenate([np.eye(3), -np.eye(3)])
-    (c,), (value,), _ = climb(hollow, box, np.full(6, -2.0), np.array([[0.1, 1.0, -1.0]]), 1e-12)
+    (c,), (value,), _ = newton(hollow, box, np.full(6, -2.0), np.array([[0.1, 1.0, -1.0]]), 1e-12)
     np.testing.assert_allclose(c, [2, 0, 0], atol=1e-6)
     assert value == pytest.approx(4)

@@ -7,11 +7,9 @@ from numpy.typing import ArrayLike
 def dispersal_size(logits: ArrayLike, target: ArrayLike, eps: float = 0.5) -> np.ndarray:
     """n* = 1 + (1 / eps - 1) / m: from there on the target's coefficient is below eps.
 
-    m is the mean of exp(z_j - z_t) over the other items. With n items of the same kind the
-    coefficient is 1 / (1 + (n - 1) m). For small eps that is exp(z_t - log mean_j exp z_j) / eps.
-    For k targets it is their total mass,
-    n* = k + (1 / eps - 1) sum_t exp(z_t) / mean_j exp(z_j): as many targets among ever more other
-    items. Rows should be long, or hold few items that come near the target.
+    m is the mean of exp(z_j - z_t) over the other items: with n items of the same kind the
+    coefficient is 1 / (1 + (n - 1) m). For k targets it is their total mass,
+    n* = k + (1 / eps - 1) sum_t exp(z_t) / mean_j exp(z_j): as many targets among ever more others.
 
     Args:
       logits: (rows, n), -inf where masked.

@@ -72,8 +72,8 @@ def advance(state: Passes, g: jax.Array, step: jax.Array, order: int) -> Passes:
 
 
 @jax.jit
-def solve_one(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Kernel: (rows, n) finite or -inf logits, targets in range -> beta, passes."""
+def solve_one(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """Kernel: (rows, n) finite or -inf logits, targets in range -> beta as in `OptimalBeta`."""
     at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
     u = jnp.where(logits == -jnp.inf, 0, logits - at_target)
     spread = jnp.max(u, axis=1) - jnp.min(u, axis=1)
@@ -105,7 +105,7 @@ def solve_one(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Arra
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
     solved = state.n_passes <= MAX_PASSES
     beta = jnp.where(solved, state.beta, jnp.nan) / spread
-    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), state.n_passes
+    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta))
 
 
 class _Sides(NamedTuple):
@@ -113,30 +113,26 @@ class _Sides(NamedTuple):
 
     v: jax.Array  # (rows, n), <= 0, and 0 where masked
     targets: jax.Array  # (rows, n) bool
-    others: jax.Array  # (rows, n) bool
+    others: jax.Array
     lead: jax.Array  # (rows,), the highest target less the highest of the others
 
 
 @jax.jit
-def solve_sets(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Kernel: (rows, n) finite or -inf logits, (rows, n) bool targets -> beta, passes.
-
-    beta is inf, 0 or NaN as in `solver.OptimalBeta`.
-    """
+def solve_sets(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """Kernel: (rows, n) finite or -inf logits, (rows, n) bool targets -> beta likewise."""
     sides, spread = _sides(logits, target)
     betas = _grid(sides)
     values, slopes = jax.lax.map(lambda beta: _log_odds(sides, beta)[:2], betas)
     peaks = jax.lax.map(lambda bracket: _peak(sides, *bracket), _brackets(betas, values, slopes))
     highest = jnp.argmax(peaks[0], axis=0)[None]
-    value, beta, n_passes = (jnp.take_along_axis(part, highest, axis=0)[0] for part in peaks)
+    value, beta = (jnp.take_along_axis(part, highest, axis=0)[0] for part in peaks)
     at_zero, at_infinity = _ends(sides)
     # A peak beats an end by more than rounding: sides may be alike, and L level throughout.
     rounding = 4 * jnp.finfo(value.dtype).eps
     sharp = (at_infinity > at_zero) & (value <= at_infinity + rounding)
     # Where L rises from beta = 0 there is an optimum, however little it gains.
     flat = ~sharp & ~(slopes[0] > rounding) & (value <= at_zero + rounding)
-    beta = jnp.where(n_passes <= MAX_PASSES, beta, jnp.nan) / spread
-    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), n_passes
+    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta / spread))
 
 
 def _sides(logits: jax.Array, target: jax.Array) -> tuple[_Sides, jax.Array]:
@@ -197,8 +193,7 @@ def _brackets(
     A bracket that is not one has no width, and a guess of NaN.
     """
     rises = slopes > 0
-    about_peak = rises[:-1] & ~rises[1:]
-    score = jnp.where(about_peak, jnp.maximum(values[:-1], values[1:]), -jnp.inf)
+    score = jnp.where(rises[:-1] & ~rises[1:], jnp.maximum(values[:-1], values[1:]), -jnp.inf)
     score, place = (part.T for part in jax.lax.top_k(score.T, N_PEAKS))
 
     def at(points: jax.Array, offset: int) -> jax.Array:
@@ -211,8 +206,8 @@ def _brackets(
 
 def _peak(
     sides: _Sides, lower: jax.Array, upper: jax.Array, guess: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta; passes."""
+) -> tuple[jax.Array, jax.Array]:
+    """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta, NaN if unsolved."""
 
     def one_pass(state: Passes) -> Passes:
         _, slope, curvature = _log_odds(sides, state.beta)
@@ -224,4 +219,5 @@ def _peak(
     state = Passes(guess, lower, upper, none, jnp.zeros(guess.shape, jnp.int8))
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
     value, _, _ = _log_odds(sides, state.beta)
-    return jnp.where(none, -jnp.inf, value), state.beta, state.n_passes
+    beta = jnp.where(state.n_passes <= MAX_PASSES, state.beta, jnp.nan)
+    return jnp.where(none, -jnp.inf, value), beta
