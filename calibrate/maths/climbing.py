@@ -59,8 +59,6 @@ class Objective(NamedTuple):
 
 # Coefficients -> by how much each held score is kept, (k,), and the slopes of that, (k, ...).
 Keep = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-# Coefficients (m, k) -> values (m,), slopes (m, k) and second derivatives (m, k, k).
-Functions = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def of_coefficients(held: Held, form: Form, low: float, high: float) -> Keep:
@@ -83,8 +81,7 @@ def _towards(plain: np.ndarray, c: np.ndarray, keep: Keep) -> np.ndarray:
     if spare(1.0) >= 0:
         return c
     share = float(brentq(spare, 0.0, 1.0, xtol=SHARE)) - SHARE
-    farthest: np.ndarray = plain + max(0.0, share) * (c - plain)
-    return farthest
+    return np.asarray(plain + max(0.0, share) * (c - plain))
 
 
 class Peak(NamedTuple):
@@ -93,7 +90,7 @@ class Peak(NamedTuple):
     c: np.ndarray
     value: float
     gap: float  # what the tangent at c gains at most; NaN: not computed
-    short: str  # why it is not a peak; "" if it is
+    found: bool  # whether the gap is small enough
 
 
 class Search(NamedTuple):
@@ -127,8 +124,7 @@ class Search(NamedTuple):
             slopes = self.at(tops)[1]
             for i in np.flatnonzero(unsure):
                 gaps[i] = largest_gain(self.form, slopes[i], tops[i], None)
-        found = zip(tops, values.tolist(), gaps.tolist(), gaps <= most, strict=True)
-        return [Peak(c, value, gap, "" if ok else _short_by(gap)) for c, value, gap, ok in found]
+        return list(map(Peak, tops, values.tolist(), gaps.tolist(), gaps <= most))
 
     def _climb_within(self, keep: Keep, start: np.ndarray) -> Peak:
         """By sequential quadratic programming, where scores are held."""
@@ -154,24 +150,20 @@ class Search(NamedTuple):
             # At the optimum it may find no step that rounding does not spoil, and call it failure.
             accepted = rough and result.success
             gap = np.nan if accepted else largest_gain(self.form, slope, start, keep)
-            if not gap > self._largest_gap(value):
-                return Peak(start, float(value), gap, "")
-        return Peak(start, float(value), gap, f"{_short_by(gap)}: {result.message}")
+            found = not gap > self._largest_gap(value)
+            if found:
+                break
+        return Peak(start, float(value), gap, found)
 
     def _betas(self, c: np.ndarray) -> np.ndarray:
         # The solver may step out of the constraints by a rounding; np.clip takes longer.
-        within: np.ndarray = np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high)
-        return within
+        return np.asarray(np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high))
 
     def _largest_gap(self, value: np.ndarray) -> np.ndarray | float:
         """That is accepted of a peak with this value."""
         if self.tolerance is not None:
             return self.tolerance
         return np.asarray(ROUGH_TOLERANCE * np.maximum(1.0, np.abs(value)))
-
-
-def _short_by(gap: float) -> str:
-    return f"the rule found may be short of the best by {gap:.3g}"
 
 
 def largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Keep | None) -> float:
@@ -188,12 +180,9 @@ def largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Keep | N
     if keep is not None:
         spare, slopes = keep(c)
         sides, bounds = np.vstack([sides, slopes]), np.append(bounds, slopes @ c - spare)
+    # Scaled, or a gradient near 0 drowns in tolerances; presolve fails on terms that differ by 1e6.
     result = linprog(
-        -gradient / steepest,  # or a gradient near 0 drowns in the programme's tolerances
-        A_ub=-sides,
-        b_ub=-bounds,
-        bounds=(None, None),
-        options={"presolve": False},  # it fails on objectives whose terms differ by 1e6
+        -gradient / steepest, -sides, -bounds, bounds=(None, None), options={"presolve": False}
     )
     if not result.success:
         raise ArithmeticError("the search cannot tell how near it is to the best")
@@ -201,8 +190,9 @@ def largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Keep | N
 
 
 def newton(
-    at: Functions, matrix: np.ndarray, least: np.ndarray, starts: np.ndarray, tolerance: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]],
+    matrix: np.ndarray, least: np.ndarray, starts: np.ndarray, tolerance: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """The tops that steps from starts lead to, their values, and what the last steps promised.
 
     All are climbed at once, each by itself. Each step is the best one of the parabola at the point,
@@ -210,7 +200,7 @@ def newton(
     Where a function is not concave, its curvature counts as if it were: every step leads up.
 
     Args:
-      at: the functions, one for each start.
+      at: coefficients (m, k) -> values (m,), slopes (m, k) and second derivatives (m, k, k).
       matrix, least: matrix @ coefficients >= least, (constraints, k) and (constraints,).
       starts: (m, k), within the constraints.
       tolerance: a step that promises this or less is the last one, and taken without a look.

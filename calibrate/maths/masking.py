@@ -17,10 +17,7 @@ def is_masked(x: Any) -> Any:
     bfloat16), and add these to logits of a few hundred at most. An item so far below others has no
     weight in softmax, and yet would be one of n. No other number masks: at -8,000 an item is real.
 
-    Args:
-      x: logits, or a mask that is added to them: an array of NumPy or JAX, or a tensor.
-    Returns:
-      Bools of the same shape; False for NaN.
+    x are logits, or a mask that is added to them, of NumPy, JAX or PyTorch; False for NaN.
     """
     return x <= MASKED
 

@@ -10,10 +10,9 @@ from calibrate.maths.masking import NO_WEIGHT
 # A batch of rows fits in the second-level cache.
 ITEMS_PER_BATCH = 1 << 16
 FEW = 64  # times fewer rows are in the batches of so few rows
-# Up to so many items in the end, it takes less time to compute on several times as many than to
-# compile once more: then widths are powers of 8 from 64 on. A command computes once.
-FEW_ITEMS = 1 << 22
-FEW_ITEMS_OF_A_CALL = 1 << 19  # and a function may be called again and again
+# Up to so many items it takes less time to compute on several times as many than to compile once
+# more: then widths are powers of 8. A command computes once, a function again and again.
+FEW_ITEMS, FEW_ITEMS_OF_A_CALL = 1 << 22, 1 << 19
 
 
 def slices(rows: int, n: int, step: int | None = None) -> Iterator[slice]:

@@ -74,8 +74,7 @@ def entropy_and_size_form(
 
 def _unit(x: np.ndarray, domain: Domain) -> np.ndarray:
     lo, hi = domain
-    scaled: np.ndarray = (np.clip(x, lo, hi) - lo) / (hi - lo)
-    return scaled
+    return np.asarray((np.clip(x, lo, hi) - lo) / (hi - lo))
 
 
 def plain_terms(c: np.ndarray, domain: Domain) -> tuple[float, ...]:
@@ -111,8 +110,7 @@ def elevation(degree: int, to: int) -> np.ndarray:
 
 def plain_powers(coefficients: np.ndarray, domain: tuple[float, float]) -> tuple[float, ...]:
     """Bernstein coefficients over a domain -> coefficients of powers of H, highest power first."""
-    powers = coefficients @ _basis_powers(domain, len(coefficients) - 1)
-    return tuple(powers.tolist())
+    return tuple((coefficients @ _basis_powers(domain, len(coefficients) - 1)).tolist())
 
 
 @lru_cache(maxsize=8)

@@ -66,16 +66,12 @@ def _checked(
     logits: np.ndarray, target: np.ndarray, where: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Validated logits, masked items set to -inf, and targets."""
-    per_row, remedy = (
-        (logits.shape[-1:], "mark targets in the shape of the logits")
-        if target.dtype == bool
-        else ((), "give one target for each row of logits")
-    )
-    if logits.ndim == 0 or target.shape != logits.shape[:-1] + per_row:
-        raise ValueError(f"target has shape {target.shape}, logits {logits.shape}; {remedy}")
-    if target.dtype != bool and not np.issubdtype(target.dtype, np.integer):
+    sets = target.dtype == bool
+    expected = logits.shape if sets else logits.shape[:-1]
+    if logits.ndim == 0 or target.shape != expected or target.dtype.kind not in "biu":
         raise ValueError(
-            f"target has dtype {target.dtype}; give integer positions, or True at each target"
+            f"target is {target.dtype} of shape {target.shape}, logits have {logits.shape}; give "
+            "an integer position for each row, or bools, True at each target"
         )
     if logits.dtype != np.float64:
         logits = logits.astype(np.float32)
@@ -86,7 +82,7 @@ def _checked(
     bad = ~(logits.max(axis=-1, initial=-np.inf) < np.inf)  # the maximum is NaN if any item is
     _refuse(bad, "logits of row {} hold NaN or +inf; leave such rows out")
     nowhere = "target of row {} is no unmasked item; choose real items"
-    if target.dtype == bool:
+    if sets:
         _refuse(~np.any(target & (logits > -np.inf), axis=-1), nowhere)
         return logits, target
     n = logits.shape[-1]

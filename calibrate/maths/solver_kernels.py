@@ -9,9 +9,8 @@ A set: the mass p_T of the targets T rises and falls with the log odds against t
 
     L(beta) = log sum over T of exp(beta z) - log sum over O of exp(beta z),
 
-whose slope is E_T[z] - E_O[z], each mean under softmax restricted to its side. L is a difference
-of convex functions and may have several peaks: a grid finds them, Newton's method polishes the
-highest, and beta = 0 and infinity compete with these.
+whose slope is E_T[z] - E_O[z], each mean under softmax restricted to its side. L may have several
+peaks: a grid finds them, Newton's method polishes the highest, and 0 and infinity compete.
 """
 
 import math
@@ -22,11 +21,10 @@ import jax.numpy as jnp
 
 MAX_PASSES = 60
 N_BETAS = 128
-# The least beta of the grid above 0, in units of 1 / range. Third cumulants are below range^3 / 10,
-# so whatever else L does below it changes L by less than 1e-6.
+# The least beta of the grid above 0, in units of 1 / range: below it L changes by less than 1e-6
+# beside its slope, as third cumulants are below range^3 / 10.
 LEAST = 1 / 32
-# On the grid, peaks of nearly one height may stand in the wrong order: the first few are polished.
-N_PEAKS = 3
+N_PEAKS = 3  # polished: those of nearly one height may stand in the wrong order on the grid
 
 
 class Passes(NamedTuple):
@@ -49,9 +47,8 @@ def moments(weights: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax
 def advance(state: Passes, g: jax.Array, step: jax.Array, order: int) -> Passes:
     """One safeguarded step; a row is done when the step that it takes is the last needed.
 
-    A method of order k converges with the k-th power: a step of relative size e leaves an error
-    of about e^k, so one below half the k-th root of eps is the last. So is one within a bracket
-    that has no inside.
+    By a method of order k a step of relative size e leaves an error of about e^k: one below half
+    the k-th root of eps is the last. So is one within a bracket that has no inside.
     """
     eps = float(jnp.finfo(g.dtype).eps)
     lower = jnp.where(g < 0, state.beta, state.lower)
@@ -103,8 +100,7 @@ def solve_one(logits: jax.Array, target: jax.Array) -> jax.Array:
     zero = jnp.zeros_like(spread)
     state = Passes(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
-    solved = state.n_passes <= MAX_PASSES
-    beta = jnp.where(solved, state.beta, jnp.nan) / spread
+    beta = jnp.where(state.n_passes <= MAX_PASSES, state.beta, jnp.nan) / spread
     return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta))
 
 
@@ -138,15 +134,12 @@ def solve_sets(logits: jax.Array, target: jax.Array) -> jax.Array:
 def _sides(logits: jax.Array, target: jax.Array) -> tuple[_Sides, jax.Array]:
     """The sides of each row, and its range (1 if that is 0)."""
     real = logits > -jnp.inf
-    highest = [
-        jnp.max(logits, axis=1, where=side, initial=-jnp.inf)
-        for side in (real & target, real & ~target)
-    ]
+    sides = real & target, real & ~target
+    best, rival = (jnp.max(logits, axis=1, where=side, initial=-jnp.inf) for side in sides)
     spread = jnp.max(logits, axis=1) - jnp.min(logits, axis=1, where=real, initial=jnp.inf)
     spread = jnp.where(spread > 0, spread, 1)
-    u = logits - jnp.where(target, highest[0][:, None], highest[1][:, None])
-    v = jnp.where(real, u, 0) / spread[:, None]
-    return _Sides(v, real & target, real & ~target, (highest[0] - highest[1]) / spread), spread
+    u = logits - jnp.where(target, best[:, None], rival[:, None])
+    return _Sides(jnp.where(real, u, 0) / spread[:, None], *sides, (best - rival) / spread), spread
 
 
 def _log_odds(sides: _Sides, beta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -162,8 +155,8 @@ def _ends(sides: _Sides) -> tuple[jax.Array, jax.Array]:
     """L at beta = 0, where items have equal weight, and at infinity, where the highest have all."""
 
     def log_ratio(items: jax.Array | bool) -> jax.Array:
-        counts = [jnp.sum(side & items, axis=1) for side in (sides.targets, sides.others)]
-        return jnp.log(counts[0].astype(sides.v.dtype) / counts[1].astype(sides.v.dtype))
+        counts = (jnp.sum(side & items, axis=1) for side in (sides.targets, sides.others))
+        return jnp.log(jnp.divide(*(count.astype(sides.v.dtype) for count in counts)))
 
     at_infinity = jnp.where(sides.lead == 0, log_ratio(sides.v == 0), sides.lead * jnp.inf)
     return log_ratio(True), at_infinity
@@ -175,8 +168,7 @@ def _grid(sides: _Sides) -> jax.Array:
     If another item leads, L falls from beta = log(n) / lead on, as E_O[z] >= max z - log(n) / beta.
     If the sides are level, items below the highest have no mass left there.
     """
-    n = sides.v.shape[1]
-    dtype = sides.v.dtype
+    n, dtype = sides.v.shape[1], sides.v.dtype
     below = -jnp.max(sides.v, axis=1, where=sides.v < 0, initial=-1)
     gap = jnp.where(sides.lead == 0, below, jnp.abs(sides.lead))
     greatest = math.log(n / float(jnp.finfo(dtype).eps)) / gap
