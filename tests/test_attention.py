@@ -338,8 +338,8 @@ def test_the_matrix_never_exists(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"implementation": "cudnn"}, "only 'xla' computes the entropy"),
-        ({"return_residual": True}, "partial results cannot be combined"),
+        ({"implementation": "cudnn"}, "only implementation='xla' without a residual"),
+        ({"return_residual": True}, "without a residual can apply a fit"),
         ({"mask": np.ones((2, 1, 11, 11))}, "mask is float"),
         ({"mask": np.ones((3, 1, 1, 1), bool)}, r"mask is \(3, 1, 1, 1\)"),
         ({"bias": np.ones((2, 3, 11, 11))}, r"bias is \(2, 3, 11, 11\)"),

@@ -59,12 +59,9 @@ def _filled(array: np.ndarray, shape: tuple[int, ...], fill: Any) -> np.ndarray:
 
 
 def row_entropy(logits: np.ndarray) -> np.ndarray:
-    """Shannon entropy of softmax(logits), row by row.
+    """(rows,) float32 Shannon entropy, nats, of softmax of (rows, n) logits, -inf where masked.
 
-    Args:
-      logits: (rows, n) float32, -inf where masked.
-    Returns:
-      (rows,) float32, nats; meaningless for rows with NaN or +inf, or without an unmasked item.
+    It is meaningless for rows with NaN or +inf, or without an unmasked item.
     """
     H = np.empty(len(logits), np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):  # in such rows
