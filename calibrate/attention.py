@@ -73,8 +73,7 @@ def dot_product_attention(
     arrays = Arrays(q, k, v, bias, mask, query_seq_lengths, key_value_seq_lengths)
     _check(arrays)
     band = _band(is_causal, local_window_size, q.shape[1], k.shape[1])
-    if scale is None:
-        scale = max(1, q.shape[-1]) ** -0.5
+    scale = max(1, q.shape[-1]) ** -0.5 if scale is None else scale
     if jnp.ndim(scale):
         raise ValueError(f"scale has shape {jnp.shape(scale)}; give one number")
     soft_cap = None if logits_soft_cap is None else jnp.asarray(logits_soft_cap)
@@ -105,11 +104,10 @@ def _check(arrays: Arrays) -> None:
     if jnp.iscomplexobj(q):
         raise TypeError(f"query is {q.dtype}; give real numbers")
     B, S, K, H = k.shape
-    if q.ndim != 4 or q.shape[0] != B or q.shape[3] != H or q.shape[2] % max(1, K):
-        raise ValueError(f"query is {q.shape} and key {k.shape}; give (B, T, N, H) and (B, S, K, H)"
-                         ", with N a multiple of K")  # fmt: skip
-    if v.shape[:3] != (B, S, K):
-        raise ValueError(f"value is {v.shape} and key {k.shape}; give the same B, S and K")
+    alike = q.ndim == 4 and q.shape[::3] == (B, H) and v.shape[:3] == (B, S, K)
+    if not alike or q.shape[2] % max(1, K):
+        raise ValueError(f"query, key, value are {q.shape}, {k.shape}, {v.shape}; give (B, T, N, H)"
+                         ", (B, S, K, H) and (B, S, K, H), with N a multiple of K")  # fmt: skip
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"query, key, value are {q.dtype}, {k.dtype}, {v.dtype}; give one dtype")
     full = (B, q.shape[2], q.shape[1], S)
@@ -190,10 +188,9 @@ def _each_head(
 
 def _by_key_head(x: jax.Array | None, K: int) -> jax.Array | None:
     """(B, N, T, S) -> (B, K, G, T, S), each axis but the last two possibly 1."""
-    if x is None:
-        return None
-    B, N, T, S = x.shape
-    return x.reshape((B, 1, 1, T, S) if N == 1 else (B, K, N // K, T, S))
+    if x is None or x.shape[1] == 1:
+        return None if x is None else x[:, None]
+    return x.reshape(len(x), K, -1, *x.shape[2:])
 
 
 def _all_at_once() -> bool:

@@ -63,10 +63,9 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         if module is None and precision is None and not drops:
             return _attend(query, key, value, bias, mask, is_causal, fit)
         z = _logits(query, key, bias, precision)
-        if is_causal:
-            causal = jnp.tril(jnp.ones(z.shape[-2:], bool))
-            mask = causal if mask is None else mask & causal
         real = z != -jnp.inf  # a query without any is 0 on this path too
+        if is_causal:
+            real &= jnp.tril(jnp.ones(z.shape[-2:], bool))
         weights = adaptive_softmax(z, fit, where=real if mask is None else real & mask)
         weights = weights.astype(dtype)
         if module is not None:
@@ -154,8 +153,8 @@ def capture(
       heads: query heads; None means all.
       max_bytes: of the folder; a fair sample of the forward passes that exceed it stays.
     Raises:
-      CalibrateError: the folder is not empty, the model has no such module or runs under jit, a
-        position is out of range, or nothing was recorded.
+      CalibrateError: a folder with files, a model under jit or without such a module, a position
+        out of range, or nothing recorded.
     """
     modules = [m for _, m in nnx.iter_modules(model) if isinstance(m, nnx.MultiHeadAttention)]
     if not modules:

@@ -20,13 +20,10 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.maths.shannon_entropy import log_size, of_two
 from calibrate.softmax import sharpen
 
-# Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
-BLOCK_LOGITS = 1 << 20
+BLOCK_LOGITS = 1 << 20  # 4 MB, about what the caches of two cores hold next to the keys
 MIN_ROWS, MAX_ROWS = 16, 256
-# Causal attention of more queries is computed in pairs of blocks: with fewer that saves nothing.
-FEW_QUERIES = 512
-# Runs of causal queries (even), each with the keys up to its last one: 8 waste 1/16 of the square.
-CAUSAL_RUNS = 8
+FEW_QUERIES = 512  # causal attention of more is in pairs of blocks: with fewer that saves nothing
+CAUSAL_RUNS = 8  # (even) of queries, each with the keys up to its last: 1/16 of the square is waste
 
 # Gradients compute it again. XLA finds nothing in common between a loop and its gradient's.
 _again = partial(jax.checkpoint, prevent_cse=False)
@@ -69,9 +66,8 @@ class KeyHead(NamedTuple):
             None if self.n_keys is None else s < self.n_keys,
         ):
             z = z if real is None else jnp.where(real, z, -jnp.inf)
-        log_n = None
+        log_n, known = None, bias is None and mask is None
         if self.fit.rule.by_size:
-            known = bias is None and mask is None
             log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1, first=first)
         table = self.table
         if table is not None:

@@ -141,8 +141,7 @@ def sharpen(
     Args:
       z: float32 or wider, -inf where masked; (..., heads, queries, items) with a table.
       log_n: of the n items that are not masked, a constant to gradients; for a fit by size.
-      table: of `head_table`, for a fit per head.
-      first: where two rows share tiles, as in `of_rows`.
+      table, first: as of `head_table`, for a fit per head, and in `of_rows`.
       entropy_gradient: whether the derivative includes that of beta by H.
       in_loop: whether JAX takes second derivatives by this code: then nothing may be infinite.
     """

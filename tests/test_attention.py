@@ -347,7 +347,7 @@ def test_the_matrix_never_exists(monkeypatch):
         ({"query_seq_lengths": np.ones(2, np.float32)}, "give 2 integers"),
         ({"scale": np.ones(8)}, "scale has shape"),
         ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
-        ({"value": np.ones((2, 10, 2, 8), np.float32)}, "give the same B, S and K"),
+        ({"value": np.ones((2, 10, 2, 8), np.float32)}, "with N a multiple of K"),
         ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),
         ({"query": np.ones((2, 11, 4, 8), np.complex64)}, "query is complex64; give real numbers"),
         ({"coefficients": "paper"}, "give a fit"),
