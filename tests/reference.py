@@ -4,6 +4,7 @@ Written for plainness, not for speed, and by other means than the code that it c
 """
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import entr
 from scipy.special import softmax as scipy_softmax
 
@@ -79,20 +80,14 @@ def expected_excess(beta, logits, target):
 
 
 def optimal_beta(logits, target):
-    """The root of E_beta[z] = z_t of one row by bisection; 0 if flat, inf if sharp."""
+    """The root of E_beta[z] = z_t of one row by Brent's method; 0 if flat, inf if sharp."""
     u = np.asarray(logits, np.float64) - np.float64(logits[target])
     u = u[u > -np.inf]
     if u.max() == 0 and u.mean() < 0:
         return np.inf
     if u.mean() >= 0:
         return 0.0
-    lo, hi = 0.0, 1.0 / (u.max() - u.min())
-    while expected_excess(hi, logits, target) < 0:
-        lo, hi = hi, 2 * hi
-    for _ in range(200):
-        middle = (lo + hi) / 2
-        if expected_excess(middle, logits, target) < 0:
-            lo = middle
-        else:
-            hi = middle
-    return float((lo + hi) / 2)
+    high = 1.0 / np.ptp(u)
+    while expected_excess(high, logits, target) < 0:
+        high *= 2
+    return brentq(expected_excess, 0, high, (logits, target), xtol=1e-300, rtol=1e-15)
