@@ -231,7 +231,7 @@ def newton(
 def _best_steps(
     slope: np.ndarray, bend: np.ndarray, matrix: np.ndarray, least: np.ndarray
 ) -> np.ndarray:
-    """(m, k): of each d with the largest slope @ d - d @ |bend| @ d / 2 where matrix @ d >= least."""
+    """(m, k): the d of largest slope @ d - d @ |bend| @ d / 2 where matrix @ d >= least."""
     curvature, axes = np.linalg.eigh(bend)
     curvature = np.abs(curvature)
     flat = np.maximum(FLAT * curvature.max(axis=1), FLATTEST)

@@ -199,7 +199,7 @@ def _brackets(
 def _peak(
     sides: _Sides, lower: jax.Array, upper: jax.Array, guess: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta, NaN if unsolved."""
+    """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta, or NaN."""
 
     def one_pass(state: Passes) -> Passes:
         _, slope, curvature = _log_odds(sides, state.beta)
