@@ -57,7 +57,7 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
     for one in np.unique(log_n):  # as one number for all rows, too
         of_one = beta_of(H.astype(float), float(one), powers, rounded, exact, np)
         np.testing.assert_array_equal(of_one[log_n == one], in_numpy[log_n == one])
-    assert len(set(np.round(expected, 6))) > 3
+    assert len(set(np.round(expected, 6))) > 1
 
 
 @pytest.mark.parametrize("kind", ["clamp", "identity", "both"])
