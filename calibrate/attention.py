@@ -38,10 +38,8 @@ def dot_product_attention(
     """softmax(beta(H) z) V with z = scale Q K^T + bias and H the entropy of softmax(z).
 
     Fits by size have beta(n) or beta(H, n): n counts the keys that masks, lengths, causality and
-    window leave, and whose bias is above -inf.
-
-    `functools.partial(dot_product_attention, coefficients=fit)` takes the place of
-    jax.nn.dot_product_attention: the same arguments and layout, and two more arguments at the end.
+    window leave, and whose bias is above -inf. `partial(dot_product_attention, coefficients=fit)`
+    takes the place of jax.nn.dot_product_attention: the same arguments and layout.
 
     Args:
       query: (B, T, N, H) or (T, N, H).
@@ -55,14 +53,12 @@ def dot_product_attention(
       key_value_seq_lengths: (B,) int; later keys are masked.
       local_window_size: (left, right) or one number for both: query t sees t - left to t + right.
       implementation: None or "xla"; others compute no entropy.
-      return_residual: must be False: beta depends on the whole row, so that partial results of
-        two sets of keys cannot be combined.
+      return_residual: must be False: partial results of two sets of keys cannot be combined.
       logits_soft_cap: c, for logits c tanh(z / c) before bias and masks.
       entropy_gradient: whether gradients flow through H too; n has none.
     Returns:
       (B, T, N, H) of the query's dtype; entropy, beta and sums are computed in float32 or wider.
-      A query that sees no key gives 0 (in jax.nn, the mean of all values). Entropy and n are of
-      real keys only: an attention sink is to be a key, or it does not count.
+      A query that sees no key gives 0 (in jax.nn, the mean of all values). A sink is to be a key.
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match, another implementation, or a residual.
@@ -70,24 +66,19 @@ def dot_product_attention(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    if implementation not in (None, "xla"):
-        raise ValueError(f"implementation is {implementation!r}; only 'xla' computes the entropy")
-    if return_residual:
-        raise ValueError("return_residual is True; partial results cannot be combined: leave it")
-    shape = jnp.shape(query)
+    if implementation not in (None, "xla") or return_residual:
+        raise ValueError("only implementation='xla' without a residual can apply a fit")
     q, k, v = (_four_axes(x) for x in (query, key, value))
     bias, mask = (None if x is None else _four_axes(x) for x in (bias, mask))
-    lengths = (query_seq_lengths, key_value_seq_lengths)
-    arrays = Arrays(q, k, v, bias, mask, *lengths)
+    arrays = Arrays(q, k, v, bias, mask, query_seq_lengths, key_value_seq_lengths)
     _check(arrays)
     band = _band(is_causal, local_window_size, q.shape[1], k.shape[1])
-    if scale is None:
-        scale = max(1, q.shape[-1]) ** -0.5
+    scale = max(1, q.shape[-1]) ** -0.5 if scale is None else scale
     if jnp.ndim(scale):
         raise ValueError(f"scale has shape {jnp.shape(scale)}; give one number")
     soft_cap = None if logits_soft_cap is None else jnp.asarray(logits_soft_cap)
     out: jax.Array = _attend(arrays, scale, soft_cap, fit, band, entropy_gradient)
-    return out.reshape(*shape[:-1], out.shape[-1])
+    return out.reshape(*jnp.shape(query)[:-1], out.shape[-1])
 
 
 def _four_axes(x: ArrayLike) -> jax.Array:
@@ -113,11 +104,10 @@ def _check(arrays: Arrays) -> None:
     if jnp.iscomplexobj(q):
         raise TypeError(f"query is {q.dtype}; give real numbers")
     B, S, K, H = k.shape
-    if q.ndim != 4 or q.shape[0] != B or q.shape[3] != H or q.shape[2] % max(1, K):
-        raise ValueError(f"query is {q.shape} and key {k.shape}; give (B, T, N, H) and (B, S, K, H)"
-                         ", with N a multiple of K")  # fmt: skip
-    if v.shape[:3] != (B, S, K):
-        raise ValueError(f"value is {v.shape} and key {k.shape}; give the same B, S and K")
+    alike = q.ndim == 4 and q.shape[::3] == (B, H) and v.shape[:3] == (B, S, K)
+    if not alike or q.shape[2] % max(1, K):
+        raise ValueError(f"query, key, value are {q.shape}, {k.shape}, {v.shape}; give (B, T, N, H)"
+                         ", (B, S, K, H) and (B, S, K, H), with N a multiple of K")  # fmt: skip
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"query, key, value are {q.dtype}, {k.dtype}, {v.dtype}; give one dtype")
     full = (B, q.shape[2], q.shape[1], S)
@@ -127,20 +117,16 @@ def _check(arrays: Arrays) -> None:
     if mask is not None and mask.dtype != bool:
         raise ValueError(f"mask is {mask.dtype}; give bool, or add it as a bias")
     for name, length in zip(("query", "key_value"), lengths, strict=True):
-        if length is None:
-            continue
-        if jnp.shape(length) != (B,) or not jnp.issubdtype(jnp.asarray(length).dtype, jnp.integer):
+        x = None if length is None else jnp.asarray(length)
+        if x is not None and (x.shape != (B,) or not jnp.issubdtype(x.dtype, jnp.integer)):
             raise ValueError(f"{name}_seq_lengths is {length}; give {B} integers")
 
 
 def _band(is_causal: bool, window: int | tuple[int, int] | None, T: int, S: int) -> Band:
-    left = right = None
-    if window is not None:
-        sides = (window, window) if isinstance(window, int) else window
-        left, right = (min(int(side), most) for side, most in zip(sides, (T, S), strict=True))
-    if is_causal:
-        right = 0 if right is None else min(0, right)
-    return Band(left, right)
+    if window is None:
+        return Band(None, 0 if is_causal else None)
+    left, right = (window, window) if isinstance(window, int) else map(int, window)
+    return Band(min(left, T), min(right, 0 if is_causal else S))
 
 
 @partial(jax.jit, static_argnames=("band", "entropy_gradient"))
@@ -202,10 +188,9 @@ def _each_head(
 
 def _by_key_head(x: jax.Array | None, K: int) -> jax.Array | None:
     """(B, N, T, S) -> (B, K, G, T, S), each axis but the last two possibly 1."""
-    if x is None:
-        return None
-    B, N, T, S = x.shape
-    return x.reshape((B, 1, 1, T, S) if N == 1 else (B, K, N // K, T, S))
+    if x is None or x.shape[1] == 1:
+        return None if x is None else x[:, None]
+    return x.reshape(len(x), K, -1, *x.shape[2:])
 
 
 def _all_at_once() -> bool:

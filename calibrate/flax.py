@@ -38,8 +38,7 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
       softmax are computed in float32 or wider. A query that sees no key gives 0.
     Raises:
       CoefficientsError: no fit was given; when called, one that does not fit the heads.
-      ValueError: when called, with a custom einsum, or shapes that do not match.
-      TypeError: when called, with complex arrays.
+      ValueError, TypeError: when called, with a custom einsum, other shapes or complex arrays.
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
@@ -64,10 +63,9 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
         if module is None and precision is None and not drops:
             return _attend(query, key, value, bias, mask, is_causal, fit)
         z = _logits(query, key, bias, precision)
-        if is_causal:
-            causal = jnp.tril(jnp.ones(z.shape[-2:], bool))
-            mask = causal if mask is None else mask & causal
         real = z != -jnp.inf  # a query without any is 0 on this path too
+        if is_causal:
+            real &= jnp.tril(jnp.ones(z.shape[-2:], bool))
         weights = adaptive_softmax(z, fit, where=real if mask is None else real & mask)
         weights = weights.astype(dtype)
         if module is not None:
@@ -75,7 +73,8 @@ def attention_fn(coefficients: Coefficients) -> Callable[..., Array]:
             module.sow(kind, "attention_weights", weights)
         if drops:
             weights = _drop(weights, dropout_rng, dropout_rate, broadcast_dropout)
-        return _weighted_sum(weights, value, precision)
+        value = _of_query_heads(value, weights.shape[-3])
+        return jnp.einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
 
     return attend
 
@@ -87,10 +86,8 @@ def _check(query: Array, key: Array, value: Array) -> None:
     q, k, v = (x.shape for x in (query, key, value))
     fits = len(q) > 2 and q[:-3] == k[:-3] == v[:-3] and q[-1] == k[-1] and k[-3:-1] == v[-3:-1]
     if not fits or q[-2] % max(1, k[-2]):
-        raise ValueError(
-            f"query, key, value are {q}, {k}, {v}; give (..., T, N, H), (..., S, K, H) "
-            "and (..., S, K, any width), with the same batch axes and N a multiple of K"
-        )
+        raise ValueError(f"query, key, value are {q}, {k}, {v}; give (..., T, N, H), (..., S, K, H)"
+                         " and (..., S, K, any width), of one batch, N a multiple of K")  # fmt: skip
 
 
 def _attend(
@@ -101,11 +98,9 @@ def _attend(
     batch = query.shape[:-3]
 
     def one_batch_axis(x: Array | None) -> Array | None:
-        if x is None:
-            return None
-        x = x.reshape((1,) * (len(batch) + 3 - x.ndim) + x.shape)
-        if all(size == 1 for size in x.shape[:-3]):
-            return x.reshape(1, *x.shape[-3:])
+        if x is None or len(batch) == 1:
+            return x
+        x = x.reshape((1,) * (3 - x.ndim) + x.shape)
         return jnp.broadcast_to(x, batch + x.shape[-3:]).reshape(-1, *x.shape[-3:])
 
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
@@ -117,14 +112,14 @@ def _attend(
 
 def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Array:
     """(..., heads, queries, keys), in float32 or wider."""
-    dtype = wide(query.dtype)
-    groups = query.shape[-2] // key.shape[-2]
-    q = query.reshape(*query.shape[:-2], key.shape[-2], groups, query.shape[-1])
-    z: Array = jnp.einsum(
-        "...qhgd,...khd->...hgqk", q.astype(dtype), key.astype(dtype), precision=precision
-    )
-    z = z.reshape(*z.shape[:-4], query.shape[-2], *z.shape[-2:]) * query.shape[-1] ** -0.5
+    q, k = (_of_query_heads(x, query.shape[-2]).astype(wide(query.dtype)) for x in (query, key))
+    z = jnp.einsum("...qhd,...khd->...hqk", q, k, precision=precision) * q.shape[-1] ** -0.5
     return z if bias is None else z + bias
+
+
+def _of_query_heads(x: Array, n_heads: int) -> Array:
+    """Grouped key heads (..., heads, width), each repeated for the query heads of its group."""
+    return x if x.shape[-2] == n_heads else jnp.repeat(x, n_heads // x.shape[-2], axis=-2)
 
 
 def _drop(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Array:
@@ -134,14 +129,6 @@ def _drop(weights: Array, rng: Array | None, rate: float, broadcast: bool) -> Ar
     shape = weights.shape[-2:] if broadcast else weights.shape
     keep = jax.random.bernoulli(rng, 1 - rate, (1,) * (weights.ndim - len(shape)) + shape)
     return weights * (keep.astype(weights.dtype) / jnp.asarray(1 - rate, weights.dtype))
-
-
-def _weighted_sum(weights: Array, value: Array, precision: Any) -> Array:
-    """(..., queries, heads, width)."""
-    groups = weights.shape[-3] // value.shape[-2]
-    w = weights.reshape(*weights.shape[:-3], value.shape[-2], groups, *weights.shape[-2:])
-    out = jnp.einsum("...hgqk,...khd->...qhgd", w, value, precision=precision)
-    return out.reshape(*out.shape[:-3], weights.shape[-3], out.shape[-1])
 
 
 @contextmanager
@@ -157,8 +144,7 @@ def capture(
 
     As calibrate.transformers.capture: `recorder.next(query, target)` names the positions, and the
     next call of every nnx.MultiHeadAttention is recorded at them. A layer's number is its place
-    among those that nnx.iter_modules finds. The modules have their own attention function again
-    when the block ends, also by an error.
+    among those that nnx.iter_modules finds.
 
     Args:
       model: an nnx module.
@@ -167,8 +153,8 @@ def capture(
       heads: query heads; None means all.
       max_bytes: of the folder; a fair sample of the forward passes that exceed it stays.
     Raises:
-      CalibrateError: the folder is not empty, the model has no such module or runs under jit, a
-        position is out of range, or nothing was recorded.
+      CalibrateError: a folder with files, a model under jit or without such a module, a position
+        out of range, or nothing recorded.
     """
     modules = [m for _, m in nnx.iter_modules(model) if isinstance(m, nnx.MultiHeadAttention)]
     if not modules:
@@ -204,16 +190,11 @@ def _recording(
 
 def _recorded_logits(recorder: Recorder, given: dict[str, Any]) -> np.ndarray:
     """(sequences, heads, keys) of queries at one position each, from what attention is given."""
-    query, key = given["query"], given["key"]
+    query, key = (given[x].reshape(-1, *given[x].shape[-3:]) for x in ("query", "key"))
     if isinstance(query, jax.core.Tracer):
-        raise CalibrateError(
-            "the model runs under jit, where nothing can be recorded; run it without jit"
-        )
-    query, key = (x.reshape(-1, *x.shape[-3:]) for x in (query, key))
-    B, T, N, _ = query.shape
-    S = key.shape[1]
-    at = recorder.queries(B, T)
-    rows = np.arange(B)
+        raise CalibrateError("the model runs under jit; run it without, to record its logits")
+    (B, T, N, _), S = query.shape, key.shape[1]
+    at, rows = recorder.queries(B, T), np.arange(B)
     z = _logits(query[rows, at][:, None], key, None, given.get("precision"))[:, :, 0]
 
     def at_queries(x: Array) -> Array:

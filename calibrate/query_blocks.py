@@ -1,10 +1,9 @@
 """Attention of one key head in JAX, computed in blocks of queries.
 
-One block of queries meets its keys at a time, few enough that their logits stay in cache: the
-matrix of all logits never exists, and memory grows with queries + keys, not with their product.
-Keys that causality or a window rules out for a whole block are skipped. Gradients compute each
-block again. All blocks of a call have one shape, so that one loop runs them: XLA takes 25 ms and
-more to compile each kernel of a program, whatever its size.
+One block of queries meets its keys at a time, few enough that their logits stay in cache: memory
+grows with queries + keys, not with their product. Keys that causality or a window rules out for a
+whole block are skipped. Gradients compute each block again. All blocks of a call have one shape, so
+that one loop runs them: XLA takes 25 ms and more to compile each kernel.
 
 Letters for shapes: T queries, S keys, G query heads of the key head, H width.
 """
@@ -21,16 +20,10 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.maths.shannon_entropy import log_size, of_two
 from calibrate.softmax import sharpen
 
-# Logits in one block: 4 MB, about what the caches of two cores hold next to the keys.
-BLOCK_LOGITS = 1 << 20
+BLOCK_LOGITS = 1 << 20  # 4 MB, about what the caches of two cores hold next to the keys
 MIN_ROWS, MAX_ROWS = 16, 256
-# Causal attention of more queries than these is computed in pairs of blocks. With fewer that takes
-# as long as with all keys, and 1.3 to 1.5 times as long to compile.
-FEW_QUERIES = 512
-# Causal attention splits queries into this many runs (even), each with the keys up to its last
-# one: 1/16 of the square is wasted at 8.
-CAUSAL_RUNS = 8
-
+FEW_QUERIES = 512  # causal attention of more is in pairs of blocks: with fewer that saves nothing
+CAUSAL_RUNS = 8  # (even) of queries, each with the keys up to its last: 1/16 of the square is waste
 
 # Gradients compute it again. XLA finds nothing in common between a loop and its gradient's.
 _again = partial(jax.checkpoint, prevent_cse=False)
@@ -64,19 +57,17 @@ class KeyHead(NamedTuple):
             z = self.soft_cap * jnp.tanh(z / self.soft_cap)
         if bias is not None:
             z = z + bias
-        conditions = [
+        left, right = self.band
+        for real in (
             mask,
-            None if self.band.left is None else s >= t - self.band.left,
-            None if self.band.right is None else s <= t + self.band.right,
+            None if left is None else s >= t - left,
+            None if right is None else s <= t + right,
             None if self.n_queries is None else t < self.n_queries,
             None if self.n_keys is None else s < self.n_keys,
-        ]
-        for condition in conditions:
-            if condition is not None:
-                z = jnp.where(condition, z, -jnp.inf)
-        log_n = None
+        ):
+            z = z if real is None else jnp.where(real, z, -jnp.inf)
+        log_n, known = None, bias is None and mask is None
         if self.fit.rule.by_size:
-            known = bias is None and mask is None
             log_n = self._log_size(t, all_keys, z.dtype) if known else log_size(z, -1, first=first)
         table = self.table
         if table is not None:
@@ -141,8 +132,7 @@ def _attend_in_pairs(
 ) -> jax.Array:  # fmt: skip
     """Causal attention: a block of the late queries shares its logits with one of the early ones.
 
-    A late run of queries sees many tiles of keys and an early one few; together they always see
-    CAUSAL_RUNS + 1, so that one program serves all blocks.
+    Together they always see CAUSAL_RUNS + 1 tiles of keys, so that one program serves all blocks.
     """
     G, T, _ = q.shape
     length = -(-T // (CAUSAL_RUNS * MIN_ROWS)) * MIN_ROWS
@@ -243,17 +233,14 @@ def apply_to_each(
     function: Callable[..., jax.Array], *arrays: jax.Array | None, at_once: bool
 ) -> jax.Array:
     """The function at each position of the arrays' first axis; 1 or None is the same for all."""
-    n = max(x.shape[0] for x in arrays if x is not None)
+    n = max(len(x) for x in arrays if x is not None)
+    split = [None if x is None or len(x) < n else x for x in arrays]
+    whole = [None if x is None else x[0] for x in arrays]
+
+    def at(parts: list[jax.Array | None]) -> jax.Array:
+        return function(*(y if x is None else x for x, y in zip(parts, whole, strict=True)))
+
     if n == 1:
-        return function(*(None if x is None else x[0] for x in arrays))[None]
-    split = [x is not None and x.shape[0] == n for x in arrays]
-    whole = [x if x is None or one else x[0] for x, one in zip(arrays, split, strict=True)]
-    if at_once:
-        return jax.vmap(function, [0 if one else None for one in split])(*whole)
-
-    def at(parts: list[jax.Array]) -> jax.Array:
-        rest = iter(parts)
-        return function(*(next(rest) if one else x for x, one in zip(whole, split, strict=True)))
-
-    out: jax.Array = jax.lax.map(at, [x for x, one in zip(arrays, split, strict=True) if one])
+        return at(whole)[None]
+    out: jax.Array = jax.vmap(at)(split) if at_once else jax.lax.map(at, split)
     return out

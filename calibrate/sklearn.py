@@ -4,14 +4,15 @@ import warnings
 from typing import Any
 
 import numpy as np
+from scipy.special import entr, softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from calibrate.array_fit import fit
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficients import Coefficients, identity
-from calibrate.maths import reference
 from calibrate.maths.masking import as_masks
+from calibrate.maths.rule import beta_of
 from calibrate.rows.groups import HELD_OUT
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
@@ -90,9 +91,12 @@ class SoftmaxCalibrator(BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, **_LOGITS)
         _refuse_infinite(X)
-        X = as_masks(X)
+        X = as_masks(X).astype(np.float64)
         entry, rule = self.coefficients_.only, self.coefficients_.rule
-        return reference.adaptive_softmax(X, entry.coefficients, entry.domain, rule)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a row without items is NaN
+            H, log_n = entr(softmax(X, axis=1)).sum(axis=1), np.log(np.isfinite(X).sum(axis=1))
+            beta = beta_of(H, log_n, entry.coefficients, entry.domain, rule, np)
+            return np.asarray(softmax(beta[:, None] * X, axis=1))
 
     def predict(self, X: Any) -> np.ndarray:
         """(rows,) the position of the largest logit, which no rule changes."""

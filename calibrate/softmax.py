@@ -10,14 +10,8 @@ from jax.typing import ArrayLike
 from calibrate.files.coefficients import Coefficients, check_fit, check_given
 from calibrate.fit_beta import Features, beta_at, head_numbers, require_last_axis
 from calibrate.maths.shannon_entropy import (
-    Axis,
-    centre,
-    hashable,
-    log_size,
-    of_rows,
-    real_logits,
-    wide,
-)
+    Axis, centre, hashable, log_size, of_rows, real_logits, wide,
+)  # fmt: skip
 
 SHORT_ROW = 64  # items
 
@@ -25,20 +19,17 @@ SHORT_ROW = 64  # items
 def inverse_temperature(
     H: ArrayLike | None, coefficients: Coefficients, *, n: ArrayLike | None = None
 ) -> jax.Array:
-    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it.
+    """beta of a fit: beta(H), beta(n) or beta(H, n), as its kind has it (calibrate/maths/rule.py).
 
     beta(H) = clip(p(clip(H, lo, hi)), min_beta, max_beta), and 1 where the rule is off;
-    beta(n) = clip(kappa log n + b, min_beta, max_beta); where kappa < 0, log n is first clipped to
-    the sizes that it was fitted on, [lo, hi]. A fit of kind "entropy-and-size" adds terms of log n
-    to p(H).
+    beta(n) = clip(kappa log n + b, min_beta, max_beta); beta(H, n) adds terms of log n to p(H).
 
     Args:
       H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
         gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
         takes its shape alone, or None.
       coefficients: a fit, from `calibrate.load`; static under jit.
-      n: number of unmasked items, broadcastable to H; 0 counts as 1. Fits by set size need it, and
-        others do not look at it.
+      n: number of unmasked items, broadcastable to H; 0 counts as 1. For fits by set size.
     Returns:
       beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
     Raises:
@@ -55,14 +46,14 @@ def inverse_temperature(
 def _inverse_temperature(
     H: ArrayLike | None, n: ArrayLike | None, coefficients: Coefficients
 ) -> jax.Array:
-    shape = jnp.asarray(n if H is None else H).shape
     entropy = log_n = None
     if coefficients.rule.by_entropy:
         entropy = jnp.asarray(H).astype(wide(jnp.asarray(H).dtype))
     if coefficients.rule.by_size:
         items = jnp.asarray(n)
         dtype = wide(items.dtype) if entropy is None else entropy.dtype
-        log_n = jnp.broadcast_to(jnp.log(jnp.maximum(items.astype(dtype), 1)), shape)
+        log_n = jnp.log(jnp.maximum(items.astype(dtype), 1))
+        log_n = jnp.broadcast_to(log_n, jnp.shape(n if H is None else H))
     x = Features(entropy, log_n)
     beta: jax.Array = beta_at(x, head_table(coefficients, x.either, -2), coefficients, jnp)
     return beta
@@ -88,8 +79,7 @@ def adaptive_softmax(
     """softmax(beta(H) z), with H the entropy of softmax(z): jax.nn.softmax, sharpened by a fit.
 
     Fits by size give softmax(beta(n) z) or softmax(beta(H, n) z), with n the number of unmasked
-    items: those of `where` whose logit is above -inf. A large negative number as a mask changes n,
-    and not H: such items have no weight, and are counted.
+    items: those of `where` whose logit is above -inf. Large negative numbers, too, are counted.
 
     Args:
       logits: any shape and real dtype; entropy and beta are computed in float32 or wider. For a
@@ -98,8 +88,7 @@ def adaptive_softmax(
       axis: the axis or axes of the items; None means all. The last one for a fit per head.
       where: bool, broadcastable to logits, True for real items; None means all. Masked items get
         probability 0 and count neither in the entropy, n nor the normaliser.
-      entropy_gradient: whether gradients flow through H too, as they do in the paper's code; n has
-        none.
+      entropy_gradient: whether gradients flow through H too, as in the paper's code; n has none.
     Returns:
       Probabilities, of the logits' shape and dtype. A row whose unmasked items are all -inf is
       NaN, as in jax.nn.softmax; a row that `where` masks throughout is 0.
@@ -110,9 +99,7 @@ def adaptive_softmax(
     """
     fit = check_fit(coefficients)
     if type(logits).__module__ == "torch":
-        raise TypeError(
-            "logits are a tensor of PyTorch; use calibrate.torch.adaptive_softmax, or give an array"
-        )
+        raise TypeError("logits are a tensor of PyTorch; use calibrate.torch.adaptive_softmax")
     axis = hashable(axis)
     require_last_axis(fit, "axis", axis, jnp.ndim(logits))
     probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)
@@ -121,12 +108,9 @@ def adaptive_softmax(
 
 @partial(jax.jit, static_argnames=("axis", "entropy_gradient"))
 def _adaptive_softmax(
-    logits: ArrayLike,
-    coefficients: Coefficients,
-    axis: Axis,
-    where: ArrayLike | None,
+    logits: ArrayLike, coefficients: Coefficients, axis: Axis, where: ArrayLike | None,
     entropy_gradient: bool,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     logits = jnp.asarray(logits)
     dtype = logits.dtype if jnp.issubdtype(logits.dtype, jnp.floating) else jnp.result_type(float)
 
@@ -147,15 +131,9 @@ def _adaptive_softmax(
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6, 7))
 def sharpen(
-    z: jax.Array,
-    log_n: jax.Array | None,
-    table: jax.Array | None,
-    first: jax.Array | None,
-    coefficients: Coefficients,
-    axis: Axis,
-    entropy_gradient: bool,
-    in_loop: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+    z: jax.Array, log_n: jax.Array | None, table: jax.Array | None, first: jax.Array | None,
+    coefficients: Coefficients, axis: Axis, entropy_gradient: bool, in_loop: bool = False,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """exp(beta (z - max z)), 0 where z is -inf, and its sum: softmax(beta z) as a fraction.
 
     The derivative is that of the fraction: it leaves the sum as it is.
@@ -163,11 +141,9 @@ def sharpen(
     Args:
       z: float32 or wider, -inf where masked; (..., heads, queries, items) with a table.
       log_n: of the n items that are not masked, a constant to gradients; for a fit by size.
-      table: of `head_table`, for a fit per head.
-      first: where two rows share tiles, as in `of_rows`.
+      table, first: as of `head_table`, for a fit per head, and in `of_rows`.
       entropy_gradient: whether the derivative includes that of beta by H.
-      in_loop: whether it runs inside a loop, of which JAX takes second derivatives by this code
-        and not by its rule: then nothing in it may be infinite.
+      in_loop: whether JAX takes second derivatives by this code: then nothing may be infinite.
     """
     short = z.ndim > 0 and axis in (-1, z.ndim - 1) and z.shape[-1] <= SHORT_ROW
     centred = centre(z, axis, in_loop, first, joined=short and not in_loop)
@@ -178,20 +154,16 @@ def sharpen(
 
 @sharpen.defjvp
 def _sharpen_jvp(
-    coefficients: Coefficients,
-    axis: Axis,
-    entropy_gradient: bool,
-    in_loop: bool,
+    coefficients: Coefficients, axis: Axis, entropy_gradient: bool, in_loop: bool,
     primals: tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None],
     tangents: tuple[jax.Array, Any, Any, Any],
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:  # fmt: skip
     (z, log_n, table, first), (dz, *_) = primals, tangents
     centred = centre(z, axis, True, first, joined=not in_loop)
     H = centred.entropy if coefficients.rule.by_entropy else None
 
     def beta_of_entropy(H: jax.Array | None) -> jax.Array:
-        beta: jax.Array = beta_at(Features(H, log_n), table, coefficients, jnp)
-        return beta
+        return jnp.asarray(beta_at(Features(H, log_n), table, coefficients, jnp))
 
     if not entropy_gradient or H is None:
         beta = jax.lax.stop_gradient(beta_of_entropy(H))

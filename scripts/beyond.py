@@ -8,11 +8,12 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import entr, softmax
 
 from calibrate.maths.climbing import Objective
 from calibrate.maths.likelihood import maximise
 from calibrate.maths.likelihood_profile import from_nodes, nodes
-from calibrate.maths.reference import entropy
+from calibrate.maths.row_batches import row_entropy
 from calibrate.maths.rule import Rule
 from calibrate.maths.rule_forms import Form
 from calibrate.rows.choose_rule import choose
@@ -77,7 +78,7 @@ def diffuse_rows(rows: Rows) -> Rows:
     for n, count in zip(*np.unique(rows.size, return_counts=True), strict=True):
         scale = rng.uniform(*DIFFUSE_SCALES, (count, 1))
         z = (scale * rng.standard_normal((count, n))).astype(np.float32)
-        parts.append(solve_rows(z, rng.integers(0, n, count), entropy(z), int(n)))
+        parts.append(solve_rows(z, rng.integers(0, n, count), row_entropy(z), int(n)))
     return concatenate_rows(parts)
 
 
@@ -131,7 +132,7 @@ def _with_diffuse(rows: Rows, gap: np.ndarray, seed: int) -> tuple[Rows, np.ndar
     values, slopes = (np.empty((len(gap), len(betas))) for _ in range(2))
     for i, n in enumerate(rows.items):
         z = rng.uniform(*DIFFUSE_SCALES) * rng.standard_normal(n)
-        H[i] = entropy(z)
+        H[i] = entr(softmax(z)).sum()
         top = np.partition(z, -2)[-2:]
         second[i] = top[1] - top[0]
         spread = z - z.max()

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import entr, softmax
 
 import calibrate
 from calibrate.files.coefficients import Coefficients
-from calibrate.maths.reference import entropy, softmax
 from calibrate.rows.work_units import Unit, attended_pieces
 
 STREAM = "closeup"  # name of the random stream: another name draws other sets
@@ -35,7 +35,7 @@ class ExampleSets(NamedTuple):
 
     def coefficients(self, fit: Coefficients | None) -> np.ndarray:
         """(sets, n) attention coefficients under a fit."""
-        return softmax(self.logits, beta=self.beta(fit)[:, None])
+        return softmax(self.beta(fit)[:, None] * self.logits, axis=1)
 
     def target_coefficient(self) -> np.ndarray:
         """(sets,) attention coefficient of the target under plain softmax."""
@@ -59,7 +59,13 @@ def _draw_size(head: Any, size: int, sets: int, seed: int) -> ExampleSets:
     ]  # fmt: skip
     logits, target, keys, bound = (np.concatenate(column) for column in zip(*pieces, strict=True))
     largest = np.argsort(keys, axis=1)[:, -N_LARGEST:]
-    return ExampleSets(size, logits, target, entropy(logits), largest, bound)
+    H = entropy_of(softmax(logits, axis=1))
+    return ExampleSets(size, logits, target, H, largest, bound)
+
+
+def entropy_of(coefficients: np.ndarray) -> np.ndarray:
+    """(sets,) Shannon entropy of (sets, n) coefficients, nats."""
+    return np.asarray(entr(coefficients).sum(axis=1))
 
 
 def spread_bound(params: Any, query: np.ndarray, items: np.ndarray) -> np.ndarray:

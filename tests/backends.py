@@ -43,9 +43,6 @@ class Jax:
     def attend(self, arrays, fit, **case):
         return attention.dot_product_attention(*arrays, coefficients=fit, **case)
 
-    def own_attention(self, arrays, **case):
-        return jax.nn.dot_product_attention(*arrays, **case)
-
     def attention_gradients(self, arrays, fit, **case):
         """Gradients of the sum of squares, for queries, keys and values."""
         loss = jax.jit(lambda *arrays: (self.attend(arrays, fit, **case) ** 2).sum())
@@ -83,9 +80,7 @@ class Torch:
         return self.torch.tensor(np.asarray(x), dtype=dtype)
 
     def softmax(self, z, fit, dim=-1, where=None, **options):
-        return self.ours.adaptive_softmax(
-            self.array(z), fit, dim, self.array(where), **options
-        )  # fmt: skip
+        return self.ours.adaptive_softmax(self.array(z), fit, dim, self.array(where), **options)
 
     def entropy(self, z, dim=-1, where=None):
         return self.ours.entropy(self.array(z), dim, self.array(where))
@@ -128,11 +123,6 @@ class Torch:
         tensors, options = self.in_own_words(arrays, **case)
         attend = self.ours.scaled_dot_product_attention
         return attend(*tensors, coefficients=fit, **options).transpose(1, 2)
-
-    def own_attention(self, arrays, **case):
-        tensors, options = self.in_own_words(arrays, **case)
-        own = self.torch.nn.functional.scaled_dot_product_attention
-        return own(*tensors, **options).transpose(1, 2)
 
     def attention_gradients(self, arrays, fit, **case):
         arrays = [self.array(x).detach().requires_grad_() for x in arrays]

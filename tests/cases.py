@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import reference
 from attention_cases import BY_BOTH, BY_SIZE
+from scipy.optimize import brentq
 
 from calibrate.files.coefficients import Coefficients, Entry, identity
-from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 
 DOMAIN = (1.0, 4.0)
@@ -79,14 +80,8 @@ def _normal(n, scale, rows=3, seed=0):
 def with_entropy(H, n=300):
     """Rows of logits whose softmax has that entropy, to 1e-6 nats."""
     z = _normal(n, 1.0, rows=1, seed=7).astype(np.float64)
-    low, high = 0.0, 1e3
-    for _ in range(100):
-        middle = (low + high) / 2
-        if reference.entropy(middle * z)[0] > H:
-            low = middle
-        else:
-            high = middle
-    return np.repeat(middle * z, 3, axis=0).astype(np.float32)
+    scale = brentq(lambda scale: reference.entropy(scale * z)[0] - H, 0, 1e3, xtol=1e-14)
+    return np.repeat(scale * z, 3, axis=0).astype(np.float32)
 
 
 def _masks():

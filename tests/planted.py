@@ -1,8 +1,8 @@
 """Rows whose targets are drawn from softmax at a planted beta: the truth that a fit should find."""
 
 import numpy as np
+from reference import entropy, softmax
 
-from calibrate.maths.reference import entropy, softmax
 from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
 
 

@@ -46,15 +46,6 @@ def check(backend, arrays, fit, atol=3e-6, **case):
     np.testing.assert_allclose(actual, expected(*arrays, fit, **words), atol=atol, rtol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["causal", "window", "all"])
-def test_identity_is_the_original_wherever_a_key_is_seen(case, backend):
-    arrays, sees = qkv(N=4, K=2), queries_with_keys(case)
-    original = values(backend.own_attention(arrays, **CASES[case]))
-    actual = values(backend.attend(arrays, calibrate.identity(), **CASES[case]))
-    np.testing.assert_allclose(actual[sees], original[sees], atol=1e-5)
-    assert (actual[~sees] == 0).all()
-
-
 @pytest.mark.parametrize(
     ("T", "S", "is_causal"),
     [(1, 11, False), (1, 1, True), (7, 11, True), (11, 7, True), (20, 3, False), (20, 3, True)],
@@ -68,7 +59,10 @@ def test_the_feature_is_on(paper, backend):
     """Trap 5: plain attention must fail this."""
     arrays = qkv(T=64, S=64, scale=4.0)
     sharpened = values(backend.attend(arrays, paper))
-    assert np.abs(sharpened - values(backend.own_attention(arrays))).max() > 0.1
+    plain = np.asarray(jax.nn.dot_product_attention(*arrays))
+    assert np.abs(sharpened - plain).max() > 0.1
+    identity = values(backend.attend(arrays, calibrate.identity()))
+    np.testing.assert_allclose(identity, plain, atol=1e-5)
 
 
 def test_a_soft_cap(paper, backend):
@@ -137,30 +131,25 @@ def test_long_sequences_in_their_own_blocks(kind, paper):
 
 
 FIT = {"paper": calibrate.load("paper"), "size": BY_SIZE, "both": BY_BOTH}
-# Those of JAX that are not slow.
-QUICK = [
+# JAX compiles each for seconds. Keys are counted from positions alone, or from masks.
+OF_JAX = [
     *(("many blocks", 2, "paper", case) for case in (
         "causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all")),
     *(("one block", 2, "paper", case) for case in ("plain", "causal window", "bias", "all")),
     *(("many blocks", n, "paper", case) for n in (4, 1) for case in ("mask", "all")),
-    # Keys are counted from positions alone, or from masks.
     *(("many blocks", 2, "size", case) for case in ("causal", "additive -inf", "query lengths")),
     *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
 ]  # fmt: skip
-ALL = [(4, 2, 1), FIT, CASES]
-OF_JAX = itertools.product(("one block", "many blocks"), *ALL)
 OF_TORCH = [
     pytest.param(Torch, *x, marks=NO_TORCH)
-    for x in itertools.product(("two calls", "one block", "many blocks"), *ALL)
+    for x in itertools.product(("two calls", "one block", "many blocks"), (4, 2, 1), FIT, CASES)
     if x[2] == "paper" or x[3] != "additive mask"  # in one with the bias, it is not counted alike
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "n_key_heads", "by", "case"),
-    [(Jax, *x) for x in QUICK] + OF_TORCH
-    + [pytest.param(Jax, *x, marks=pytest.mark.slow) for x in OF_JAX if x not in QUICK],
-)  # fmt: skip
+    ("kind", "path", "n_key_heads", "by", "case"), [(Jax, *x) for x in OF_JAX] + OF_TORCH
+)
 def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatch):
     backend = kind()
     backend.take_path(path, monkeypatch)
@@ -171,19 +160,14 @@ def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatc
 # --- JAX alone ---------------------------------------------------------------------------------
 
 
-def queries_with_keys(case):
-    """(B, T, N) bool: queries that see a key."""
-    words = in_words_of_the_reference(CASES[case])
-    masks = {k: words[k] for k in ("is_causal", "window", "mask", "lengths") if k in words}
-    return np.moveaxis(allowed((2, 4, 11, 11), **masks).any(-1), 1, 2)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_the_reference_is_the_original_wherever_a_key_is_seen(case):
     """So that what agrees with the one agrees with the other."""
-    arrays, sees = qkv(N=4, K=2), queries_with_keys(case)
+    arrays, words = qkv(N=4, K=2), in_words_of_the_reference(CASES[case])
+    masks = {k: words[k] for k in ("is_causal", "window", "mask", "lengths") if k in words}
+    sees = np.moveaxis(allowed((2, 4, 11, 11), **masks).any(-1), 1, 2)
     original = np.asarray(jax.nn.dot_product_attention(*arrays, **CASES[case]))
-    exact = expected(*arrays, calibrate.identity(), **in_words_of_the_reference(CASES[case]))
+    exact = expected(*arrays, calibrate.identity(), **words)
     np.testing.assert_allclose(exact[sees], original[sees], atol=1e-5)
 
 
@@ -199,13 +183,13 @@ def test_no_batch_axis_no_heads_no_width_and_no_items(paper):
     assert (attend(q, k[:, :0], v[:, :0]) == 0).all()
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("case", "by"),
-    [("causal", "both")] + [
-        pytest.param(*case, marks=pytest.mark.slow) for case in
-        (("all", "entropy"), ("plain", "entropy"), ("causal", "entropy"), ("window", "entropy"),
-         ("bias", "entropy"), ("all", "size"), ("all", "both"), ("mask", "both"))
-    ],
+    [("causal", "both"), *(pytest.param(*x, marks=SLOW) for x in itertools.product(
+        ("all", "window", "mask"), ("entropy", "size", "both")))],
 )  # fmt: skip
 @pytest.mark.usefixtures("many_blocks")
 def test_gradients(case, by):
@@ -223,15 +207,9 @@ def test_gradients(case, by):
         check_grads(function, (*arrays, bias), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("case", "by"),
-    [
-        pytest.param(*case, marks=pytest.mark.slow) for case in
-        (("additive -inf", "both"), ("causal", "size"), ("causal", "entropy"), ("mask", "entropy"),
-         ("window", "entropy"), ("additive mask", "entropy"), ("additive -inf", "size"),
-         ("additive -inf", "entropy"), ("causal", "both"))
-    ],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["entropy", "size", "both"])
+@pytest.mark.parametrize("case", ["additive -inf", "causal", "mask"])
 @pytest.mark.usefixtures("many_blocks")
 def test_second_derivatives_are_not_nan(case, by):
     fit = {"entropy": SMOOTH, "size": BY_SIZE, "both": BY_BOTH}[by]
@@ -247,72 +225,23 @@ def test_second_derivatives_are_not_nan(case, by):
     of_gradient = jax.jit(jax.grad(lambda q: (gradient(q) ** 2).sum()))(q)
     np.testing.assert_allclose(of_gradient, 2 * product(q, gradient(q)), rtol=1e-3, atol=1e-4)
     assert np.isfinite(product(q, q)).all()
-    assert np.isfinite(jax.jit(lambda q: jax.jvp(loss, (q,), (30 * q,))[1])(q))
 
 
-def with_gradients(attend, arrays):
-    """The output, and the gradients of all arrays, in float64."""
-    out, backward = jax.vjp(attend, *arrays)
-    gradient = jnp.asarray(np.random.default_rng(9).standard_normal(out.shape), out.dtype)
-    return [np.asarray(x, np.float64) for x in (out, *backward(gradient))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "n_key_heads", "dtype", "mapped"),
-    [
-        ("plain", 4, "float16", False), ("plain", 2, "bfloat16", False),
-        ("plain", 1, "bfloat16", True), ("causal window", 4, "bfloat16", False),
-        ("mask", 4, "bfloat16", False), ("lengths", 4, "float16", False),
-        ("bias", 4, "bfloat16", False), ("bias", 4, "bfloat16", True),
-    ],
-)  # fmt: skip
-def test_gradients_in_half_precision(case, n_key_heads, dtype, mapped):
-    """As in float32, where those of identity are the original's; under vmap too."""
-    arrays = [jnp.asarray(x, dtype) for x in qkv(N=4, K=n_key_heads)]
-    options, identity = dict(CASES[case]), calibrate.identity()
-    if "bias" in options:
-        arrays.append(jnp.repeat(jnp.asarray(options.pop("bias"), dtype), 2, axis=0))
-    wide = [x.astype(np.float32) for x in arrays]
-    for fit in (identity, *FIT.values()):
-        ours = partial(dot_product_attention, coefficients=fit, **options)
-        other = partial(jax.nn.dot_product_attention, **options) if fit is identity else ours
-        actual = with_gradients(jax.vmap(ours) if mapped else ours, arrays)
-        for x, exact in zip(actual, with_gradients(other, wide), strict=True):
-            np.testing.assert_allclose(x, exact, atol=0.02 * max(1, np.abs(exact).max()))
-
-
-@pytest.mark.slow
-def test_float64_with_a_mask_under_debug_infs():
-    with jax.enable_x64(), jax.debug_infs(True):
-        q, k = jnp.zeros((5, 6, 11)), jnp.zeros((7, 3, 11))
-        for fit in (calibrate.identity(), *FIT.values()):
-            out = dot_product_attention(q, k, k, mask=jnp.arange(7) <= 3, coefficients=fit)
-            assert out.dtype == np.float64
-            np.testing.assert_array_equal(out, np.zeros((5, 6, 11)))
-
-
-def test_windows_without_an_end():
-    arrays, fit = qkv(), calibrate.identity()
-    for window in ((3, 2**31 - 1), (2**31 - 1, 2**31 - 1), np.array([3, 40])):
-        exact = expected(*arrays, fit, window=tuple(map(int, window)))
-        actual = dot_product_attention(*arrays, coefficients=fit, local_window_size=window)
-        np.testing.assert_allclose(actual, exact, atol=3e-6)
-
-
-def test_vmap_and_jit_change_nothing(paper):
-    arrays = qkv()
-    attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
-    plain = attend(*arrays)
-    np.testing.assert_allclose(jax.jit(attend)(*arrays), plain, atol=1e-6)
-    np.testing.assert_allclose(jax.vmap(attend)(*arrays), plain, atol=1e-6)
+def test_a_window_without_an_end():
+    arrays, fit, window = qkv(), calibrate.identity(), np.array([3, 2**31 - 1])
+    exact = expected(*arrays, fit, window=tuple(map(int, window)))
+    actual = dot_product_attention(*arrays, coefficients=fit, local_window_size=window)
+    np.testing.assert_allclose(actual, exact, atol=3e-6)
 
 
 def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
+    """And mapped over a batch."""
     arrays = qkv()
     monkeypatch.setattr(attention, "_all_at_once", lambda: True)
     attention._attend.clear_cache()
-    actual = dot_product_attention(*arrays, is_causal=True, coefficients=paper)
+    attend = partial(dot_product_attention, is_causal=True, coefficients=paper)
+    actual = attend(*arrays)
+    np.testing.assert_allclose(jax.vmap(attend)(*arrays), actual, atol=1e-6)
     attention._attend.clear_cache()
     np.testing.assert_allclose(actual, expected(*arrays, paper, is_causal=True), atol=3e-6)
 
@@ -338,8 +267,8 @@ def test_the_matrix_never_exists(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"implementation": "cudnn"}, "only 'xla' computes the entropy"),
-        ({"return_residual": True}, "partial results cannot be combined"),
+        ({"implementation": "cudnn"}, "only implementation='xla' without a residual"),
+        ({"return_residual": True}, "without a residual can apply a fit"),
         ({"mask": np.ones((2, 1, 11, 11))}, "mask is float"),
         ({"mask": np.ones((3, 1, 1, 1), bool)}, r"mask is \(3, 1, 1, 1\)"),
         ({"bias": np.ones((2, 3, 11, 11))}, r"bias is \(2, 3, 11, 11\)"),
@@ -347,7 +276,7 @@ def test_the_matrix_never_exists(monkeypatch):
         ({"query_seq_lengths": np.ones(2, np.float32)}, "give 2 integers"),
         ({"scale": np.ones(8)}, "scale has shape"),
         ({"query": np.ones((2, 11, 3, 8), np.float32)}, "N a multiple of K"),
-        ({"value": np.ones((2, 10, 2, 8), np.float32)}, "give the same B, S and K"),
+        ({"value": np.ones((2, 10, 2, 8), np.float32)}, "with N a multiple of K"),
         ({"value": np.ones((2, 11, 2, 8), np.float16)}, "give one dtype"),
         ({"query": np.ones((2, 11, 4, 8), np.complex64)}, "query is complex64; give real numbers"),
         ({"coefficients": "paper"}, "give a fit"),

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+import reference
 from planted import planted_rows
 
 from calibrate.errors import QualityError
-from calibrate.maths import reference
 from calibrate.maths.rule import beta_of
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.heads import load_head

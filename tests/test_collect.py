@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from conftest import ToyHead
 
 from calibrate.errors import CalibrateError, QualityError
@@ -20,7 +21,6 @@ from calibrate.files.rows import (
     row_bytes,
     shard_name,
 )
-from calibrate.maths import reference
 from calibrate.rows import collect as pipeline
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect

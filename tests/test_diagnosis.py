@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference_solver
+import reference
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -15,7 +15,6 @@ from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
 from calibrate.files.rows import RowCollection
-from calibrate.maths import reference
 from calibrate.report import diagnosis_record, plots
 from calibrate.report.blocks import as_json
 from calibrate.report.diagnosis_record import diagnosis_result
@@ -176,7 +175,7 @@ def test_numbers_are_those_of_plain_formulas(collection, heads):
     for key in (BOUNDED, RANDOM):
         check_against_plain_formulas(heads[key], list(rows_of(collection, key)), eps=0.25)
     beta = [
-        reference_solver.optimal_beta(z, int(t.argmax()))
+        reference.optimal_beta(z, int(t.argmax()))
         for _, z, t in rows_of(collection, BOUNDED)
     ]
     interior = [b for b in beta if 0 < b < np.inf]

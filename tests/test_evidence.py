@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import reference
 from planted import planted_rows
 from scipy import stats
 
@@ -19,7 +20,6 @@ from calibrate.evidence.evidence import (
 )
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.verdict import judge
-from calibrate.maths import reference
 from calibrate.rows.row_problem import evidence_of, scores_at
 from calibrate.rows.solved_rows import solve_rows
 

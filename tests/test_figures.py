@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reference import softmax
 
 import calibrate
-from calibrate.maths.reference import softmax
 from calibrate.rows.heads import load_head
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))

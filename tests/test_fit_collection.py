@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 from conftest import ToyHead, as_users
 
 import calibrate
@@ -14,7 +15,6 @@ from calibrate.files.coefficient_file import dumps, read
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
 from calibrate.files.unchanged_fit import same_fit
-from calibrate.maths import reference
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import (
     fit_collection,

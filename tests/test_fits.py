@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from test_cli import call, refusal
 
 import calibrate
@@ -16,7 +17,6 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
 from calibrate.files.unchanged_fit import domain_of, largest_change, same_fit
-from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report.usage import load_line, usage
 

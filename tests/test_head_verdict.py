@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import reference
 from planted import grouped_nulls
 
 from calibrate.errors import QualityError
 from calibrate.evidence.prior import Gain
-from calibrate.maths import reference
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.head_verdict import (
     FEW,

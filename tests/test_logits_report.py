@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from matplotlib.figure import Figure
 from test_cli import call, refusal
 from test_report import Text, browser, check_in_a_browser
@@ -18,7 +19,6 @@ import calibrate
 from calibrate.evidence.evidence import LOG_P
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import publish
-from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report import plots
 from calibrate.report.blocks import as_json

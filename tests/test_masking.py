@@ -19,8 +19,7 @@ REAL = (np.inf, np.nan, 0.0, 700.0, -8_999.0)
 def test_what_masks_and_what_does_not(of):
     x = of([*MASKS, *REAL], dtype=np.float32)
     np.testing.assert_array_equal(is_masked(x), [True] * len(MASKS) + [False] * len(REAL))
-    low = finite_masks(np.asarray(x))
-    assert low == (6, np.finfo("float32").min, -9_000)
+    assert finite_masks(np.asarray(x)) == 6
     masked = as_masks(np.array([-1e4, 0], "float16"))
     assert masked.dtype == "float16"
     assert masked.tolist() == [-np.inf, 0]

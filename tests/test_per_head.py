@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from planted import planted_rows
 from typer.testing import CliRunner
 
@@ -14,7 +15,6 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
 from calibrate.files.logits_recorder import Recorder
 from calibrate.files.unchanged_fit import same_fit
-from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.maths.solver import STATUS_NAMES
 from calibrate.parallel.jobs import Jobs

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 from scipy.special import stdtrit
 
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.evidence import LOG_P, P
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths import reference
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.rows import work_units
 from calibrate.rows.logits_files import Arrays

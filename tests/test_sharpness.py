@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from planted import planted_rows
+from reference import entropy, softmax
 
 from calibrate.errors import QualityError
 from calibrate.maths.likelihood_profile import plain_power, profile
-from calibrate.maths.reference import entropy, softmax
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.heads import load_head
 from calibrate.rows.row_problem import RowProblem, fit_rule

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import reference_solver
+import reference
 from conftest import ToyHead
 
 from calibrate.files.collection import open_collection
-from calibrate.maths import reference, solver
+from calibrate.maths import solver
 from calibrate.parallel.jobs import Jobs
 from calibrate.rows.collect import collect
 from calibrate.rows.solved_rows import concatenate_rows, solve_collection, solve_rows
@@ -20,7 +20,7 @@ def test_solves_every_row_as_the_reference_does(tmp_path):
     first = np.flatnonzero(np.diff(rows.size, prepend=0))
     for k, (logits, target) in enumerate(everything):
         row = first[k // 5] + k % 5
-        expected = reference_solver.optimal_beta(logits, target)
+        expected = reference.optimal_beta(logits, target)
         assert rows.beta[row] == pytest.approx(expected, rel=1e-3)
         log_p = np.log(reference.softmax(logits, beta=2.0)[target])
         assert rows.profile.take(np.array([row])).log_p(np.array([2.0])) == pytest.approx(

@@ -1,14 +1,11 @@
-"""The optimal beta against a 50-digit root, bisection in float64, a dense grid and its classes."""
+"""The optimal beta against a root in float64, a dense grid and its classes."""
 
-import mpmath
 import numpy as np
 import pytest
-import reference_solver
+import reference
 
 import calibrate
-from calibrate.maths import reference, solver, solver_kernels
-from calibrate.maths.row_batches import FEW_ITEMS
-from calibrate.rows.heads import load_head
+from calibrate.maths import solver, solver_kernels
 
 
 def draw_row(rng):
@@ -32,34 +29,6 @@ def is_marginal(z, t):
     return spread == 0 or min(abs(z[t] - z.mean()), z.max() - z[t]) < 1e-6 * spread
 
 
-def mpmath_root(z, t):
-    """The root of E_beta[z] = z_t to 50 digits."""
-    with mpmath.workdps(50):
-        u = [mpmath.mpf(float(x)) - mpmath.mpf(float(z[t])) for x in z]
-        top = max(u)
-
-        def excess(beta):
-            weights = [mpmath.exp(beta * (x - top)) for x in u]
-            return mpmath.fdot(weights, u) / mpmath.fsum(weights)
-
-        start = mpmath.mpf(reference_solver.optimal_beta(z, t))
-        return mpmath.findroot(excess, (start * (1 - 1e-9), start * (1 + 1e-9)), tol=1e-40)
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_float64_agrees_with_a_50_digit_root(count):
-    rng = np.random.default_rng(0)
-    checked = 0
-    while checked < count:
-        z, t = draw_row(rng)
-        beta, status = calibrate.optimal_beta(z, t)
-        if is_marginal(z, t) or status != solver.INTERIOR:
-            continue
-        root = mpmath_root(z, t)
-        assert float(abs(beta - root) / root) < 1e-8, (z, t)
-        checked += 1
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_classes_match_the_definitions(dtype):
     rng = np.random.default_rng(1)
@@ -71,32 +40,13 @@ def test_classes_match_the_definitions(dtype):
         # Masked items at the end make one shape of all, and so one compilation.
         longest = np.concatenate([z, np.full(300 - len(z), -np.inf, dtype)])
         beta, status = calibrate.optimal_beta(longest, t)
-        expected = reference_solver.optimal_beta(z, t)
+        expected = reference.optimal_beta(z, t)
         assert status == {np.inf: solver.SHARP, 0.0: solver.FLAT}.get(expected, solver.INTERIOR)
         assert float(beta) == pytest.approx(expected, rel=2e-3 if dtype == np.float32 else 1e-8)
 
 
-@pytest.mark.slow
-def test_float32_residual_on_the_shipped_head():
-    """At most 7 passes, and 1e-6 of the range left, from the least size to the greatest."""
-    head = load_head("max-retrieval")
-    for size in (16, 1_024, 16_384):
-        count = max(8, 2**15 // size)
-        batch = head.sample(7, size, count)
-        logits = np.asarray(head.attend(batch).logits)
-        # The second-highest item as target: an interior row of every set.
-        target = np.argsort(logits, axis=1)[:, -2].astype(np.int32)
-        beta, n_passes = solver._solve_in_batches(logits, target, FEW_ITEMS)
-        assert n_passes.max() <= 7
-        interior = np.isfinite(beta) & (beta > 0)
-        assert interior.mean() > 0.95
-        for row in np.flatnonzero(interior)[:60]:
-            residual = reference.expected_excess(float(beta[row]), logits[row], target[row])
-            assert abs(residual) <= 1e-6 * np.ptp(logits[row].astype(float))
-
-
-@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e4])
-@pytest.mark.parametrize("n", [2, 3, 1_000, 65_536])
+@pytest.mark.parametrize("spread", [1e-6, 1e4])
+@pytest.mark.parametrize("n", [2, 3, 65_536])
 def test_any_length_and_range(n, spread):
     z = np.random.default_rng(n).uniform(0, spread, (3, n)).astype(np.float32)
     target = np.argsort(z, axis=1)[:, -2] if n > 2 else np.zeros(3, int)
@@ -133,10 +83,8 @@ def test_masked_items_do_not_count(sets):
 @pytest.mark.parametrize("sets", [False, True])
 def test_shapes_batches_and_traces(sets):
     z = np.random.default_rng(3).standard_normal((3, 500, 256)).astype(np.float32)
-    target, kernel = (
-        targets(z, sets),
-        solver_kernels.solve_sets if sets else solver_kernels.solve_one,
-    )
+    target = targets(z, sets)
+    kernel = solver_kernels.solve_sets if sets else solver_kernels.solve_one
     kernel.clear_cache()
     whole = calibrate.optimal_beta(z, target)
     assert kernel._cache_size() == 1
@@ -154,22 +102,19 @@ FALSE_TRUE = np.array([False, True])
 @pytest.mark.parametrize(
     ("logits", "target", "where", "message"),
     [
-        (np.zeros((2, 3)), np.array([0]), None, "one target for each row"),
-        (np.zeros((2, 3)), np.array([0, 3]), None, r"target 3 is not a position in \[0, 3\)"),
-        (np.zeros((2, 3)), np.array([0, -1]), None, "target -1 is not a position"),
-        (np.zeros((2, 3)), np.array([0.0, 1.0]), None, "integer positions"),
+        (np.zeros((2, 3)), np.array([0]), None, "an integer position for each row"),
+        (np.zeros((2, 3)), np.array([0, 3]), None, r"row \(1,\) is not a position in \[0, 3\)"),
+        (np.zeros((2, 3)), np.array([0, -1]), None, "is not a position"),
+        (np.zeros((2, 3)), np.array([0.0, 1.0]), None, "target is float64"),
         (np.array([[1.0, np.nan]]), np.array([0]), None, r"row \(0,\) hold NaN or \+inf"),
-        (np.array([[1.0, np.inf]]), np.array([0]), None, "NaN or"),
-        (np.array([[1.0, -np.inf]]), np.array([1]), None, "target of row .* is masked"),
-        (np.ones((1, 2)), np.array([1]), ~FALSE_TRUE[None], "is masked"),
+        (np.array([[1.0, -np.inf]]), np.array([1]), None, "target of row .* is no unmasked item"),
+        (np.ones((1, 2)), np.array([1]), ~FALSE_TRUE[None], "no unmasked"),
         (np.ones((1, 2)), np.array([1]), ~FALSE_TRUE, "where has shape"),
-        (np.zeros((2, 3)), np.ones(2, bool), None, "mark targets in the shape of the logits"),
-        (np.zeros((2, 3)), np.ones((2, 3), int), None, "one target for each row"),
-        (np.zeros(()), np.ones((), bool), None, "target has shape"),
-        (np.zeros((2, 3)), np.eye(2, 3, 1) > 2, None, r"row \(0,\) marks no unmasked item; mark"),
-        (np.array([0, -np.inf]), FALSE_TRUE, None, "marks no unmasked item"),
-        (np.zeros((1, 2)), FALSE_TRUE[None], ~FALSE_TRUE[None], "no unmasked"),
-        (np.array([np.nan, 1]), FALSE_TRUE, None, "NaN or"),
+        (np.zeros((2, 3)), np.ones(2, bool), None, "True at each target"),
+        (np.zeros((2, 3)), np.ones((2, 3), int), None, "position for each row"),
+        (np.zeros(()), np.ones((), bool), None, "of shape"),
+        (np.zeros((2, 3)), np.eye(2, 3, 1) > 2, None, r"row \(0,\) is no unmasked item"),
+        (np.array([0, -np.inf]), FALSE_TRUE, None, "no unmasked item"),
     ],
 )
 def test_bad_input_is_named(logits, target, where, message):
@@ -204,25 +149,18 @@ def log_mass(beta, z, target):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "count", "dtype"),
-    [
-        (2, 25, np.float32), (3, 25, np.float64), (30, 25, np.float32), (30, 25, np.float64),
-        (300, 15, np.float64), (2000, 6, np.float32),
-    ],
-)  # fmt: skip
+    [(3, 25, np.float64), (30, 25, np.float32), (300, 15, np.float64), (2000, 6, np.float32)],
+)
 def test_no_beta_of_a_dense_grid_does_better(n, count, dtype):
     z, target = draw_rows(np.random.default_rng(n), n, count)
     z = z.astype(dtype)
     solved = calibrate.optimal_beta(z, target)
     assert set(np.unique(solved.status)) <= {solver.SHARP, solver.FLAT, solver.INTERIOR}
-    for row in range(count):
-        expected = reference_solver.optimal_beta(z[row], target[row])
-        best = log_mass(expected, z[row], target[row])
-        assert log_mass(float(solved.beta[row]), z[row], target[row]) == pytest.approx(
-            best, abs=1e-9
-        )
-        ends = max(log_mass(end, z[row], target[row]) for end in (0.0, np.inf))
-        if not expected or expected == np.inf or best > ends + 1e-6:  # else the class is a tie
-            assert solved.status[row] == {np.inf: solver.SHARP, 0.0: solver.FLAT}.get(expected, 0)
+    for beta, row, chosen in zip(solved.beta, z, target, strict=True):
+        spread = np.ptp(row[row > -np.inf].astype(float)) or 1
+        betas = [0, *np.geomspace(1e-4, 1e6, 2_000) / spread, np.inf]
+        best = max(log_mass(other, row, chosen) for other in betas)
+        assert log_mass(float(beta), row, chosen) >= best - 1e-9
 
 
 def padded(array, n=8):
@@ -242,13 +180,12 @@ def padded(array, n=8):
 def test_the_higher_of_two_peaks(row, target, lower, higher):
     z, chosen = padded(np.array(row)), np.isin(np.arange(8), target)
     for peak in (lower, higher):  # both are peaks
-        left, top, right = reference_solver.log_odds(peak * np.array([0.8, 1, 1.25]), z, chosen)
+        left, top, right = (log_mass(peak * c, z, chosen) for c in (0.8, 1, 1.25))
         assert top > max(left, right)
     for dtype in (np.float32, np.float64):
         beta, status = calibrate.optimal_beta(z.astype(dtype), chosen)
         assert status == solver.INTERIOR
         assert float(beta) == pytest.approx(higher, rel=0.02)
-        assert float(beta) == pytest.approx(reference_solver.optimal_beta(z, chosen), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -279,39 +216,28 @@ def test_class_of_a_row(row, target, beta, dtype):
     solved = calibrate.optimal_beta(z, target)
     assert solved.status == {np.inf: solver.SHARP, 0: solver.FLAT}.get(beta, solver.INTERIOR)
     assert float(solved.beta) == pytest.approx(beta, rel=1e-6)
-    assert reference_solver.optimal_beta(z, target) == pytest.approx(beta, rel=1e-6)
     if target.sum() == 1:
         one = calibrate.optimal_beta(z, int(target.argmax()))
         assert (one.beta, one.status) == (solved.beta, solved.status)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rel"), [pytest.param(np.float32, 2e-3, marks=pytest.mark.slow), (np.float64, 1e-9)]
-)
-def test_a_set_of_one_is_a_target(dtype, rel):
+def test_a_set_of_one_is_a_target():
     rng = np.random.default_rng(4)
     for _ in range(150):
         z, t = draw_row(rng)
-        z = z.astype(dtype)
-        if is_marginal(z.astype(float), t) and z[t] != z.max():
+        if is_marginal(z, t) and z[t] != z.max():
             continue
         z = padded(z, 300)
         one = calibrate.optimal_beta(z, t)
         as_set = calibrate.optimal_beta(z, np.arange(300) == t)
         assert as_set.status == one.status
-        assert float(as_set.beta) == pytest.approx(float(one.beta), rel=rel)
+        assert float(as_set.beta) == pytest.approx(float(one.beta), rel=1e-9)
 
 
-@pytest.mark.parametrize("factor", [2.0**-60, 1e-5, 3.0, 2.0**40])
+@pytest.mark.parametrize("factor", [2.0**-60, 2.0**40])
 def test_beta_is_in_units_of_the_logits(factor):
     z, target = draw_rows(np.random.default_rng(5), 20, 200)
     z = (z / np.abs(np.where(z > -np.inf, z, 0)).max(axis=1, keepdims=True)).astype(np.float32)
-    one, scaled = (
-        calibrate.optimal_beta(c * z, target) for c in (np.float32(1), np.float32(factor))
-    )
-    exact = np.log2(factor) % 1 == 0
-    alike = one.status == scaled.status
-    assert alike.all() if exact else alike.mean() > 0.95  # other factors round ties away
-    np.testing.assert_allclose(
-        scaled.beta[alike] * factor, one.beta[alike], rtol=1e-6 if exact else 1e-2
-    )
+    one, scaled = (calibrate.optimal_beta(np.float32(c) * z, target) for c in (1, factor))
+    np.testing.assert_array_equal(scaled.status, one.status)
+    np.testing.assert_allclose(scaled.beta * factor, one.beta, rtol=1e-6)

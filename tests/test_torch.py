@@ -6,13 +6,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+import reference
 from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, in_words_of_the_reference, qkv
 from attention_cases import expected as expected_attention
 from backends import Torch
 from cases import FITS, SMOOTH, SMOOTH_FITS, per_head
 
 import calibrate
-from calibrate.maths import reference
 from calibrate.maths.rule import beta_of, slope_of
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")

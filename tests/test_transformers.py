@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference  # noqa: E402
 from attention_cases import BY_BOTH, BY_SIZE, expected
 
 import calibrate
@@ -18,7 +19,6 @@ from test_cli import call  # noqa: E402
 from tiny_models import tiny_configuration, tiny_model  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
 
-from calibrate.maths import reference  # noqa: E402
 from calibrate.rows.logits_files import Arrays  # noqa: E402
 from calibrate.transformers import capture, register, verify  # noqa: E402
 

@@ -1,7 +1,7 @@
 """Climbing an objective to its peaks, as a function of the coefficients of a form of rules.
 
-The coefficients stay within the constraints of the form, and may have to keep held scores: concave
-constraints, for which the climb is by sequential quadratic programming instead of Newton's method.
+The climb is by Newton's method within the linear constraints of the form; where held scores have
+to be kept too, which are concave constraints, it is by sequential quadratic programming.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.maths import newton
 from calibrate.maths.likelihood_profile import Profile
 from calibrate.maths.rule_forms import Form
 
@@ -17,6 +16,10 @@ ROUGH_TOLERANCE = 1e-3  # of the objective: the largest gap where a solution nee
 ATTEMPTS = 3  # of the solver
 LAST_STEP, ROUGH_STEP = 1e-13, 1e-9  # what Newton's last step promises, as the tolerances
 SHARE = 1e-6  # of beta - 1, to which the farthest or least sharp rule is found
+MOST_STEPS = 200
+FLAT, FLATTEST = 1e-10, 1e-12  # curvature below this share of the largest, and this, counts as it
+RISE = 0.1  # of what the parabola promises at first, that a step has to gain
+SHORTEST = 1e-6  # share of a step
 
 
 class Held(NamedTuple):
@@ -29,7 +32,7 @@ class Held(NamedTuple):
 class Objective(NamedTuple):
     """What rules are fitted for: the sum over rows of weight times log p_t(beta), or another score.
 
-    Of a profile with series of several objectives, values and derivatives are those of each.
+    A profile with series of several objectives has values and derivatives of each.
     """
 
     profile: Profile
@@ -78,8 +81,7 @@ def _towards(plain: np.ndarray, c: np.ndarray, keep: Keep) -> np.ndarray:
     if spare(1.0) >= 0:
         return c
     share = float(brentq(spare, 0.0, 1.0, xtol=SHARE)) - SHARE
-    farthest: np.ndarray = plain + max(0.0, share) * (c - plain)
-    return farthest
+    return np.asarray(plain + max(0.0, share) * (c - plain))
 
 
 class Peak(NamedTuple):
@@ -88,7 +90,7 @@ class Peak(NamedTuple):
     c: np.ndarray
     value: float
     gap: float  # what the tangent at c gains at most; NaN: not computed
-    short: str  # why it is not a peak; "" if it is
+    found: bool  # whether the gap is small enough
 
 
 class Search(NamedTuple):
@@ -115,15 +117,14 @@ class Search(NamedTuple):
             plain = np.clip(1.0, self.low, self.high) * self.form.ones
             return [self._climb_within(keep, _towards(plain, c, keep)) for c in starts]
         step = ROUGH_STEP if self.tolerance is None else LAST_STEP
-        tops, values, gaps = newton.climb(self.at, *self.form.sides(), starts, step)
+        tops, values, gaps = newton(self.at, *self.form.sides(), starts, step)
         most = self._largest_gap(values)
         unsure = (gaps > most) | (self.tolerance is not None)
         if self.objective.concave and unsure.any():
             slopes = self.at(tops)[1]
             for i in np.flatnonzero(unsure):
                 gaps[i] = largest_gain(self.form, slopes[i], tops[i], None)
-        found = zip(tops, values.tolist(), gaps.tolist(), gaps <= most, strict=True)
-        return [Peak(c, value, gap, "" if ok else _short_by(gap)) for c, value, gap, ok in found]
+        return list(map(Peak, tops, values.tolist(), gaps.tolist(), gaps <= most))
 
     def _climb_within(self, keep: Keep, start: np.ndarray) -> Peak:
         """By sequential quadratic programming, where scores are held."""
@@ -149,14 +150,14 @@ class Search(NamedTuple):
             # At the optimum it may find no step that rounding does not spoil, and call it failure.
             accepted = rough and result.success
             gap = np.nan if accepted else largest_gain(self.form, slope, start, keep)
-            if not gap > self._largest_gap(value):
-                return Peak(start, float(value), gap, "")
-        return Peak(start, float(value), gap, f"{_short_by(gap)}: {result.message}")
+            found = not gap > self._largest_gap(value)
+            if found:
+                break
+        return Peak(start, float(value), gap, found)
 
     def _betas(self, c: np.ndarray) -> np.ndarray:
         # The solver may step out of the constraints by a rounding; np.clip takes longer.
-        within: np.ndarray = np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high)
-        return within
+        return np.asarray(np.minimum(np.maximum(c @ self.form.design.T, self.low), self.high))
 
     def _largest_gap(self, value: np.ndarray) -> np.ndarray | float:
         """That is accepted of a peak with this value."""
@@ -165,15 +166,8 @@ class Search(NamedTuple):
         return np.asarray(ROUGH_TOLERANCE * np.maximum(1.0, np.abs(value)))
 
 
-def _short_by(gap: float) -> str:
-    return f"the rule found may be short of the best by {gap:.3g}"
-
-
 def largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Keep | None) -> float:
-    """What a concave objective can gain at most: by its tangent, anywhere in the constraints.
-
-    The tangents of concave constraints leave more room than these do.
-    """
+    """What a concave objective can gain at most: by its tangent, within tangents of constraints."""
     from scipy.optimize import linprog
 
     if keep is None and form.matrix.shape == (len(c), len(c)):  # a parallelepiped
@@ -186,13 +180,77 @@ def largest_gain(form: Form, gradient: np.ndarray, c: np.ndarray, keep: Keep | N
     if keep is not None:
         spare, slopes = keep(c)
         sides, bounds = np.vstack([sides, slopes]), np.append(bounds, slopes @ c - spare)
+    # Scaled, or a gradient near 0 drowns in tolerances; presolve fails on terms that differ by 1e6.
     result = linprog(
-        -gradient / steepest,  # or a gradient near 0 drowns in the programme's tolerances
-        A_ub=-sides,
-        b_ub=-bounds,
-        bounds=(None, None),
-        options={"presolve": False},  # it fails on objectives whose terms differ by 1e6
+        -gradient / steepest, -sides, -bounds, bounds=(None, None), options={"presolve": False}
     )
     if not result.success:
         raise ArithmeticError("the search cannot tell how near it is to the best")
     return float(gradient @ (result.x - c))
+
+
+def newton(
+    at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]],
+    matrix: np.ndarray, least: np.ndarray, starts: np.ndarray, tolerance: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """The tops that steps from starts lead to, their values, and what the last steps promised.
+
+    All are climbed at once, each by itself. Each step is the best one of the parabola at the point,
+    by least distance programming (Lawson and Hanson, Solving Least Squares Problems, chapter 23).
+    Where a function is not concave, its curvature counts as if it were: every step leads up.
+
+    Args:
+      at: coefficients (m, k) -> values (m,), slopes (m, k) and second derivatives (m, k, k).
+      matrix, least: matrix @ coefficients >= least, (constraints, k) and (constraints,).
+      starts: (m, k), within the constraints.
+      tolerance: a step that promises this or less is the last one, and taken without a look.
+    """
+    c, (value, slope, bend) = starts, at(starts)
+    going, promise = np.full(len(c), True), np.zeros(len(c))
+    for _ in range(MOST_STEPS):
+        step = np.zeros_like(c)
+        step[going] = _best_steps(slope[going], bend[going], matrix, least - c[going] @ matrix.T)
+        promise = np.where(going, np.vecdot(slope, step), promise)
+        last = going & (promise <= tolerance)
+        c, value = c + last[:, None] * step, value + last * promise / 2
+        going = going & ~last
+        if not going.any():
+            break
+        share = going.astype(float)
+        new = at(c + share[:, None] * step)
+        while (far := going & ~(new[0] >= value + RISE * share * promise)
+               & (share > SHORTEST)).any():  # fmt: skip
+            share[far] /= 4
+            new = at(c + share[:, None] * step)
+        going = going & (new[0] > value)  # rounding spoils every step of the others
+        c, value = c + (going * share)[:, None] * step, np.where(going, new[0], value)
+        slope, bend = new[1:]
+    return c, value, promise
+
+
+def _best_steps(
+    slope: np.ndarray, bend: np.ndarray, matrix: np.ndarray, least: np.ndarray
+) -> np.ndarray:
+    """(m, k): the d of largest slope @ d - d @ |bend| @ d / 2 where matrix @ d >= least."""
+    curvature, axes = np.linalg.eigh(bend)
+    curvature = np.abs(curvature)
+    flat = np.maximum(FLAT * curvature.max(axis=1), FLATTEST)
+    whiten = axes / np.sqrt(np.maximum(curvature, flat[:, None]))[:, None]
+    # A step is whiten @ x, and of these slope @ whiten is the best.
+    x = np.vecdot(whiten.mT, slope[:, None])
+    sides = matrix @ whiten
+    short = least - np.vecdot(sides, x[:, None])
+    for i in np.flatnonzero((short > 0).any(axis=1)):
+        x[i] += _least_distance(sides[i], short[i])
+    steps: np.ndarray = np.vecdot(whiten, x[:, None])
+    return steps
+
+
+def _least_distance(sides: np.ndarray, short: np.ndarray) -> np.ndarray:
+    """(k,) the least y where sides @ y >= short."""
+    from scipy.optimize import nnls
+
+    both, last = np.vstack([sides.T, short]), np.append(np.zeros(sides.shape[1]), 1.0)
+    rest = both @ nnls(both, last, maxiter=50 * len(short))[0] - last
+    y: np.ndarray = -rest[:-1] / rest[-1]
+    return y

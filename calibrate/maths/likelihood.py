@@ -1,9 +1,9 @@
 """Maximum likelihood: the rule of a given form under which targets are most probable.
 
-Where beta is within its bounds, the mean of log p_t(beta) is concave in the coefficients of a form,
-and what it must keep at some rows is a concave constraint. So there is one best value of each form,
-and a linear programme bounds what a solution can still gain. With sets of targets log p_T(beta) is
-not concave, nor is the mean of p_t^q: these are climbed from several starts, and no gap is claimed.
+The mean of log p_t(beta) is concave in the coefficients of a form, and what it must keep at some
+rows is a concave constraint: there is one best value, and a linear programme bounds what a solution
+can still gain. With sets of targets it is not concave, nor is the mean of p_t^q: these are climbed
+from several starts, and no gap is claimed.
 """
 
 import math
@@ -49,20 +49,18 @@ def maximise(
     """The least sharp rule of a form, within TOLERANCE of the best found, by objective.
 
     Less sharp is on the straight way from the rule found to beta = low: where the data do not tell
-    one beta from another, beta is the least of them. A concave objective is climbed from one start;
-    any other also from the peaks among constants and from a rule that follows each row's best
-    constant, and the highest peak is kept: nothing bounds what a rule in between could gain.
+    one beta from another, beta is the least of them. An objective that is not concave is climbed
+    from the peaks among constants and from a rule that follows each row's best constant, and the
+    highest peak is kept: nothing bounds what a rule in between could gain.
 
     Args:
-      objectives: functions of (rows,) beta within the bounds, which are climbed at once, such as
-        folds of the same rows; with one `weight`, so that they differ in their profiles alone, and
-        concave all or none.
+      objectives: of (rows,) beta within the bounds, such as folds of the same rows; they differ in
+        their profiles alone, and are concave all or none.
       form: of the rule.
       low, high: bounds of beta.
-      start: an earlier solution. Others are then climbed from only if they are better than what it
-        leads to. None: from the best constant.
-      tolerance: the largest gap to accept. None: the solution is less exact, and its gap is
-        computed only if the solver reports failure.
+      start: an earlier solution; others are then climbed from only if they are better than what it
+        leads to.
+      tolerance: the largest gap to accept. None: a less exact solution.
       held: scores that the rule of each objective must keep, concave in beta.
     Raises:
       ArithmeticError: a gap exceeds the tolerance, or cannot be bounded.
@@ -70,17 +68,17 @@ def maximise(
     searches = [Search(objective, form, low, high, tolerance) for objective in objectives]
     held = held or [None] * len(objectives)
     keeps = [None if one is None else of_coefficients(one, form, low, high) for one in held]
-    found: list[list[Peak]] = [[] for _ in objectives]
-    if start is not None and not any(keeps):
+    each = list(zip(searches, keeps, strict=True))
+    if start is None:
+        found: list[list[Peak]] = [[] for _ in each]
+    elif any(keeps):
+        found = [search.climb(start[None], keep) for search, keep in each]
+    else:
         series = np.stack([objective.profile.series for objective in objectives])
         every = objectives[0]._replace(profile=objectives[0].profile._replace(series=series))
         peaks = searches[0]._replace(objective=every).climb(np.tile(start, (len(series), 1)))
         found = [[peak] for peak in peaks]
-    elif start is not None:
-        found = [
-            search.climb(start[None], keep) for search, keep in zip(searches, keeps, strict=True)
-        ]
-    return [_least_sharp(*of_one) for of_one in zip(searches, keeps, found, strict=True)]
+    return [_least_sharp(*one, peaks) for one, peaks in zip(each, found, strict=True)]
 
 
 def _least_sharp(search: Search, keep: Keep | None, found: list[Peak]) -> Solution:
@@ -91,9 +89,9 @@ def _least_sharp(search: Search, keep: Keep | None, found: list[Peak]) -> Soluti
         starts = _starts(objective, form, low, high)
         starts = starts[search.values(starts) > least]
         found = found + (search.climb(starts, keep) if len(starts) else [])
-    peaks = [peak for peak in found if not peak.short]
+    peaks = [peak for peak in found if peak.found]
     if not peaks:
-        raise ArithmeticError(found[0].short)
+        raise ArithmeticError(f"it may be short of the best by {found[0].gap:.3g}")
     peak = max(peaks, key=lambda peak: peak.value)
     most = peak.value + (np.nan_to_num(peak.gap) if objective.concave else 0.0)
     plain, way = low * form.ones, form.design @ peak.c - low

@@ -4,9 +4,8 @@ Objectives, folds and resamples read these numbers, never the logits again. Besi
 of a row whose target is drawn from plain softmax: E[log p(beta)] under p(1) = beta E_1[z] - log Z.
 
 Between two nodes log p is a quintic in the node number: it has the value and slope at both, and the
-curvature there that values and slopes at the next nodes suggest. Slopes come with the sums that
-give log Z, as its derivative is the mean of z. One item in front of n that are alike has log Z turn
-within some 1 / log n of log beta, anywhere between the bounds: nodes are evenly spaced.
+curvature there that values and slopes at the next nodes suggest. One item in front of n that are
+alike has log Z turn within some 1 / log n of log beta, anywhere: nodes are evenly spaced.
 """
 
 import math
@@ -39,8 +38,8 @@ NEAR = np.arange(len(QUINTICS))  # columns of a series, from those of the node b
 class Profile(NamedTuple):
     """log p_t of rows over beta in [low, high], and its derivatives."""
 
-    # (rows, 2 N_NODES), by node the value and the slope in the node number; or of several
-    # objectives, (objectives, rows, 2 N_NODES), which `log_p` and `derivatives` read
+    # (rows, 2 N_NODES): by node the value and the slope in the node number; `log_p` and
+    # `derivatives` also read (objectives, rows, 2 N_NODES)
     series: np.ndarray
     low: float
     high: float
@@ -55,23 +54,16 @@ class Profile(NamedTuple):
         return self._replace(series=(1 - share) * self.series + share * other.series)
 
     def power(self, q: float) -> "Profile":
-        """The profile of the score (p^q - 1) / q in place of log p; q = 0 is log p itself.
-
-        It is not concave, as large gains of rows that are lost otherwise count for less.
-        """
+        """The profile of the score (p^q - 1) / q in place of log p, q = 0; it is not concave."""
         if q == 0:
             return self
-        value, slope = self.series[:, ::2], self.series[:, 1::2]
-        series = np.empty_like(self.series)
+        value, series = self.series[:, ::2], np.empty_like(self.series)
         series[:, ::2] = np.expm1(q * value) / q
-        series[:, 1::2] = np.exp(q * value) * slope
+        series[:, 1::2] = np.exp(q * value) * self.series[:, 1::2]
         return self._replace(series=series, concave=False)
 
     def pool(self, cell: np.ndarray, weight: np.ndarray, n_cells: int) -> "Profile":
-        """Rows of one cell added up, each times its weight: one row per cell.
-
-        Where the rows of a cell have one beta, sums of log p_t lose nothing by it.
-        """
+        """Rows of one cell, which have one beta, added up, each times its weight."""
         from scipy.sparse import csc_array
 
         one_each = np.arange(len(cell) + 1)
@@ -153,25 +145,20 @@ class RowProfiles(NamedTuple):
 def plain_power(plain: Profile, mean: np.ndarray, q: float) -> Profile:
     """The profile of the score (p^q - 1) / q, expected of a target drawn from plain softmax.
 
-    E[p^q] = Z(1 + q beta) / (Z(1) Z(beta)^q), and log Z(beta) = beta mean - plain(beta).
-
-    Args:
-      plain: of log p, as in `RowProfiles`.
-      mean: (rows,) likewise.
-      q: from 0, which is log p, to 1.
+    E[p^q] = Z(1 + q beta) / (Z(1) Z(beta)^q), and log Z(beta) = beta mean - plain(beta), with plain
+    and mean as in `RowProfiles`. q = 0 is log p.
     """
     if q == 0:
         return plain
     betas = nodes(plain.low, plain.high)
-    log_z = betas * mean[:, None] - plain.series[:, ::2]
-    in_beta = plain.series[:, 1::2] / (betas * _step(plain.low, plain.high))
-    log_z_slope = mean[:, None] - in_beta
+    mean = mean[:, None]
+    log_z = betas * mean - plain.series[:, ::2]
+    log_z_slope = mean - plain.series[:, 1::2] / (betas * _step(plain.low, plain.high))
     at = np.clip(1 + q * betas, plain.low, betas[-1])
     of_at, slope_of_at = plain.with_slope_at_each(at)
-    log_z_at, log_z_slope_at = at * mean[:, None] - of_at, mean[:, None] - slope_of_at
-    log_z_1 = mean - plain.with_slope_at_each(np.ones(1))[0][:, 0]
-    power = np.exp(log_z_at - log_z_1[:, None] - q * log_z)
-    slope = power * (log_z_slope_at - log_z_slope)
+    log_z_1 = mean - plain.with_slope_at_each(np.ones(1))[0]
+    power = np.exp(at * mean - of_at - log_z_1 - q * log_z)
+    slope = power * (mean - slope_of_at - log_z_slope)
     return from_nodes((power - 1) / q, slope, plain.low, plain.high)._replace(concave=False)
 
 
@@ -182,10 +169,8 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
 
     Args:
       logits: (rows, n) float32, finite or -inf (masked).
-      target: (rows,) int, an unmasked position; or (rows, n) bool, True at one unmasked position
-        or more.
-      low: least beta, > 0.
-      high: greatest beta.
+      target: (rows,) int, an unmasked position; or (rows, n) bool, True at one or more of them.
+      low, high: bounds of beta, > 0.
     Returns:
       Profiles of the rows. At bounds of 1 and 64 the worst rows known, one item in front of others
       that are alike, are within 2e-5 nats up to n = 1,024, 8e-5 at 16,384 and 3e-4 at 131,072; rows
@@ -193,15 +178,11 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
     """
     target = _positions(target)
     betas = nodes(low, high)
-    of_target, expected, mean, variance = _evaluate(
+    of_target, expected, moments = _evaluate(
         logits, target, np.broadcast_to(betas, (len(logits), len(betas)))
     )
-    return RowProfiles(
-        from_nodes(of_target[0], of_target[1], low, high)._replace(concave=target.ndim == 1),
-        from_nodes(expected[0], expected[1], low, high),
-        mean,
-        variance,
-    )
+    log_p = from_nodes(*of_target, low, high)._replace(concave=target.ndim == 1)
+    return RowProfiles(log_p, from_nodes(*expected, low, high), *moments)
 
 
 def nodes(low: float, high: float) -> np.ndarray:
@@ -222,18 +203,8 @@ def join_profiles(parts: Sequence[Profile]) -> Profile:
 
 
 def log_p(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> np.ndarray:
-    """log p_T(beta) = log sum over T of exp(beta z_t) - log sum_j exp(beta z_j), row by row.
-
-    Args:
-      logits: (rows, n), finite or -inf (masked).
-      target: (rows,) int, an unmasked position; or (rows, n) bool, True at one unmasked position
-        or more.
-      betas: (rows, k), > 0: each row's own.
-    Returns:
-      (rows, k) float32, nats.
-    """
-    values: np.ndarray = _evaluate(logits, _positions(np.asarray(target)), betas)[0][0]
-    return values
+    """(rows, k) float32 log p_T at betas of each row, (rows, k) > 0, of rows as in `profile`."""
+    return np.asarray(_evaluate(logits, _positions(np.asarray(target)), betas)[0][0])
 
 
 def _positions(target: np.ndarray) -> np.ndarray:
@@ -244,28 +215,25 @@ def _positions(target: np.ndarray) -> np.ndarray:
 
 def _evaluate(
     logits: np.ndarray, target: np.ndarray, betas: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Likelihoods and moments of rows, at betas as in `log_p`; all float32.
+) -> list[np.ndarray]:
+    """Float32 likelihoods and moments of rows, at betas as in `log_p`.
 
     Returns log p_T and its slope in beta, (2, rows, k); the same, expected of a target that is
-    drawn from plain softmax; the mean of z - max z and the variance of z under it, (rows,).
+    drawn from plain softmax; the mean of z - max z and the variance of z under it, (2, rows).
     """
     logits = np.asarray(logits, np.float32)
-    of_target = np.empty((2, *betas.shape), np.float32)
-    expected = np.empty_like(of_target)
-    mean, variance = np.empty((2, len(logits)), np.float32)
+    shapes = (betas.shape, betas.shape, (len(logits),))
+    found = [np.empty((2, *shape), np.float32) for shape in shapes]
     for part, batch in in_batches(logits, target, betas.astype(np.float32)):
-        rows = slice(part.stop - part.start)
-        values = [np.asarray(array) for array in _evaluate_batch(*batch)]
-        of_target[:, part], expected[:, part] = values[0][:, rows], values[1][:, rows]
-        mean[part], variance[part] = values[2][rows], values[3][rows]
-    return of_target, expected, mean, variance
+        for out, values in zip(found, _evaluate_batch(*batch), strict=True):
+            out[:, part] = np.asarray(values)[:, : part.stop - part.start]
+    return found
 
 
 @jax.jit
 def _evaluate_batch(
     logits: jax.Array, target: jax.Array, betas: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     shifted = jnp.maximum(logits - jnp.max(logits, axis=1, keepdims=True), NO_WEIGHT)
     several = target.ndim > 1
     if several:
@@ -287,7 +255,7 @@ def _evaluate_batch(
 
     of_target, expected = jax.lax.map(at, betas.T)  # (k, 2, rows)
     of_target, expected = (jnp.transpose(x, (1, 2, 0)) for x in (of_target, expected))
-    return of_target, expected, mean, variance
+    return of_target, expected, jnp.stack([mean, variance])
 
 
 def _log_sum(v: jax.Array, beta: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Masking: which numbers among logits mean that an item is masked, and which one has no weight."""
 
-from typing import Any, NamedTuple
+import warnings
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +17,7 @@ def is_masked(x: Any) -> Any:
     bfloat16), and add these to logits of a few hundred at most. An item so far below others has no
     weight in softmax, and yet would be one of n. No other number masks: at -8,000 an item is real.
 
-    Args:
-      x: logits, or a mask that is added to them: an array of NumPy or JAX, or a tensor.
-    Returns:
-      Bools of the same shape; False for NaN.
+    x are logits, or a mask that is added to them, of NumPy, JAX or PyTorch; False for NaN.
     """
     return x <= MASKED
 
@@ -30,24 +28,17 @@ def as_masks(logits: np.ndarray) -> np.ndarray:
     return np.where(masked, logits.dtype.type(-np.inf), logits) if masked.any() else logits
 
 
-class FiniteMasks(NamedTuple):
-    """How many finite logits mean masked, and which numbers they are."""
+def finite_masks(logits: np.ndarray, where: np.ndarray | bool = True) -> int:
+    """How many finite logits mean masked, of the items that `where` leaves."""
+    return np.count_nonzero(is_masked(logits) & np.isfinite(logits) & where)
 
-    n: int
-    least: float
-    greatest: float
 
-    def warning(self, subject: str) -> str:
-        """The warning about them; it begins with `subject`."""
-        return (
-            f"{subject} {self.n:,} logits of {self.least:g} to {self.greatest:g}, which count "
-            f"as masked (all of {MASKED:,.0f} and less do); write -inf for masked items, or add a "
-            "constant to the rows of real ones (softmax is unchanged)"
+def warn_of_masks(subject: str, n: int) -> None:
+    """Warns of n finite logits that mean masked; the warning begins with `subject`."""
+    if n:
+        warnings.warn(
+            f"{subject} {n:,} finite logits that count as masked (all of {MASKED:,.0f} and less "
+            "do); write -inf for masked items, or add a constant to the rows of real ones "
+            "(softmax is unchanged)",
+            stacklevel=3,
         )
-
-
-def finite_masks(logits: np.ndarray, where: np.ndarray | bool = True) -> FiniteMasks:
-    """Counts the finite logits that mean masked, of the items that `where` leaves."""
-    low = logits[is_masked(logits) & np.isfinite(logits) & where]
-    ends = (low.min(), low.max()) if low.size else (np.inf, -np.inf)
-    return FiniteMasks(low.size, *map(float, ends))

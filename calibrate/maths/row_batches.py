@@ -10,18 +10,14 @@ from calibrate.maths.masking import NO_WEIGHT
 # A batch of rows fits in the second-level cache.
 ITEMS_PER_BATCH = 1 << 16
 FEW = 64  # times fewer rows are in the batches of so few rows
-# Up to so many items in the end, it takes less time to compute on several times as many than to
-# compile once more: then widths are powers of 8 from 64 on. A command computes once.
-FEW_ITEMS = 1 << 22
-FEW_ITEMS_OF_A_CALL = 1 << 19  # and a function may be called again and again
+# Up to so many items it takes less time to compute on several times as many than to compile once
+# more: then widths are powers of 8. A command computes once, a function again and again.
+FEW_ITEMS, FEW_ITEMS_OF_A_CALL = 1 << 22, 1 << 19
 
 
-def slices(rows: int, n: int) -> Iterator[slice]:
-    """The rows of each batch, of n items a row."""
-    return _ranges(rows, max(1, ITEMS_PER_BATCH // max(n, 1)))
-
-
-def _ranges(rows: int, step: int) -> Iterator[slice]:
+def slices(rows: int, n: int, step: int | None = None) -> Iterator[slice]:
+    """The rows of each batch of `step`, None: as many as are quick with n items a row."""
+    step = step or max(1, ITEMS_PER_BATCH // max(n, 1))
     return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
@@ -34,26 +30,21 @@ def in_batches(
     with rows of zeros.
 
     Args:
-      logits: (rows, n).
       others: (rows, ...) each; those of shape (rows, n) are bool, and filled up with False.
       few_items: up to which widths are of few kinds.
     """
     rows, n = logits.shape
-    width = _width(rows, n, few_items)
+    power = max(4, (n - 1).bit_length())
+    of_eight = max(6, -(-power // 3) * 3)
+    width = 1 << (of_eight if rows << of_eight <= few_items else power)
     batch = max(1, ITEMS_PER_BATCH // width)
     few = max(1, batch // FEW)
     batch = few if rows <= few else batch
     shapes = [(batch, width) if x.dtype == bool else (batch, *x.shape[1:]) for x in others]
-    for part in _ranges(rows, batch):
+    for part in slices(rows, n, batch):
         parts = [_filled(logits[part], (batch, width), -np.inf)]
         parts += [_filled(x[part], shape, 0) for x, shape in zip(others, shapes, strict=True)]
         yield part, parts
-
-
-def _width(rows: int, n: int, few_items: int) -> int:
-    power = max(4, (n - 1).bit_length())
-    of_eight = max(6, -(-power // 3) * 3)
-    return 1 << (of_eight if rows << of_eight <= few_items else power)
 
 
 def _filled(array: np.ndarray, shape: tuple[int, ...], fill: Any) -> np.ndarray:
@@ -68,12 +59,9 @@ def _filled(array: np.ndarray, shape: tuple[int, ...], fill: Any) -> np.ndarray:
 
 
 def row_entropy(logits: np.ndarray) -> np.ndarray:
-    """Shannon entropy of softmax(logits), row by row.
+    """(rows,) float32 Shannon entropy, nats, of softmax of (rows, n) logits, -inf where masked.
 
-    Args:
-      logits: (rows, n) float32, -inf where masked.
-    Returns:
-      (rows,) float32, nats; meaningless for rows with NaN or +inf, or without an unmasked item.
+    It is meaningless for rows with NaN or +inf, or without an unmasked item.
     """
     H = np.empty(len(logits), np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):  # in such rows

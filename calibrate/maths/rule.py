@@ -54,15 +54,11 @@ def horner(x: Any, coefficients: Sequence[Any]) -> Any:
     return value
 
 
-def at_size(log_n: Any, coefficients: Sequence[Any]) -> tuple[Any, ...]:
-    """The polynomial of entropy that a rule of entropy and size is at one log n."""
-    *powers, slope, level, both, square, line = coefficients
-    return (*powers, slope + both * log_n, level + log_n * (line + square * log_n))
-
-
 def surface(H: Any, log_n: Any, coefficients: Sequence[Any]) -> Any:
     """The bare terms of a rule of entropy and size, without guards and at any H and log n."""
-    return horner(H, at_size(log_n, coefficients))
+    *powers, slope, level, both, square, line = coefficients
+    level = level + log_n * (line + square * log_n)
+    return horner(H, (*powers, slope + both * log_n, level))
 
 
 def bare_value(x: Sequence[Any], coefficients: Sequence[Any]) -> Any:
@@ -81,23 +77,19 @@ def beta_of(
     It is off where H <= min_entropy (strict gate on the raw H, as in the paper) and, if `outside`
     is "identity", where H lies outside [lo, hi].
 
-    "log-size": clip(kappa log n + b, min_beta, max_beta). Beyond [lo, hi], the log n of the sizes
-    that it was fitted on, a line that rises goes on, and one that falls keeps its value at that
-    end: extrapolation never takes from beta where sets are larger than any that were seen.
+    "log-size": clip(kappa log n + b, min_beta, max_beta). Beyond [lo, hi], a line that rises goes
+    on, and one that falls keeps its value at that end: extrapolation never takes from beta.
 
-    "entropy-and-size": in H like the first, without "identity". Beyond the log n of its domain it
-    is like the second in log n: at each H it goes on along its slope in log n at that end if it
-    rises, and keeps its value if it falls.
+    "entropy-and-size": in H like the first, without "identity"; beyond its log n, at each H, like
+    the second along its slope in log n at that end.
 
     Args:
-      H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. Not
-        looked at by "log-size".
-      log_n: array, natural logarithm of the number of unmasked items; likewise; or, for
-        "entropy-and-size", one number for all rows, which is quicker. Not looked at by
-        "entropy-polynomial".
+      H: array, entropy in nats; at least float32, or the polynomial's terms cancel to noise. None
+        for "log-size".
+      log_n: array, logarithm of the number of unmasked items; likewise; one number for all rows of
+        "entropy-and-size" is quicker. None for "entropy-polynomial".
       coefficients: in the order above; numbers, or arrays that broadcast.
-      domain: [lo, hi] of the entropies that it was fitted on, of log n, or of both in this order;
-        likewise.
+      domain: [lo, hi] of what it was fitted on, entropy, log n, or both in this order; likewise.
       rule: the kind and the guards.
       xp: the arrays' namespace, numpy or jax.numpy.
     Returns:
@@ -125,14 +117,9 @@ def beta_of(
 
 
 def slope_of(
-    H: Any,
-    log_n: Any,
-    beta: Any,
-    coefficients: Sequence[Any],
-    domain: Sequence[Any],
-    rule: Rule,
+    H: Any, log_n: Any, beta: Any, coefficients: Sequence[Any], domain: Sequence[Any], rule: Rule,
     xp: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """d beta / dH where beta is what `beta_of` gives, by a rule of entropy, or entropy and size.
 
     0 where the rule is off, or beta or H are at a limit.

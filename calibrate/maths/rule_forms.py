@@ -48,22 +48,14 @@ def log_size_form(log_n: np.ndarray, low: float, high: float) -> Form:
     return Form(design, matrix, np.full(2, low), np.full(2, high), np.array([0.0, 1.0]))
 
 
-def polynomial_form(
-    entropy: np.ndarray,
-    domain: Domain,
-    low: float,
-    high: float,
-    degree: int = DEGREE,
-) -> Form:
+def polynomial_form(entropy: np.ndarray, domain: Domain, low: float, high: float) -> Form:
     """beta = a polynomial of entropy in Bernstein form, within the bounds on all of its domain.
 
-    The bounds hold for its coefficients of degree 24: enough for the polynomial to keep them, and
-    nearly necessary.
+    The bounds hold for its coefficients of degree 24: enough, and nearly necessary.
     """
-    t = _unit(entropy, domain)
-    matrix = elevation(degree, ELEVATED_TO)
+    matrix = elevation(DEGREE, ELEVATED_TO)
     bounds = np.full(len(matrix), low), np.full(len(matrix), high)
-    return Form(basis(t, degree), matrix, *bounds, np.ones(degree + 1))
+    return Form(basis(_unit(entropy, domain), DEGREE), matrix, *bounds, np.ones(DEGREE + 1))
 
 
 def entropy_and_size_form(
@@ -82,8 +74,7 @@ def entropy_and_size_form(
 
 def _unit(x: np.ndarray, domain: Domain) -> np.ndarray:
     lo, hi = domain
-    scaled: np.ndarray = (np.clip(x, lo, hi) - lo) / (hi - lo)
-    return scaled
+    return np.asarray((np.clip(x, lo, hi) - lo) / (hi - lo))
 
 
 def plain_terms(c: np.ndarray, domain: Domain) -> tuple[float, ...]:
@@ -107,20 +98,19 @@ def basis(t: np.ndarray, degree: int) -> np.ndarray:
 def elevation(degree: int, to: int) -> np.ndarray:
     """(to + 1, degree + 1): coefficients of the same polynomial written with a higher degree.
 
-    A polynomial lies between its least and its greatest coefficient, and rises if they do; the
-    higher the degree that it is written with, the closer it comes to them.
+    A polynomial lies between its least and its greatest coefficient, which come closer to it the
+    higher the degree that it is written with.
     """
-    matrix = np.zeros((to + 1, degree + 1))
-    for i in range(to + 1):
-        for j in range(max(0, i - to + degree), min(degree, i) + 1):
-            matrix[i, j] = comb(degree, j) * comb(to - degree, i - j) / comb(to, i)
-    return matrix
+    shares = [
+        [comb(degree, j) * comb(to - degree, i - j) / comb(to, i) if j <= i else 0.0
+         for j in range(degree + 1)] for i in range(to + 1)
+    ]  # fmt: skip
+    return np.array(shares)
 
 
 def plain_powers(coefficients: np.ndarray, domain: tuple[float, float]) -> tuple[float, ...]:
     """Bernstein coefficients over a domain -> coefficients of powers of H, highest power first."""
-    powers = coefficients @ _basis_powers(domain, len(coefficients) - 1)
-    return tuple(powers.tolist())
+    return tuple((coefficients @ _basis_powers(domain, len(coefficients) - 1)).tolist())
 
 
 @lru_cache(maxsize=8)

@@ -60,9 +60,8 @@ def of_rows(
 ) -> jax.Array:
     """A sum or a maximum of each row, axes kept.
 
-    Args:
-      first: bool, (tiles, 1, ..., 1), where two rows share the tiles along the first axis: which
-        are the first row's. Each tile then has the number of its row.
+    Where two rows share the tiles along the first axis, `first`, (tiles, 1, ..., 1), says which are
+    the first row's, and each tile has the number of its row.
     """
     x = reduce(x, axis=axis, keepdims=True)
     if first is None:
@@ -87,8 +86,7 @@ def centre(
     """Centres float logits, whose masked items are -inf.
 
     Args:
-      finite: whether `shifted` of masked items is a finite number that has no weight either:
-        derivatives multiply it by 0.
+      finite: whether `shifted` of masked items is finite, as derivatives multiply it by 0.
       first: as in `of_rows`.
       joined: whether XLA may join the product w (z - max z) to its sum. On a CPU that saves an
         array, and the sum is slower: it pays in softmax's gradients and in short rows.
@@ -113,9 +111,7 @@ def centre(
 def log_size(
     z: jax.Array, axis: Axis, masked: bool = True, first: jax.Array | None = None
 ) -> jax.Array:
-    """log n of n unmasked items, whose logit is above -inf; axes kept, 0 for a row without any.
-
-    A constant to gradients.
+    """log n of n items above -inf, a constant to gradients; axes kept, 0 for a row without any.
 
     Args:
       masked: whether some item is likely to be; if not, a CPU looks first whether one is.

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calibrate.maths.row_batches import FEW_ITEMS_OF_A_CALL, in_batches
+from calibrate.maths.row_batches import FEW_ITEMS, FEW_ITEMS_OF_A_CALL, in_batches
 from calibrate.maths.solver_kernels import solve_one, solve_sets
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
@@ -44,94 +44,56 @@ def optimal_beta(
         an unmasked item, a logit that is NaN or +inf (all checked on the host).
     Reference: Velickovic et al. 2024, section 3.
     """
-    return solve(logits, target, where, FEW_ITEMS_OF_A_CALL)
-
-
-def solve(
-    logits: ArrayLike, target: ArrayLike, where: ArrayLike | None, few_items: int
-) -> OptimalBeta:
-    """`optimal_beta`, with the `few_items` of `in_batches`."""
-    z, targets = _checked(logits, target, where)
+    z, targets = _checked(np.asarray(logits), np.asarray(target), where)
     rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
     flat = z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row)
-    beta, _ = _solve_in_batches(*flat, few_items)
-    beta = beta.reshape(rows)
+    solved = solve(*flat, FEW_ITEMS_OF_A_CALL)
+    return OptimalBeta(solved.beta.reshape(rows), solved.status.reshape(rows))
+
+
+def solve(logits: np.ndarray, target: np.ndarray, few_items: int = FEW_ITEMS) -> OptimalBeta:
+    """`optimal_beta` of valid (rows, n) logits, in batches of one traced shape."""
+    kernel = solve_one if target.ndim == 1 else solve_sets
+    beta = np.empty(len(logits), logits.dtype)
+    with jax.enable_x64(logits.dtype == np.float64):
+        for part, batch in in_batches(logits, target, few_items=few_items):
+            beta[part] = np.asarray(kernel(*batch))[: part.stop - part.start]
     classes = [beta == np.inf, beta == 0, np.isnan(beta)]
     return OptimalBeta(beta, np.select(classes, [SHARP, FLAT, UNSOLVED], INTERIOR).astype(np.int8))
 
 
 def _checked(
-    logits: ArrayLike, target: ArrayLike, where: ArrayLike | None
+    logits: np.ndarray, target: np.ndarray, where: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Validated logits, masked items set to -inf, and targets."""
-    logits, target = np.asarray(logits), np.asarray(target)
-    per_row, remedy = (
-        (logits.shape[-1:], "mark targets in the shape of the logits")
-        if target.dtype == bool
-        else ((), "give one target for each row of logits")
-    )
-    if logits.ndim == 0 or target.shape != logits.shape[:-1] + per_row:
-        raise ValueError(f"target has shape {target.shape}, logits {logits.shape}; {remedy}")
-    if target.dtype != bool and not np.issubdtype(target.dtype, np.integer):
+    sets = target.dtype == bool
+    expected = logits.shape if sets else logits.shape[:-1]
+    if logits.ndim == 0 or target.shape != expected or target.dtype.kind not in "biu":
         raise ValueError(
-            f"target has dtype {target.dtype}; give integer positions, or True at each target"
+            f"target is {target.dtype} of shape {target.shape}, logits have {logits.shape}; give "
+            "an integer position for each row, or bools, True at each target"
         )
-    logits = _checked_logits(logits, where)
-    check = _checked_sets if target.dtype == bool else _checked_positions
-    return logits, check(target, logits)
-
-
-def _checked_logits(logits: np.ndarray, where: ArrayLike | None) -> np.ndarray:
-    """Validated logits, masked items set to -inf."""
     if logits.dtype != np.float64:
         logits = logits.astype(np.float32)
     if where is not None:
-        where = np.asarray(where, bool)
-        if where.shape != logits.shape:
-            raise ValueError(f"where has shape {where.shape}, logits {logits.shape}; give the same")
-        logits = np.where(where, logits, logits.dtype.type(-np.inf))
+        if np.shape(where) != logits.shape:
+            raise ValueError(f"where has shape {np.shape(where)}, logits {logits.shape}")
+        logits = np.where(np.asarray(where, bool), logits, logits.dtype.type(-np.inf))
     bad = ~(logits.max(axis=-1, initial=-np.inf) < np.inf)  # the maximum is NaN if any item is
-    if bad.any():
-        raise ValueError(f"logits of row {_first(bad)} hold NaN or +inf; leave such rows out")
-    return logits
-
-
-def _checked_positions(target: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """(...) int32 targets, each an unmasked position."""
+    _refuse(bad, "logits of row {} hold NaN or +inf; leave such rows out")
+    nowhere = "target of row {} is no unmasked item; choose real items"
+    if sets:
+        _refuse(~np.any(target & (logits > -np.inf), axis=-1), nowhere)
+        return logits, target
     n = logits.shape[-1]
-    target = target.astype(np.int64)
-    outside = (target < 0) | (target >= n)
-    if outside.any():
-        raise ValueError(f"target {target[outside][0]} is not a position in [0, {n})")
-    masked = np.take_along_axis(logits, target[..., None], axis=-1)[..., 0] == -np.inf
-    if masked.any():
-        raise ValueError(f"the target of row {_first(masked)} is masked; choose a real item")
-    return target.astype(np.int32)
+    _refuse((target < 0) | (target >= n), f"target of row {{}} is not a position in [0, {n})")
+    target = target.astype(np.int32)
+    at_target = np.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    _refuse(at_target == -np.inf, nowhere)
+    return logits, target
 
 
-def _checked_sets(target: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """(..., n) bool targets, each row with an unmasked one."""
-    empty = ~np.any(target & (logits > -np.inf), axis=-1)
-    if empty.any():
-        raise ValueError(
-            f"target of row {_first(empty)} marks no unmasked item; mark at least one real item"
-        )
-    return target
-
-
-def _first(rows: np.ndarray) -> tuple[int, ...]:
-    return tuple(np.argwhere(rows)[0].tolist())
-
-
-def _solve_in_batches(
-    logits: np.ndarray, target: np.ndarray, few_items: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """beta and number of passes for (rows, n) logits, in batches of one traced shape."""
-    kernel = solve_one if target.ndim == 1 else solve_sets
-    beta = np.empty(len(logits), logits.dtype)
-    n_passes = np.empty(len(logits), np.int8)
-    with jax.enable_x64(logits.dtype == np.float64):
-        for part, batch in in_batches(logits, target, few_items=few_items):
-            for out, values in zip((beta, n_passes), kernel(*batch), strict=True):
-                out[part] = np.asarray(values)[: part.stop - part.start]
-    return beta, n_passes
+def _refuse(rows: np.ndarray, message: str) -> None:
+    """Raises ValueError, if any row is bad, with the place of the first in the message."""
+    if rows.any():
+        raise ValueError(message.format(tuple(np.argwhere(rows)[0].tolist())))

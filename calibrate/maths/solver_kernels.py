@@ -9,9 +9,8 @@ A set: the mass p_T of the targets T rises and falls with the log odds against t
 
     L(beta) = log sum over T of exp(beta z) - log sum over O of exp(beta z),
 
-whose slope is E_T[z] - E_O[z], each mean under softmax restricted to its side. L is a difference
-of convex functions and may have several peaks: a grid finds them, Newton's method polishes the
-highest, and beta = 0 and infinity compete with these.
+whose slope is E_T[z] - E_O[z], each mean under softmax restricted to its side. L may have several
+peaks: a grid finds them, Newton's method polishes the highest, and 0 and infinity compete.
 """
 
 import math
@@ -22,11 +21,10 @@ import jax.numpy as jnp
 
 MAX_PASSES = 60
 N_BETAS = 128
-# The least beta of the grid above 0, in units of 1 / range. Third cumulants are below range^3 / 10,
-# so whatever else L does below it changes L by less than 1e-6.
+# The least beta of the grid above 0, in units of 1 / range: below it L changes by less than 1e-6
+# beside its slope, as third cumulants are below range^3 / 10.
 LEAST = 1 / 32
-# On the grid, peaks of nearly one height may stand in the wrong order: the first few are polished.
-N_PEAKS = 3
+N_PEAKS = 3  # polished: those of nearly one height may stand in the wrong order on the grid
 
 
 class Passes(NamedTuple):
@@ -49,9 +47,8 @@ def moments(weights: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax
 def advance(state: Passes, g: jax.Array, step: jax.Array, order: int) -> Passes:
     """One safeguarded step; a row is done when the step that it takes is the last needed.
 
-    A method of order k converges with the k-th power: a step of relative size e leaves an error
-    of about e^k, so one below half the k-th root of eps is the last. So is one within a bracket
-    that has no inside.
+    By a method of order k a step of relative size e leaves an error of about e^k: one below half
+    the k-th root of eps is the last. So is one within a bracket that has no inside.
     """
     eps = float(jnp.finfo(g.dtype).eps)
     lower = jnp.where(g < 0, state.beta, state.lower)
@@ -72,8 +69,8 @@ def advance(state: Passes, g: jax.Array, step: jax.Array, order: int) -> Passes:
 
 
 @jax.jit
-def solve_one(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Kernel: (rows, n) finite or -inf logits, targets in range -> beta, passes."""
+def solve_one(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """Kernel: (rows, n) finite or -inf logits, targets in range -> beta as in `OptimalBeta`."""
     at_target = jnp.take_along_axis(logits, target[:, None], axis=1)
     u = jnp.where(logits == -jnp.inf, 0, logits - at_target)
     spread = jnp.max(u, axis=1) - jnp.min(u, axis=1)
@@ -103,9 +100,8 @@ def solve_one(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Arra
     zero = jnp.zeros_like(spread)
     state = Passes(zero, zero, zero + jnp.inf, sharp | flat, zero.astype(jnp.int8))
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
-    solved = state.n_passes <= MAX_PASSES
-    beta = jnp.where(solved, state.beta, jnp.nan) / spread
-    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), state.n_passes
+    beta = jnp.where(state.n_passes <= MAX_PASSES, state.beta, jnp.nan) / spread
+    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta))
 
 
 class _Sides(NamedTuple):
@@ -113,44 +109,37 @@ class _Sides(NamedTuple):
 
     v: jax.Array  # (rows, n), <= 0, and 0 where masked
     targets: jax.Array  # (rows, n) bool
-    others: jax.Array  # (rows, n) bool
+    others: jax.Array
     lead: jax.Array  # (rows,), the highest target less the highest of the others
 
 
 @jax.jit
-def solve_sets(logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Kernel: (rows, n) finite or -inf logits, (rows, n) bool targets -> beta, passes.
-
-    beta is inf, 0 or NaN as in `solver.OptimalBeta`.
-    """
+def solve_sets(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """Kernel: (rows, n) finite or -inf logits, (rows, n) bool targets -> beta likewise."""
     sides, spread = _sides(logits, target)
     betas = _grid(sides)
     values, slopes = jax.lax.map(lambda beta: _log_odds(sides, beta)[:2], betas)
     peaks = jax.lax.map(lambda bracket: _peak(sides, *bracket), _brackets(betas, values, slopes))
     highest = jnp.argmax(peaks[0], axis=0)[None]
-    value, beta, n_passes = (jnp.take_along_axis(part, highest, axis=0)[0] for part in peaks)
+    value, beta = (jnp.take_along_axis(part, highest, axis=0)[0] for part in peaks)
     at_zero, at_infinity = _ends(sides)
     # A peak beats an end by more than rounding: sides may be alike, and L level throughout.
     rounding = 4 * jnp.finfo(value.dtype).eps
     sharp = (at_infinity > at_zero) & (value <= at_infinity + rounding)
     # Where L rises from beta = 0 there is an optimum, however little it gains.
     flat = ~sharp & ~(slopes[0] > rounding) & (value <= at_zero + rounding)
-    beta = jnp.where(n_passes <= MAX_PASSES, beta, jnp.nan) / spread
-    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta)), n_passes
+    return jnp.where(sharp, jnp.inf, jnp.where(flat, 0, beta / spread))
 
 
 def _sides(logits: jax.Array, target: jax.Array) -> tuple[_Sides, jax.Array]:
     """The sides of each row, and its range (1 if that is 0)."""
     real = logits > -jnp.inf
-    highest = [
-        jnp.max(logits, axis=1, where=side, initial=-jnp.inf)
-        for side in (real & target, real & ~target)
-    ]
+    sides = real & target, real & ~target
+    best, rival = (jnp.max(logits, axis=1, where=side, initial=-jnp.inf) for side in sides)
     spread = jnp.max(logits, axis=1) - jnp.min(logits, axis=1, where=real, initial=jnp.inf)
     spread = jnp.where(spread > 0, spread, 1)
-    u = logits - jnp.where(target, highest[0][:, None], highest[1][:, None])
-    v = jnp.where(real, u, 0) / spread[:, None]
-    return _Sides(v, real & target, real & ~target, (highest[0] - highest[1]) / spread), spread
+    u = logits - jnp.where(target, best[:, None], rival[:, None])
+    return _Sides(jnp.where(real, u, 0) / spread[:, None], *sides, (best - rival) / spread), spread
 
 
 def _log_odds(sides: _Sides, beta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -166,8 +155,8 @@ def _ends(sides: _Sides) -> tuple[jax.Array, jax.Array]:
     """L at beta = 0, where items have equal weight, and at infinity, where the highest have all."""
 
     def log_ratio(items: jax.Array | bool) -> jax.Array:
-        counts = [jnp.sum(side & items, axis=1) for side in (sides.targets, sides.others)]
-        return jnp.log(counts[0].astype(sides.v.dtype) / counts[1].astype(sides.v.dtype))
+        counts = (jnp.sum(side & items, axis=1) for side in (sides.targets, sides.others))
+        return jnp.log(jnp.divide(*(count.astype(sides.v.dtype) for count in counts)))
 
     at_infinity = jnp.where(sides.lead == 0, log_ratio(sides.v == 0), sides.lead * jnp.inf)
     return log_ratio(True), at_infinity
@@ -179,8 +168,7 @@ def _grid(sides: _Sides) -> jax.Array:
     If another item leads, L falls from beta = log(n) / lead on, as E_O[z] >= max z - log(n) / beta.
     If the sides are level, items below the highest have no mass left there.
     """
-    n = sides.v.shape[1]
-    dtype = sides.v.dtype
+    n, dtype = sides.v.shape[1], sides.v.dtype
     below = -jnp.max(sides.v, axis=1, where=sides.v < 0, initial=-1)
     gap = jnp.where(sides.lead == 0, below, jnp.abs(sides.lead))
     greatest = math.log(n / float(jnp.finfo(dtype).eps)) / gap
@@ -197,8 +185,7 @@ def _brackets(
     A bracket that is not one has no width, and a guess of NaN.
     """
     rises = slopes > 0
-    about_peak = rises[:-1] & ~rises[1:]
-    score = jnp.where(about_peak, jnp.maximum(values[:-1], values[1:]), -jnp.inf)
+    score = jnp.where(rises[:-1] & ~rises[1:], jnp.maximum(values[:-1], values[1:]), -jnp.inf)
     score, place = (part.T for part in jax.lax.top_k(score.T, N_PEAKS))
 
     def at(points: jax.Array, offset: int) -> jax.Array:
@@ -211,8 +198,8 @@ def _brackets(
 
 def _peak(
     sides: _Sides, lower: jax.Array, upper: jax.Array, guess: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta; passes."""
+) -> tuple[jax.Array, jax.Array]:
+    """(rows,) L at a peak between two betas, -inf if the guess is NaN; its beta, or NaN."""
 
     def one_pass(state: Passes) -> Passes:
         _, slope, curvature = _log_odds(sides, state.beta)
@@ -224,4 +211,5 @@ def _peak(
     state = Passes(guess, lower, upper, none, jnp.zeros(guess.shape, jnp.int8))
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), one_pass, state)
     value, _, _ = _log_odds(sides, state.beta)
-    return jnp.where(none, -jnp.inf, value), state.beta, state.n_passes
+    beta = jnp.where(state.n_passes <= MAX_PASSES, state.beta, jnp.nan)
+    return jnp.where(none, -jnp.inf, value), beta

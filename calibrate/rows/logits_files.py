@@ -15,7 +15,6 @@ have one size, the most that any of them has.
 
 import copy
 import hashlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +25,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
-from calibrate.maths.masking import FiniteMasks
+from calibrate.maths.masking import warn_of_masks
 from calibrate.rows.logits_rows import (
     KNOWN,
     OF_ROWS,
@@ -48,7 +47,7 @@ class InMemory:
 
     arrays: Columns
     digest: str  # that of the file that numpy.savez would write
-    masks: FiniteMasks
+    masks: int
 
     @classmethod
     def of(cls, arrays: Columns, subject: str = "") -> "InMemory":
@@ -143,7 +142,7 @@ class Arrays:
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         # How rows were chosen among those of the files: part of what determines a collection.
         self.split: dict[str, float | int] = {}
-        _warn_of_masks(path, masks)
+        warn_of_masks(f"{path} has", sum(masks))
         self._index(_OfRows(*map(np.concatenate, zip(*of_rows, strict=True))))
         if not self._place:
             raise CalibrateError(f"{path} has no rows; give some")
@@ -233,13 +232,6 @@ def _parsed(file: Path, state: tuple[int, int]) -> InMemory:
         raise CalibrateError(f"{file} has an unknown array {unknown[0]!r}; give {', '.join(KNOWN)}")
     arrays, masks = checked(arrays, f"{file}: ")
     return InMemory(arrays, digest_of(data), masks)
-
-
-def _warn_of_masks(path: Path | str, of_files: list[FiniteMasks]) -> None:
-    n, least, greatest = zip(*of_files, strict=True)
-    masks = FiniteMasks(sum(n), min(least), max(greatest))
-    if masks.n:
-        warnings.warn(masks.warning(f"{path} has"), stacklevel=3)
 
 
 def _state(file: Path) -> tuple[int, int]:

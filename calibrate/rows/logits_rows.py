@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.maths.masking import FiniteMasks, as_masks, finite_masks
+from calibrate.maths.masking import as_masks, finite_masks
 from calibrate.rows.protocol import check_target, refuse_probabilities
 
 OF_ROWS = ("layer", "head", "weight", "group")  # optional
@@ -31,8 +31,8 @@ class LoggedRows(NamedTuple):
     group: np.ndarray  # (rows,) int64, -1 where none is given
 
 
-def checked(arrays: Columns, subject: str) -> tuple[Columns, FiniteMasks]:
-    """The arrays with logits in float32, -inf where masked; and the finite masks among them.
+def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
+    """The arrays with logits in float32, -inf where masked; and how many were finite masks.
 
     Large ones of more digits are centred before they are rounded: an offset costs no accuracy.
 

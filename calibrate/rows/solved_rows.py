@@ -12,7 +12,6 @@ from calibrate.evidence.evidence import ENOUGH_ROWS
 from calibrate.files.rows import BYTES_OF_COLUMN, Heads, KeptRows, RowCollection
 from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
-from calibrate.maths.row_batches import FEW_ITEMS
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 
@@ -148,7 +147,7 @@ def solve_rows(
     logits: np.ndarray, target: np.ndarray, entropy: np.ndarray, size: int, min_beta: float = 1.0
 ) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
-    solved = solver.solve(logits, target, None, FEW_ITEMS)
+    solved = solver.solve(logits, target)
     if target.ndim == 1:
         at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
     else:

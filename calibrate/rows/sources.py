@@ -1,6 +1,5 @@
 """Sources of rows: a head that runs over sets drawn for it, or logits on disk."""
 
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibrate.files.rows import row_bytes
-from calibrate.maths.masking import as_masks, finite_masks
+from calibrate.maths.masking import as_masks, finite_masks, warn_of_masks
 from calibrate.rows.heads import Head, head_loader
 from calibrate.rows.logits_files import Arrays, Part
 from calibrate.rows.protocol import call, refuse_probabilities
@@ -100,8 +99,8 @@ def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> UnitR
     for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
         logits[part] = np.asarray(attended.logits, np.float32)
         targets.append(np.asarray(batch.target))
-    if unit.number == 0 and (masks := finite_masks(logits)).n:
-        warnings.warn(masks.warning(f"head {head.name!r}: attend gave"), stacklevel=2)
+    if unit.number == 0:
+        warn_of_masks(f"head {head.name!r}: attend gave", finite_masks(logits))
     logits = as_masks(logits)
     refuse_probabilities(logits, f"head {head.name!r}: attend gave")
     target = np.concatenate(targets)
