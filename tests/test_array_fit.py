@@ -252,11 +252,11 @@ def test_bad_arrays_are_named(arguments, options, message):
 
 
 def test_too_little_is_refused_with_what_would_do():
-    with pytest.raises(QualityError, match="has 40 rows.*; give at least 125 rows$") as caught:
+    with pytest.raises(QualityError, match="has 40 rows.*; give at least 125 rows") as caught:
         calibrate.fit(Z, T)
     assert "--" not in str(caught.value)
     logits, target = scored(200, 16)
-    with pytest.raises(QualityError, match="come from 4 groups.*give rows of at least 10 groups"):
+    with pytest.raises(QualityError, match="from 4 groups.*from 10 groups"):
         calibrate.fit(logits, target, group=np.arange(200) % 4)
     logits[:10, 3] = np.nan
     with pytest.raises(QualityError, match=r"rows are bad \(\d+ nan\), more than 1%"):
@@ -267,7 +267,7 @@ def test_too_little_is_refused_with_what_would_do():
 
 def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     logits, target = scored(300, 16)
-    with pytest.raises(QualityError, match="best beta is below 1, the least allowed"):
+    with pytest.raises(QualityError, match="allow less beta"):
         calibrate.fit(8 * logits, target)
     fit = calibrate.fit(8 * logits, target, min_beta=1 / 8)
     assert fit.outcome == "gain"

@@ -17,8 +17,7 @@ from calibrate.evidence.baselines import (
     rounded_paper,
 )
 from calibrate.rows.choose_rule import choose
-from calibrate.rows.paper_procedure import fit_as_in_the_paper
-from calibrate.rows.rivals import by_sharpness, fitted_rules
+from calibrate.rows.rivals import fit_as_in_the_paper, fitted_rules
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import Options
 
@@ -78,18 +77,6 @@ def test_beside_a_fit_are_others_only():
     one, two, own = (one_constant(b) for b in (1, 2, 2))
     rules = beside(own, {"plain": one, "hard": two, "own": one, "again": one})
     assert rules == {"plain": one, "own": own}
-
-
-def test_each_q_of_the_chosen_kind_is_a_rule_of_its_own():
-    choice = choose(planted_rows(rising, (16, 64, 256)), Options())
-    tried = by_sharpness(choice)
-    assert list(tried) == ["q-0", "q-0.25", "q-0.5"][: len(choice.trade)]
-    assert [fit.name for fit in tried.values()] == list(tried)
-    assert list(tried.values()) == [candidate.fit for candidate in choice.trade]
-    fitted = fitted_rules(choice.problem.rows, choice)
-    kept = beside(choice.chosen.fit, fixed_rules() | tried | fitted)
-    assert set(tried) - set(kept) == {f"q-{choice.chosen.q:g}"}  # it is the fit
-    assert label("q-0.25") == "the same kind at q = 0.25"
 
 
 def test_order_and_labels():

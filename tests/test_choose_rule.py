@@ -50,7 +50,7 @@ def flat_rows():
 def test_one_constant_where_nothing_else_does_better():
     choice = choose(flat_rows(), OPTIONS)
     assert choice.chosen.kind == "constant"
-    assert choice.verdict.startswith("no other kind is better than one constant beyond chance")
+    assert choice.verdict.startswith("one constant gains ")
     *zeros, b = choice.chosen.fit.only.coefficients
     assert zeros == [0, 0, 0, 0]
     assert b == pytest.approx(2.5, abs=0.15)
@@ -80,7 +80,7 @@ def test_one_size_alone_leaves_log_n_out():
     choice = choose(planted_rows(lambda H, n: np.full_like(H, 3.0), (64,)), OPTIONS)
     assert "the rows have 64 items each" in choice.left_out["log-size"]
     assert {c.kind for c in choice.candidates} == {"constant", "polynomial"}
-    both = "kappa log n + b and the rule of entropy and size were left out: the rows have 64 items"
+    both = "without kappa log n + b and the rule of entropy and size: the rows have 64 items"
     assert both in choice.verdict
 
 
@@ -143,18 +143,12 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
         least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
         for least in (1.0, 1 / 8)
     }
-    with pytest.raises(QualityError, match="best beta is below 1, the least allowed: .*min-beta"):
+    with pytest.raises(QualityError, match="allow less beta .--min-beta"):
         choose(rows[1.0], OPTIONS)
     choice = choose(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
     assert choice.chosen.kind == "constant"
     assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(best, abs=0.04)
     assert choice.chosen.fit.rule.min_beta == 1 / 8
-
-
-def test_rows_that_want_a_little_less_beta_are_not_said_to():
-    rows = planted_rows(lambda H, n: np.full_like(H, 0.97))
-    with pytest.raises(QualityError, match="leave its softmax as it is"):
-        choose(rows, OPTIONS)
 
 
 def test_a_rule_that_may_be_diffuse_is_sharp_where_rows_want_that():

@@ -5,7 +5,7 @@ import pytest
 
 from calibrate.errors import QualityError
 from calibrate.files.coefficients import Entry
-from calibrate.rows.paper_procedure import fit_polynomial, refuse_negative
+from calibrate.rows.rivals import fit_polynomial, refuse_negative
 
 PLANTED = (0.02, -0.3, 1.2, 0.4, 0.9)
 

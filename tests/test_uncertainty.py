@@ -1,4 +1,4 @@
-"""Uncertainty: the spread of refits, against fits to fresh rows; and the learning curve."""
+"""Uncertainty: the spread of refits, against fits to fresh rows."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from calibrate.rows import uncertainty as module
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import KINDS, Options
-from calibrate.rows.uncertainty import bootstrap, learning_curve
+from calibrate.rows.uncertainty import bootstrap
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,6 @@ def test_of_few_groups_resamples_are_of_those_there_are(rows):
     found = bootstrap(choice.chosen)
     assert found.band is None or np.isfinite(found.band).all()
     assert found.standard_errors[-1] > 0
-    assert learning_curve(choice) == []
 
 
 @pytest.mark.slow
@@ -79,16 +78,3 @@ def test_the_number_of_jobs_changes_nothing(choice):
     one, two = (bootstrap(choice.chosen, jobs) for jobs in (Jobs(1), Jobs(2)))
     assert one.standard_errors == two.standard_errors
     np.testing.assert_array_equal(one.band, two.band)
-
-
-def test_more_rows_score_better():
-    rows = planted_rows(rising, count=700)
-    choice = choose(rows, Options(force="polynomial"))
-    curve = learning_curve(choice)
-    assert [point["rows"] for point in curve] == [105, 210, 420, 840, 1_680]
-    assert curve[-1]["log_p"] > curve[0]["log_p"]
-
-
-def test_a_share_of_too_few_rows_is_no_point_of_the_curve():
-    choice = choose(planted_rows(rising, count=60), Options())
-    assert [point["rows"] for point in learning_curve(choice)] == [144]

@@ -18,11 +18,11 @@ from calibrate.maths.rule import horner
 from calibrate.maths.rule_forms import DEGREE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.rows.choose_rule import Choice, choose
-from calibrate.rows.paper_procedure import fit_as_in_the_paper, refuse_negative
 from calibrate.rows.per_head import PerHeadResult, fit_heads, quality_of_heads
+from calibrate.rows.rivals import fit_as_in_the_paper, refuse_negative
 from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import Rows, solve_collection
-from calibrate.rows.uncertainty import bootstrap, learning_curve
+from calibrate.rows.uncertainty import bootstrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,6 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
             | {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high}
             for c in [*choice.candidates, *choice.trade[1:]]
         ],
-        "learning_curve": learning_curve(choice),
         **({} if band is None else {"band": band.tolist()}),
         "q": chosen.q,
         "verdict": choice.verdict,

@@ -25,9 +25,8 @@ MIN_HELD_OUT = 2  # groups: the spread of one is unknown
 def assign_blocks(rows: Rows) -> np.ndarray:
     """(rows,) block of each row: whole groups at random, of each size as alike as can be.
 
-    Folds, resamples and the learning curve are made of blocks. Groups that are alike in size and
-    number of rows are dealt out in turn, so that no block is empty before each has one. Sizes are
-    fixed by design, so resamples keep them; the number of misranked rows is random.
+    Folds and resamples are made of blocks. Groups that are alike in size and number of rows are
+    dealt out in turn, so that no block is empty before each has one.
     """
     group = rows.group_index()
     of_row: np.ndarray = _turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS
@@ -100,16 +99,11 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
 
 
 def _require(n_rows: int, n_groups: int, share: float, name: str) -> None:
-    """Raises QualityError, with the number that would do, for too few rows or groups."""
+    """Raises QualityError, with the numbers that would do, for too few rows or groups."""
     rows = math.ceil(MIN_ROWS / (1 - share))
-    if n_rows < rows:
-        raise QualityError(
-            f"{name} has {n_rows} rows, of which {share:.0%} are held out, and a fit needs "
-            f"{MIN_ROWS} of the others; give at least {rows} rows"
-        )
     groups = max(math.ceil(MIN_GROUPS / (1 - share)), math.ceil(MIN_HELD_OUT / share))
-    if n_groups < groups:
+    if n_rows < rows or n_groups < groups:
         raise QualityError(
-            f"the rows of {name} come from {n_groups} groups (prompts), of which {share:.0%} are "
-            f"held out; give rows of at least {groups} groups"
+            f"{name} has {n_rows} rows from {n_groups} groups (prompts), of which {share:.0%} are "
+            f"held out; give at least {rows} rows from {groups} groups"
         )

@@ -31,16 +31,6 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class HeadRule:
-    """The rule of one head."""
-
-    entry: Entry
-    kind: str
-    gain: Gain
-    held_out: Evidence = field(compare=False)  # see `Choice.held_out`
-
-
-@dataclass(frozen=True)
 class HeadFit:
     """One head and its rule, without its logits, as there may be thousands."""
 
@@ -48,17 +38,16 @@ class HeadFit:
     head: int | None
     rows: int
     misranked: float  # share of its rows
-    rule: HeadRule | None  # None: plain softmax
     verdict: str  # why it has this rule, or none
+    entry: Entry | None = None  # its rule; None: plain softmax
+    kind: str | None = None
+    gain: Gain | None = None  # of its rule over plain softmax, held out
+    held_out: Evidence | None = field(default=None, compare=False)  # see `Choice.held_out`
 
     @property
-    def label(self) -> str:
-        return head_label(self.layer, self.head)
-
-    @property
-    def gain(self) -> float:
-        """Held-out gain of its rule over plain softmax."""
-        return self.rule.gain.mean if self.rule else 0.0
+    def nats(self) -> float:
+        """The mean of the gain; 0 without a rule."""
+        return self.gain.mean if self.gain else 0.0
 
 
 @dataclass(frozen=True)
@@ -67,11 +56,6 @@ class PerHeadResult:
 
     coefficients: Coefficients
     heads: list[HeadFit]  # in order
-
-    @property
-    def calibrated(self) -> list[HeadFit]:
-        """Those that have a rule, the largest gain first."""
-        return sorted((head for head in self.heads if head.rule), key=lambda head: -head.gain)
 
 
 FamilyFits = dict[str, HeadFit]  # family -> its best rule for one head
@@ -133,7 +117,7 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
     weighed = rows.weight > 0
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
-    head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), None, "")
+    head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
     try:
         problem = RowProblem(own, options)
     except QualityError as failure:
@@ -148,8 +132,10 @@ def _fit_family(head: HeadFit, problem: RowProblem, family: str) -> HeadFit:
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
-    rule = HeadRule(entry, choice.chosen.kind, choice.chosen.gain, choice.held_out)
-    return replace(head, rule=rule, verdict=choice.verdict)
+    found, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
+    return replace(
+        head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=found
+    )
 
 
 def _entry(choice: Choice, family: str) -> Entry:
@@ -175,11 +161,11 @@ def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficient
       QualityError: no head has a rule that beats plain softmax.
     """
     family, heads = choose_family(fits)
-    entries = [head.rule.entry for head in heads if head.rule]
+    entries = [head.entry for head in heads if head.entry]
     if not entries:
         raise QualityError(
             f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
-            f"{heads[0].label}: {heads[0].verdict}"
+            f"{head_label(heads[0].layer, heads[0].head)}: {heads[0].verdict}"
         )
     return Coefficients(options.rule(family), tuple(entries)), heads
 
@@ -191,8 +177,8 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     so many heads are left out, and chosen is the family in which the others gain more in all.
     """
     families = {family: _correct_for_many([head[family] for head in fits]) for family in fits[0]}
-    total = {family: sum(head.gain for head in heads) for family, heads in families.items()}
-    n_rules = max(sum(head.rule is not None for head in heads) for heads in families.values())
+    total = {family: sum(head.nats for head in heads) for family, heads in families.items()}
+    n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
     best, *others = families
     for family in others:
         if total[family] > total[best] + least_lead(family) * n_rules:
@@ -202,29 +188,22 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
 
 def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     """The heads, without the rules whose gain is not evident among so many heads."""
-    p = [head.rule.gain.p if head.rule else 1.0 for head in heads]
-    kept = []
-    for head, its_p, evident in zip(heads, p, evident_among(p), strict=True):
-        reason = (
-            f"not evident among {len(heads)} heads (p = {its_p:.2g}, false-discovery rate "
-            f"{CHANCE:.0%}): {head.verdict}"
+    p = [head.gain.p if head.gain else 1.0 for head in heads]
+    among = f"not evident among {len(heads)} heads (false-discovery rate {CHANCE:.0%})"
+    return [
+        head if evident or not head.entry else HeadFit(
+            head.layer, head.head, head.rows, head.misranked, f"{among}: {head.verdict}"
         )
-        plain = replace(head, rule=None, verdict=reason)
-        kept.append(head if evident or not head.rule else plain)
-    return kept
+        for head, evident in zip(heads, evident_among(p), strict=True)
+    ]  # fmt: skip
 
 
 def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
-    rules = [head.rule for head in heads if head.rule]
-    means = [rule.gain.mean for rule in rules]
-    others = "; the others stay as they are" if len(rules) < len(heads) else ""
-    by, mean = f"s, by {means[0]:.4f}", ""
-    if len(means) > 1:
-        by, mean = f", by {min(means):.4f} to {max(means):.4f}", f"mean {np.mean(means):.4f}; "
+    means = [head.nats for head in heads if head.entry]
     verdict = (
-        f"{len(rules)} of {len(heads)} heads gain{by} nats of log p ({mean}false-discovery rate "
-        f"{CHANCE:.0%}){others}"
+        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
+        f"log p (false-discovery rate {CHANCE:.0%})"
     )
-    together = join([rule.held_out for rule in rules])
+    together = join([head.held_out for head in heads if head.held_out])
     return {"held_out": together.gain_records(), "verdict": verdict}

@@ -1,24 +1,22 @@
-"""How sure a fit is: standard errors and the band of its curve by bootstrap; its learning curve."""
+"""How sure a fit is: standard errors and the band of its curve by bootstrap."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.rows.choose_rule import Choice
-from calibrate.rows.groups import MIN_ROWS, N_BLOCKS, N_FOLDS
+from calibrate.rows.groups import N_BLOCKS
 from calibrate.rows.row_problem import Candidate
-from calibrate.rows.rule_fitting import KindFit, applied_beta
+from calibrate.rows.rule_fitting import KindFit
 
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
 BAND_POINTS = 65
 JUST_ABOVE = 1e-6  # nats
-SHARES = (5, 10, 20, 40, 80)  # blocks that a fit of the learning curve is made of
 
 
 class Uncertainty(NamedTuple):
@@ -63,28 +61,3 @@ def _band(kind_fit: KindFit, powers: np.ndarray) -> np.ndarray | None:
 def _refit(kind_fit: KindFit, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return kind_fit.solve_each(drawn, start)
-
-
-def learning_curve(choice: Choice) -> list[dict[str, Any]]:
-    """Mean log p by numbers of rows, sizes equal, held out: the mean of the folds.
-
-    Without shares of too few rows. Fewer groups than blocks cannot be cut into these shares: there
-    is no curve.
-    """
-    candidate, of = choice.trade[0], choice.problem  # the least sharp: others trade log p
-    if len(np.unique(of.block)) < N_BLOCKS:
-        return []
-    n_usable = int(of.options.usable(of.rows, candidate.kind).sum())
-    counts = {share: n_usable * share // N_BLOCKS for share in SHARES}
-    log_p: dict[int, list[float]] = {s: [] for s, count in counts.items() if count >= MIN_ROWS}
-    for fold in range(N_FOLDS):
-        others = np.flatnonzero(np.arange(N_BLOCKS) % N_FOLDS != fold)
-        held_out = of.rows.take(of.block % N_FOLDS == fold)
-        for share in log_p:
-            block_weights = np.zeros(N_BLOCKS)
-            block_weights[others[:share]] = 1
-            solution = candidate.kind_fit.solve(block_weights, candidate.solution)
-            fit = candidate.kind_fit.coefficients(solution)
-            beta = applied_beta(fit, held_out)
-            log_p[share].append(float(held_out.shares() @ held_out.log_p(beta)))
-    return [{"rows": counts[s], "log_p": float(np.mean(log_p[s]))} for s in log_p]
