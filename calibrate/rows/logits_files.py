@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 from calibrate.maths.masking import FiniteMasks
 from calibrate.rows.logits_rows import (
@@ -87,17 +87,6 @@ class Part(NamedTuple):
         return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-class _OfRows(NamedTuple):
-    """What is known of every row, (rows,) each, in the order of the files."""
-
-    file: np.ndarray  # int32, as rows may be millions
-    row: np.ndarray  # of the file
-    n_real: np.ndarray
-    layer: np.ndarray
-    head: np.ndarray
-    group: np.ndarray
-
-
 class Arrays:
     """The rows in files, or in memory, by set size."""
 
@@ -110,8 +99,8 @@ class Arrays:
         Raises:
           CalibrateError: no file, a file with invalid arrays, or no rows.
         """
-        self.name, self._files = str(path), list[File](parts)
-        self.shown = self.name  # in messages
+        self.shown = self.name = str(path)  # in messages, and of a collection
+        self._files = list[File](parts)
         if not parts:
             path = Path(path)
             self.name = (path if path.name not in ("", "..") else path.resolve()).stem
@@ -122,42 +111,41 @@ class Arrays:
                 f"{path} has no .npz file; give files with arrays logits and target"
             )
         self._digests, masks, of_rows = [], [], []
-        kinds, several = set(), False
+        kinds, self.sets_of_targets = set(), False  # a mask with one target is its position
         for number, file in enumerate(map(_opened, self._files)):
             self._digests.append(file.digest)
             masks.append(file.masks)
             kinds.add(tuple(name for name in OF_ROWS if name in file.arrays))
             target = file.arrays["target"]
-            several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
+            self.sets_of_targets |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
             of_rows.append(_of_rows(number, file.arrays))
-        some = [name for name in OF_ROWS if 0 < sum(name in given for given in kinds) < len(kinds)]
-        if some:
+        if len(kinds) > 1:
+            names = [" and ".join(given) or "none of them" for given in sorted(kinds)]
             raise CalibrateError(
-                f"{path}: only some files have {' and '.join(some)}; give it in all or none"
+                f"{path}: files have {', or '.join(names)}; give each array in all files or none"
             )
         (given,) = kinds
         self.names_heads = not {"layer", "head"}.isdisjoint(given)
         both = ("layer", "head") if self.names_heads else ()
         self.columns = [name for name in OF_ROWS if name in (*given, *both)]
-        self.sets_of_targets = several  # a mask with one target is stored as its position
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         # How rows were chosen among those of the files: part of what determines a collection.
         self.split: dict[str, float | int] = {}
-        _warn_of_masks(path, masks)
-        self._index(_OfRows(*map(np.concatenate, zip(*of_rows, strict=True))))
+        n, least, greatest = zip(*masks, strict=True)
+        if (found := FiniteMasks(sum(n), min(least), max(greatest))).n:
+            warnings.warn(found.warning(f"{path} has"), stacklevel=2)
+        self._index({name: np.concatenate([of[name] for of in of_rows]) for name in of_rows[0]})
         if not self._place:
             raise CalibrateError(f"{path} has no rows; give some")
 
-    def _index(self, of_rows: _OfRows) -> None:
-        """Sorts rows by set size, heads and groups."""
-        size = size_of_rows(of_rows.n_real)
-        place = np.stack([of_rows.file, of_rows.row], axis=1)
+    def _index(self, of_rows: Columns) -> None:
+        """Sorts rows by set size and head; takes what is known of each, in the order of files."""
+        size = size_of_rows(of_rows["n_real"])
+        place = np.stack([of_rows["file"], of_rows["row"]], axis=1)
         self._of_rows = of_rows
         self._place = {int(n): place[size == n] for n in np.unique(size)}
-        pairs = np.unique(np.stack([of_rows.layer, of_rows.head], axis=1), axis=0)
+        pairs = np.unique(np.stack([of_rows["layer"], of_rows["head"]], axis=1), axis=0)
         self.heads = [(layer, head) for layer, head in pairs.tolist()]
-        groups = np.unique(of_rows.group)
-        self.groups = groups[groups >= 0]  # empty where none is given
 
     @property
     def sizes(self) -> list[int]:
@@ -167,7 +155,7 @@ class Arrays:
     @property
     def size_and_group(self) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) set size and group of each row, in the order of the files; -1: no group given."""
-        return size_of_rows(self._of_rows.n_real), self._of_rows.group
+        return size_of_rows(self._of_rows["n_real"]), self._of_rows["group"]
 
     def count(self, size: int) -> int:
         """How many rows have that size."""
@@ -189,17 +177,15 @@ class Arrays:
     def only(self, chosen: np.ndarray) -> "Arrays":
         """Some of the rows, by (rows,) bool in the order of the files."""
         some = copy.copy(self)
-        some._index(_OfRows(*(column[chosen] for column in self._of_rows)))
+        some._index({name: column[chosen] for name, column in self._of_rows.items()})
         return some
 
 
-def _of_rows(number: int, arrays: Columns) -> _OfRows:
-    """What is known of the rows of one file."""
-    n_rows = len(arrays["target"])
-    layer, head, _, group = columns_of_rows(arrays)
+def _of_rows(number: int, arrays: Columns) -> Columns:
+    """What is known of the rows of one file, (rows,) each."""
+    found, row = columns_of_rows(arrays), np.arange(len(arrays["target"]), dtype=np.int32)
     n_real = real_items(arrays).sum(axis=1, dtype=np.int32)
-    row = np.arange(n_rows, dtype=np.int32)
-    return _OfRows(np.full(n_rows, number, np.int32), row, n_real, layer, head, group)
+    return {**found, "file": np.full_like(row, number), "row": row, "n_real": n_real}
 
 
 def _opened(file: File) -> InMemory:
@@ -213,33 +199,14 @@ def _parsed(file: Path, state: tuple[int, int]) -> InMemory:
     `state` is its size and time of change, so that a changed file is parsed again.
     """
     data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
-    try:
-        arrays = parse_arrays(data, file)
-    except DamagedError:
-        if file.suffix == ".npz":
-            raise
+    arrays = parse_arrays(data, file)
+    if not {"logits", "target"} <= arrays.keys() <= {*KNOWN}:
         raise CalibrateError(
-            f"{file} is not an .npz file; write one from NumPy arrays: "
-            'numpy.savez("mine.npz", logits=logits, target=target)'
-        ) from None
-    for name in ("logits", "target"):
-        if name not in arrays:
-            raise CalibrateError(
-                f"{file} has no array {name!r} (it has {', '.join(arrays) or 'none'}); give "
-                "logits (rows, n) and target (rows,)"
-            )
-    unknown = sorted(set(arrays) - set(KNOWN))
-    if unknown:
-        raise CalibrateError(f"{file} has an unknown array {unknown[0]!r}; give {', '.join(KNOWN)}")
+            f"{file} has the arrays {', '.join(arrays) or 'none'}; give logits and target, and if "
+            f"need be {', '.join(KNOWN[2:])}"
+        )
     arrays, masks = checked(arrays, f"{file}: ")
     return InMemory(arrays, digest_of(data), masks)
-
-
-def _warn_of_masks(path: Path | str, of_files: list[FiniteMasks]) -> None:
-    n, least, greatest = zip(*of_files, strict=True)
-    masks = FiniteMasks(sum(n), min(least), max(greatest))
-    if masks.n:
-        warnings.warn(masks.warning(f"{path} has"), stacklevel=3)
 
 
 def _state(file: Path) -> tuple[int, int]:

@@ -15,8 +15,7 @@ from calibrate.maths.masking import NO_WEIGHT, as_masks
 from calibrate.maths.row_batches import row_entropy
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.rows.heads import Head, head_loader
-from calibrate.rows.protocol import call
+from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
 STREAM = "evaluate"

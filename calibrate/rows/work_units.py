@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from calibrate.rows.heads import Head
-from calibrate.rows.protocol import call, check_batch, check_logits
+from calibrate.rows.heads import Head, call, check_batch, check_logits
 
 # A unit is what one shard holds and what an interruption can lose: a second or two of work.
 ITEMS_PER_UNIT = 1 << 22
