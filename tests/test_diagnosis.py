@@ -314,17 +314,6 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(diagnosis_record, "save_figure", lambda path, figure: None)
 
 
-def test_a_head_without_rows_is_counted(collection, here, undrawn):
-    shutil.copytree(collection.folder, "run")
-    manifest = json.loads(Path("run/manifest.json").read_text())
-    manifest["configuration"]["heads"].append([7, 7])
-    Path("run/manifest.json").write_text(json.dumps(manifest))
-    record = json.loads(call("run", "--json").stdout)
-    assert record["without_rows"] == [[7, 7]]
-    assert record == json.loads(Path("run-diagnosis/diagnosis.json").read_text())
-    assert "heads without any kept row: 1" in call("run").stdout
-
-
 def test_the_folder_goes_beside_the_collection(collection, found, here, monkeypatch, undrawn):
     monkeypatch.setattr(pipeline, "diagnose", lambda *arguments: found)
     shutil.copytree(collection.folder, "runs/model")
@@ -386,7 +375,6 @@ def test_rows_without_weight_are_left_out(here):
     np.savez("some.npz", **columns)
     found = diagnose(collect_arrays(Arrays(Path("some.npz")), here / "run"))
     assert [(head.head, head.rows) for head in found.heads] == [(0, 200)]
-    assert found.without_rows == [(0, 1)]
 
 
 def test_of_many_heads_five_are_coloured(found):

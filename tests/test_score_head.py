@@ -58,11 +58,6 @@ def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
         score_head(toy_head, [8], 100, 0, {})
 
 
-def test_what_is_no_rule_is_refused(toy_head):
-    with pytest.raises(TypeError, match="rule 'mine' is None; give Coefficients"):
-        score_head(toy_head, [8], 100, 0, {"mine": None})
-
-
 def test_default_numbers_of_sets():
     assert [held_out_sets(n) for n in (16, 256, 257, 4096, 4097)] == [
         32_768, 32_768, 4_096, 4_096, 1_024,

@@ -37,8 +37,6 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
     texts = [f"  {head.name}: {head.reason}" for head in heads[:SHOWN_HEADS]]
     gains = "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
     texts.append(gains + and_more(len(heads)))
-    if count := len(diagnosis.without_rows):
-        texts.append(f"  heads without any kept row: {count} (those of weight 0 do not count)")
     shown: list[Block] = [
         Heading(f"Diagnosis of {folder}"),
         Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
@@ -56,7 +54,6 @@ def _found(diagnosis: Diagnosis) -> dict[str, Any]:
         "digest": diagnosis.collection.digest,
         "thresholds": THRESHOLDS,
         "heads": diagnosis.heads,
-        "without_rows": [list(head) for head in diagnosis.without_rows],
     }
 
 

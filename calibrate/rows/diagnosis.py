@@ -74,7 +74,6 @@ class Diagnosis(NamedTuple):
 
     collection: RowCollection
     heads: list[HeadDiagnosis]
-    without_rows: list[tuple[int, int]]  # (layer, head) without a kept row of any weight
 
 
 class _Measured(NamedTuple):
@@ -113,11 +112,8 @@ def diagnose(collection: RowCollection, report: Callable[[], None] = lambda: Non
         heads += _diagnose_group(collection, group, report)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows of any weight; collect more sets")
-    diagnosed = {(head.layer, head.head) for head in heads}
-    names = {name: tuple(map(known_index, name)) for name in collection.heads}
-    without_rows = [name for name, indices in names.items() if indices not in diagnosed]
     heads.sort(key=lambda head: (head.word == FEW, -head.gain))
-    return Diagnosis(collection, heads, sorted(without_rows))
+    return Diagnosis(collection, heads)
 
 
 def _diagnose_group(

@@ -1,7 +1,7 @@
 """Fitting a collection: a calibrated rule with its evidence and provenance."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from calibrate.maths.rule import horner
 from calibrate.maths.rule_forms import DEGREE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
 from calibrate.rows.choose_rule import Choice, choose
-from calibrate.rows.per_head import PerHeadResult, fit_heads, quality_of_heads
+from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
 from calibrate.rows.rivals import fit_as_in_the_paper, refuse_negative
 from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import Rows, solve_collection
@@ -27,28 +27,25 @@ from calibrate.rows.uncertainty import bootstrap
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """A fit, the rows that it was made of, and why it is of this kind."""
+    """A fit, and what it was made of."""
 
     coefficients: Coefficients
-    rows: Rows
-    choice: Choice | None  # None: by the paper's procedure
+    rows: Rows | None = None  # None: of many heads
+    choice: Choice | None = None  # why it is of this kind; None: by the paper's procedure
+    heads: Sequence[HeadFit] = ()  # of a fit per head: every head, in order
 
 
 def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
-    """Opens a collection to fit it.
+    """Opens a collection to fit it; an unfinished one with a warning, and only if it is allowed.
 
-    Args:
-      allow_partial: accept an unfinished one.
     Raises:
       CalibrateError: there is none, it is damaged, or it is unfinished and that is not allowed.
-    Warns:
-      UserWarning: it is unfinished.
     """
     collection = open_collection(folder, RowCollection, allow_partial)
     if collection.partial:
-        shards = collection.manifest["shards"]
+        n_shards = len(collection.manifest["shards"])
         warnings.warn(
-            f"{folder} is unfinished; the fit is made of its {len(shards)} finished shards",
+            f"{folder} is unfinished; the fit is made of its {n_shards} finished shards",
             stacklevel=2,
         )
     return collection
@@ -72,7 +69,7 @@ def fit_collection(
         rows asked for; or an option is out of range.
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
     """
-    collection = _open_unnamed(collection)
+    collection = _opened(collection)
     options = resolve_options(collection, options)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
@@ -88,32 +85,26 @@ def fit_heads_of_collection(
     options: Options | None = None,
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
-) -> PerHeadResult:
+) -> FitResult:
     """Solves a collection of named heads, and fits each of them.
 
     Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, and
     `report` is called after each with their number.
     """
-    collection = _open_checked(collection)
+    collection = _opened(collection, per_head=True)
     options = resolve_options(collection, options)
     fits, heads, statuses = fit_heads(collection, options, jobs, report)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads)
     coefficients = _add_metadata(fits, name, collection, quality, options.record())
-    return PerHeadResult(coefficients, heads)
+    return FitResult(coefficients, heads=heads)
 
 
-def _open_checked(collection: RowCollection | Path) -> RowCollection:
-    """A collection without too many bad rows."""
+def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowCollection:
+    """A collection without too many bad rows; for one rule, of rows that name no heads."""
     if not isinstance(collection, RowCollection):
         collection = open_for_fit(Path(collection))
     refuse_bad_rows(collection.manifest)
-    return collection
-
-
-def _open_unnamed(collection: RowCollection | Path) -> RowCollection:
-    """A collection that names no heads: its fit is one rule for all."""
-    collection = _open_checked(collection)
-    if collection.heads:
+    if collection.heads and not per_head:
         raise CalibrateError(
             f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
             "each of them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
@@ -138,20 +129,16 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
 def fit_collection_as_in_the_paper(collection: RowCollection | Path, name: str) -> FitResult:
     """Solves a collection, and fits the polynomial by the paper's procedure.
 
-    Raises:
-      CalibrateError: the collection is absent, unfinished or damaged.
-      QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
-        on its whole domain.
+    Errors are those of `fit_collection`; a QualityError also if the polynomial is not positive on
+    its whole domain.
     """
-    collection = _open_unnamed(collection)
+    collection = _opened(collection)
     rows = solve_collection(collection)
     fit = fit_as_in_the_paper(rows)
     refuse_negative(fit.only)
     counts = _row_counts(collection, rows.count_by_status())
-    quality = {
-        "rows": counts | {"used": counts["interior"]},
-        "residuals": _residuals(rows, fit),
-    }
+    counts["used"] = counts["interior"]
+    quality = {"rows": counts, "residuals": _residuals(rows, fit)}
     record = {"degree": DEGREE, "procedure": "paper"}
     return FitResult(_add_metadata(fit, name, collection, quality, record), rows, None)
 

@@ -50,14 +50,6 @@ class HeadFit:
         return self.gain.mean if self.gain else 0.0
 
 
-@dataclass(frozen=True)
-class PerHeadResult:
-    """Fits of several heads in one file."""
-
-    coefficients: Coefficients
-    heads: list[HeadFit]  # in order
-
-
 FamilyFits = dict[str, HeadFit]  # family -> its best rule for one head
 
 
@@ -83,13 +75,11 @@ def fit_heads(
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())
     tasks = [partial(_fit_group, absolute, group, options) for group in group_heads(collection)]
-    fits, statuses = [], Counter[str]()
-    for of_group, counts in run(tasks, jobs, lambda result: report(len(result[0]))):
-        fits += of_group
-        statuses.update(counts)
+    groups = run(tasks, jobs, lambda result: report(len(result[0])))
+    fits = [head for of_group, _ in groups for head in of_group]
     if not fits:
         raise QualityError(f"{collection.folder} has no rows; {ADVICE}")
-    return *combine_heads(fits, options), statuses
+    return *combine_heads(fits, options), sum((counts for _, counts in groups), Counter())
 
 
 def _fit_group(

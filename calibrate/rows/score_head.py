@@ -1,7 +1,7 @@
 """Scoring one head: how often it is right under several softmax rules, on sets no fit has seen."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,14 +54,10 @@ def score_head(
       Evidence: RIGHT of every rule on every set, sizes in order; each set is a group of its own.
     Raises:
       CalibrateError: a head that breaks the protocol.
-      TypeError: a rule of another type.
     Warns:
       UserWarning: a fit that was made for another head.
     """
     rules = {PLAIN: identity(), **rules}
-    for name, rule in rules.items():
-        if not isinstance(rule, Coefficients):
-            raise TypeError(f"rule {name!r} is {rule!r}; give Coefficients, such as a fit")
     _warn_of_other_heads(head, rules.values())
     load_head, fits = head_loader(head), list(rules.values())
     counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
@@ -96,16 +92,11 @@ def _score_size(
     """Runs the head over all sets of one size, once: the size, and bool (fits, sets)."""
     head = load_head()
     right = np.empty((len(fits), sets), bool)
-    for rows, attended in _held_out(head, size, sets, seed):
-        right[:, rows] = _right(head, attended, attention_weights(attended.logits, fits)).T
-    return size, right
-
-
-def _held_out(head: Head, size: int, sets: int, seed: int) -> Iterator[tuple[slice, Any]]:
-    """(which sets, what the head's `attend` returned) piece by piece."""
     for unit in plan_units(size, sets):
         for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
-            yield slice(unit.first + part.start, unit.first + part.stop), attended
+            rows = slice(unit.first + part.start, unit.first + part.stop)
+            right[:, rows] = _right(head, attended, attention_weights(attended.logits, fits)).T
+    return size, right
 
 
 def attention_weights(logits: ArrayLike, fits: Sequence[Coefficients]) -> np.ndarray:

@@ -136,17 +136,11 @@ class _ByHead(NamedTuple):
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
     """Raises CalibrateError for a fit for other heads, which would leave every row unchanged."""
     heads = _heads(arrays)
-    for axis in ("layer", "head"):
-        named = any(getattr(entry, axis) is not None for entry in fit.entries)
-        if named and any(pair[axis == "head"] is None for pair in heads):
-            raise CalibrateError(
-                f"{name} has an entry per {axis}, and {arrays.name} does not say which {axis} its "
-                f"rows are of; give an array {axis!r} (rows,)"
-            )
     if heads and all(fit.entry_of(*head) is None for head in heads):
+        unnamed = ", and the rows do not say which: give arrays `layer` and `head`"
         raise CalibrateError(
-            f"{name} names none of the {len(heads)} heads that the rows of {arrays.name} are of "
-            f"(the first is {head_label(*heads[0])}); give a fit of this model"
+            f"{name} names none of the {len(heads)} heads that the rows of {arrays.name} are of"
+            f"{unnamed if heads == [(None, None)] else f' (such as {head_label(*heads[0])})'}"
         )
 
 
