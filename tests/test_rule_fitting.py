@@ -160,9 +160,7 @@ def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():
 def test_rows_that_determine_no_rule_are_refused(rows):
     with pytest.raises(QualityError, match="99 usable rows, fewer than the 100"):
         fit_rule(rows.take(np.arange(99)), "constant")
-    with pytest.raises(
-        QualityError, match="the rows have 64 items each; collect sets of several sizes"
-    ):
+    with pytest.raises(QualityError, match="1 numbers of items .*; collect sets of more sizes"):
         fit_rule(rows.take(rows.size == 64), "log-size")
     two = np.where(np.arange(len(rows.size)) % 2, 2.0, 3.0)
     with pytest.raises(QualityError, match="do not determine a rule of kind polynomial"):

@@ -179,27 +179,15 @@ def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
     params: Params = {}
     for layer, (n_inputs, n_outputs) in LAYERS.items():
         shapes = {"kernel": (n_inputs, n_outputs), "bias": (n_outputs,)}
-        params[layer] = {
-            part: jax.device_put(_parameter(arrays, f"{layer}/{part}", shape, path))
-            for part, shape in shapes.items()
-        }
+        for part, shape in shapes.items():
+            array = arrays.get(f"{layer}/{part}", np.zeros(()))
+            if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
+                raise CalibrateError(
+                    f"{path}: '{layer}/{part}' is not finite float32{shape}; these are not "
+                    "max-retrieval weights"
+                )
+            params.setdefault(layer, {})[part] = jax.device_put(array)
     return params
-
-
-def _parameter(
-    arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], path: Path
-) -> np.ndarray:
-    array = arrays.get(name)
-    if array is None:
-        raise CalibrateError(f"{path} has no array {name!r}; these are not max-retrieval weights")
-    if array.shape != shape or array.dtype != np.float32:
-        raise CalibrateError(
-            f"{path}: {name!r} is {array.dtype}{array.shape}, expected float32{shape}; "
-            "these are not max-retrieval weights"
-        )
-    if not np.isfinite(array).all():
-        raise CalibrateError(f"{path}: {name!r} is not finite; train the head again")
-    return array
 
 
 def load_head(name: str, path: Path) -> MaxRetrievalHead:

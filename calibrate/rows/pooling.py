@@ -71,6 +71,8 @@ class Pool:
     weight: np.ndarray  # (pairs,)
     held: np.ndarray  # (held sizes, cells) bool: those at which log p must be kept
     held_log_p: Profile  # of the pairs of held cells: sums of log p
+    domain: tuple[float, float]  # of entropies
+    n_items: np.ndarray  # the numbers of items that rows have, rising
 
     @property
     def blocks(self) -> np.ndarray:
@@ -168,15 +170,9 @@ def pool(
     prior_rows: float,
     trained_up_to: int,
 ) -> Pool:
-    """Adds rows up.
+    """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
 
-    Args:
-      rows: to fit.
-      block: (rows,) of each.
-      domain: of entropies.
-      q: of the score (p^q - 1) / q; 0 is log p.
-      prior_rows: see calibrate/evidence/prior.py.
-      trained_up_to: set sizes up to this are held, those of one octave together; 0 holds none.
+    Set sizes up to `trained_up_to` are held, those of one octave together; 0 holds none.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
@@ -198,6 +194,8 @@ def pool(
         np.bincount(_ranks(place)[1], weight),
         held,
         added_up(0, np.asarray(held.any(axis=0))[cell])[1],
+        domain,
+        np.unique(rows.items),
     )
 
 

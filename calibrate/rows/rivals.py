@@ -1,13 +1,12 @@
 """Rivals: rules fitted to the same rows as a fit, and the paper's procedure, which is one."""
 
-import warnings
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import EXTRAPOLATED_FROM, LABELS, one_constant
+from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
 from calibrate.evidence.evidence import OWN
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
@@ -30,30 +29,24 @@ _NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
 def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coefficients]:
     """The rule chosen for these rows, every kind fitted to them, and the paper's procedure.
 
+    The last, and the chosen kind fitted to sizes up to 512, are left out where rows are too few.
+
     Args:
       rows: of a collection.
       choice: the result of `choose` for these rows; None is that with default options.
     Raises:
       QualityError: no rule "own": too few rows, or no rule beats plain softmax.
-    Warns:
-      UserWarning: a rule is left out, as it has too few rows.
     """
     choice = choice or choose(rows, Options())
     rules = {OWN: choice.chosen.fit}
     rules |= {_NAMES[candidate.kind]: candidate.fit for candidate in choice.candidates}
     small = rows.size <= EXTRAPOLATED_FROM
-    optional: dict[str, Callable[[], Coefficients]] = {
-        "procedure": lambda: fit_as_in_the_paper(rows)
-    }
-    if not small.all():
-        optional["own-512"] = lambda: fit_rule(
-            rows.take(small), choice.chosen.kind, choice.problem.options._replace(q=choice.chosen.q)
-        )
-    for name, fit in optional.items():
-        try:
-            rules[name] = fit()
-        except QualityError as failure:  # the others can still be compared
-            warnings.warn(f"{LABELS[name]!r} is left out: {failure}", stacklevel=2)
+    with suppress(QualityError):  # too few rows; the others can still be compared
+        rules["procedure"] = fit_as_in_the_paper(rows)
+    with suppress(QualityError):
+        if not small.all():
+            options = choice.problem.options._replace(q=choice.chosen.q)
+            rules["own-512"] = fit_rule(rows.take(small), choice.chosen.kind, options)
     return {name: replace(rule, name=name) for name, rule in rules.items()}
 
 
@@ -82,15 +75,7 @@ def fit_polynomial(
     """Degree-4 polynomial p with p(H) close to optimal beta, and its domain.
 
     The design matrix is that of the standardised entropy, or the powers of H would be nearly
-    collinear; the result is exported in plain powers.
-
-    Args:
-      entropy: (rows,) H in nats.
-      beta: (rows,) optimal beta, finite and positive.
-    Returns:
-      (coefficients, highest power first; domain, the 0.5 % to 99.5 % range of the entropies).
-    Raises:
-      QualityError: fewer than 100 rows, or a rank-deficient fit.
+    collinear; the result is exported in plain powers, highest first.
     """
     require_rows(len(entropy), "interior")
     mean, deviation = float(entropy.mean()), float(entropy.std())

@@ -25,8 +25,8 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.maths import solver
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
-from calibrate.rows.pooling import HARM
-from calibrate.rows.rule_fitting import KindFit, Options, PooledRows, applied_beta
+from calibrate.rows.pooling import HARM, Pool
+from calibrate.rows.rule_fitting import KindFit, Options, applied_beta, pool_usable
 from calibrate.rows.solved_rows import Rows
 
 
@@ -63,7 +63,7 @@ class RowProblem:
         self.options = options
         self.block = assign_blocks(self.rows)
         self.evidence = evidence_of(self.rows)
-        self._pooled: dict[tuple[float, bytes], PooledRows] = {}
+        self._pooled: dict[tuple[float, bytes], Pool] = {}
         self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
 
     def solve(self, kind: str, q: float | None = None) -> Candidate:
@@ -103,18 +103,14 @@ class RowProblem:
         )
 
     def kind_fit(self, kind: str, q: float) -> KindFit:
-        """The fit of a kind of rule to the usable rows.
-
-        Raises:
-          QualityError: too few rows, or rows that do not determine such a rule.
-        """
+        """The fit of a kind of rule to the usable rows; raises QualityError as `solve`."""
         if kind == LOG_SIZE and self.options.gate > 0:
             raise QualityError("a rule by size does not depend on entropy, and so has no gate")
         usable = self.options.usable(self.rows, kind)
         key = q, usable.tobytes()
         if key not in self._pooled:
             used = self.rows.take(usable), self.block[usable]
-            self._pooled[key] = PooledRows.of(*used, self.options, q)
+            self._pooled[key] = pool_usable(*used, self.options, q)
         return KindFit.of(kind, self._pooled[key], self.options)
 
     def _solve(self, kind: str, q: float) -> Candidate:
@@ -184,11 +180,7 @@ def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to:
 
 
 def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficients:
-    """The best rule of a kind for these rows.
-
-    Raises:
-      QualityError: too few rows, or rows that do not determine such a rule.
-    """
+    """The best rule of a kind for these rows; raises QualityError as `RowProblem.solve`."""
     options = options or Options()
     kind_fit = RowProblem(rows, options).kind_fit(kind, options.q or 0.0)
     return kind_fit.checked_coefficients(kind_fit.solve())
