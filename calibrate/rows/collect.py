@@ -58,8 +58,7 @@ def collect(
     not depend on the number of threads (those of the package do not).
 
     Args:
-      head: the head to calibrate. Workers load it by the reference that `load_head` was given; any
-        other head is sent to them.
+      head: workers load it by the reference that `load_head` was given; any other is sent to them.
       sizes: set sizes n.
       sets: number of sets of each size.
       seed: of the data.
@@ -151,12 +150,8 @@ def _source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> _
     """The source of the sets that are drawn for a head."""
     n = sorted(set(sizes))
     configuration = {
-        "head": head.name,
-        "fingerprint": head.fingerprint,
-        "sizes": n,
-        "sets": sets,
-        "seed": seed,
-    }
+        "head": head.name, "fingerprint": head.fingerprint, "sizes": n, "sets": sets, "seed": seed,
+    }  # fmt: skip
     if hasattr(head, "trained_up_to"):
         configuration["trained_up_to"] = int(head.trained_up_to)
     units = [unit for size in n for unit in plan_units(size, sets)]
@@ -176,13 +171,9 @@ def _source_of_arrays(arrays: Arrays) -> _Source:
     """The source of rows on disk."""
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     configuration: dict[str, Any] = {
-        "head": arrays.name,
-        "fingerprint": arrays.fingerprint,
-        "sizes": arrays.sizes,
-        "sets": sum(map(arrays.count, arrays.sizes)),
-        "seed": 0,
-        **arrays.split,
-    }
+        "head": arrays.name, "fingerprint": arrays.fingerprint, "sizes": arrays.sizes,
+        "sets": sum(map(arrays.count, arrays.sizes)), "seed": 0, **arrays.split,
+    }  # fmt: skip
     if arrays.names_heads:
         configuration["heads"] = [list(head) for head in arrays.heads]
     bytes_of = {
@@ -222,14 +213,12 @@ def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit
     sets: Counter[int] = Counter()
     for unit in units:
         sets[unit.size] += unit.sets
-    most = dict(sets)
-    if keep == "all":
-        most = {size: min(count, MOST_KEPT_OF_ALL * n_heads) for size, count in sets.items()}
-    return {
-        u: most[u.size] * (u.first + u.sets) // sets[u.size]
-        - most[u.size] * u.first // sets[u.size]
-        for u in units
-    }
+    wanted = {}
+    for unit in units:
+        count = sets[unit.size]
+        most = min(count, MOST_KEPT_OF_ALL * n_heads) if keep == "all" else count
+        wanted[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
+    return wanted
 
 
 def row_quotas(
@@ -277,14 +266,14 @@ def _pack_unit(unit: Unit, keep: Callable[[], KeptRows]) -> tuple[bytes, Entry]:
 def _kept_rows(
     read_rows: Callable[[], LoggedRows], unit: Unit, most: int, keep_all: bool
 ) -> KeptRows:
-    """The rows of a unit that are kept, at most so many."""
+    """The rows of a unit that are kept, at most so many: those of the lowest hashes."""
     unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
     rows = np.flatnonzero(good if keep_all else misranked)
-    rows = rows[_lowest_hashes(rows + unit.first, most)]
-    columns: dict[str, Any] = {
-        k: None if x is None else x[rows] for k, x in unit_rows._asdict().items()
-    }
+    if len(rows) > most:
+        rows = np.sort(rows[np.argsort(hashes(rows + unit.first), kind="stable")[:most]])
+    given = {name: x for name, x in unit_rows._asdict().items() if x is not None}
+    columns: dict[str, Any] = {name: x[rows] for name, x in given.items()}
     index = rows + unit.first
     return KeptRows(entropy=H[rows], index=index, counts=counts, **columns)
 
@@ -317,10 +306,3 @@ def examine(
     ties = good & ~misranked & (np.sum(logits == at_target[:, None], axis=1) > n_targets)
     counts = [np.ones_like(good), misranked, ties, nan, inf, masked_target]
     return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)
-
-
-def _lowest_hashes(index: np.ndarray, quota: int) -> np.ndarray:
-    """Positions, in order, of the `quota` rows whose index has the lowest hash."""
-    if len(index) <= quota:
-        return np.arange(len(index))
-    return np.sort(np.argsort(hashes(index), kind="stable")[:quota])

@@ -1,7 +1,6 @@
 """Diagnosis of heads, from a sample of rows: what rules gain held out, attention sinks, a verdict."""
 
 from collections.abc import Callable
-from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -76,14 +75,6 @@ class Diagnosis(NamedTuple):
     heads: list[HeadDiagnosis]
 
 
-class _Measured(NamedTuple):
-    rows: Rows
-    looks: np.ndarray  # (rows, 3) columns as of `attended`
-
-    def take(self, chosen: np.ndarray) -> "_Measured":
-        return _Measured(self.rows.take(chosen), self.looks[chosen])
-
-
 def require_all_rows(collection: RowCollection) -> None:
     """Raises CalibrateError if a collection keeps no sample of all rows."""
     refuse_bad_rows(collection.manifest)
@@ -119,26 +110,22 @@ def diagnose(collection: RowCollection, report: Callable[[], None] = lambda: Non
 def _diagnose_group(
     collection: RowCollection, heads: Heads | None, report: Callable[[], None]
 ) -> list[HeadDiagnosis]:
-    parts = []
-    for part in starmap(_measure, collection.shards(heads)):  # one shard at a time
-        parts.append(part)
+    parts, looks = [], []
+    for size, shard in collection.shards(heads):  # one is in memory at a time
+        parts.append(solve_shard(shard, size))
+        looks.append(np.stack(attended(shard.logits, shard.target)))
+        del shard
         report()
     if not parts:
         return []
-    rows, looks = zip(*parts, strict=True)
-    measured = _Measured(concatenate_rows(list(rows)), np.concatenate(looks))
-    unnamed = collection.manifest["configuration"].get("head", "head")
+    rows, look = concatenate_rows(parts), np.concatenate(looks, axis=1)
+    unnamed = str(collection.manifest["configuration"].get("head", "head"))
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [
-            _diagnose_head(measured.take(mine), head_label(*map(known_index, name)) or str(unnamed))
-            for name in measured.rows.heads()
-            if (mine := measured.rows.is_of(*name) & (measured.rows.weight > 0)).any()
+            _diagnose_head(rows.take(mine), look[:, mine], unnamed)
+            for name in rows.heads()
+            if (mine := rows.is_of(*name) & (rows.weight > 0)).any()
         ]
-
-
-def _measure(size: int, shard: KeptRows) -> _Measured:
-    looks = np.stack(attended(shard.logits, shard.target), axis=1)
-    return _Measured(solve_shard(shard, size), looks)
 
 
 def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -157,16 +144,16 @@ def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nda
     return logits.argmax(axis=1), 1 / np.exp(logits - highest).sum(axis=1), target
 
 
-def _diagnose_head(measured: _Measured, name: str) -> HeadDiagnosis:
-    rows = measured.rows
+def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
+    layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
     sizes = [_at_size(rows.take(rows.size == n)) for n in np.unique(rows.size)]
     gains, no_rule = gains_of_rules(rows)
-    sink = find_sink(*measured.looks.T, rows.items)
+    sink = find_sink(*look, rows.items)
     on_top = 1 - float(rows.misranked.mean())
     word, reason = too_few(rows) or judge_head(on_top, gains, no_rule, sink)
     return HeadDiagnosis(
-        name, known_index(rows.layer[0]), known_index(rows.head[0]), len(rows.size), sizes,
-        on_top, gains, sink, word, f"{word}: {reason}",
+        head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top, gains, sink,
+        word, f"{word}: {reason}",
     )  # fmt: skip
 
 

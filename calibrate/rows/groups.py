@@ -29,18 +29,11 @@ def assign_blocks(rows: Rows) -> np.ndarray:
     dealt out in turn, so that no block is empty before each has one.
     """
     group = rows.group_index()
-    of_row: np.ndarray = _turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS
-    return of_row
+    return np.asarray(_turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS)
 
 
 def _turns(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(groups,) the turn of each: those alike in size and number of rows follow each other.
-
-    Args:
-      size: (rows,) set sizes.
-      group: (rows,) group of each, from 0.
-      rng: in which order groups that are alike come.
-    """
+    """(groups,) the turn of each: those alike in size and number of rows follow each other."""
     _, of_size = np.unique(size, return_inverse=True)
     shape = of_size.max(initial=0) + 1, group.max(initial=0) + 1
     cells = np.bincount(of_size * shape[1] + group, minlength=shape[0] * shape[1])
@@ -72,10 +65,6 @@ class Split(NamedTuple):
 def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
     """Holds out a share of the groups; of each set size as nearly that share as can be.
 
-    Args:
-      arrays: the rows; each is a group of its own where they name none.
-      share: of the groups, more than 0 and less than 1.
-      seed: which groups: the same gives the same ones.
     Raises:
       CalibrateError: a share or seed that is out of range.
       QualityError: too few rows or groups for a fit and its judgement.

@@ -81,8 +81,7 @@ class MaxRetrievalHead:
         return attended
 
     def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        right: jax.Array = _correct(self.params, attended, weights)
-        return right
+        return self.correct_each(attended, weights[:, None])[:, 0]
 
     def correct_each(self, attended: Attended, weights: jax.Array) -> jax.Array:
         right: jax.Array = _correct_each(self.params, attended, weights)
@@ -137,13 +136,8 @@ _attend = jax.jit(attend)
 
 
 @jax.jit
-def _correct(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
-    return answer(params, attended, weights).argmax(axis=-1) == attended.label
-
-
-@jax.jit
 def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
-    """`_correct` for weights (count, rules, size); the three projections in a row are one here."""
+    """bool (count, rules) for weights (count, rules, size); three projections in a row are one."""
     chain = [params[layer] for layer in ("attention_value", "attention_output", "answer_1")]
     kernel, bias = jnp.eye(N_FEATURES), jnp.zeros(N_FEATURES)
     for layer in chain:

@@ -20,7 +20,13 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.choose_rule import Choice, choose_from
 from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import ADVICE, CONSTANT, KINDS, POLYNOMIAL, Options
-from calibrate.rows.solved_rows import Rows, group_heads, head_label, known_index, solve_heads
+from calibrate.rows.solved_rows import (
+    Rows,
+    group_heads,
+    head_label,
+    known_index,
+    solve_collection,
+)
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
 FAMILIES = {
@@ -59,18 +65,10 @@ def fit_heads(
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
 ) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
-    """Solves the rows of each head, and chooses a rule for it; see `choose`.
+    """Solves the rows of each head, and chooses a rule for it; see `fit_heads_of_collection`.
 
-    Args:
-      collection: with rows of named heads.
-      options: of the fits.
-      jobs: where it runs, a group of heads at a time; the result does not depend on it.
-      report: called after each such group, with its number of heads.
     Returns:
       The rule with its entries, every head, and how many rows have each status of the solver.
-    Raises:
-      CalibrateError: the collection is damaged.
-      QualityError: there are no rows, or no head has a rule that beats plain softmax.
     """
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())
@@ -85,8 +83,7 @@ def fit_heads(
 def _fit_group(
     collection: RowCollection, heads: Heads | None, options: Options
 ) -> tuple[list[FamilyFits], Counter[str]]:
-    """The fits of some heads, and how many rows have each status."""
-    rows = solve_heads(collection, heads, options.min_beta)
+    rows = solve_collection(collection, ONE_PROCESS, options.min_beta, heads)
     return fit_each_head(rows, options), Counter(rows.count_by_status())
 
 
@@ -145,11 +142,7 @@ def _entry(choice: Choice, family: str) -> Entry:
 
 
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
-    """The rule with its entries, and every head.
-
-    Raises:
-      QualityError: no head has a rule that beats plain softmax.
-    """
+    """The rule with its entries, and every head; QualityError if none has a rule."""
     family, heads = choose_family(fits)
     entries = [head.entry for head in heads if head.entry]
     if not entries:

@@ -67,10 +67,8 @@ class RowProblem:
         self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
 
     def solve(self, kind: str, q: float | None = None) -> Candidate:
-        """The best rule of its kind, with its held-out scores; each is fitted once.
+        """The best rule of its kind at q, or that of the options; each is fitted once.
 
-        Args:
-          q: None: that of the options, or 0.
         Raises:
           QualityError: too few rows, rows that do not determine such a rule, or it evidently costs
             more than HARM at a size that the head was trained on.
@@ -121,17 +119,10 @@ class RowProblem:
         refuse_harm(evidence, name, self.rows.items, self.options.trained_up_to or 0)
         self.evidence = evidence
         weight = evidence.design.item_weight
-        return Candidate(
-            name=name,
-            kind=kind,
-            q=q,
-            kind_fit=kind_fit,
-            solution=solution,
-            fit=kind_fit.checked_coefficients(solution),
-            gain=cautious_gain(evidence, name, PLAIN, self.options.prior_rows),
-            mean_log_p=float(weight @ scores[LOG_P]),
-            mean_p=float(weight @ np.exp(scores[LOG_P])),
-        )
+        gain = cautious_gain(evidence, name, PLAIN, self.options.prior_rows)
+        means = [float(weight @ x) for x in (scores[LOG_P], np.exp(scores[LOG_P]))]
+        fit = kind_fit.checked_coefficients(solution)
+        return Candidate(name, kind, q, kind_fit, solution, fit, gain, *means)
 
     def _held_out_beta(self, kind_fit: KindFit, start: np.ndarray) -> np.ndarray:
         """(rows,) beta that a fit to the other folds gives to each row."""
