@@ -174,7 +174,7 @@ def _source_of_arrays(arrays: Arrays) -> _Source:
         "head": arrays.name, "fingerprint": arrays.fingerprint, "sizes": arrays.sizes,
         "sets": sum(map(arrays.count, arrays.sizes)), "seed": 0, **arrays.split,
     }  # fmt: skip
-    if arrays.names_heads:
+    if "layer" in arrays.columns:
         configuration["heads"] = [list(head) for head in arrays.heads]
     bytes_of = {
         size: row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes
@@ -281,13 +281,9 @@ def _kept_rows(
 def examine(
     logits: np.ndarray, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Classifies rows; bad ones have NaN, +inf, or a masked target.
+    """(rows,) good, misranked, and entropy; and the counts of COUNTS.
 
-    Args:
-      logits: (count, n) float32, -inf where masked.
-      target: (count,) int, or (count, n) bool where any of several may win.
-    Returns:
-      (count,) bool, good; (count,) bool, misranked; (count,) entropy, nats; the counts of COUNTS.
+    Takes logits and targets as of LoggedRows; bad rows have NaN, +inf, or a masked target.
     """
     if target.ndim == 1:
         at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]

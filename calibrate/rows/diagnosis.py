@@ -129,14 +129,9 @@ def _diagnose_group(
 
 
 def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where rows look.
+    """(rows,) position of the highest logit, its share of the attention, and the target's position.
 
-    Args:
-      logits: (rows, n), -inf where masked.
-      target: (rows,) int, or (rows, n) bool.
-    Returns:
-      (rows,) position of the highest logit; its share of the attention at beta = 1; position of
-      the target, of several the highest.
+    Takes logits and targets as of LoggedRows; of several targets the highest is meant.
     """
     highest = logits.max(axis=1, keepdims=True)
     if target.ndim > 1:
@@ -176,12 +171,8 @@ def find_sink(
 ) -> Sink | None:
     """The position with at least half of the attention, whatever the target; None without one.
 
-    Positions count from the first or the last item of each row. Only attention to positions with
-    the top logit is counted, all but a little.
-
-    Args:
-      top, share, target: of `attended`.
-      items: (rows,) number of unmasked items.
+    Takes what `attended` gives, and (rows,) numbers of unmasked items. Positions count from the
+    first or the last item of each row. Only attention to positions with the top logit is counted.
     """
     sinks = []
     for end in (0, items):

@@ -62,9 +62,8 @@ _loaded: dict[tuple[str, Path], Head] = {}
 def load_head(reference: str, folder: Path | None = None) -> Head:
     """The head of that name (max-retrieval, max-retrieval-0 .. -9), file, or module:attribute.
 
-    Args:
-      reference: name, path of a weights file, or module:attribute.
-      folder: searched first for files and modules; None is the working folder.
+    `folder` is searched first for files and modules; None is the working folder.
+
     Raises:
       CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
     """

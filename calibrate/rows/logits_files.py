@@ -1,16 +1,10 @@
 """Logits files: logits that any model made, as arrays on disk.
 
-An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
-(rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
-`mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), the head of each row;
-`weight` (rows,), the weight of a row among those of its size, 1 if absent; and `group` (rows,), the
-number of the prompt, or of whatever makes rows dependent, that a row comes from: each from one of
-its own if absent. A number is one group in all files. Files may differ in n, and rows in their
-number of real items. Logits of -9,000 and less are masked (calibrate.maths.masking), with a warning
-of those that are finite.
-
-Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
-have one size, the most that any of them has.
+An npz file, or a folder of them, holds `logits` (rows, n) and `target` (rows,) or (rows, n) bool,
+and, if need be, `mask`, `layer`, `head`, `weight` and `group`: fits/FITTING.md says what each is. A
+number of `group` is one group in all files. Files may differ in n, and rows in their number of real
+items: those of more than 32 and up to 64 have one set size, the most that any of them has. Logits of
+-9,000 and less are masked (calibrate.maths.masking), with a warning of those that are finite.
 """
 
 import copy
@@ -70,11 +64,7 @@ class Part(NamedTuple):
     sets_of_targets: bool
 
     def read(self) -> LoggedRows:
-        """Reads the files.
-
-        Raises:
-          CalibrateError: a file changed since it was checked.
-        """
+        """Reads the files; raises CalibrateError if one changed since it was checked."""
         parts = []
         for i in np.unique(self.place[:, 0]):
             file = _opened(self.files[i])
@@ -125,8 +115,7 @@ class Arrays:
                 f"{path}: files have {', or '.join(names)}; give each array in all files or none"
             )
         (given,) = kinds
-        self.names_heads = not {"layer", "head"}.isdisjoint(given)
-        both = ("layer", "head") if self.names_heads else ()
+        both = () if {"layer", "head"}.isdisjoint(given) else ("layer", "head")
         self.columns = [name for name in OF_ROWS if name in (*given, *both)]
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         # How rows were chosen among those of the files: part of what determines a collection.
@@ -189,15 +178,15 @@ def _of_rows(number: int, arrays: Columns) -> Columns:
 
 
 def _opened(file: File) -> InMemory:
-    return file if isinstance(file, InMemory) else _parsed(file, _state(file))
+    if isinstance(file, InMemory):
+        return file
+    status = file.stat() if file.exists() else None  # a changed file is parsed again
+    return _parsed(file, status and (status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
-def _parsed(file: Path, state: tuple[int, int]) -> InMemory:
-    """The arrays of a file, checked.
-
-    `state` is its size and time of change, so that a changed file is parsed again.
-    """
+def _parsed(file: Path, state: tuple[int, int] | None) -> InMemory:
+    """The arrays of a file, checked."""
     data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
     arrays = parse_arrays(data, file)
     if not {"logits", "target"} <= arrays.keys() <= {*KNOWN}:
@@ -207,12 +196,3 @@ def _parsed(file: Path, state: tuple[int, int]) -> InMemory:
         )
     arrays, masks = checked(arrays, f"{file}: ")
     return InMemory(arrays, digest_of(data), masks)
-
-
-def _state(file: Path) -> tuple[int, int]:
-    """Size of a file and time of its last change; (-1, -1) if it cannot be read."""
-    try:
-        status = file.stat()
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns

@@ -21,7 +21,6 @@ N_CELLS = 512
 MOST_SIZES = 64  # more are put together with their neighbours
 FEWEST_PER_SIZE = 8
 HARM = 0.005  # nats of log p that a rule may cost at a size that the head was trained on
-TOO_FEW = "the usable rows come from too few groups to hold some out"
 
 
 class Cells(NamedTuple):
@@ -56,8 +55,7 @@ def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
     np.maximum.at(hi, part, x)
     width = np.where(hi > lo, hi - lo, 1)
     place = (x - lo[part]) / width[part]
-    bins: np.ndarray = np.minimum((place * n_bins).astype(int), n_bins - 1)
-    return bins
+    return np.asarray(np.minimum((place * n_bins).astype(int), n_bins - 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,19 +111,14 @@ class Pool:
 
     def _of_held(self) -> np.ndarray:
         """(pairs,) bool: whether the cell is held."""
-        of_held: np.ndarray = np.asarray(self.held.any(axis=0))[self.cell]
-        return of_held
+        return np.asarray(self.held.any(axis=0)[self.cell])
 
     def objective(self, block_weights: np.ndarray) -> Objective:
-        """The objective of (cells,) beta, with a weight for each block.
-
-        Raises:
-          QualityError: no row is left.
-        """
+        """The objective of (cells,) beta, with a weight for each block."""
         of_pair = block_weights[self.block]
         total = of_pair @ self.weight
         if not total > 0:
-            raise QualityError(TOO_FEW)
+            raise QualityError("the usable rows come from too few groups to hold some out")
         cells = self.scores.pool(self.cell, of_pair / total, len(self.cells.size))
         return Objective(cells, np.ones(len(cells.series)))
 

@@ -101,11 +101,7 @@ def require_rows(count: int, adjective: str) -> None:
 
 
 def pool_usable(rows: Rows, block: np.ndarray, options: Options, q: float) -> Pool:
-    """Pools the usable rows, in their blocks (rows,), for all kinds of rule.
-
-    Raises:
-      QualityError: there are too few.
-    """
+    """Pools the usable rows, in their blocks (rows,); raises QualityError for too few."""
     misranked = options.rows == "misranked"
     require_rows(len(rows.size), "usable misranked" if misranked else "usable")
     require_groups(rows)
@@ -126,11 +122,7 @@ class KindFit:
 
     @classmethod
     def of(cls, kind: str, data: Pool, options: Options) -> "KindFit":
-        """A kind of rule and the rows that it is made of.
-
-        Raises:
-          QualityError: rows that do not determine such a rule, or a gate for a rule that has none.
-        """
+        """A kind of rule; raises QualityError if the rows do not determine such a rule."""
         (lo, hi), sizes = data.domain, tuple(map(float, np.log(data.n_items[[0, -1]])))
         if len(data.n_items) < FEWEST_SIZES.get(kind, 1) or (kind != LOG_SIZE and not lo < hi):
             raise QualityError(
@@ -158,11 +150,8 @@ class KindFit:
     ) -> np.ndarray:
         """The coefficients of the best rule of its form, (k,), in the form's own basis.
 
-        Args:
-          block_weights: (N_BLOCKS,), None where all are 1.
-          start: an earlier solution: this one is then for a resample, and less exact.
-        Raises:
-          QualityError: the solver failed.
+        Blocks have weights (N_BLOCKS,), or 1. With an earlier solution as `start`, this one is for
+        a resample, and less exact. Raises QualityError if the solver failed.
         """
         weights = np.ones(N_BLOCKS) if block_weights is None else block_weights
         (c,) = self.solve_each(weights[None], start)
@@ -170,10 +159,7 @@ class KindFit:
 
     def solve_each(self, block_weights: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
         """(m, k): `solve` for each of some weights of blocks, (m, N_BLOCKS), at once."""
-        try:
-            objectives = [self.data.objective(weights) for weights in block_weights]
-        except QualityError as failure:
-            raise QualityError(f"{failure}; {ADVICE}") from None
+        objectives = [self.data.objective(weights) for weights in block_weights]
         tolerance = TOLERANCE if start is None else None
         low, high = self.rule.min_beta, self.rule.max_beta
         held = [self.data.held_scores(weights) for weights in block_weights]
@@ -199,11 +185,7 @@ class KindFit:
         return Coefficients(self.rule, (Entry(self.plain_coefficients(c), self.domain),))
 
     def checked_coefficients(self, c: np.ndarray) -> Coefficients:
-        """The rule as a file holds it, which is checked in float32.
-
-        Raises:
-          QualityError: plain powers would lose accuracy.
-        """
+        """The rule as a file holds it; QualityError if plain powers lose accuracy in float32."""
         fit = self.coefficients(c)
         if self.kind in (POLYNOMIAL, ENTROPY_AND_SIZE):
             lo, hi = self.domain[:2]

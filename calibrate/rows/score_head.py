@@ -1,7 +1,7 @@
 """Scoring one head: how often it is right under several softmax rules, on sets no fit has seen."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,12 +53,16 @@ def score_head(
     Returns:
       Evidence: RIGHT of every rule on every set, sizes in order; each set is a group of its own.
     Raises:
-      CalibrateError: a head that breaks the protocol.
-    Warns:
-      UserWarning: a fit that was made for another head.
+      CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
     rules = {PLAIN: identity(), **rules}
-    _warn_of_other_heads(head, rules.values())
+    for fit in rules.values():
+        if fit.fingerprint not in (None, head.fingerprint):
+            warnings.warn(
+                f"{fit.reference} was made for head {fit.source.get('head')!r} "
+                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
+                stacklevel=2,
+            )
     load_head, fits = head_loader(head), list(rules.values())
     counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
     tasks = [partial(_score_size, load_head, n, count, seed, fits) for n, count in counts.items()]
@@ -76,16 +80,6 @@ def score_head(
     )
 
 
-def _warn_of_other_heads(head: Head, fits: Iterable[Coefficients]) -> None:
-    for fit in fits:
-        if fit.fingerprint not in (None, head.fingerprint):
-            warnings.warn(
-                f"{fit.reference} was made for head {fit.source.get('head')!r} "
-                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
-                stacklevel=3,
-            )
-
-
 def _score_size(
     load_head: Callable[[], Head], size: int, sets: int, seed: int, fits: Sequence[Coefficients]
 ) -> tuple[int, np.ndarray]:
@@ -100,13 +94,9 @@ def _score_size(
 
 
 def attention_weights(logits: ArrayLike, fits: Sequence[Coefficients]) -> np.ndarray:
-    """Attention weights under each fit: what `adaptive_softmax` gives for each.
+    """(count, fits, n) float32, what `adaptive_softmax` gives for each fit: of one rule each.
 
-    Args:
-      logits: (count, n) float32; -9,000 and less means masked.
-      fits: of one rule for all heads.
-    Returns:
-      (count, fits, n) float32.
+    Takes (count, n) logits; -9,000 and less means masked.
     """
     z = as_masks(np.asarray(logits, np.float32))
     H, log_n = row_entropy(z), np.log(np.maximum((z > -np.inf).sum(axis=1), 1))

@@ -1,8 +1,8 @@
 """Scoring logits on disk or in memory: the probability of targets under fits, row by row."""
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -68,19 +68,19 @@ def score_logits(
     for unit in units:
         pieces.append(_score_piece(arrays, unit, rules))
         report(unit)
-    refuse_bad_rows({"sizes": [piece.counts for piece in pieces]})
-    of_rows = [np.concatenate(x, axis=-1) for x in zip(*(p.arrays for p in pieces), strict=True)]
-    log_probability, stratum, head, weight, group = of_rows
+    *columns, counts = zip(*pieces, strict=True)
+    refuse_bad_rows({"sizes": counts})
+    scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
         raise QualityError(f"{arrays.name} has no row of any weight to score; give some")
     return Evidence(
         rules=tuple(rules),
-        values={LOG_P: log_probability, P: np.exp(log_probability)},
+        values={LOG_P: scores, P: np.exp(scores)},
         strata=tuple(map(Stratum, arrays.sizes)),
         stratum=stratum,
         group=group,
         weight=weight,
-        of=Scored(arrays.name, arrays.fingerprint, "rows", _left_out(pieces)),
+        of=Scored(arrays.name, arrays.fingerprint, "rows", _left_out(counts, len(weight))),
         heads=tuple(_heads(arrays)),
         head=head,
         fits=fits,
@@ -88,21 +88,17 @@ def score_logits(
     )
 
 
-class _Piece(NamedTuple):
-    """Scores of some rows of one size."""
-
-    arrays: tuple[np.ndarray, ...]  # log p (rules, rows); stratum, head, weight and group (rows,)
-    counts: dict[str, int]  # by the names of COUNTS
-
-
-def _left_out(pieces: list[_Piece]) -> dict[str, int]:
+def _left_out(counts: Sequence[Mapping[str, int]], n_scored: int) -> dict[str, int]:
     """How many rows are not scored, by reason."""
-    counts = {name: sum(piece.counts[name] for piece in pieces) for name in ("rows", *BAD)}
-    left = counts.pop("rows") - sum(len(piece.arrays[-1]) for piece in pieces)
-    return {**counts, WITHOUT_WEIGHT: left - sum(counts.values())}
+    bad = {name: sum(of[name] for of in counts) for name in BAD}
+    left = sum(of["rows"] for of in counts) - n_scored
+    return {**bad, WITHOUT_WEIGHT: left - sum(bad.values())}
 
 
-def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> _Piece:
+def _score_piece(
+    arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]
+) -> tuple[Any, ...]:
+    """log p (rules, rows); stratum, head, weight and group (rows,); the counts of COUNTS."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, _, H, counted = examine(rows.logits, rows.target)
     good &= rows.weight > 0
@@ -114,7 +110,7 @@ def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) 
     scores = log_p(rows.logits, rows.target, betas).T
     stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
     counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return _Piece((scores, stratum, of_head, rows.weight, rows.group), counts)
+    return scores, stratum, of_head, rows.weight, rows.group, counts
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:

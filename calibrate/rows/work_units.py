@@ -57,11 +57,7 @@ def attended_pieces(
 
 
 def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
-    """The same items, each handed out once the next is made.
-
-    JAX computes while Python goes on: with the next item's work in its queue, it has something to
-    do while this one is consumed.
-    """
+    """The same items, each handed out once the next is made: JAX computes while Python goes on."""
     iterator = iter(items)
     for current in iterator:
         for following in iterator:
