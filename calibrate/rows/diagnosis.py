@@ -14,7 +14,7 @@ from calibrate.files.rows import Heads, KeptRows, RowCollection
 from calibrate.rows.choose_rule import unbeaten
 from calibrate.rows.groups import MIN_ROWS, require_groups
 from calibrate.rows.row_problem import RowProblem
-from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options, require_rows
+from calibrate.rows.rule_fitting import KINDS, Options, require_rows
 from calibrate.rows.solved_rows import (
     Rows,
     concatenate_rows,
@@ -142,10 +142,10 @@ def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nda
 def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
     layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
     sizes = [_at_size(rows.take(rows.size == n)) for n in np.unique(rows.size)]
-    gains, no_rule = gains_of_rules(rows)
+    gains = gains_of_rules(rows)
     sink = find_sink(*look, rows.items)
     on_top = 1 - float(rows.misranked.mean())
-    word, reason = too_few(rows) or judge_head(on_top, gains, no_rule, sink)
+    word, reason = too_few(rows) or judge_head(on_top, gains, sink)
     return HeadDiagnosis(
         head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top, gains, sink,
         word, f"{word}: {reason}",
@@ -157,13 +157,13 @@ def _at_size(rows: Rows) -> AtSize:
     return AtSize(int(rows.size[0]), len(rows.size), items, float(H.mean()), float(H.std()))
 
 
-def gains_of_rules(rows: Rows) -> tuple[dict[str, Gain], str]:
-    """Held-out gains as `calibrate fit` finds them, by kind; and why there are none, else ""."""
+def gains_of_rules(rows: Rows) -> dict[str, Gain]:
+    """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
     problem = RowProblem(rows, Options())
-    candidates, left_out = problem.solve_kinds(KINDS)
+    candidates, _ = problem.solve_kinds(KINDS)
     best = unbeaten(problem, candidates)
     ranked = sorted(candidates, key=lambda one: (one is not best, -one.gain.mean))
-    return {one.kind: one.gain for one in ranked}, "" if ranked else left_out[CONSTANT]
+    return {one.kind: one.gain for one in ranked}
 
 
 def find_sink(
@@ -196,16 +196,15 @@ def too_few(rows: Rows) -> tuple[str, str] | None:
     return None
 
 
-def judge_head(
-    on_top: float, gains: dict[str, Gain], no_rule: str, sink: Sink | None
-) -> tuple[str, str]:
+def judge_head(on_top: float, gains: dict[str, Gain], sink: Sink | None) -> tuple[str, str]:
     """A word on a head, and everything that decides on it."""
     kind, best = next(iter(gains.items()), ("", None))
-    if best is None:
-        told = f"no rule can be fitted: {no_rule}"
-    else:
-        told = f"({best.mean:z.3f}, 95 % interval {best.low:z.3f} to {best.high:z.3f})"
-        told = f"{kind_label(kind)} gains most {told}"
+    told = "the rows determine no rule"
+    if best:
+        told = (
+            f"{kind_label(kind)} gains most ({best.mean:z.3f}, 95 % interval {best.low:z.3f} to "
+            f"{best.high:z.3f})"
+        )
     facts = [told, f"its target has the top logit in {on_top:.0%} of rows"]
     if sink:
         n = sink.position

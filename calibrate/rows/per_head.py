@@ -77,7 +77,10 @@ def fit_heads(
     fits = [head for of_group, _ in groups for head in of_group]
     if not fits:
         raise QualityError(f"{collection.folder} has no rows; {ADVICE}")
-    return *combine_heads(fits, options), sum((counts for _, counts in groups), Counter())
+    statuses = Counter[str]()
+    for _, counts in groups:
+        statuses.update(counts)  # a sum would lose those that no row has
+    return *combine_heads(fits, options), statuses
 
 
 def _fit_group(
