@@ -93,40 +93,12 @@ def test_a_kind_that_is_forced_and_cannot_be_fitted_is_refused():
         )
 
 
-def test_too_few_rows_are_exit_3_with_advice():
-    rows = planted_rows(lambda H, n: np.full_like(H, 3.0), (64,), count=50)
-    with pytest.raises(
-        QualityError, match=r"fewer than the 100 .*larger sets; of arrays, give more rows"
-    ) as caught:
-        choose(rows, OPTIONS)
-    assert caught.value.exit_code == 3
-
-
 def test_scores_are_of_rows_that_the_fit_has_not_seen():
     """With few rows the polynomial follows them: what it gains on its own rows is no gain."""
     rows = planted_rows(lambda H, n: np.full_like(H, 2.5), (16, 64), count=60)
     polynomial = next(c for c in choose(rows, OPTIONS).candidates if c.kind == "polynomial")
     own = rows.log_p(applied_beta(polynomial.fit, rows))
     assert rows.shares() @ own > polynomial.mean_log_p
-
-
-@pytest.mark.slow
-def test_a_size_with_few_rows_counts_less():
-    """Four rows of one size do not decide for three thousand."""
-    for seed in range(3):
-        many = planted_rows(lambda H, n: np.full_like(H, 2.0), (64, 256), seed=seed)
-        few = planted_rows(lambda H, n: np.full_like(H, 2.0), (16,), count=4, seed=seed)
-        choice = choose(concatenate_rows([few, many]), OPTIONS)
-        assert choice.chosen.kind == "constant"
-        assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(2, abs=0.25)
-
-
-def test_items_that_are_all_alike_need_no_rule():
-    z = np.zeros((300, 8), np.float32)
-    H = np.full(300, np.log(8)) - np.linspace(0, 1e-3, 300)  # as if they were not quite alike
-    rows = concatenate_rows([solve_rows(z, np.zeros(300, np.int32), H, 8)])
-    with pytest.raises(QualityError, match="not for this head"):
-        choose(rows, OPTIONS)
 
 
 def test_a_gate_leaves_rules_without_one_out():
@@ -149,12 +121,6 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
     assert choice.chosen.kind == "constant"
     assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(best, abs=0.04)
     assert choice.chosen.fit.rule.min_beta == 1 / 8
-
-
-def test_a_rule_that_may_be_diffuse_is_sharp_where_rows_want_that():
-    rows = planted_rows(lambda H, n: np.full_like(H, 2.5), min_beta=1 / 8)
-    choice = choose(rows, OPTIONS._replace(min_beta=1 / 8, trained_up_to=16))
-    assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(2.5, abs=0.15)
 
 
 def test_a_sharp_head_of_few_rows_gets_no_rule():

@@ -292,7 +292,7 @@ def test_a_damaged_manifest_is_named(tmp_path, damage):
         (lambda b: b._replace(target=np.full(64, 64)), r"target of 64, .* position in \[0, 64\)"),
         (lambda b: b._replace(target=np.full(64, -1)), "target of -1"),
         (lambda b: b._replace(target=np.full(64, 0.5)), "float64"),
-        (lambda b: type("Plain", (), {"target": b.target})(), "a Plain; give a pytree .* have 64 rows"),
+        (lambda b: type("Plain", (), {"target": b.target})(), "a Plain; give a pytree .* 64 rows"),
     ],
 )
 def test_a_head_with_impossible_batches_is_refused(tmp_path, change, message):

@@ -229,7 +229,7 @@ LOGITS, TARGET = scores(6, 8)
         ({"mask": np.ones((6, 8))}, r"mask is float64\(6, 8\); give bool \(6, 8\) or \(8,\)"),
         ({"layer": TARGET.astype("<m8[s]")}, r"layer is timedelta64\[s\]\(6,\); give integers"),
         ({"head": np.full(6, -2)}, r"head has -2 to -2; give integers .rows,. within \[0, 32767\]"),
-        ({"group": np.full(6, 2**63, np.uint64)}, "group has 9.22337e.18 to 9.22337e.18; give integers"),
+        ({"group": np.full(6, 2**63, np.uint64)}, "group has 9.22337e.18 to 9.22337e.18; give"),
         ({"group": np.ones(6)}, r"group is float64\(6,\); give integers \(rows,\)"),
         ({"weight": np.ones(5)}, r"weight is float64\(5,\); give floats \(rows,\)"),
         ({"weight": np.arange(6) - 1.0}, "weight has -1 to 4; give floats .rows,. within"),

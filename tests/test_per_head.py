@@ -19,7 +19,6 @@ from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.maths.solver import STATUS_NAMES
 from calibrate.parallel.jobs import Jobs
-from calibrate.report.streams import stdout
 from calibrate.rows import solved_rows
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect_arrays
@@ -118,14 +117,6 @@ def test_no_head_that_gains_is_an_answer():
         fit_heads(rows_of(wants), Options(rows="all"))
 
 
-@pytest.mark.slow
-def test_a_head_of_few_rows_is_left_alone(rows):
-    few = rows_of({(5, 5): WANTS[0, 1]}, sizes=(16, 64), count=30)
-    fit, heads = fit_heads(concatenate_rows([rows, few]), Options(rows="all"))
-    assert (5, 5) not in [(e.layer, e.head) for e in fit.entries]
-    assert "60 usable rows, fewer than the 100" in heads[-1].verdict
-
-
 def test_evidence_is_of_the_calibrated_heads_together(found):
     heads = found[1]
     quality = quality_of_heads(heads)
@@ -182,20 +173,6 @@ def test_from_arrays_to_the_runtime(logged, here):
     for command in (["fits", "show", "model"], ["fits", "verify"], ["fits", "list"]):
         shown = run(app, command)
         assert shown.exit_code == 0, shown.output
-
-
-def test_a_narrow_terminal_cuts_no_number(here, monkeypatch):
-    rng = np.random.default_rng(0)
-    z = 2 * rng.standard_normal((2_000, 32))
-    target = np.where(rng.random(2_000) < 0.8, z.argmax(axis=1), rng.integers(0, 32, 2_000))
-    np.savez("heads.npz", logits=z, target=target, head=np.arange(2_000) % 2)
-    monkeypatch.setattr(stdout, "width", 40)
-    for command in (["collect", "--logits", "heads.npz"], ["fit", "runs/heads", "--name", "heads"]):
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.output
-        assert "…" not in done.stdout
-    assert "beta(" in done.stdout
-    assert "(..., heads, queries, items)" in " ".join(done.stdout.split())
 
 
 def test_what_is_for_one_head_is_refused(logged, here):

@@ -10,12 +10,10 @@ from calibrate.maths.likelihood import maximise
 from calibrate.maths.rule import beta_of
 from calibrate.maths.rule_forms import polynomial_form
 from calibrate.rows import rule_fitting
-from calibrate.rows.collect import collect
 from calibrate.rows.groups import N_BLOCKS, assign_blocks
-from calibrate.rows.heads import load_head
 from calibrate.rows.row_problem import RowProblem, fit_rule
 from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
-from calibrate.rows.solved_rows import concatenate_rows, solve_collection, solve_rows
+from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
 
 def kind_fit(rows, kind, options):
@@ -72,18 +70,6 @@ def test_a_line_that_falls_is_still_on_at_sizes_beyond_those_fitted():
     assert (beta == beta[0]).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_a_shipped_head_is_as_sharp_beyond_the_fitted_sizes(seed, here):
-    head = load_head(f"max-retrieval-{seed}")
-    rows = solve_collection(collect(head, [16 << i for i in range(11)], 64, 0, here / "rows"))
-    fit = fit_rule(rows, "log-size")
-    log_n = np.log([16_384, 32_768, 1 << 30])
-    beta = beta_of(None, log_n, fit.only.coefficients, fit.only.domain, fit.rule, np)
-    assert beta[0] > 1.5
-    assert (beta >= beta[0]).all()
-
-
 def test_a_planted_polynomial_comes_back(rows):
     fit = fit_rule(rows, "polynomial")
     H = np.linspace(1.5, 5, 20)
@@ -131,17 +117,6 @@ def test_weights_of_blocks_are_those_of_rows(rows):
         of_half = problem.checked_coefficients(problem.solve(half, start=problem.solve()))
         alone = fit_rule(some, "constant", options)
         assert of_half.only.coefficients[-1] == pytest.approx(alone.only.coefficients[-1], rel=0.01)
-
-
-def test_set_sizes_have_equal_weight_whatever_their_number_of_rows():
-    many, few = (planted_rows(lambda H, n, b=b: np.full_like(H, b), (size,), count)
-                 for b, size, count in ((4.0, 64, 3_000), (1.5, 65, 300)))  # fmt: skip
-    rows = concatenate_rows([many, few])
-    weight = rows.shares()
-    assert weight[rows.size == 64].sum() == pytest.approx(0.5)
-    assert weight[rows.size == 65].sum() == pytest.approx(0.5)
-    alone, both = (fit_rule(r, "constant").only.coefficients[-1] for r in (many, rows))
-    assert both < alone - 0.3
 
 
 def test_gated_rows_do_not_enter_a_rule_that_leaves_them_alone():

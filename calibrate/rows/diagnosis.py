@@ -1,4 +1,4 @@
-"""Diagnosis of heads, from a sample of rows: what rules gain held out, attention sinks, a verdict."""
+"""Diagnosis of heads, from a sample of rows: what rules gain held out, and attention sinks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.prior import LEAST_GAIN, Gain
 from calibrate.files.bad_rows import refuse_bad_rows
-from calibrate.files.rows import Heads, KeptRows, RowCollection
+from calibrate.files.rows import Heads, RowCollection
 from calibrate.rows.choose_rule import unbeaten
 from calibrate.rows.groups import MIN_ROWS, require_groups
 from calibrate.rows.row_problem import RowProblem

@@ -187,8 +187,8 @@ def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
     leaves = jax.tree.leaves(batch)
     if not hasattr(batch, "target") or any(np.shape(leaf)[:1] != (count,) for leaf in leaves):
         raise CalibrateError(
-            f"head {head.name!r}: sample gave a {type(batch).__name__}; give a pytree with .target, "
-            f"such as a NamedTuple, whose leaves have {count} rows each"
+            f"head {head.name!r}: sample gave a {type(batch).__name__}; give a pytree with "
+            f".target, such as a NamedTuple, whose leaves have {count} rows each"
         )
     check_target(batch.target, size, count, f"head {head.name!r}: sample gave a target of")
 
