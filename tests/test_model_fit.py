@@ -426,7 +426,7 @@ def test_a_random_model_gets_no_fit(here):
     collection = collected(folder, "run", templates=("numbers",), lengths=(40, 64), count=16)
     with pytest.raises(QualityError, match="not for this model") as failure:
         fit_through(causal_model, collection, "x", ModelOptions(CONSTANT, most_steps=10))
-    assert list(failure.value.evidence.answers.by("length")) == [40, 64]
+    assert list(failure.value.evidence.answers.by("size")) == [40, 64]
 
 
 def test_numbers_and_memory_that_run_out(here, monkeypatch):

@@ -36,9 +36,7 @@ class AtSize(NamedTuple):
 
     size: int
     rows: int
-    items: float  # geometric mean of the unmasked items
     entropy: float  # mean, nats
-    entropy_spread: float  # standard deviation over rows
 
 
 class Sink(NamedTuple):
@@ -141,7 +139,8 @@ def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
     layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
-    sizes = [_at_size(rows.take(rows.size == n)) for n in np.unique(rows.size)]
+    H = {int(n): rows.entropy[rows.size == n] for n in np.unique(rows.size)}
+    sizes = [AtSize(n, len(of_size), float(of_size.mean())) for n, of_size in H.items()]
     gains = gains_of_rules(rows)
     sink = find_sink(*look, rows.items)
     on_top = 1 - float(rows.misranked.mean())
@@ -150,11 +149,6 @@ def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
         head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top, gains, sink,
         word, f"{word}: {reason}",
     )  # fmt: skip
-
-
-def _at_size(rows: Rows) -> AtSize:
-    items, H = float(np.exp(np.log(rows.items).mean())), rows.entropy
-    return AtSize(int(rows.size[0]), len(rows.size), items, float(H.mean()), float(H.std()))
 
 
 def gains_of_rules(rows: Rows) -> dict[str, Gain]:

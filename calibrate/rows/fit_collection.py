@@ -176,7 +176,7 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
     }
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
-        "standard_errors": [list(errors)],
+        "standard_errors": [errors],
         "condition": chosen.kind_fit.condition,
         "held_out": choice.held_out.gain_records(),
         "candidates": [

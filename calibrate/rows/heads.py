@@ -16,12 +16,6 @@ from calibrate.rows.logits_rows import check_target
 WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
 _FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
-_CALLS = {
-    "sample": "sample(seed, size, count)",
-    "attend": "attend(batch)",
-    "correct": "correct(attended, weights)",
-    "correct_each": "correct_each(attended, weights)",
-}
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -157,7 +151,7 @@ def check_head(head: Any, reference: str) -> None:
         method = getattr(head, member, None)
         if not callable(method) and (member != "correct" or method is not None):
             raise CalibrateError(
-                f"head {reference}: {member} is {method!r}; give a method {_CALLS[member]}"
+                f"head {reference}: {member} is {method!r}; give a method (help(calibrate.Head))"
             )
 
 
@@ -166,8 +160,7 @@ def call(head: Any, member: str, *arguments: Any) -> Any:
     method = getattr(head, member, None)
     if method is None:
         raise CalibrateError(
-            f"head {head.name!r} has no {_CALLS[member]}; without it a head can be calibrated, "
-            "but not scored"
+            f"head {head.name!r} has no {member}; without it a head can be calibrated, not scored"
         )
     try:
         return method(*arguments)
@@ -175,8 +168,8 @@ def call(head: Any, member: str, *arguments: Any) -> Any:
         raise
     except Exception as failure:
         raise CalibrateError(
-            f"head {head.name!r}: {_CALLS[member]} failed with {type(failure).__name__}: "
-            f"{failure}; --debug shows where"
+            f"head {head.name!r}: {member} failed with {type(failure).__name__}: {failure}; "
+            "--debug shows where"
         ) from failure
 
 

@@ -17,20 +17,11 @@ ALMOST_ALL, NEAR_ONE = 0.9, 0.01  # of rows that are probabilities, and how bflo
 Columns = dict[str, np.ndarray]  # arrays by name
 
 
-class _Column(NamedTuple):
-    """An optional array (rows,), whose numbers are within [0, most]."""
-
-    kinds: str  # of its dtype as it is given
-    most: float
-    dtype: type
-    absent: int  # in its place
-
-
-OF_ROWS = {
-    "layer": _Column("iu", MOST_HEADS - 1, np.int16, -1),
-    "head": _Column("iu", MOST_HEADS - 1, np.int16, -1),
-    "weight": _Column("f", float(np.finfo(np.float32).max), np.float32, 1),
-    "group": _Column("iu", (1 << 63) - 1, np.int64, -1),
+OF_ROWS = {  # optional, (rows,): kinds of its dtype, its largest number, as it is kept, if absent
+    "layer": ("iu", MOST_HEADS - 1, np.int16, -1),
+    "head": ("iu", MOST_HEADS - 1, np.int16, -1),
+    "weight": ("f", float(np.finfo(np.float32).max), np.float32, 1),
+    "group": ("iu", (1 << 63) - 1, np.int64, -1),
 }
 KNOWN = ("logits", "target", "mask", *OF_ROWS)
 
@@ -140,18 +131,14 @@ def refuse_probabilities(logits: np.ndarray, subject: str) -> None:
     """
     low = logits.min(axis=1, initial=np.inf)
     maybe, n_judged = low >= 0, int(np.sum(~np.isnan(low)))
-    if n_judged and maybe.sum() >= ALMOST_ALL * n_judged and _sum_to_one(logits[maybe]):
+    with np.errstate(over="ignore"):  # a sum beyond float32 is not 1
+        total = logits[maybe].sum(axis=1)
+    near = np.abs(total[total != 0] - 1) <= NEAR_ONE
+    if near.size and len(total) >= ALMOST_ALL * n_judged and near.mean() >= ALMOST_ALL:
         raise CalibrateError(
             f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
             "before softmax, or the logarithms of the probabilities"
         )
-
-
-def _sum_to_one(logits: np.ndarray) -> bool:
-    with np.errstate(over="ignore"):  # a sum beyond float32 is not 1
-        total = logits.sum(axis=1)
-    total = total[total != 0]
-    return len(total) > 0 and bool(np.mean(np.abs(total - 1) <= NEAR_ONE) >= ALMOST_ALL)
 
 
 def real_items(arrays: Columns) -> np.ndarray:
@@ -163,8 +150,8 @@ def columns_of_rows(arrays: Columns) -> Columns:
     """The columns of OF_ROWS, each (rows,), with what stands in place of one that is absent."""
     n_rows = len(arrays["target"])
     return {
-        name: arrays.get(name, np.full(n_rows, column.absent)).astype(column.dtype)
-        for name, column in OF_ROWS.items()
+        name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
+        for name, (_, _, dtype, absent) in OF_ROWS.items()
     }
 
 

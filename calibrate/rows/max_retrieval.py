@@ -81,7 +81,8 @@ class MaxRetrievalHead:
         return attended
 
     def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        return self.correct_each(attended, weights[:, None])[:, 0]
+        right: jax.Array = answer(self.params, attended, weights).argmax(-1) == attended.label
+        return right
 
     def correct_each(self, attended: Attended, weights: jax.Array) -> jax.Array:
         right: jax.Array = _correct_each(self.params, attended, weights)

@@ -1,7 +1,6 @@
 """How sure a fit is: standard errors and the band of its curve by bootstrap."""
 
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -19,20 +18,14 @@ BAND_POINTS = 65
 JUST_ABOVE = 1e-6  # nats
 
 
-class Uncertainty(NamedTuple):
-    """How far refits of one rule are from each other."""
-
-    standard_errors: tuple[float, ...]  # of the coefficients in plain powers
-    # (points, 3): entropy or log n; 95 % bootstrap interval of beta. None of a rule of both.
-    band: np.ndarray | None
-
-
-def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
+def bootstrap(
+    candidate: Candidate, jobs: Jobs = ONE_PROCESS
+) -> tuple[list[float], np.ndarray | None]:
     """Fits to blocks that are drawn with replacement, of those that have rows.
 
-    Args:
-      candidate: the rule.
-      jobs: where it runs; the result does not depend on it.
+    Returns:
+      Standard errors of the coefficients in plain powers; and (points, 3): entropy or log n, and
+      the 95 % interval of beta there, None of a rule of both.
     """
     kind_fit, rng = candidate.kind_fit, np.random.default_rng(1)
     blocks = kind_fit.data.blocks
@@ -43,8 +36,7 @@ def bootstrap(candidate: Candidate, jobs: Jobs = ONE_PROCESS) -> Uncertainty:
     tasks = [partial(_refit, kind_fit, candidate.solution, chunk) for chunk in chunks]
     solutions = np.concatenate(run(tasks, jobs))
     powers = np.array([kind_fit.plain_coefficients(c) for c in solutions])
-    errors = tuple(float(error) for error in powers.std(axis=0, ddof=1))
-    return Uncertainty(errors, _band(kind_fit, powers))
+    return powers.std(axis=0, ddof=1).tolist(), _band(kind_fit, powers)
 
 
 def _band(kind_fit: KindFit, powers: np.ndarray) -> np.ndarray | None:
