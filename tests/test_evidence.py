@@ -5,7 +5,7 @@ import pytest
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.evidence.chance import evident_among
+from calibrate.evidence.estimate import evident_among
 from calibrate.evidence.evidence import (
     LOG_P,
     OWN,

@@ -5,11 +5,11 @@ import pytest
 from planted import planted_rows
 
 from calibrate.parallel.jobs import Jobs
-from calibrate.rows import uncertainty as module
+from calibrate.rows import fit_collection as module
 from calibrate.rows.choose_rule import choose
+from calibrate.rows.fit_collection import bootstrap
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import KINDS, Options
-from calibrate.rows.uncertainty import bootstrap
 
 
 @pytest.fixture(autouse=True)

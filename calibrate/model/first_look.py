@@ -12,8 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.chance import evident_among
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.estimate import Estimate, evident_among
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import plain_alone

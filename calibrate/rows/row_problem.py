@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.chance import NORMAL
+from calibrate.evidence.estimate import NORMAL
 from calibrate.evidence.evidence import (
     BETA,
     ENOUGH_ROWS,
