@@ -1,4 +1,4 @@
-"""Rules: what each makes of beta, and how the fitted ones are fitted."""
+"""Rules: what each makes of beta, and how the fitted ones and the paper's are fitted."""
 
 import numpy as np
 import pytest
@@ -16,8 +16,14 @@ from calibrate.evidence.baselines import (
     one_constant,
     rounded_paper,
 )
+from calibrate.files.coefficients import Entry
 from calibrate.rows.choose_rule import choose
-from calibrate.rows.rivals import fit_as_in_the_paper, fitted_rules
+from calibrate.rows.rivals import (
+    fit_as_in_the_paper,
+    fit_polynomial,
+    fitted_rules,
+    refuse_negative,
+)
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import Options
 
@@ -83,3 +89,23 @@ def test_order_and_labels():
     assert list(in_order(rules)) == ["own", "hard", "x@1"]
     assert set(fixed_rules()) < set(LABELS)
     assert label("own", "mine@1") == "mine@1"
+
+
+def test_it_is_least_squares():
+    rng = np.random.default_rng(0)
+    H = rng.uniform(0.3, 7, 5_000)
+    beta = np.polyval((0.02, -0.3, 1.2, 0.4, 0.9), H) + 0.1 * rng.standard_normal(len(H))
+    np.testing.assert_allclose(fit_polynomial(H, beta)[0], np.polyfit(H, beta, 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n_distinct", [1, 2, 4])
+def test_a_rank_deficient_fit_is_refused(n_distinct):
+    H = np.resize(np.linspace(1, 3, n_distinct), 500)
+    with pytest.raises(QualityError, match="determine only .* of the 5 coefficients"):
+        fit_polynomial(H, H + 1)
+
+
+def test_a_polynomial_that_is_not_positive_is_refused():
+    H = np.linspace(1, 5, 500)
+    with pytest.raises(QualityError, match="falls to .* on its domain"):
+        refuse_negative(Entry(*fit_polynomial(H, (H - 3) ** 2 - 0.5)))

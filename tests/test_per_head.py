@@ -242,17 +242,6 @@ def test_heads_that_cover_each_others_errors_are_sharpened(here):
         assert cautious < 1.2 < 1.3 < found
 
 
-@pytest.mark.slow
-def test_a_head_whose_weight_lies_in_one_prompt_does_not_stop_the_others(rows):
-    """As capture's weights may: too few of its rows count."""
-    own = rows_of({(5, 5): WANTS[0, 1]}, sizes=(16, 64), count=200)
-    group = np.arange(len(own.size)) % 40
-    own = own._replace(group=group, weight=(group == 3).astype(np.float32))
-    _, heads = fit_heads(concatenate_rows([rows, own]), Options(rows="all"))
-    assert [head.entry is not None for head in heads] == [False, True, True, False, False]
-    assert "10 usable rows, fewer than the 100" in heads[-1].verdict
-
-
 def test_a_head_without_any_weight_keeps_plain_softmax():
     """And alone it is refused."""
     rows = rows_of({(5, 5): WANTS[0, 1], (5, 6): WANTS[0, 1]}, sizes=(16, 64), count=200)

@@ -52,15 +52,6 @@ def test_folds_at_once_have_the_rules_that_each_has_alone(rows, q, trained_up_to
         assert len(np.unique(alone[:, -1])) == 3
 
 
-def test_a_planted_multiple_of_log_n_comes_back():
-    fit = fit_rule(planted_rows(lambda H, n: np.full_like(H, 0.6 * np.log(n) + 0.4)), "log-size")
-    for n in (16, 64, 256):
-        assert np.polyval(fit.only.coefficients, np.log(n)) == pytest.approx(
-            0.6 * np.log(n) + 0.4, rel=0.07
-        )
-    assert fit.only.domain == pytest.approx((np.log(16), np.log(256)))
-
-
 def test_a_line_that_falls_is_still_on_at_sizes_beyond_those_fitted():
     fit = fit_rule(planted_rows(lambda H, n: np.full_like(H, 10 - 1.5 * np.log(n))), "log-size")
     assert fit.only.coefficients[0] < -1

@@ -21,15 +21,10 @@ NOTHING = "·"  # shown for what is not defined
 
 
 def widening(freedom: ArrayLike) -> np.ndarray:
-    """A 95 % interval by Student's t over that by the normal distribution.
+    """A 95 % interval by Student's t over that by the normal distribution, 1 or more.
 
-    A standard error that is times as wide means the same for any number of examples: two of them
-    are beyond chance.
-
-    Args:
-      freedom: degrees of freedom, any shape.
-    Returns:
-      The factor, 1 or more; NaN where there are 0 or NaN degrees.
+    For degrees of freedom of any shape; NaN where there are 0 or NaN. Two standard errors that are
+    as wide are beyond chance for any number of examples.
     """
     from scipy.special import stdtrit
 

@@ -48,11 +48,9 @@ def choose_from(problem: RowProblem, kinds: Sequence[str] = KINDS) -> Choice:
     """The simplest rule that no other beats beyond chance, as sharp as its gain allows.
 
     Unless q is given, the kind is chosen at q = 0, and then the largest q of 0, 1/4 and 1/2 whose
-    rule evidently beats plain softmax and keeps 90 % of the gain in log p.
+    rule evidently beats plain softmax and keeps 90 % of the gain in log p. The problem's options
+    may force a kind, if that beats plain softmax.
 
-    Args:
-      problem: of the rows; its options may force a kind, if that beats plain softmax.
-      kinds: to choose from.
     Raises:
       QualityError: too few rows for any fit, or none that evidently beats plain softmax.
     """

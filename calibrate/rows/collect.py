@@ -54,8 +54,7 @@ def collect(
     """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
     The same call resumes an interrupted collection, and returns a finished one unchanged. The same
-    configuration gives the same bytes on one machine, whatever the jobs, if the head's logits do
-    not depend on the number of threads (those of the package do not).
+    configuration gives the same bytes on one machine, whatever the jobs.
 
     Args:
       head: workers load it by the reference that `load_head` was given; any other is sent to them.
@@ -63,8 +62,7 @@ def collect(
       sets: number of sets of each size.
       seed: of the data.
       folder: of the collection, new or existing.
-      max_bytes: of the whole folder. Each unit of work has a share of it and keeps the rows whose
-        index has the lowest hash: an unbiased sample, whatever the order of the units.
+      max_bytes: of the whole folder; each unit of work keeps the rows with the lowest hashes.
       report: called after each unit.
       keep: "all", at most 2,048 good rows of each size, whatever their rank; or "misranked".
       jobs: processes or cluster that the units run on; each unit writes its own shard.

@@ -45,11 +45,7 @@ class FitResult:
 
 
 def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
-    """Opens a collection to fit it; an unfinished one with a warning, and only if it is allowed.
-
-    Raises:
-      CalibrateError: there is none, it is damaged, or it is unfinished and that is not allowed.
-    """
+    """Opens a collection to fit it; an unfinished one with a warning, and only if it is allowed."""
     collection = open_collection(folder, RowCollection, allow_partial)
     if collection.partial:
         n_shards = len(collection.manifest["shards"])

@@ -56,10 +56,8 @@ _loaded: dict[tuple[str, Path], Head] = {}
 def load_head(reference: str, folder: Path | None = None) -> Head:
     """The head of that name (max-retrieval, max-retrieval-0 .. -9), file, or module:attribute.
 
-    `folder` is searched first for files and modules; None is the working folder.
-
-    Raises:
-      CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
+    `folder` is searched first for files and modules; None is the working folder. Raises
+    CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
     """
     head = _load(reference, folder or Path())
     _loaded[reference, (folder or Path()).absolute()] = head

@@ -4,9 +4,8 @@ A set holds n items, each with a priority and a class; the head must report the 
 with the highest priority. One dot-product attention head stands between two small MLPs, so its
 coefficients are its belief in which item that is.
 
-Two products are reassociated: logits are h_i . (K^T Q q) and the attended value is V (sum a_i h_i),
-so that the two 128 x 128 projections run once per set instead of once per item. The result is the
-network of A.3 up to rounding.
+Two products are reassociated, so that the projections run once per set instead of once per item:
+logits are h_i . (K^T Q q) and the attended value is V (sum a_i h_i).
 """
 
 import hashlib

@@ -65,10 +65,9 @@ def fit_heads(
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
 ) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
-    """Solves the rows of each head, and chooses a rule for it; see `fit_heads_of_collection`.
+    """The rule with an entry for each head that gains, every head, and how many rows have a status.
 
-    Returns:
-      The rule with its entries, every head, and how many rows have each status of the solver.
+    Arguments are those of `fit_heads_of_collection`.
     """
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())

@@ -30,12 +30,7 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coeffici
     """The rule chosen for these rows, every kind fitted to them, and the paper's procedure.
 
     The last, and the chosen kind fitted to sizes up to 512, are left out where rows are too few.
-
-    Args:
-      rows: of a collection.
-      choice: the result of `choose` for these rows; None is that with default options.
-    Raises:
-      QualityError: no rule "own": too few rows, or no rule beats plain softmax.
+    Without a choice, that with default options is made; its QualityError is raised.
     """
     choice = choice or choose(rows, Options())
     rules = {OWN: choice.chosen.fit}
@@ -58,12 +53,9 @@ def rivals_on_logits(choice: Choice | None) -> dict[str, Coefficients]:
 
 
 def fit_as_in_the_paper(rows: Rows) -> Coefficients:
-    """The paper's procedure: least squares on p(H) - beta*, without bounds on p.
+    """The paper's procedure: least squares on p(H) - beta* of interior rows, p without bounds.
 
-    Interior rows have equal weight.
-
-    Raises:
-      QualityError: fewer than 100 interior rows, or a rank-deficient fit.
+    Raises QualityError for fewer than 100 of them, or a rank-deficient fit.
     """
     used = rows.interior()
     return Coefficients(Rule(), (Entry(*fit_polynomial(used.entropy, used.beta)),))

@@ -1,7 +1,4 @@
-"""The problem of rows: every kind of rule fitted to them, and scored on rows that folds leave out.
-
-All held-out scores are in one Evidence, beside those of plain softmax.
-"""
+"""Every kind of rule, fitted to rows and scored on rows that folds leave out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,13 +43,9 @@ class Candidate:
 
 
 class RowProblem:
-    """Rows of one head, for which a rule is wanted.
+    """Rows of one head, for which a rule is wanted: those of any weight that the solver solved.
 
-    Attributes:
-      rows: those of any weight that the solver solved.
-      options: of the fits.
-      block: (rows,) of each.
-      evidence: held-out scores of plain softmax and of all rules that were fitted so far.
+    `evidence` has held-out scores of plain softmax and of all rules that were fitted so far.
     """
 
     def __init__(self, rows: Rows, options: Options) -> None:

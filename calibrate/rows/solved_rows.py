@@ -115,13 +115,10 @@ def solve_collection(
     min_beta: float = 1.0,
     heads: Heads | None = None,
 ) -> Rows:
-    """The optimal beta and the likelihood profile of every row.
+    """The optimal beta and the likelihood profile of every row, or of those of some heads.
 
-    Args:
-      collection: with the rows of one head or of many.
-      jobs: where it runs, a shard at a time; the result does not depend on it.
-      min_beta: the least beta of the profiles, at most 1.
-      heads: whose rows are wanted; None: all rows.
+    The profiles begin at `min_beta`, at most 1. It runs a shard at a time; the result does not
+    depend on the jobs.
     """
     tasks = [partial(_read_and_solve, read, min_beta) for read in collection.readers(heads)]
     return concatenate_rows(run(tasks, jobs))
