@@ -101,14 +101,6 @@ def test_scores_are_of_rows_that_the_fit_has_not_seen():
     assert rows.shares() @ own > polynomial.mean_log_p
 
 
-def test_a_gate_leaves_rules_without_one_out():
-    choice = choose(flat_rows(), Options(gate=0.5))
-    assert "has no gate" in choice.left_out["log-size"]
-    assert choice.chosen.fit.rule.min_entropy == 0.5
-    with pytest.raises(QualityError, match="0 usable rows"):
-        choose(flat_rows(), Options(gate=10.0))
-
-
 @pytest.mark.parametrize(("wants", "best"), [(0.3, 0.3), (0.6, 0.6)])
 def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best):
     rows = {

@@ -45,11 +45,6 @@ def test_scores_and_what_plain_softmax_expects_of_them(q):
         np.testing.assert_allclose(expected.derivatives(inside)[1], slope, atol=1e-5)
 
 
-def test_at_q_0_the_score_is_log_p(head_rows):
-    assert head_rows.profile.power(0) is head_rows.profile
-    assert fit_rule(head_rows, "constant", Options(q=0.0)) == fit_rule(head_rows, "constant")
-
-
 @pytest.mark.parametrize(
     "q", [0.5, *(pytest.param(q, marks=pytest.mark.slow) for q in (0.25, 1.0))]
 )
