@@ -28,10 +28,10 @@ import calibrate  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
-from calibrate.rows import uncertainty  # noqa: E402
+from calibrate.rows import fit_collection  # noqa: E402
 
 plot_style.DPI = 40
-uncertainty.N_RESAMPLES = 40  # test_uncertainty has as many as users
+fit_collection.N_RESAMPLES = 40  # test_uncertainty has as many as users
 
 
 def as_users() -> dict[str, str]:

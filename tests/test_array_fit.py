@@ -235,7 +235,7 @@ Z, T = scored(40, 16)
         ((Z, T.astype(float)), {}, r"^target is float64\(40,\); give integers"),
         ((Z, T + 10), {}, r"^target is \d+, which is not a position in \[0, 16\)"),
         ((Z, T, np.ones(15, bool)), {}, r"^mask is bool\(15,\); give bool \(40, 16\) or \(16,\)"),
-        ((Z, T), {"group": T - 99}, r"^group is -\d+; give integers within \[0, 92"),
+        ((Z, T), {"group": T - 99}, r"^group has -99 to -84; give integers"),
         (([Z, Z], [T]), {}, "^target is not a list of 2 arrays, as logits is"),
         (([Z, Z], [T, T[1:]]), {}, r"^part 1: target is int64\(39,\)"),
         ((np.exp(Z) / np.exp(Z).sum(axis=1, keepdims=True), T), {}, "^logits have rows that are"),
@@ -252,11 +252,11 @@ def test_bad_arrays_are_named(arguments, options, message):
 
 
 def test_too_little_is_refused_with_what_would_do():
-    with pytest.raises(QualityError, match="has 40 rows.*; give at least 125 rows$") as caught:
+    with pytest.raises(QualityError, match="has 40 rows.*; give at least 125 rows") as caught:
         calibrate.fit(Z, T)
     assert "--" not in str(caught.value)
     logits, target = scored(200, 16)
-    with pytest.raises(QualityError, match="come from 4 groups.*give rows of at least 10 groups"):
+    with pytest.raises(QualityError, match="from 4 groups.*from 10 groups"):
         calibrate.fit(logits, target, group=np.arange(200) % 4)
     logits[:10, 3] = np.nan
     with pytest.raises(QualityError, match=r"rows are bad \(\d+ nan\), more than 1%"):
@@ -267,7 +267,7 @@ def test_too_little_is_refused_with_what_would_do():
 
 def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     logits, target = scored(300, 16)
-    with pytest.raises(QualityError, match="best beta is below 1, the least allowed"):
+    with pytest.raises(QualityError, match="allow less beta"):
         calibrate.fit(8 * logits, target)
     fit = calibrate.fit(8 * logits, target, min_beta=1 / 8)
     assert fit.outcome == "gain"
@@ -275,5 +275,5 @@ def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     again = calibrate.load(fit.save("diffuse.json"))
     assert float(calibrate.inverse_temperature(1.0, again, n=16)) < 0.7
     for wrong in (0, 1.5):
-        with pytest.raises(CalibrateError, match="give a number from 1/64 to 1"):
+        with pytest.raises(CalibrateError, match="give a number from 0.015625 to 1"):
             calibrate.fit(logits, target, min_beta=wrong)

@@ -6,13 +6,11 @@ import reference
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.evidence.chance import evident_among
-from calibrate.evidence.estimate import Strata, index_groups
+from calibrate.evidence.estimate import evident_among
 from calibrate.evidence.evidence import (
     LOG_P,
     OWN,
     PLAIN,
-    RIGHT,
     Evidence,
     Scored,
     Stratum,
@@ -97,13 +95,6 @@ def test_intervals_cover_95_of_100(draw):
     assert 272 <= covered(draw) <= 297
 
 
-def test_without_their_groups_rows_seem_surer_than_they_are():
-    def unknown(rng):
-        return gain_of(np.repeat(rng.standard_normal(8), 60) + rng.standard_normal(480))
-
-    assert covered(unknown) < 150
-
-
 def test_the_error_of_groups_is_that_of_their_sums():
     rng = np.random.default_rng(3)
     values = rng.standard_normal(8)
@@ -156,28 +147,6 @@ def test_six_that_all_differ_alike_are_no_chance():
     assert gain_of(np.zeros(6)).sign == 0
 
 
-def test_few_rows_show_no_more_gains_by_chance_than_many():
-    rng = np.random.default_rng(5)
-    for rows in (2, 5, 100):
-        signs = [gain_of(rng.standard_normal(rows)).sign for _ in range(1_000)]
-        assert 0.012 < np.mean(np.array(signs) > 0) < 0.04
-
-
-def test_unknown_groups_have_no_other_items():
-    assert sorted(index_groups(np.full(6, -1))) == list(range(6))
-    index = index_groups(np.array([7, -1, 2**40, 7, -1, 7]))
-    assert index[0] == index[3] == index[5]
-    assert sorted(set(index)) == [0, 1, 2, 3]
-
-
-def test_items_count_by_their_share():
-    size, weight = np.repeat([16, 64], 50), np.random.default_rng(0).exponential(1, 100)
-    design = Strata(size, np.arange(100), weight, 100)
-    assert design.item_weight[size == 16].sum() == pytest.approx(1 / 2)
-    x = np.random.default_rng(1).standard_normal(100)
-    assert design.estimate(x).mean == pytest.approx(design.item_weight @ x)
-
-
 def test_protected_text_is_apart():
     rng = np.random.default_rng(0)
     gain = np.repeat([1.0, -1.0], 40) + 0.1 * rng.standard_normal(80)
@@ -219,18 +188,6 @@ def test_one_group_in_several_heads_is_one_group():
     assert records[0]["after"] == pytest.approx(gain.mean() + 0.5)
 
 
-def test_a_million_items_of_right_answers():
-    rng = np.random.default_rng(0)
-    right = (rng.random((2, 10**6)) < np.array([[0.5], [0.51]])).astype(np.float32)
-    evidence = made(np.zeros(10**6), np.repeat([16, 64], 500_000)).with_only(
-        (PLAIN, OWN), {RIGHT: right}
-    )
-    gain = evidence.gain(OWN, RIGHT)
-    assert gain.mean == pytest.approx(0.01, abs=0.003)
-    assert gain.error == pytest.approx(np.sqrt(0.5 / 10**6), rel=0.02)
-    assert judge(evidence, OWN).outcome == "gain"
-
-
 # --- the prior of a gain -----------------------------------------------------------------------
 
 
@@ -262,17 +219,6 @@ def test_pseudo_rows_are_rows_whose_targets_plain_softmax_draws():
     )
     mean = (p * z).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(own.variance, (p * (z - mean) ** 2).sum(axis=1), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_the_interval_covers_where_what_is_misranked_is_chance():
-    """Gains depend on who wins: 60 fresh samples, and the mean of all of them."""
-    gains = [
-        cautious(planted_rows(lambda H, n: np.ones_like(H), (16, 64), count=150, seed=seed), 1.5)
-        for seed in range(60)
-    ]
-    truth = np.mean([g.mean for g in gains])
-    assert 50 <= sum(g.low <= truth <= g.high for g in gains) <= 60
 
 
 def test_a_large_gain_is_no_chance_and_none_may_be():

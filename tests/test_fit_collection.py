@@ -12,16 +12,15 @@ from conftest import ToyHead, as_users
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficient_file import dumps, read
-from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
 from calibrate.files.unchanged_fit import same_fit
+from calibrate.rows.choose_rule import SHARPER
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import (
     fit_collection,
     fit_collection_as_in_the_paper,
 )
 from calibrate.rows.rule_fitting import KINDS, Options
-from calibrate.rows.sharpness import SHARPER
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,6 @@ def test_the_file_holds_the_evidence_and_a_refit_is_the_same(folder, tmp_path):
     assert {c["kind"] for c in quality["candidates"]} == set(KINDS)
     assert quality["verdict"] == fit.choice.verdict
     assert len(quality["standard_errors"][0]) == len(fit.coefficients.only.coefficients)
-    assert len(quality["learning_curve"]) == 4  # the first would be of 90 rows
     assert quality["condition"] >= 1
     chosen = fit.choice.chosen
     taken = next(c for c in quality["candidates"] if (c["kind"], c["q"]) == (chosen.kind, chosen.q))
@@ -104,34 +102,6 @@ def test_too_few_rows_are_exit_3_with_advice(tmp_path):
         ) as caught:
             make(tmp_path / "run", "toy")
         assert caught.value.exit_code == 3
-
-
-class SeveralTargets(ToyHead):
-    """Any of the three items with the highest values may win."""
-
-    def sample(self, seed, size, count):
-        batch = super().sample(seed, size, count)
-        value = np.random.default_rng(seed).uniform(0, 6, (count, size))
-        return batch._replace(target=value >= np.sort(value, axis=1)[:, -3:-2])
-
-
-@pytest.mark.slow
-def test_sets_of_targets_are_fitted_by_their_mass(tmp_path):
-    collect(SeveralTargets(noise=0.4), [16, 64, 256], 400, 0, tmp_path / "sets")
-    fit = fit_collection(tmp_path / "sets", "sets", Options(prior_rows=0, q=0.0, force="constant"))
-    b = fit.coefficients.only.coefficients[-1]
-
-    def mass(beta):
-        p = [
-            (reference.softmax(shard.logits, beta=beta) * shard.target).sum(axis=1)
-            for _, shard in open_collection(tmp_path / "sets").shards()
-        ]
-        return np.mean([np.log(of_size).mean() for of_size in p])
-
-    assert mass(b) > mass(1)
-    assert mass(b) > max(mass(b * 0.97), mass(b * 1.03))
-    for size in fit.choice.held_out.gain_records():
-        assert size["after"] > size["before"]
 
 
 def test_the_shipped_fit_is_of_the_present_default():

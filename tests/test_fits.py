@@ -138,7 +138,6 @@ def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
     quality = {
         "rows": {"rows": 900, "used": 700, "interior": 650}, "condition": 12.5,
         "candidates": [{"kind": "log-size", "log_p": -0.5, "gain": 0.125}],
-        "learning_curve": [{"rows": 100, "log_p": -0.75}, {"rows": 700, "log_p": -0.5}],
     }  # fmt: skip
     publish(replace(by_size, quality=quality), here / "fits")
     out = call("fits", "show", "by-size", "--figure", "b.png").stdout
@@ -146,7 +145,6 @@ def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
         "beta(n)    0.5 log n + 0.6\n",
         "domain     16 .. 1,024 items\n",
         "outside    the line goes on outside\n",
-        "more rows  from 100 to 700 changes log p by +0.2500 nats: more would help\n",
     ):
         assert line in out, line
     assert re.search(r"kappa log n \+ b +-0.5000 +\+0.1250 +chosen", out)

@@ -63,6 +63,7 @@ GONE = {
         r"run/planted model/.*",
     "fits are compared where either was fitted": r"fits/diff/common/.*",
     "the verdict is on the page": r"report/.*/verdict",
+    "a diagnosis ranks heads and names sinks": r"diagnose/.*/(plain|ceiling|best constant beta)",
 }  # fmt: skip
 
 Numbers = dict[str, float]
@@ -489,16 +490,13 @@ def reported(record):
 def diagnosed_rows(record):
     found = {}
     for head in record["heads"]:
-        name, room = head_name(head), head["headroom"]
+        name = head_name(head)
         found |= {f"{name}/rows": head["rows"], f"{name}/on top": head["on_top"],
-                  f"{name}/worth": head["verdict"]["word"] == "worth calibrating",
-                  f"{name}/plain": room["plain"], f"{name}/ceiling": room["ceiling"],
-                  f"{name}/best constant beta": room["beta"],
+                  f"{name}/worth": head["word"] == "worth calibrating",
                   f"{name}/sink": (head["sink"] or {"attention": 0})["attention"]}  # fmt: skip
-        for of in room["gains"]:
-            gain, kind = of["gain"], f"{name}/{of['kind']}"
-            found |= {f"{kind}/gain": gain["mean"], f"{kind}/p-value": gain["p"]}
-            found |= {f"{kind}/{end}": gain[end] for end in ("low", "high")}
+        for kind, gain in head["gains"].items():
+            found |= {f"{name}/{kind}/{end}": gain[end] for end in ("low", "high")}
+            found |= {f"{name}/{kind}/gain": gain["mean"], f"{name}/{kind}/p-value": gain["p"]}
     found |= {f"{i}/{head_name(head)}": i for i, head in enumerate(record["heads"])}  # their order
     return found
 

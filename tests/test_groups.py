@@ -33,22 +33,6 @@ def rows():
     return planted_rows(lambda H, n: np.ones_like(H), SIZES, count=240)
 
 
-def blocks_of_rows(rows):
-    """As many of each size in every block, as it was before there were groups."""
-    shuffled = np.random.default_rng(0).permutation(len(rows.size))
-    by_size = shuffled[np.argsort(rows.size[shuffled], kind="stable")]
-    block = np.empty(len(rows.size), np.int64)
-    block[by_size] = np.arange(len(by_size)) % N_BLOCKS
-    return block
-
-
-def test_rows_without_groups_are_dealt_one_by_one(rows):
-    mixed = rows.take(np.random.default_rng(1).permutation(720))
-    np.testing.assert_array_equal(assign_blocks(mixed), blocks_of_rows(mixed))
-    named = mixed._replace(group=10**12 + 7 * np.arange(720))
-    np.testing.assert_array_equal(assign_blocks(named), blocks_of_rows(mixed))
-
-
 @pytest.mark.parametrize("spans_sizes", [True, False])
 @pytest.mark.parametrize("n_groups", [5, 8, 60, 99, 180])
 def test_groups_are_in_one_block_and_blocks_alike(n_groups, spans_sizes, rows):
@@ -87,16 +71,3 @@ def test_what_no_prompt_of_eight_shows_may_be():
     assert not rows.misranked.any()
     with pytest.raises(QualityError, match="not for this head"):
         choose(rows, Options())
-
-
-@pytest.mark.slow
-def test_calibrated_heads_of_few_prompts_get_a_rule_as_often_as_others():
-    """Four of forty at most; without groups it would be about one in three."""
-    published = 0
-    for seed in range(40):
-        try:
-            choose(grouped_nulls(seed), Options())
-            published += 1
-        except QualityError:
-            pass
-    assert published <= 4

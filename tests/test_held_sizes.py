@@ -72,14 +72,6 @@ def test_a_kind_that_cannot_keep_to_it_loses_to_one_that_can(rows):
     assert of_held["after"] > of_held["before"] - HARM - 2 * of_held["error"]
 
 
-def test_sizes_that_are_not_there_hold_nothing(rows):
-    large = rows.take(rows.size > 16)
-    for kind in KINDS[:3]:
-        assert fit_rule(large, kind, HELD) == fit_rule(
-            large, kind, HELD._replace(trained_up_to=None)
-        )
-
-
 @pytest.mark.parametrize("kind", ["constant", "log-size"])
 def test_sizes_that_are_put_together_are_held_together(rows, kind):
     """Neighbours among more than 64 sizes share cells, some on either side of the size."""

@@ -98,19 +98,19 @@ def test_fingerprint_is_of_the_weights(head, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (lambda a: a.pop("item_1/bias"), "has no array 'item_1/bias'"),
-        (lambda a: a.update({"item_1/bias": np.zeros(3, np.float32)}), "expected float32"),
-        (lambda a: a.update({"item_1/bias": np.zeros(128)}), "float64"),
-        (lambda a: a.update({"item_1/bias": np.full(128, np.nan, np.float32)}), "not finite"),
+        lambda a: a.pop("item_1/bias"),
+        lambda a: a.update({"item_1/bias": np.zeros(3, np.float32)}),
+        lambda a: a.update({"item_1/bias": np.zeros(128)}),
+        lambda a: a.update({"item_1/bias": np.full(128, np.nan, np.float32)}),
     ],
 )
-def test_damaged_weights_are_refused(head, tmp_path, damage, message):
+def test_damaged_weights_are_refused(head, tmp_path, damage):
     arrays = max_retrieval.flatten(head.params)
     damage(arrays)
     write_arrays(tmp_path / "mine.npz", arrays)
-    with pytest.raises(CalibrateError, match=message):
+    with pytest.raises(CalibrateError, match="'item_1/bias' is not finite float32"):
         load_head(str(tmp_path / "mine.npz"))
 
 

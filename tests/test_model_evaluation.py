@@ -159,8 +159,8 @@ def test_means_by_hand():
     assert found.answers.mean("plain", RIGHT).mean == pytest.approx(np.mean(whole))
     assert found.answers.mean("own", RIGHT).mean == pytest.approx(1)
     share = plain[cell == 3].mean() / 10
-    assert found.text.by("length")[32].mean("plain", RIGHT).mean == pytest.approx(share)
-    assert {n: part.n for n, part in found.answers.by("length").items()} == {32: 42, 64: 8}
+    assert found.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(share)
+    assert {n: part.n for n, part in found.answers.by("size").items()} == {32: 42, 64: 8}
     which = np.flatnonzero(cell != 1)
     some = compare(
         examples, which, {rule: Scores(*(x[which] for x in s)) for rule, s in scores.items()}

@@ -56,8 +56,7 @@ def mine(here, monkeypatch):
     (here / "mine.py").write_text(MINE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield here
-    for name in ("mine", "broken"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("mine", None)
 
 
 @pytest.mark.parametrize("attribute", ["ready", "Scorer", "make", "Heads.first"])
@@ -81,22 +80,18 @@ def test_the_whole_job_with_a_head_of_ones_own(mine):
     assert scored.exit_code == 0, scored.output
 
 
+@pytest.mark.usefixtures("mine")
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (
-            "nowhere:head",
-            "no module is named 'nowhere' in .* or on Python's path; give",
-        ),
-        ("mine:absent", "'mine' has no attribute 'absent'; check --head"),
-        ("mine:fails", r"mine:fails\(\) failed with OSError: no weights; --debug shows where"),
-        ("broken:head", "importing 'broken' failed with ModuleNotFoundError: No module named 'no_"),
+        ("nowhere:head", "'nowhere:head' failed with ModuleNotFoundError: No module named 'now"),
+        ("mine:absent", "failed with AttributeError: .* 'absent'; modules are searched in /"),
+        ("mine:fails", r"'mine:fails' failed with OSError: no weights; .* --debug shows where"),
         ("calibrate.maths.rule:Rule", "name is None; give a printable text"),
         ("no-such-head", "module:attribute of a head of yours"),
     ],
 )
-def test_what_is_no_head(reference, message, mine):
-    (mine / "broken.py").write_text("import no_such_library")
+def test_what_is_no_head(reference, message):
     with pytest.raises(CalibrateError, match=message):
         load_head(reference)
 
@@ -117,18 +112,18 @@ def attended(logits):
 BROKEN = [
     ({"name": 3}, "head broken:head: name is 3; give a printable text"),
     ({"fingerprint": "v1"}, 'fingerprint is \'v1\'; give "sha256:" and a digest of what det'),
-    ({"sample": None}, r"sample is None; give a method sample\(seed, size, count\)"),
-    ({"sample": raises}, r"head 'toy': sample\(seed, size, count\) failed with TypeError: no"),
-    ({"sample": lambda *_: (np.zeros((40, 8)),)}, "sample gave a tuple without a target"),
-    ({"attend": 1}, r"attend is 1; give a method attend\(batch\)"),
-    ({"attend": raises}, r"attend\(batch\) failed with TypeError: no such thing"),
+    ({"sample": None}, "sample is None; give a method"),
+    ({"sample": raises}, "head 'toy': sample failed with TypeError: no"),
+    ({"sample": lambda *_: (np.zeros((40, 8)),)}, "sample gave a tuple; give a pytree with"),
+    ({"attend": 1}, "attend is 1; give a method"),
+    ({"attend": raises}, "attend failed with TypeError: no such thing"),
     ({"attend": lambda self, batch: 0}, r"attend gave no .logits; give .logits of shape \(40, 8\)"),
-    ({"attend": attended(np.zeros((40, 9)))}, r"logits of shape \(40, 9\); give .logits of"),
-    ({"attend": attended(np.zeros((40, 8), int))}, "logits of int64; give floats"),
+    ({"attend": attended(np.zeros((40, 9)))}, r"logits float64\(40, 9\); give .logits of"),
+    ({"attend": attended(np.zeros((40, 8), int))}, r"logits int64\(40, 8\); give .* floats"),
     ({"attend": attended(np.full((40, 8), 1 / 8))},
      "attend gave rows that are >= 0 and sum to 1, as probabilities do; give the scores"),
-    ({"correct": 1}, r"correct is 1; give a method correct\(attended, weights\)"),
-    ({"correct": raises}, r"correct\(attended, weights\) failed with TypeError: no such"),
+    ({"correct": 1}, "correct is 1; give a method"),
+    ({"correct": raises}, "correct failed with TypeError: no such"),
     ({"correct": lambda self, attended, weights: np.ones(3)}, r"correct gave float64\(3,\)"),
 ]  # fmt: skip
 
@@ -153,5 +148,5 @@ def test_each_member_of_the_protocol_that_is_broken_is_named(members, message, h
 def test_a_head_that_cannot_be_scored_is_collected(here):
     head = broken(correct=None)
     collect(head, [8], 200, 0, here / "run")
-    with pytest.raises(CalibrateError, match=r"head 'toy' has no correct\(attended, weights\); "):
+    with pytest.raises(CalibrateError, match="head 'toy' has no correct; "):
         score_head(head, [8], 40, 0, {})

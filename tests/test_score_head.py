@@ -9,7 +9,7 @@ from calibrate.evidence.baselines import hard_attention, one_constant
 from calibrate.evidence.evidence import RIGHT
 from calibrate.rows import work_units
 from calibrate.rows.heads import load_head
-from calibrate.rows.score_head import attention_weights, held_out_sets, score_head
+from calibrate.rows.score_head import attention_weights, score_head
 
 
 @pytest.mark.slow
@@ -56,17 +56,6 @@ def test_a_scorer_that_is_not_per_set_is_refused(toy_head):
     toy_head.correct = lambda attended, weights: (np.asarray(weights) > 0.3).mean()
     with pytest.raises(calibrate.CalibrateError, match=r"correct gave float64\(\), expected bool"):
         score_head(toy_head, [8], 100, 0, {})
-
-
-def test_what_is_no_rule_is_refused(toy_head):
-    with pytest.raises(TypeError, match="rule 'mine' is None; give Coefficients"):
-        score_head(toy_head, [8], 100, 0, {"mine": None})
-
-
-def test_default_numbers_of_sets():
-    assert [held_out_sets(n) for n in (16, 256, 257, 4096, 4097)] == [
-        32_768, 32_768, 4_096, 4_096, 1_024,
-    ]  # fmt: skip
 
 
 def test_weights_of_many_rules_at_once_are_those_of_the_runtime(make_fit, by_size, by_both):

@@ -1,8 +1,6 @@
-"""What reports say of the kinds of rule that were compared, and of how sharp."""
+"""What reports say of the kinds of rule that were compared."""
 
 from dataclasses import replace
-
-import pytest
 
 from calibrate.report.blocks import Heading, Table
 from calibrate.report.selection import selection_section, selection_tables
@@ -25,31 +23,11 @@ def last_column(table):
     return [row[-1] for row in table.rows]
 
 
-@pytest.mark.parametrize(
-    ("sharper", "chosen", "why"),
-    [
-        ([(0.25, 0.28), (0.5, 0.2)], 1, "q = 0.25, the largest that keeps 90 % of the gain in "
-         "log p (0.2800 of 0.3000 nats)."),
-        ([(0.25, 0.29), (0.5, 0.271)], 2, "q = 0.5, the largest that keeps 90 %"),
-        ([(0.25, 0.26), (0.5, 0.2)], 0, "q = 0, as no larger one keeps 90 % of the gain in log p."),
-        ([(0.25, 0.2)], 0, "q = 0, as no"),
-    ],
-)  # fmt: skip
-def test_the_trade_of_log_p_for_sharpness(by_both, sharper, chosen, why):
-    records = KINDS + [record("entropy-and-size", q, gain, 0.6) for q, gain in sharper]
-    q = [0.0, *(q for q, _ in sharper)][chosen]
-    kinds, sharpness = selection_tables(with_records(by_both, records, q))
-    assert [row[0] for row in kinds.rows] == ["one constant", kinds.rows[1][0]]
+def test_the_kinds_are_those_of_the_smallest_q(by_both):
+    records = [*KINDS, record("entropy-and-size", 0.25, 0.28, 0.6)]
+    (kinds,) = selection_tables(with_records(by_both, records, 0.25))
     assert last_column(kinds) == ["", "chosen"]
-    assert [row[0] for row in sharpness.rows] == ["0 (log p)", *(f"{q:g}" for q, _ in sharper)]
-    assert sharpness.rows[0][1:-1] == ("-0.7000", "+0.3000", "+0.2900 to +0.3100", "52.0%")
-    assert {row[4] for row in sharpness.rows[1:]} == {"60.0%"}
-    states = ["chosen" * (i == chosen) for i in range(1 + len(sharper))]
-    assert last_column(sharpness) == states
-    assert why in sharpness.note
-    heading, _, *tables = selection_section(with_records(by_both, records, q))
-    assert heading == Heading("Which kind of rule, and how sharp")
-    assert tables == [kinds, sharpness]
+    assert kinds.rows[1][1:-1] == ("-0.7000", "+0.3000", "+0.2900 to +0.3100", "52.0%")
 
 
 def test_a_given_q_is_named_and_has_no_trade(by_both):

@@ -9,7 +9,7 @@ from calibrate.files.collection import open_collection
 from calibrate.maths import solver
 from calibrate.parallel.jobs import Jobs
 from calibrate.rows.collect import collect
-from calibrate.rows.solved_rows import concatenate_rows, solve_collection, solve_rows
+from calibrate.rows.solved_rows import solve_collection, solve_rows
 
 
 def test_solves_every_row_as_the_reference_does(tmp_path):
@@ -46,13 +46,3 @@ def test_masked_items_are_not_counted_and_ranks_are_known():
     np.testing.assert_array_equal(rows.items, [3, 4])
     np.testing.assert_array_equal(rows.size, [4, 4])
     np.testing.assert_array_equal(rows.misranked, [False, True])
-
-
-def test_take_and_join_undo_each_other():
-    rng = np.random.default_rng(0)
-    z = rng.standard_normal((10, 8)).astype(np.float32)
-    rows = solve_rows(z, rng.integers(0, 8, 10).astype(np.int32), reference.entropy(z), 8)
-    halves = concatenate_rows([rows.take(np.arange(5)), rows.take(np.arange(5, 10))])
-    for one, other in zip(rows[:-2], halves[:-2], strict=True):
-        np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(rows.profile.series, halves.profile.series)

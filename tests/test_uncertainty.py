@@ -1,15 +1,15 @@
-"""Uncertainty: the spread of refits, against fits to fresh rows; and the learning curve."""
+"""Uncertainty: the spread of refits, against fits to fresh rows."""
 
 import numpy as np
 import pytest
 from planted import planted_rows
 
 from calibrate.parallel.jobs import Jobs
-from calibrate.rows import uncertainty as module
+from calibrate.rows import fit_collection as module
 from calibrate.rows.choose_rule import choose
+from calibrate.rows.fit_collection import bootstrap
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import KINDS, Options
-from calibrate.rows.uncertainty import bootstrap, learning_curve
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +38,11 @@ def of_kind(choice, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
-    found = bootstrap(of_kind(choice, kind))
-    assert len(found.standard_errors) == len(of_kind(choice, kind).fit.only.coefficients)
-    assert found.standard_errors[-1] > 0
+    errors, band = bootstrap(of_kind(choice, kind))
+    assert len(errors) == len(of_kind(choice, kind).fit.only.coefficients)
+    assert errors[-1] > 0
     if kind == "entropy-and-size":
-        assert found.band is None
+        assert band is None
         return
     # In plain powers errors of a polynomial cancel: the value in the middle is what is compared.
     H = 3.5
@@ -50,7 +50,7 @@ def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
         np.polyval(fit_rule(planted_rows(rising, seed=seed), kind).only.coefficients, H)
         for seed in range(1, 13)
     ]
-    _, low, high = found.band[np.abs(found.band[:, 0] - H).argmin()]
+    _, low, high = band[np.abs(band[:, 0] - H).argmin()]
     assert 0.4 < (high - low) / 3.92 / np.std(fresh, ddof=1) < 2.5
     assert np.mean([low <= value <= high for value in fresh]) > 0.5
 
@@ -58,7 +58,7 @@ def test_standard_errors_are_the_spread_of_fits_to_fresh_rows(choice, kind):
 @pytest.mark.slow
 def test_the_band_holds_the_fit(choice):
     for candidate in choice.candidates[:3]:
-        x, low, high = bootstrap(candidate).band.T
+        x, low, high = bootstrap(candidate)[1].T
         beta = np.clip(np.polyval(candidate.fit.only.coefficients, x), 1, 64)
         assert np.mean((low - 1e-9 <= beta) & (beta <= high + 1e-9)) > 0.9
 
@@ -68,27 +68,13 @@ def test_of_few_groups_resamples_are_of_those_there_are(rows):
     few = few._replace(group=np.arange(len(few.size)) % 6)
     options = Options(prior_rows=0.0)  # ten rows would outweigh six prompts
     choice = choose(few, options)
-    found = bootstrap(choice.chosen)
-    assert found.band is None or np.isfinite(found.band).all()
-    assert found.standard_errors[-1] > 0
-    assert learning_curve(choice) == []
+    errors, band = bootstrap(choice.chosen)
+    assert band is None or np.isfinite(band).all()
+    assert errors[-1] > 0
 
 
 @pytest.mark.slow
 def test_the_number_of_jobs_changes_nothing(choice):
     one, two = (bootstrap(choice.chosen, jobs) for jobs in (Jobs(1), Jobs(2)))
-    assert one.standard_errors == two.standard_errors
-    np.testing.assert_array_equal(one.band, two.band)
-
-
-def test_more_rows_score_better():
-    rows = planted_rows(rising, count=700)
-    choice = choose(rows, Options(force="polynomial"))
-    curve = learning_curve(choice)
-    assert [point["rows"] for point in curve] == [105, 210, 420, 840, 1_680]
-    assert curve[-1]["log_p"] > curve[0]["log_p"]
-
-
-def test_a_share_of_too_few_rows_is_no_point_of_the_curve():
-    choice = choose(planted_rows(rising, count=60), Options())
-    assert [point["rows"] for point in learning_curve(choice)] == [144]
+    assert one[0] == two[0]
+    np.testing.assert_array_equal(one[1], two[1])

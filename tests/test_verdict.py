@@ -75,13 +75,6 @@ def test_the_verdict_says_what_the_numbers_say(gain, items, outcome, words):
     assert f"on 800 {items} of toy" in said
 
 
-def test_the_sizes_that_decide_have_their_numbers():
-    found = made({"own": (0, 0.1, 0.3, -0.4)})
-    most, worse = (found.by("size")[n].gain("own", LOG_P).shown("+.3f") for n in (256, 1024))
-    said = sentence(found, "own")
-    assert said.endswith(f"; most at 256 items ({most} nats); worse at 1,024 items ({worse} nats).")
-
-
 def test_few_items_tell_nothing():
     said = sentence(made({"own": (1.0,) * 4}, count=1), "own")
     assert said.startswith("Unknown: 4 rows are too few to tell what own fit does: log p ")
@@ -125,27 +118,6 @@ def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
     assert sentences(found, "own")[1].endswith(f" points) does better; {WHY_HARD}.")
     (table, *_) = ScoresRecord(found).tables()
     assert {column for _, column in table.bold} == {3}  # never hard attention
-
-
-def test_a_fit_behind_another_rule_says_that_it_was_made_sharper(by_size):
-    tried = [{"kind": "log-size", "q": q, "gain": 0.3 - 0.08 * q, "low": 0.1} for q in (0, 0.25)]
-    for q, is_said in ((0.25, True), (0, False)):
-        fit = replace(by_size, quality={"candidates": tried, "q": q})
-        found = made({"own": (0.2,) * 4, "paper": (0.3,) * 4}, fits={"own": fit})
-        told = (
-            "made sharper on purpose (q = 0.25), which keeps 93 % of the gain that q = 0 has: fit "
-            "with --q 0 (q=0 in Python) for that gain."
-        )
-        assert sentences(found, "own")[1].endswith(told) == is_said
-
-
-def test_a_fit_that_gains_by_its_file_alone_needs_more_sets(by_size):
-    tried = [{"kind": "log-size", "q": q, "gain": 0.1 - q, "low": 0.05 - q} for q in (0, 0.03, 0.1)]
-    for q, is_said in ((None, False), (0.03, True), (0.1, False)):
-        fit = replace(by_size, quality={"candidates": tried, "q": q})
-        said = sentence(made({"own": (0,) * 4}, "sets", fits={"own": fit}), "own")
-        told = "it gains 0.070 nats of log p on its held-out rows: score more sets."
-        assert said.endswith(told) == is_said
 
 
 def test_rows_that_made_the_fit_are_said_to_be(by_size):

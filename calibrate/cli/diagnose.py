@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
@@ -21,12 +21,6 @@ DiagnosisFolder = Annotated[
 class DiagnoseRequest(Request):
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     out: DiagnosisFolder = None
-    eps: Annotated[float, Option(help="A target is lost below this coefficient.")] = 0.5
-
-    def __post_init__(self) -> None:
-        """Checks that eps is a coefficient."""
-        if not 0 < self.eps < 1:
-            raise BadParameter(f"--eps is {self.eps}; give a coefficient between 0 and 1")
 
 
 def diagnose(request: DiagnoseRequest) -> Record:
@@ -54,7 +48,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
     check_writable(folder / RECORD)
     n_steps = len(group_heads(collection)) * len(collection.manifest["shards"])
     with Steps(f"measuring the rows of {request.run}", n_steps) as steps:
-        result = diagnosis.diagnose(collection, request.eps, steps.advance)
+        result = diagnosis.diagnose(collection, steps.advance)
     stderr.print(f"drawing into {folder}")
     return save_diagnosis(folder, result)
 

@@ -89,4 +89,4 @@ def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "S
     loading.refuse_per_head(fit)
     head = loading.load_head_of(fit, request.head)
     check_writable(request.out)
-    return scoring.score_own(head, request, fit, scoring.fitted_rivals(fit, run))
+    return scoring.score_own(head, request, fit, scoring.fitted_rivals(run))

@@ -90,13 +90,13 @@ def _run_on_head(request: RunRequest) -> Record:
     """Fits a head, and scores it before and after on fresh sets."""
     from calibrate.cli import scoring
     from calibrate.cli.loading import load_head
-    from calibrate.rows.rivals import by_sharpness, fitted_rules
+    from calibrate.rows.rivals import fitted_rules
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
     found, record = fit_one(collection, FitRequest(Path("runs") / name, name, store=request.store))
     assert found.choice is not None  # not the paper's procedure
-    rivals = by_sharpness(found.choice) | fitted_rules(found.rows, found.choice)
+    rivals = fitted_rules(found.rows, found.choice)
     return scoring.end_run(record, scoring.score_own(head, request, found.coefficients, rivals))
 
 

@@ -9,7 +9,6 @@ from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import beside, fixed_rules, in_order
 from calibrate.evidence.evidence import OWN
-from calibrate.evidence.verdict import chosen_kind
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.rows import RowCollection
@@ -26,7 +25,7 @@ from calibrate.rows.choose_rule import choose
 from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
-from calibrate.rows.rivals import by_sharpness, fitted_rules
+from calibrate.rows.rivals import fitted_rules
 from calibrate.rows.solved_rows import solve_collection
 from calibrate.rows.work_units import Unit, plan_units
 
@@ -73,20 +72,17 @@ def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
         return ScoresRecord(logits.score_logits(arrays, fits, report), tuple(fits))
 
 
-def fitted_rivals(fit: Coefficients, run: Path | None) -> Rules:
-    """Rules fitted to a fit's collection; none without a collection or with too few rows."""
+def fitted_rivals(run: Path | None) -> Rules:
+    """Rules fitted to a collection; none without a collection or with too few rows."""
     if run is None:
         return {}
     collection = open_collection(run, RowCollection)
     try:
         rows = solve_collection(collection)
-        choice = choose(rows, resolve_options(collection))
-        fitted = fitted_rules(rows, choice)
+        return fitted_rules(rows, choose(rows, resolve_options(collection)))
     except QualityError as failure:
         stderr.print(f"rules fitted to {run} are not compared: {failure}")
         return {}
-    same_kind = choice.chosen.kind == chosen_kind(fit) and choice.chosen.fit.rule == fit.rule
-    return (by_sharpness(choice) if same_kind else {}) | fitted
 
 
 def end_run(record: FitRecord, scores: ScoresRecord) -> Result:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
 from calibrate.files.store import load, published_store
-from calibrate.maths.rule import Rule
+from calibrate.maths.rule import ENTROPY_POLYNOMIAL, Rule
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
@@ -40,6 +40,13 @@ KIND_LABELS = {
 def kind_label(kind: str) -> str:
     """The name of a kind of rule in sentences."""
     return KIND_LABELS.get(kind, kind)
+
+
+def chosen_kind(fit: Coefficients) -> str:
+    """The kind of rule in the words of a fit, where a constant is no polynomial."""
+    if fit.rule.kind != ENTROPY_POLYNOMIAL:
+        return fit.rule.kind
+    return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
 
 
 def paper() -> Coefficients:
@@ -101,6 +108,4 @@ def beside(own: Coefficients, rules: Mapping[str, Coefficients]) -> dict[str, Co
 
 def label(name: str, own: str = LABELS["own"]) -> str:
     """The name of a rule in tables and figures; `own` is the name of the head's fit."""
-    if name.startswith("q-"):
-        return f"the same kind at q = {name.removeprefix('q-')}"
     return own if name == OWN else LABELS.get(name, name)

@@ -114,16 +114,15 @@ class Evidence:
         return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
 
     def by(self, what: str) -> "dict[Any, Evidence]":
-        """Parts of the items: by "size" (or "length", the same), "template", "stratum" or "head".
+        """Parts of the items: by "size", "template", "stratum" or "head".
 
         Keys rise, or, of templates, strata and heads, are in their own order.
         """
         names: tuple[Any, ...] = self.heads
         code = self.head
         if what != "head":
-            field_name = {"length": "size"}.get(what, what)
-            keys = [s if what == "stratum" else getattr(s, field_name) for s in self.strata]
-            names = tuple(sorted(set(keys)) if field_name == "size" else dict.fromkeys(keys))
+            keys = [s if what == "stratum" else getattr(s, what) for s in self.strata]
+            names = tuple(sorted(set(keys)) if what == "size" else dict.fromkeys(keys))
             code = np.array([names.index(key) for key in keys], int)[self.stratum]
         order = np.argsort(code, kind="stable")
         ends = np.searchsorted(code[order], np.arange(len(names) + 1))

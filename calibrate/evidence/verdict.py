@@ -1,16 +1,13 @@
 """The verdict on a rule: use it, use it at some sizes only, or leave softmax as it is."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from calibrate.evidence.baselines import label
-from calibrate.evidence.chance import evident_among
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.estimate import Estimate, evident_among
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, P
-from calibrate.files.coefficients import Coefficients
-from calibrate.maths.rule import ENTROPY_POLYNOMIAL
 
 GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
 # Rules that are simpler than a fit: one of them that does as well is named.
@@ -105,19 +102,7 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     if verdict.measure == LOG_P:
         numbers += [_change(items, rule, m) for m in (P, RIGHT) if m in items.values]
     seen = f"on {items.n:,} {items.of.items}{_whose(evidence, rule)}"
-    places = "".join(_extreme(items, rule, verdict))
-    if verdict.outcome == SAME and verdict.measure == RIGHT:
-        places += _by_its_file(evidence.fits.get(rule))
-    return f"{_advice(items, verdict, name or label(rule))}: {', '.join(numbers)} {seen}{places}."
-
-
-def _by_its_file(fit: Coefficients | None) -> str:
-    """That a fit gains log p on the rows that its own folds left out, if it does; else ""."""
-    tried, _ = sharpness_tried(fit) if fit else ([], None)
-    own = [one for one in tried if fit and one["q"] == fit.quality.get("q") and one["low"] > 0]
-    if not own:
-        return ""
-    return f"; it gains {own[0]['gain']:.3f} nats of log p on its held-out rows: score more sets"
+    return f"{_advice(items, verdict, name or label(rule))}: {', '.join(numbers)} {seen}."
 
 
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
@@ -162,22 +147,6 @@ def _whose(evidence: Evidence, rule: str) -> str:
     return name + (", which it was not made of" if held_out else ", the very rows it was made of")
 
 
-def _extreme(items: Evidence, rule: str, verdict: Verdict) -> list[str]:
-    """Where it gains most, if only somewhere, and where it loses most."""
-    told = []
-    by_size = items.by("size")
-    only = verdict.better if len(verdict.better) < len(by_size) else []
-    for sizes, word in ((only, "most"), (verdict.worse, "worse")):
-        if sizes and len(by_size) > 1:
-            gains = {n: by_size[n].gain(rule, verdict.measure) for n in sizes}
-            size = max(gains, key=lambda n: abs(gains[n].mean))
-            shape, factor, unit = _units(verdict.measure)
-            told.append(
-                f"; {word} {_where(items, [size])} ({gains[size].shown(shape, factor)} {unit})"
-            )
-    return told
-
-
 def _units(measure: str) -> tuple[str, int, str]:
     return ("+.3f", 1, "nats") if measure == LOG_P else ("+.1f", 100, "points")
 
@@ -215,46 +184,12 @@ def _on_rivals(evidence: Evidence, rule: str, name: str) -> str:
     if level:
         told.append(f"{_join([*map(label, level)])} {_verb(len(level), 'does', 'do')} as well")
     text = ", and ".join(told)
-    why = f"; {WHY_HARD}" * (HARD in ahead and measure == RIGHT) + _sharper_on_purpose(
-        evidence.fits.get(rule), ahead
-    )
+    why = f"; {WHY_HARD}" if HARD in ahead and measure == RIGHT else ""
     return f"{text[:1].upper()}{text[1:]}{why}." if text else ""
 
 
 def _is_simpler(rule: str) -> bool:
     return rule in SIMPLER or rule.startswith(("constant ", "log n / "))
-
-
-def _sharper_on_purpose(fit: Coefficients | None, ahead: Sequence[str]) -> str:
-    """That a fit which others lead was made sharper than log p asks for, if it was; else ""."""
-    tried, chosen = sharpness_tried(fit) if fit else ([], None)
-    if not ahead or chosen is None or chosen is tried[0]:
-        return ""
-    kept, mildest = chosen["gain"] / tried[0]["gain"], tried[0]["q"]
-    return (
-        f"; this fit was made sharper on purpose (q = {chosen['q']:g}), which keeps "
-        f"{100 * kept:.0f} % of the gain that q = {mildest:g} has: fit with --q {mildest:g} "
-        f"(q={mildest:g} in Python) for that gain"
-    )
-
-
-def sharpness_tried(fit: Coefficients) -> tuple[list[Any], Any]:
-    """What a fit's file says of its kind of rule at each q, the least first; and the chosen one.
-
-    None is chosen where one q alone was tried.
-    """
-    needed, kind = {"kind", "q", "gain", "low"}, chosen_kind(fit)
-    candidates = fit.quality.get("candidates", [])
-    tried = [one for one in candidates if needed <= one.keys() and one["kind"] == kind]
-    chosen = [one for one in tried if one["q"] == fit.quality.get("q")]
-    return tried, chosen[0] if len(tried) > 1 and chosen else None
-
-
-def chosen_kind(fit: Coefficients) -> str:
-    """The kind of rule in the words of a fit, where a constant is no polynomial."""
-    if fit.rule.kind != ENTROPY_POLYNOMIAL:
-        return fit.rule.kind
-    return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
 
 
 def _on_protected(evidence: Evidence, rule: str) -> str:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.evidence.chance import CHANCE
-from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.estimate import CHANCE, Estimate
 from calibrate.evidence.evidence import Head
 from calibrate.model.first_look import DIFFUSE, SHARPER, STEP, UNCLEAR, HeadLook, Look, Slopes
 from calibrate.report.blocks import (

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.per_head import HeadFit
 
-WORTH_COLLECTING = 0.001  # nats, by twice the rows
 SHOWN_ENTROPIES = 7
 HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file
 
@@ -117,7 +116,7 @@ class FitRecord:
 
     def _entries(self) -> Table:
         """A row for each head: its beta, and its gain where that is known."""
-        fit, known = self.coefficients, {(h.layer, h.head): h for h in self.heads if h.rule}
+        fit, known = self.coefficients, {(h.layer, h.head): h for h in self.heads if h.entry}
         entries = sorted(
             fit.entries, key=lambda e: -_importance(fit, e, known.get((e.layer, e.head)))
         )[:SHOWN_HEADS]
@@ -138,8 +137,6 @@ class FitRecord:
             yield beta_table(fit, fit.entries[0])
         yield from selection_tables(fit)
         rows = [] if all_constant(fit) else [("guards", guards(fit.rule))]
-        if advice := advice_on_rows(fit.quality):
-            rows.append(("more rows", advice))
         rows += [*facts(fit), ("id", digest(fit))]
         yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))
 
@@ -226,21 +223,6 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
     return [Table(columns, rows, f"log p of the {what} in nats, held out", note)]
 
 
-def advice_on_rows(quality: Mapping[str, Any]) -> str:
-    """Whether more rows would improve the fit, by its learning curve; "" without one."""
-    curve = quality.get("learning_curve", [])
-    if not curve:
-        return ""
-    if len(curve) < 2:
-        return "too few to tell"
-    half, full = curve[-2], curve[-1]
-    gain = full["log_p"] - half["log_p"]
-    advice = "more would help" if gain > WORTH_COLLECTING else "more would add little"
-    if gain < -WORTH_COLLECTING:
-        advice = "too few rows to tell it from noise"
-    return f"from {half['rows']:,} to {full['rows']:,} changes log p by {gain:+.4f} nats: {advice}"
-
-
 def beta_table(fit: Coefficients, entry: Entry) -> Table:
     """beta of a rule of entropy and size: a row per set size, a column per entropy."""
     lo, hi, _, large = entry.domain
@@ -257,14 +239,14 @@ def beta_table(fit: Coefficients, entry: Entry) -> Table:
 
 def _importance(fit: Coefficients, entry: Entry, head: "HeadFit | None") -> float:
     """What heads are ranked by: the gain, or how far beta is from 1."""
-    return head.gain if head else float(np.abs(np.log(beta_range(fit, entry))).max())
+    return head.nats if head else float(np.abs(np.log(beta_range(fit, entry))).max())
 
 
 def _head_cells(known: Mapping[Any, "HeadFit"], entry: Entry) -> list[str]:
     head = known.get((entry.layer, entry.head))
-    if head is None or head.rule is None:
+    if head is None or head.gain is None:
         return []
-    mean, low, high, _ = head.rule.gain
+    mean, low, high, _ = head.gain
     return [f"{head.rows:,}", f"{head.misranked:.1%}", f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"]
 
 
@@ -273,8 +255,7 @@ def _index(number: int | None) -> str:
 
 
 def _head_json(head: "HeadFit") -> dict[str, Any]:
-    rule = head.rule
     return {
         "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
-        "kind": rule and rule.kind, "gain": rule and rule.gain, "why": head.verdict,
+        "kind": head.kind, "gain": head.gain, "why": head.verdict,
     }  # fmt: skip

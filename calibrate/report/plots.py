@@ -246,21 +246,16 @@ def save_rule_figure(path: Path, fit: Coefficients) -> None:
 
 
 def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
-    """Mean entropy against set size, the paper's Figure 3; the five of most gain are coloured.
-
-    For one head or two, the standard deviation over rows is shown as a band.
-    """
-    by_size = [np.array([(x.items, x.entropy, x.entropy_spread) for x in h.sizes]).T for h in heads]
-    for n, H, _ in by_size[len(HEAD_STYLES) :]:
+    """Mean entropy against set size, the paper's Figure 3; the five of most gain are coloured."""
+    by_size = [np.array([(at.size, at.entropy) for at in head.sizes]).T for head in heads]
+    for n, H in by_size[len(HEAD_STYLES) :]:
         ax.plot(n, H, "-", color=GATED, lw=0.8, alpha=0.7, zorder=1)
-    for head, (n, H, spread), (colour, marker) in zip(heads, by_size, HEAD_STYLES, strict=False):
+    for head, (n, H), (colour, marker) in zip(heads, by_size, HEAD_STYLES, strict=False):
         ax.plot(n, H, "-", color=colour, marker=marker, ms=5, label=short(head.name), zorder=3)
-        if len(heads) <= 2:
-            ax.fill_between(n, H - spread, H + spread, color=colour, alpha=0.15, lw=0)
     if len(heads) > len(HEAD_STYLES):
         ax.plot([], [], "-", color=GATED, label=f"{len(heads) - len(HEAD_STYLES)} other heads")
     sizes = sorted({at.size for head in heads for at in head.sizes})
-    ends = np.array([min(n[0] for n, *_ in by_size), sizes[-1]])
+    ends = np.array([sizes[0], sizes[-1]])
     ax.plot(ends, np.log(ends), "--", color=PAPER, lw=1, label="log n: uniform attention", zorder=2)
     sizes_axis(ax, sizes)
     ax.set(xlabel="set size n (items)", ylabel="mean Shannon entropy H (nats)")

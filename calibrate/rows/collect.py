@@ -1,10 +1,11 @@
 """Collecting: keeps a sample of a head's rows on disk, or of its misranked rows."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +20,20 @@ from calibrate.files.rows import (
     check_unit,
     entry_of_rows,
     most_bytes,
+    row_bytes,
     rows_in_memory,
     shard_name,
 )
+from calibrate.maths.masking import as_masks, finite_masks, warn_of_masks
 from calibrate.maths.row_batches import hashes, row_entropy
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
-from calibrate.rows.heads import Head
-from calibrate.rows.logits_files import Arrays
-from calibrate.rows.sources import Source, UnitRows, source_of_arrays, source_of_head
-from calibrate.rows.work_units import Unit
+from calibrate.rows.heads import Head, call, head_loader
+from calibrate.rows.logits_files import Arrays, Part
+from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, refuse_probabilities
+from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
+STREAM = "collect"  # of sets that are drawn
 MAX_BYTES = 10**9  # of a collection, unless asked otherwise
 # Rows of each size, if rows of every rank are kept: enough for a rule of a few coefficients.
 MOST_KEPT_OF_ALL = 2048
@@ -49,18 +53,15 @@ def collect(
     """Runs `head` over sets of every size and keeps a sample of the rows, or the misranked ones.
 
     The same call resumes an interrupted collection, and returns a finished one unchanged. The same
-    configuration gives the same bytes on one machine, whatever the jobs, if the head's logits do
-    not depend on the number of threads (those of the package do not).
+    configuration gives the same bytes on one machine, whatever the jobs.
 
     Args:
-      head: the head to calibrate. Workers load it by the reference that `load_head` was given; any
-        other head is sent to them.
+      head: workers load it by the reference that `load_head` was given; any other is sent to them.
       sizes: set sizes n.
       sets: number of sets of each size.
       seed: of the data.
       folder: of the collection, new or existing.
-      max_bytes: of the whole folder. Each unit of work has a share of it and keeps the rows whose
-        index has the lowest hash: an unbiased sample, whatever the order of the units.
+      max_bytes: of the whole folder; each unit of work keeps the rows with the lowest hashes.
       report: called after each unit.
       keep: "all", at most 2,048 good rows of each size, whatever their rank; or "misranked".
       jobs: processes or cluster that the units run on; each unit writes its own shard.
@@ -69,8 +70,8 @@ def collect(
         died or stalled.
       QualityError: more than 1 % of the rows are bad (NaN, +inf, or a masked target).
     """
-    source = source_of_head(head, sizes, sets, seed)
-    return _collect_from(source, folder, max_bytes, report, keep, jobs)
+    source = _source_of_head(head, sizes, sets, seed).limited(max_bytes, keep)
+    return _collect_from(source, folder, report, jobs)
 
 
 def collect_arrays(
@@ -82,27 +83,42 @@ def collect_arrays(
     jobs: Jobs = ONE_PROCESS,
 ) -> RowCollection:
     """Keeps a sample of the rows of arrays on disk, of each head of theirs; see `collect`."""
-    return _collect_from(source_of_arrays(arrays), folder, max_bytes, report, keep, jobs)
+    return _collect_from(_source_of_arrays(arrays).limited(max_bytes, keep), folder, report, jobs)
 
 
 def collect_in_memory(arrays: Arrays) -> RowCollection:
     """The collection that `collect_arrays` would write, with the same digest."""
-    sample = _sample(source_of_arrays(arrays), MAX_BYTES, "all")
-    shards = [(unit.size, unit.number, sample.keep(unit)()) for unit in sample.source.units]
-    return rows_in_memory(arrays.name, sample.configuration, shards)
+    source = _source_of_arrays(arrays).limited(MAX_BYTES, "all")
+    shards = [(unit.size, unit.number, source.keep(unit)()) for unit in source.units]
+    return rows_in_memory(arrays.name, source.configuration, shards)
 
 
-class _Sample(NamedTuple):
-    """What is to be kept of a source: so many rows of each unit, of all or of misranked ones."""
+@dataclass(frozen=True)
+class _Source:
+    """Where rows come from, unit by unit, and what determines them."""
 
-    source: Source
+    shown: str  # what it is called in messages
     configuration: dict[str, Any]
-    most: Mapping[Unit, int]
+    units: list[Unit]
+    rows: Callable[[Unit], Callable[[], LoggedRows]]  # a reader, which other processes can run too
+    row_bytes: dict[int, int]  # of each size
+    n_heads: int = 1
+    most: Mapping[Unit, int] = field(default_factory=dict)  # rows to keep of each unit
+
+    def limited(self, max_bytes: int, keep: str) -> "_Source":
+        """Of which so many rows are kept."""
+        configuration = {**self.configuration, "max_bytes": max_bytes}
+        if keep != "misranked":  # absent in collections from before the option
+            configuration["keep"] = keep
+        wanted = wanted_rows(self.units, keep, self.n_heads)
+        quota = row_quotas(wanted, max_bytes, self.row_bytes, self.n_heads)
+        most = {unit: min(quota[unit.size], rows) for unit, rows in wanted.items()}
+        return replace(self, configuration=configuration, most=most)
 
     def keep(self, unit: Unit) -> Callable[[], KeptRows]:
         """Reads and samples a unit; another process can call it."""
         keep_all = self.configuration.get("keep") == "all"
-        return partial(_kept_rows, self.source.rows(unit), unit, self.most[unit], keep_all)
+        return partial(_kept_rows, self.rows(unit), unit, self.most[unit], keep_all)
 
     def shard(self, unit: Unit) -> Shard:
         """The shard of a unit."""
@@ -123,18 +139,70 @@ class _Sample(NamedTuple):
             return None
         same_name = recorded["head"] == given["head"]
         digests = recorded.pop("fingerprint"), given.pop("fingerprint")
-        changed = [self.source.shown] if same_name and len({*digests}) > 1 else []
+        changed = [self.shown] if same_name and len({*digests}) > 1 else []
         return changed, recorded, given
 
 
-def _sample(source: Source, max_bytes: int, keep: str) -> _Sample:
-    configuration = {**source.configuration, "max_bytes": max_bytes}
-    if keep != "misranked":  # absent in collections from before the option
-        configuration["keep"] = keep
-    wanted = wanted_rows(source.units, keep, source.n_heads)
-    quota = row_quotas(wanted, max_bytes, source.row_bytes, source.n_heads)
-    most = {unit: min(quota[unit.size], rows) for unit, rows in wanted.items()}
-    return _Sample(source, configuration, most)
+def _source_of_head(head: Head, sizes: Sequence[int], sets: int, seed: int) -> _Source:
+    """The source of the sets that are drawn for a head."""
+    n = sorted(set(sizes))
+    configuration = {
+        "head": head.name, "fingerprint": head.fingerprint, "sizes": n, "sets": sets, "seed": seed,
+    }  # fmt: skip
+    if hasattr(head, "trained_up_to"):
+        configuration["trained_up_to"] = int(head.trained_up_to)
+    units = [unit for size in n for unit in plan_units(size, sets)]
+    first = units[0]  # shows whether the targets of this head are masks
+    batch = call(head, "sample", unit_seed(STREAM, seed, first), first.size, first.sets)
+    masks = np.asarray(getattr(batch, "target", None)).ndim > 1
+    load_head = head_loader(head)
+
+    def rows(unit: Unit) -> Callable[[], LoggedRows]:
+        return partial(_rows_of_head, load_head, seed, unit)
+
+    shown = f"head {head.name}"
+    return _Source(shown, configuration, units, rows, {size: row_bytes(size, masks) for size in n})
+
+
+def _source_of_arrays(arrays: Arrays) -> _Source:
+    """The source of rows on disk."""
+    units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
+    configuration: dict[str, Any] = {
+        "head": arrays.name, "fingerprint": arrays.fingerprint, "sizes": arrays.sizes,
+        "sets": sum(map(arrays.count, arrays.sizes)), "seed": 0, **arrays.split,
+    }  # fmt: skip
+    if "layer" in arrays.columns:
+        configuration["heads"] = [list(head) for head in arrays.heads]
+    bytes_of = {
+        size: row_bytes(size, arrays.sets_of_targets, arrays.columns) for size in arrays.sizes
+    }
+
+    def rows(unit: Unit) -> Callable[[], LoggedRows]:
+        part = arrays.part(unit.size, unit.first, unit.sets)
+        return partial(_rows_of_files, part, arrays.columns)
+
+    return _Source(arrays.shown, configuration, units, rows, bytes_of, len(arrays.heads))
+
+
+def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> LoggedRows:
+    """The logits that a head computes for a unit of sets."""
+    head = load_head()
+    logits = np.empty((unit.sets, unit.size), np.float32)
+    targets = []
+    for part, batch, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
+        logits[part] = np.asarray(attended.logits, np.float32)
+        targets.append(np.asarray(batch.target))
+    if unit.number == 0:
+        warn_of_masks(f"head {head.name!r}: attend gave", finite_masks(logits))
+    logits = as_masks(logits)
+    refuse_probabilities(logits, f"head {head.name!r}: attend gave")
+    target = np.concatenate(targets)
+    return LoggedRows(logits, target.astype(np.int32) if target.ndim == 1 else target)
+
+
+def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
+    """A unit of rows on disk, with those optional columns."""
+    return part.read()._replace(**{name: None for name in OF_ROWS if name not in columns})
 
 
 def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit, int]:
@@ -142,14 +210,12 @@ def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit
     sets: Counter[int] = Counter()
     for unit in units:
         sets[unit.size] += unit.sets
-    most = dict(sets)
-    if keep == "all":
-        most = {size: min(count, MOST_KEPT_OF_ALL * n_heads) for size, count in sets.items()}
-    return {
-        u: most[u.size] * (u.first + u.sets) // sets[u.size]
-        - most[u.size] * u.first // sets[u.size]
-        for u in units
-    }
+    wanted = {}
+    for unit in units:
+        count = sets[unit.size]
+        most = min(count, MOST_KEPT_OF_ALL * n_heads) if keep == "all" else count
+        wanted[unit] = most * (unit.first + unit.sets) // count - most * unit.first // count
+    return wanted
 
 
 def row_quotas(
@@ -180,12 +246,9 @@ def row_quotas(
     return {size: level // bytes_each for size, bytes_each in row_bytes.items()}
 
 
-def _collect_from(
-    source: Source, folder: Path, max_bytes: int, report: Report, keep: str, jobs: Jobs
-) -> RowCollection:
-    sample = _sample(source, max_bytes, keep)
-    shards = [sample.shard(unit) for unit in source.units]
-    plan = Plan(RowCollection, sample.configuration, shards, sample.difference)
+def _collect_from(source: _Source, folder: Path, report: Report, jobs: Jobs) -> RowCollection:
+    shards = [source.shard(unit) for unit in source.units]
+    plan = Plan(RowCollection, source.configuration, shards, source.difference)
     collection = fill(Path(folder), plan, jobs, report)
     refuse_bad_rows(collection.manifest)
     return collection
@@ -198,16 +261,16 @@ def _pack_unit(unit: Unit, keep: Callable[[], KeptRows]) -> tuple[bytes, Entry]:
 
 
 def _kept_rows(
-    read_rows: Callable[[], UnitRows], unit: Unit, most: int, keep_all: bool
+    read_rows: Callable[[], LoggedRows], unit: Unit, most: int, keep_all: bool
 ) -> KeptRows:
-    """The rows of a unit that are kept, at most so many."""
+    """The rows of a unit that are kept, at most so many: those of the lowest hashes."""
     unit_rows = read_rows()
     good, misranked, H, counts = examine(unit_rows.logits, unit_rows.target)
     rows = np.flatnonzero(good if keep_all else misranked)
-    rows = rows[_lowest_hashes(rows + unit.first, most)]
-    columns: dict[str, Any] = {
-        k: None if x is None else x[rows] for k, x in unit_rows._asdict().items()
-    }
+    if len(rows) > most:
+        rows = np.sort(rows[np.argsort(hashes(rows + unit.first), kind="stable")[:most]])
+    given = {name: x for name, x in unit_rows._asdict().items() if x is not None}
+    columns: dict[str, Any] = {name: x[rows] for name, x in given.items()}
     index = rows + unit.first
     return KeptRows(entropy=H[rows], index=index, counts=counts, **columns)
 
@@ -215,13 +278,9 @@ def _kept_rows(
 def examine(
     logits: np.ndarray, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Classifies rows; bad ones have NaN, +inf, or a masked target.
+    """(rows,) good, misranked, and entropy; and the counts of COUNTS.
 
-    Args:
-      logits: (count, n) float32, -inf where masked.
-      target: (count,) int, or (count, n) bool where any of several may win.
-    Returns:
-      (count,) bool, good; (count,) bool, misranked; (count,) entropy, nats; the counts of COUNTS.
+    Takes logits and targets as of LoggedRows; bad rows have NaN, +inf, or a masked target.
     """
     if target.ndim == 1:
         at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
@@ -240,10 +299,3 @@ def examine(
     ties = good & ~misranked & (np.sum(logits == at_target[:, None], axis=1) > n_targets)
     counts = [np.ones_like(good), misranked, ties, nan, inf, masked_target]
     return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)
-
-
-def _lowest_hashes(index: np.ndarray, quota: int) -> np.ndarray:
-    """Positions, in order, of the `quota` rows whose index has the lowest hash."""
-    if len(index) <= quota:
-        return np.arange(len(index))
-    return np.sort(np.argsort(hashes(index), kind="stable")[:quota])

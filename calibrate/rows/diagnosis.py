@@ -1,30 +1,20 @@
-"""Diagnosis of heads: which disperse, and which are worth calibrating, from a sample of rows."""
+"""Diagnosis of heads, from a sample of rows: what rules gain held out, and attention sinks."""
 
 from collections.abc import Callable
-from functools import partial
-from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.baselines import kind_label
+from calibrate.evidence.prior import LEAST_GAIN, Gain
 from calibrate.files.bad_rows import refuse_bad_rows
-from calibrate.files.rows import Heads, KeptRows, RowCollection
-from calibrate.maths.bounds import dispersal_size
-from calibrate.maths.row_batches import slices
-from calibrate.rows.head_verdict import (
-    FEW,
-    LEAST_SAMPLE,
-    Headroom,
-    Sink,
-    Verdict,
-    attended,
-    find_sink,
-    judge_head,
-    measure_headroom,
-    refuse_few_groups,
-)
+from calibrate.files.rows import Heads, RowCollection
+from calibrate.rows.choose_rule import unbeaten
+from calibrate.rows.groups import MIN_ROWS, require_groups
+from calibrate.rows.row_problem import RowProblem
+from calibrate.rows.rule_fitting import KINDS, Options, require_rows
 from calibrate.rows.solved_rows import (
     Rows,
     concatenate_rows,
@@ -34,16 +24,26 @@ from calibrate.rows.solved_rows import (
     solve_shard,
 )
 
+LEAST_SINK = 0.5  # share of the attention
+LEAST_SAMPLE = 20  # rows whose target is elsewhere, for a sink
+
+WORTH, SINK, NOT_WORTH, FEW = "worth calibrating", "sink", "not worth it", "too few rows"
+THRESHOLDS = {"min_rows": MIN_ROWS, "least_gain": LEAST_GAIN, "least_sink": LEAST_SINK}
+
 
 class AtSize(NamedTuple):
     """The rows of one set size."""
 
     size: int
     rows: int
-    items: float  # geometric mean of the unmasked items
     entropy: float  # mean, nats
-    entropy_spread: float  # standard deviation over rows
-    on_top: float  # share of the rows whose target has the top logit
+
+
+class Sink(NamedTuple):
+    """A position that gets most of the attention, whatever the target is."""
+
+    position: int  # 0 is the first item, -1 the last
+    attention: float  # mean over the rows whose target is elsewhere
 
 
 class HeadDiagnosis(NamedTuple):
@@ -54,35 +54,23 @@ class HeadDiagnosis(NamedTuple):
     head: int | None
     rows: int
     sizes: list[AtSize]
-    slope: float | None  # growth of commitment with log n; None if all rows have as many items
-    largest: int  # the largest set size of 20 rows or more
-    dispersal: float | None  # items: median over its rows; None if the target is never lost
-    on_top: float  # share of all rows
-    shares: dict[str, float]  # of the rows by class
-    headroom: Headroom
+    on_top: float  # share of the rows whose target has the top logit
+    gains: dict[str, Gain]  # by kind of rule, what a fit would choose first, then the largest
     sink: Sink | None
-    verdict: Verdict
+    word: str  # WORTH, SINK, NOT_WORTH or FEW
+    reason: str  # the same in a sentence
+
+    @property
+    def gain(self) -> float:
+        """The best rule's, nats; 0 without any."""
+        return next((gain.mean for gain in self.gains.values()), 0.0)
 
 
 class Diagnosis(NamedTuple):
     """Every head of a collection, the largest gain first; heads with too few rows are last."""
 
     collection: RowCollection
-    eps: float
     heads: list[HeadDiagnosis]
-    without_rows: list[tuple[int, int]]  # (layer, head) without a kept row of any weight
-
-
-class Measured(NamedTuple):
-    """Solved rows, and measurements of their logits."""
-
-    rows: Rows
-    dispersal: np.ndarray  # (rows,) items
-    looks: np.ndarray  # (rows, 3) columns as of `attended`
-
-    def take(self, chosen: np.ndarray) -> "Measured":
-        """Some of the rows."""
-        return Measured(self.rows.take(chosen), self.dispersal[chosen], self.looks[chosen])
 
 
 def require_all_rows(collection: RowCollection) -> None:
@@ -95,16 +83,13 @@ def require_all_rows(collection: RowCollection) -> None:
         )
 
 
-def diagnose(
-    collection: RowCollection, eps: float = 0.5, report: Callable[[], None] = lambda: None
-) -> Diagnosis:
+def diagnose(collection: RowCollection, report: Callable[[], None] = lambda: None) -> Diagnosis:
     """Measures every head of a collection; a few heads' rows are in memory at a time.
 
     Rows of weight 0 are left out.
 
     Args:
       collection: complete, of a sample of all rows.
-      eps: the coefficient below which a target counts as lost, between 0 and 1.
       report: called after each shard of each group of `group_heads`.
     Raises:
       CalibrateError: the collection keeps misranked rows only, or is damaged.
@@ -113,85 +98,111 @@ def diagnose(
     require_all_rows(collection)
     heads: list[HeadDiagnosis] = []
     for group in group_heads(collection):
-        heads += _diagnose_group(collection, group, eps, report)
+        heads += _diagnose_group(collection, group, report)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows of any weight; collect more sets")
-    diagnosed = {(head.layer, head.head) for head in heads}
-    names = {name: tuple(map(known_index, name)) for name in collection.heads}
-    without_rows = [name for name, indices in names.items() if indices not in diagnosed]
-    heads.sort(key=lambda head: (head.verdict.word == FEW, -head.headroom.gain))
-    return Diagnosis(collection, eps, heads, sorted(without_rows))
+    heads.sort(key=lambda head: (head.word == FEW, -head.gain))
+    return Diagnosis(collection, heads)
 
 
 def _diagnose_group(
-    collection: RowCollection, heads: Heads | None, eps: float, report: Callable[[], None]
+    collection: RowCollection, heads: Heads | None, report: Callable[[], None]
 ) -> list[HeadDiagnosis]:
-    parts = []
-    for part in starmap(partial(_measure, eps), collection.shards(heads)):  # one shard at a time
-        parts.append(part)
+    parts, looks = [], []
+    for size, shard in collection.shards(heads):  # one is in memory at a time
+        parts.append(solve_shard(shard, size))
+        looks.append(np.stack(attended(shard.logits, shard.target)))
+        del shard
         report()
     if not parts:
         return []
-    rows, *columns = zip(*parts, strict=True)
-    measured = Measured(concatenate_rows(list(rows)), *map(np.concatenate, columns))
-    unnamed = collection.manifest["configuration"].get("head", "head")
+    rows, look = concatenate_rows(parts), np.concatenate(looks, axis=1)
+    unnamed = str(collection.manifest["configuration"].get("head", "head"))
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [
-            _diagnose_head(measured.take(mine), head_label(*map(known_index, name)) or str(unnamed))
-            for name in measured.rows.heads()
-            if (mine := measured.rows.is_of(*name) & (measured.rows.weight > 0)).any()
+            _diagnose_head(rows.take(mine), look[:, mine], unnamed)
+            for name in rows.heads()
+            if (mine := rows.is_of(*name) & (rows.weight > 0)).any()
         ]
 
 
-def _measure(eps: float, size: int, shard: KeptRows) -> Measured:
-    rows = solve_shard(shard, size)
-    n_star, looks = np.empty(len(rows.size)), np.empty((len(rows.size), 3))
-    for part in slices(*shard.logits.shape):
-        logits, targets = shard.logits[part], shard.target[part]
-        n_star[part] = dispersal_size(logits, targets, eps)
-        looks[part] = np.stack(attended(logits, targets), axis=1)
-    return Measured(rows, n_star, looks)
+def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows,) position of the highest logit, its share of the attention, and the target's position.
 
-
-def _diagnose_head(measured: Measured, name: str) -> HeadDiagnosis:
-    rows = measured.rows
-    sizes = [_at_size(rows.take(rows.size == n)) for n in np.unique(rows.size)]
-    last = max(sizes, key=lambda at: (at.rows >= LEAST_SAMPLE, at.size))
-    dispersal = float(np.median(measured.dispersal[rows.size == last.size]))
-    slope = commitment_slope(rows)
-    room = measure_headroom(rows)
-    top, share, target = measured.looks.T
-    sink = find_sink(top, share, target, rows.items)
-    on_top = 1 - float(rows.misranked.mean())
-    return HeadDiagnosis(
-        name, known_index(rows.layer[0]), known_index(rows.head[0]), len(rows.size), sizes, slope,
-        largest=last.size,
-        dispersal=dispersal if np.isfinite(dispersal) else None,
-        on_top=on_top,
-        shares={status: n / len(rows.size) for status, n in rows.count_by_status().items()},
-        headroom=room,
-        sink=sink,
-        verdict=refuse_few_groups(rows) or judge_head(len(rows.size), slope, on_top, room, sink),
-    )  # fmt: skip
-
-
-def _at_size(rows: Rows) -> AtSize:
-    return AtSize(
-        int(rows.size[0]), len(rows.size),
-        items=float(np.exp(np.log(rows.items).mean())),
-        entropy=float(rows.entropy.mean()),
-        entropy_spread=float(rows.entropy.std()),
-        on_top=1 - float(rows.misranked.mean()),
-    )  # fmt: skip
-
-
-def commitment_slope(rows: Rows) -> float | None:
-    """Least-squares slope of the commitment, log n - H, on log n; None if all n are equal.
-
-    It is 1 if the entropy is constant, and 0 if that grows as log n.
+    Takes logits and targets as of LoggedRows; of several targets the highest is meant.
     """
-    if rows.items.min() == rows.items.max():
-        return None
-    log_n = np.log(rows.items)
-    x = log_n - log_n.mean()
-    return float(x @ (log_n - rows.entropy) / (x @ x))
+    highest = logits.max(axis=1, keepdims=True)
+    if target.ndim > 1:
+        target = np.where(target, logits, -np.inf).argmax(axis=1)
+    return logits.argmax(axis=1), 1 / np.exp(logits - highest).sum(axis=1), target
+
+
+def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
+    layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
+    H = {int(n): rows.entropy[rows.size == n] for n in np.unique(rows.size)}
+    sizes = [AtSize(n, len(of_size), float(of_size.mean())) for n, of_size in H.items()]
+    gains = gains_of_rules(rows)
+    sink = find_sink(*look, rows.items)
+    on_top = 1 - float(rows.misranked.mean())
+    word, reason = too_few(rows) or judge_head(on_top, gains, sink)
+    return HeadDiagnosis(
+        head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top, gains, sink,
+        word, f"{word}: {reason}",
+    )  # fmt: skip
+
+
+def gains_of_rules(rows: Rows) -> dict[str, Gain]:
+    """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
+    problem = RowProblem(rows, Options())
+    candidates, _ = problem.solve_kinds(KINDS)
+    best = unbeaten(problem, candidates)
+    ranked = sorted(candidates, key=lambda one: (one is not best, -one.gain.mean))
+    return {one.kind: one.gain for one in ranked}
+
+
+def find_sink(
+    top: np.ndarray, share: np.ndarray, target: np.ndarray, items: np.ndarray
+) -> Sink | None:
+    """The position with at least half of the attention, whatever the target; None without one.
+
+    Takes what `attended` gives, and (rows,) numbers of unmasked items. Positions count from the
+    first or the last item of each row. Only attention to positions with the top logit is counted.
+    """
+    sinks = []
+    for end in (0, items):
+        places, which = np.unique(top - end, return_inverse=True)
+        place = int(places[np.bincount(which, share).argmax()])
+        elsewhere = target - end != place
+        if elsewhere.sum() >= LEAST_SAMPLE:
+            attention = float(np.where(top - end == place, share, 0)[elsewhere].mean())
+            sinks.append(Sink(place, attention))
+    sinks = [sink for sink in sinks if sink.attention >= LEAST_SINK]
+    return max(sinks, key=lambda sink: (sink.attention, -abs(sink.position)), default=None)
+
+
+def too_few(rows: Rows) -> tuple[str, str] | None:
+    """The verdict on few rows, or rows of few prompts; None if there are enough."""
+    try:
+        require_rows(len(rows.size), "usable")
+        require_groups(rows)
+    except QualityError as failure:
+        return FEW, str(failure)
+    return None
+
+
+def judge_head(on_top: float, gains: dict[str, Gain], sink: Sink | None) -> tuple[str, str]:
+    """A word on a head, and everything that decides on it."""
+    kind, best = next(iter(gains.items()), ("", None))
+    told = "the rows determine no rule"
+    if best:
+        told = (
+            f"{kind_label(kind)} gains most ({best.mean:z.3f}, 95 % interval {best.low:z.3f} to "
+            f"{best.high:z.3f})"
+        )
+    facts = [told, f"its target has the top logit in {on_top:.0%} of rows"]
+    if sink:
+        n = sink.position
+        place = f"item {n + 1} from the first" if n >= 0 else f"item {-n} from the last"
+        facts.insert(0, f"{sink.attention:.0%} of its attention is on {place}")
+    word = WORTH if best and best.evident else SINK if sink else NOT_WORTH
+    return word, "; ".join(facts)

@@ -1,12 +1,14 @@
-"""Fitting a collection: a calibrated rule with its evidence and provenance."""
+"""Fitting a collection: a calibrated rule with its evidence, uncertainty and provenance."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError
 from calibrate.files.bad_rows import refuse_bad_rows
@@ -14,41 +16,41 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
 from calibrate.files.provenance import provenance
 from calibrate.files.rows import RowCollection
-from calibrate.maths.rule import horner
+from calibrate.maths.rule import beta_of, horner
 from calibrate.maths.rule_forms import DEGREE
-from calibrate.parallel.jobs import ONE_PROCESS, Jobs, with_cluster
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
 from calibrate.rows.choose_rule import Choice, choose
-from calibrate.rows.paper_procedure import fit_as_in_the_paper, refuse_negative
-from calibrate.rows.per_head import PerHeadResult, fit_heads, quality_of_heads
-from calibrate.rows.rule_fitting import Options, applied_beta
+from calibrate.rows.groups import N_BLOCKS
+from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
+from calibrate.rows.rivals import fit_as_in_the_paper, refuse_negative
+from calibrate.rows.row_problem import Candidate
+from calibrate.rows.rule_fitting import KindFit, Options, applied_beta
 from calibrate.rows.solved_rows import Rows, solve_collection
-from calibrate.rows.uncertainty import bootstrap, learning_curve
+
+N_RESAMPLES = 200
+INTERVAL = (2.5, 97.5)  # per cent
+N_CHUNKS = 8  # of resamples; one is a task
+BAND_POINTS = 65
+JUST_ABOVE = 1e-6  # nats
 
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """A fit, the rows that it was made of, and why it is of this kind."""
+    """A fit, and what it was made of."""
 
     coefficients: Coefficients
-    rows: Rows
-    choice: Choice | None  # None: by the paper's procedure
+    rows: Rows | None = None  # None: of many heads
+    choice: Choice | None = None  # why it is of this kind; None: by the paper's procedure
+    heads: Sequence[HeadFit] = ()  # of a fit per head: every head, in order
 
 
 def open_for_fit(folder: Path, allow_partial: bool = False) -> RowCollection:
-    """Opens a collection to fit it.
-
-    Args:
-      allow_partial: accept an unfinished one.
-    Raises:
-      CalibrateError: there is none, it is damaged, or it is unfinished and that is not allowed.
-    Warns:
-      UserWarning: it is unfinished.
-    """
+    """Opens a collection to fit it; an unfinished one with a warning, and only if it is allowed."""
     collection = open_collection(folder, RowCollection, allow_partial)
     if collection.partial:
-        shards = collection.manifest["shards"]
+        n_shards = len(collection.manifest["shards"])
         warnings.warn(
-            f"{folder} is unfinished; the fit is made of its {len(shards)} finished shards",
+            f"{folder} is unfinished; the fit is made of its {n_shards} finished shards",
             stacklevel=2,
         )
     return collection
@@ -72,7 +74,7 @@ def fit_collection(
         rows asked for; or an option is out of range.
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
     """
-    collection = _open_unnamed(collection)
+    collection = _opened(collection)
     options = resolve_options(collection, options)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
@@ -88,32 +90,26 @@ def fit_heads_of_collection(
     options: Options | None = None,
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
-) -> PerHeadResult:
+) -> FitResult:
     """Solves a collection of named heads, and fits each of them.
 
     Args and errors are those of `fit_collection`; a task of `jobs` is a group of heads, and
     `report` is called after each with their number.
     """
-    collection = _open_checked(collection)
+    collection = _opened(collection, per_head=True)
     options = resolve_options(collection, options)
     fits, heads, statuses = fit_heads(collection, options, jobs, report)
     quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads)
     coefficients = _add_metadata(fits, name, collection, quality, options.record())
-    return PerHeadResult(coefficients, heads)
+    return FitResult(coefficients, heads=heads)
 
 
-def _open_checked(collection: RowCollection | Path) -> RowCollection:
-    """A collection without too many bad rows."""
+def _opened(collection: RowCollection | Path, per_head: bool = False) -> RowCollection:
+    """A collection without too many bad rows; for one rule, of rows that name no heads."""
     if not isinstance(collection, RowCollection):
         collection = open_for_fit(Path(collection))
     refuse_bad_rows(collection.manifest)
-    return collection
-
-
-def _open_unnamed(collection: RowCollection | Path) -> RowCollection:
-    """A collection that names no heads: its fit is one rule for all."""
-    collection = _open_checked(collection)
-    if collection.heads:
+    if collection.heads and not per_head:
         raise CalibrateError(
             f"{collection.folder} says which heads its rows are of ({len(collection.heads)}); fit "
             "each of them (`calibrate fit` without --paper, fit_heads_of_collection in Python)"
@@ -138,20 +134,16 @@ def resolve_options(collection: RowCollection, options: Options | None = None) -
 def fit_collection_as_in_the_paper(collection: RowCollection | Path, name: str) -> FitResult:
     """Solves a collection, and fits the polynomial by the paper's procedure.
 
-    Raises:
-      CalibrateError: the collection is absent, unfinished or damaged.
-      QualityError: too few interior rows, too many bad ones, or a polynomial that is not positive
-        on its whole domain.
+    Errors are those of `fit_collection`; a QualityError also if the polynomial is not positive on
+    its whole domain.
     """
-    collection = _open_unnamed(collection)
+    collection = _opened(collection)
     rows = solve_collection(collection)
     fit = fit_as_in_the_paper(rows)
     refuse_negative(fit.only)
     counts = _row_counts(collection, rows.count_by_status())
-    quality = {
-        "rows": counts | {"used": counts["interior"]},
-        "residuals": _residuals(rows, fit),
-    }
+    counts["used"] = counts["interior"]
+    quality = {"rows": counts, "residuals": _residuals(rows, fit)}
     record = {"degree": DEGREE, "procedure": "paper"}
     return FitResult(_add_metadata(fit, name, collection, quality, record), rows, None)
 
@@ -189,7 +181,7 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
     }
     return {
         "rows": _row_counts(collection, rows.count_by_status()) | counts,
-        "standard_errors": [list(errors)],
+        "standard_errors": [errors],
         "condition": chosen.kind_fit.condition,
         "held_out": choice.held_out.gain_records(),
         "candidates": [
@@ -197,7 +189,6 @@ def _quality(collection: RowCollection, rows: Rows, choice: Choice, jobs: Jobs) 
             | {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high}
             for c in [*choice.candidates, *choice.trade[1:]]
         ],
-        "learning_curve": learning_curve(choice),
         **({} if band is None else {"band": band.tolist()}),
         "q": chosen.q,
         "verdict": choice.verdict,
@@ -221,3 +212,40 @@ def _residuals(rows: Rows, fit: Coefficients) -> dict[str, float]:
         "beta_r_squared": float(1 - np.mean((p - used.beta) ** 2) / np.mean(deviation**2)),
         "theta_rms": float(np.sqrt(np.mean((1 / applied - np.minimum(1 / used.beta, 1)) ** 2))),
     }
+
+
+def bootstrap(
+    candidate: Candidate, jobs: Jobs = ONE_PROCESS
+) -> tuple[list[float], np.ndarray | None]:
+    """Fits to blocks that are drawn with replacement, of those that have rows.
+
+    Returns:
+      Standard errors of the coefficients in plain powers; and (points, 3): entropy or log n, and
+      the 95 % interval of beta there, None of a rule of both.
+    """
+    kind_fit, rng = candidate.kind_fit, np.random.default_rng(1)
+    blocks = kind_fit.data.blocks
+    used = len(blocks)
+    drawn = np.zeros((N_RESAMPLES, N_BLOCKS))
+    drawn[:, blocks] = rng.multinomial(used, [1 / used] * used, N_RESAMPLES)
+    chunks = np.array_split(drawn, N_CHUNKS)
+    tasks = [partial(_refit, kind_fit, candidate.solution, chunk) for chunk in chunks]
+    solutions = np.concatenate(run(tasks, jobs))
+    powers = np.array([kind_fit.plain_coefficients(c) for c in solutions])
+    return powers.std(axis=0, ddof=1).tolist(), _band(kind_fit, powers)
+
+
+def _band(kind_fit: KindFit, powers: np.ndarray) -> np.ndarray | None:
+    """The interval of the curves of (resamples, coefficients)."""
+    if kind_fit.rule.by_entropy and kind_fit.rule.by_size:
+        return None
+    x = np.linspace(kind_fit.domain[0], kind_fit.domain[1], BAND_POINTS)
+    x[0] = max(x[0], kind_fit.rule.min_entropy + JUST_ABOVE)  # where the rule is on
+    curves = [beta_of(x, x, tuple(p), kind_fit.domain, kind_fit.rule, np) for p in powers]
+    low, high = np.percentile(curves, INTERVAL, axis=0)
+    return np.stack([x, low, high], axis=1)
+
+
+def _refit(kind_fit: KindFit, start: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    with threadpool_limits(1):  # sums of several threads differ in their last bits
+        return kind_fit.solve_each(drawn, start)

@@ -25,23 +25,15 @@ MIN_HELD_OUT = 2  # groups: the spread of one is unknown
 def assign_blocks(rows: Rows) -> np.ndarray:
     """(rows,) block of each row: whole groups at random, of each size as alike as can be.
 
-    Folds, resamples and the learning curve are made of blocks. Groups that are alike in size and
-    number of rows are dealt out in turn, so that no block is empty before each has one. Sizes are
-    fixed by design, so resamples keep them; the number of misranked rows is random.
+    Folds and resamples are made of blocks. Groups that are alike in size and number of rows are
+    dealt out in turn, so that no block is empty before each has one.
     """
     group = rows.group_index()
-    of_row: np.ndarray = _turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS
-    return of_row
+    return np.asarray(_turns(rows.size, group, np.random.default_rng(0))[group] % N_BLOCKS)
 
 
 def _turns(size: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(groups,) the turn of each: those alike in size and number of rows follow each other.
-
-    Args:
-      size: (rows,) set sizes.
-      group: (rows,) group of each, from 0.
-      rng: in which order groups that are alike come.
-    """
+    """(groups,) the turn of each: those alike in size and number of rows follow each other."""
     _, of_size = np.unique(size, return_inverse=True)
     shape = of_size.max(initial=0) + 1, group.max(initial=0) + 1
     cells = np.bincount(of_size * shape[1] + group, minlength=shape[0] * shape[1])
@@ -73,10 +65,6 @@ class Split(NamedTuple):
 def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
     """Holds out a share of the groups; of each set size as nearly that share as can be.
 
-    Args:
-      arrays: the rows; each is a group of its own where they name none.
-      share: of the groups, more than 0 and less than 1.
-      seed: which groups: the same gives the same ones.
     Raises:
       CalibrateError: a share or seed that is out of range.
       QualityError: too few rows or groups for a fit and its judgement.
@@ -100,16 +88,11 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
 
 
 def _require(n_rows: int, n_groups: int, share: float, name: str) -> None:
-    """Raises QualityError, with the number that would do, for too few rows or groups."""
+    """Raises QualityError, with the numbers that would do, for too few rows or groups."""
     rows = math.ceil(MIN_ROWS / (1 - share))
-    if n_rows < rows:
-        raise QualityError(
-            f"{name} has {n_rows} rows, of which {share:.0%} are held out, and a fit needs "
-            f"{MIN_ROWS} of the others; give at least {rows} rows"
-        )
     groups = max(math.ceil(MIN_GROUPS / (1 - share)), math.ceil(MIN_HELD_OUT / share))
-    if n_groups < groups:
+    if n_rows < rows or n_groups < groups:
         raise QualityError(
-            f"the rows of {name} come from {n_groups} groups (prompts), of which {share:.0%} are "
-            f"held out; give rows of at least {groups} groups"
+            f"{name} has {n_rows} rows from {n_groups} groups (prompts), of which {share:.0%} are "
+            f"held out; give at least {rows} rows from {groups} groups"
         )

@@ -1,4 +1,4 @@
-"""Heads: the protocol of a head, and loading one by its reference, your own included."""
+"""Heads: the protocol of a head, its checks, and loading one by its reference."""
 
 import importlib
 import re
@@ -8,11 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from calibrate.errors import CalibrateError
-from calibrate.rows.protocol import check_head
+from calibrate.rows.logits_rows import check_target
 
 WEIGHTS = Path(__file__).parent / "weights"
 _BUILT_IN = re.compile(r"max-retrieval(?:-([0-9]))?")
+_FINGERPRINT = re.compile(r"sha256:[0-9a-zA-Z._-]+")
 _PLUGIN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -53,11 +56,8 @@ _loaded: dict[tuple[str, Path], Head] = {}
 def load_head(reference: str, folder: Path | None = None) -> Head:
     """The head of that name (max-retrieval, max-retrieval-0 .. -9), file, or module:attribute.
 
-    Args:
-      reference: name, path of a weights file, or module:attribute.
-      folder: searched first for files and modules; None is the working folder.
-    Raises:
-      CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
+    `folder` is searched first for files and modules; None is the working folder. Raises
+    CalibrateError: no such head, one that breaks the protocol, or weights that are damaged.
     """
     head = _load(reference, folder or Path())
     _loaded[reference, (folder or Path()).absolute()] = head
@@ -101,46 +101,25 @@ def _load(reference: str, folder: Path) -> Head:
 
 
 def _load_plugin(reference: str, folder: Path) -> Head:
-    """The head at module:attribute; `folder` is searched first.
-
-    The attribute is a head, or a function or class that gives one without arguments.
-
-    Raises:
-      CalibrateError: no such module or attribute, one that fails, or that breaks the protocol.
-    """
+    """The head at module:attribute, or what that gives without arguments."""
     module, attribute = reference.split(":")
     searched = str(folder.absolute())
     if searched not in sys.path:
         sys.path.insert(0, searched)
     try:
         head: Any = importlib.import_module(module)
-    except ModuleNotFoundError as failure:
-        if failure.name is None or not f"{module}.".startswith(f"{failure.name}."):
-            raise _failed(f"importing {module!r}", failure) from failure
-        raise CalibrateError(
-            f"no module is named {module!r} in {searched} or on Python's path; "
-            "give --head module:attribute"
-        ) from None
-    except Exception as failure:
-        raise _failed(f"importing {module!r}", failure) from failure
-    for name in attribute.split("."):
-        if not hasattr(head, name):
-            raise CalibrateError(f"{module!r} has no attribute {attribute!r}; check --head")
-        head = getattr(head, name)
-    if isinstance(head, type) or (callable(head) and not hasattr(head, "sample")):
-        try:
+        for name in attribute.split("."):
+            head = getattr(head, name)
+        if isinstance(head, type) or (callable(head) and not hasattr(head, "sample")):
             head = head()
-        except Exception as failure:
-            raise _failed(f"{reference}()", failure) from failure
+    except Exception as failure:
+        raise CalibrateError(
+            f"loading the head {reference!r} failed with {type(failure).__name__}: {failure}; "
+            f"modules are searched in {searched} first; --debug shows where"
+        ) from failure
     check_head(head, reference)
     found: Head = head
     return found
-
-
-def _failed(action: str, failure: Exception) -> CalibrateError:
-    return CalibrateError(
-        f"{action} failed with {type(failure).__name__}: {failure}; --debug shows where"
-    )
 
 
 def is_built_in(reference: str) -> bool:
@@ -151,3 +130,66 @@ def is_built_in(reference: str) -> bool:
 def built_in_heads() -> list[str]:
     """The names of the heads whose weights come with the package."""
     return ["max-retrieval", *sorted(path.stem for path in WEIGHTS.glob("max-retrieval-*.npz"))]
+
+
+def check_head(head: Any, reference: str) -> None:
+    """Raises CalibrateError, with its name, for a member that is absent or invalid.
+
+    The results of `sample`, `attend` and `correct` are checked when they are called.
+    """
+    name, fingerprint = getattr(head, "name", None), getattr(head, "fingerprint", None)
+    if not isinstance(name, str) or not name.isprintable() or not name.strip():
+        raise CalibrateError(f"head {reference}: name is {name!r}; give a printable text")
+    if not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
+        raise CalibrateError(
+            f'head {reference}: fingerprint is {fingerprint!r}; give "sha256:" and a digest of '
+            "what determines its logits, such as its weights"
+        )
+    for member in ("sample", "attend", "correct"):
+        method = getattr(head, member, None)
+        if not callable(method) and (member != "correct" or method is not None):
+            raise CalibrateError(
+                f"head {reference}: {member} is {method!r}; give a method (help(calibrate.Head))"
+            )
+
+
+def call(head: Any, member: str, *arguments: Any) -> Any:
+    """Calls a member of a head; raises CalibrateError with its name if it fails."""
+    method = getattr(head, member, None)
+    if method is None:
+        raise CalibrateError(
+            f"head {head.name!r} has no {member}; without it a head can be calibrated, not scored"
+        )
+    try:
+        return method(*arguments)
+    except CalibrateError:
+        raise
+    except Exception as failure:
+        raise CalibrateError(
+            f"head {head.name!r}: {member} failed with {type(failure).__name__}: {failure}; "
+            "--debug shows where"
+        ) from failure
+
+
+def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
+    """Raises CalibrateError unless a batch has `count` rows and valid targets."""
+    import jax
+
+    leaves = jax.tree.leaves(batch)
+    if not hasattr(batch, "target") or any(np.shape(leaf)[:1] != (count,) for leaf in leaves):
+        raise CalibrateError(
+            f"head {head.name!r}: sample gave a {type(batch).__name__}; give a pytree with "
+            f".target, such as a NamedTuple, whose leaves have {count} rows each"
+        )
+    check_target(batch.target, size, count, f"head {head.name!r}: sample gave a target of")
+
+
+def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
+    """Raises CalibrateError unless `attend` gave float logits, one row per set."""
+    logits = getattr(attended, "logits", None)
+    found = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
+    if np.shape(logits) != (count, size) or not np.issubdtype(np.dtype(logits.dtype), np.floating):
+        raise CalibrateError(
+            f"head {head.name!r}: attend gave {found}; give .logits of shape {(count, size)}, "
+            "floats, the scores before softmax"
+        )

@@ -1,16 +1,10 @@
 """Logits files: logits that any model made, as arrays on disk.
 
-An npz file, or a folder of them, holds `logits` (rows, n), the scores before softmax; `target`
-(rows,), the position that should win, or (rows, n) bool where any of several may; and, if need be,
-`mask` (rows, n) or (n,), True for real items; `layer` and `head` (rows,), the head of each row;
-`weight` (rows,), the weight of a row among those of its size, 1 if absent; and `group` (rows,), the
-number of the prompt, or of whatever makes rows dependent, that a row comes from: each from one of
-its own if absent. A number is one group in all files. Files may differ in n, and rows in their
-number of real items. Logits of -9,000 and less are masked (calibrate.maths.masking), with a warning
-of those that are finite.
-
-Rows are sorted into set sizes by the number of their real items: those of more than 32 and up to 64
-have one size, the most that any of them has.
+An npz file, or a folder of them, holds `logits` (rows, n) and `target` (rows,) or (rows, n) bool,
+and, if need be, `mask`, `layer`, `head`, `weight` and `group`: fits/FITTING.md says what each is. A
+number of `group` is one group in all files. Files may differ in n, and rows in their number of
+real items: those of more than 32 and up to 64 have one set size, the most that any of them has.
+Logits of -9,000 and less are masked (calibrate.maths.masking), with a warning of finite ones.
 """
 
 import copy
@@ -23,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 from calibrate.maths.masking import warn_of_masks
 from calibrate.rows.logits_rows import (
@@ -69,11 +63,7 @@ class Part(NamedTuple):
     sets_of_targets: bool
 
     def read(self) -> LoggedRows:
-        """Reads the files.
-
-        Raises:
-          CalibrateError: a file changed since it was checked.
-        """
+        """Reads the files; raises CalibrateError if one changed since it was checked."""
         parts = []
         for i in np.unique(self.place[:, 0]):
             file = _opened(self.files[i])
@@ -84,17 +74,6 @@ class Part(NamedTuple):
             rows = self.place[self.place[:, 0] == i, 1]
             parts.append(compact_rows(file.arrays, rows, self.size, self.sets_of_targets))
         return LoggedRows(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-class _OfRows(NamedTuple):
-    """What is known of every row, (rows,) each, in the order of the files."""
-
-    file: np.ndarray  # int32, as rows may be millions
-    row: np.ndarray  # of the file
-    n_real: np.ndarray
-    layer: np.ndarray
-    head: np.ndarray
-    group: np.ndarray
 
 
 class Arrays:
@@ -109,8 +88,8 @@ class Arrays:
         Raises:
           CalibrateError: no file, a file with invalid arrays, or no rows.
         """
-        self.name, self._files = str(path), list[File](parts)
-        self.shown = self.name  # in messages
+        self.shown = self.name = str(path)  # in messages, and of a collection
+        self._files = list[File](parts)
         if not parts:
             path = Path(path)
             self.name = (path if path.name not in ("", "..") else path.resolve()).stem
@@ -121,42 +100,38 @@ class Arrays:
                 f"{path} has no .npz file; give files with arrays logits and target"
             )
         self._digests, masks, of_rows = [], [], []
-        kinds, several = set(), False
+        kinds, self.sets_of_targets = set(), False  # a mask with one target is its position
         for number, file in enumerate(map(_opened, self._files)):
             self._digests.append(file.digest)
             masks.append(file.masks)
             kinds.add(tuple(name for name in OF_ROWS if name in file.arrays))
             target = file.arrays["target"]
-            several |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
+            self.sets_of_targets |= target.dtype == bool and bool((target.sum(axis=1) != 1).any())
             of_rows.append(_of_rows(number, file.arrays))
-        some = [name for name in OF_ROWS if 0 < sum(name in given for given in kinds) < len(kinds)]
-        if some:
+        if len(kinds) > 1:
+            names = [" and ".join(given) or "none of them" for given in sorted(kinds)]
             raise CalibrateError(
-                f"{path}: only some files have {' and '.join(some)}; give it in all or none"
+                f"{path}: files have {', or '.join(names)}; give each array in all files or none"
             )
         (given,) = kinds
-        self.names_heads = not {"layer", "head"}.isdisjoint(given)
-        both = ("layer", "head") if self.names_heads else ()
+        both = () if {"layer", "head"}.isdisjoint(given) else ("layer", "head")
         self.columns = [name for name in OF_ROWS if name in (*given, *both)]
-        self.sets_of_targets = several  # a mask with one target is stored as its position
         self.fingerprint = "sha256:" + hashlib.sha256("".join(self._digests).encode()).hexdigest()
         # How rows were chosen among those of the files: part of what determines a collection.
         self.split: dict[str, float | int] = {}
         warn_of_masks(f"{path} has", sum(masks))
-        self._index(_OfRows(*map(np.concatenate, zip(*of_rows, strict=True))))
+        self._index({name: np.concatenate([of[name] for of in of_rows]) for name in of_rows[0]})
         if not self._place:
             raise CalibrateError(f"{path} has no rows; give some")
 
-    def _index(self, of_rows: _OfRows) -> None:
-        """Sorts rows by set size, heads and groups."""
-        size = size_of_rows(of_rows.n_real)
-        place = np.stack([of_rows.file, of_rows.row], axis=1)
+    def _index(self, of_rows: Columns) -> None:
+        """Sorts rows by set size and head; takes what is known of each, in the order of files."""
+        size = size_of_rows(of_rows["n_real"])
+        place = np.stack([of_rows["file"], of_rows["row"]], axis=1)
         self._of_rows = of_rows
         self._place = {int(n): place[size == n] for n in np.unique(size)}
-        pairs = np.unique(np.stack([of_rows.layer, of_rows.head], axis=1), axis=0)
+        pairs = np.unique(np.stack([of_rows["layer"], of_rows["head"]], axis=1), axis=0)
         self.heads = [(layer, head) for layer, head in pairs.tolist()]
-        groups = np.unique(of_rows.group)
-        self.groups = groups[groups >= 0]  # empty where none is given
 
     @property
     def sizes(self) -> list[int]:
@@ -166,7 +141,7 @@ class Arrays:
     @property
     def size_and_group(self) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) set size and group of each row, in the order of the files; -1: no group given."""
-        return size_of_rows(self._of_rows.n_real), self._of_rows.group
+        return size_of_rows(self._of_rows["n_real"]), self._of_rows["group"]
 
     def count(self, size: int) -> int:
         """How many rows have that size."""
@@ -188,56 +163,33 @@ class Arrays:
     def only(self, chosen: np.ndarray) -> "Arrays":
         """Some of the rows, by (rows,) bool in the order of the files."""
         some = copy.copy(self)
-        some._index(_OfRows(*(column[chosen] for column in self._of_rows)))
+        some._index({name: column[chosen] for name, column in self._of_rows.items()})
         return some
 
 
-def _of_rows(number: int, arrays: Columns) -> _OfRows:
-    """What is known of the rows of one file."""
-    n_rows = len(arrays["target"])
-    layer, head, _, group = columns_of_rows(arrays)
+def _of_rows(number: int, arrays: Columns) -> Columns:
+    """What is known of the rows of one file, (rows,) each."""
+    found, row = columns_of_rows(arrays), np.arange(len(arrays["target"]), dtype=np.int32)
     n_real = real_items(arrays).sum(axis=1, dtype=np.int32)
-    row = np.arange(n_rows, dtype=np.int32)
-    return _OfRows(np.full(n_rows, number, np.int32), row, n_real, layer, head, group)
+    return {**found, "file": np.full_like(row, number), "row": row, "n_real": n_real}
 
 
 def _opened(file: File) -> InMemory:
-    return file if isinstance(file, InMemory) else _parsed(file, _state(file))
+    if isinstance(file, InMemory):
+        return file
+    status = file.stat() if file.exists() else None  # a changed file is parsed again
+    return _parsed(file, status and (status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(maxsize=1)  # units of work that follow each other are of the same file
-def _parsed(file: Path, state: tuple[int, int]) -> InMemory:
-    """The arrays of a file, checked.
-
-    `state` is its size and time of change, so that a changed file is parsed again.
-    """
+def _parsed(file: Path, state: tuple[int, int] | None) -> InMemory:
+    """The arrays of a file, checked."""
     data = read_bytes(file, MOST_FILE_BYTES, "split it into several files in a folder")
-    try:
-        arrays = parse_arrays(data, file)
-    except DamagedError:
-        if file.suffix == ".npz":
-            raise
+    arrays = parse_arrays(data, file)
+    if not {"logits", "target"} <= arrays.keys() <= {*KNOWN}:
         raise CalibrateError(
-            f"{file} is not an .npz file; write one from NumPy arrays: "
-            'numpy.savez("mine.npz", logits=logits, target=target)'
-        ) from None
-    for name in ("logits", "target"):
-        if name not in arrays:
-            raise CalibrateError(
-                f"{file} has no array {name!r} (it has {', '.join(arrays) or 'none'}); give "
-                "logits (rows, n) and target (rows,)"
-            )
-    unknown = sorted(set(arrays) - set(KNOWN))
-    if unknown:
-        raise CalibrateError(f"{file} has an unknown array {unknown[0]!r}; give {', '.join(KNOWN)}")
+            f"{file} has the arrays {', '.join(arrays) or 'none'}; give logits and target, and if "
+            f"need be {', '.join(KNOWN[2:])}"
+        )
     arrays, masks = checked(arrays, f"{file}: ")
     return InMemory(arrays, digest_of(data), masks)
-
-
-def _state(file: Path) -> tuple[int, int]:
-    """Size of a file and time of its last change; (-1, -1) if it cannot be read."""
-    try:
-        status = file.stat()
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns

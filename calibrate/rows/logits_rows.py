@@ -3,32 +3,38 @@
 The arrays are those of calibrate/rows/logits_files.py.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.maths.masking import as_masks, finite_masks
-from calibrate.rows.protocol import check_target, refuse_probabilities
 
-OF_ROWS = ("layer", "head", "weight", "group")  # optional
-KNOWN = ("logits", "target", "mask", *OF_ROWS)
 MOST_ROUNDED = 1 << 10  # logits up to this are within 3e-5 of themselves in float32
 MOST_HEADS = 1 << 15  # layers, and heads of a layer
-INDICES = {"layer": MOST_HEADS, "head": MOST_HEADS, "group": 1 << 63}  # each below
+ALMOST_ALL, NEAR_ONE = 0.9, 0.01  # of rows that are probabilities, and how bfloat16 adds them up
 
 Columns = dict[str, np.ndarray]  # arrays by name
 
 
+OF_ROWS = {  # optional, (rows,): kinds of its dtype, its largest number, as it is kept, if absent
+    "layer": ("iu", MOST_HEADS - 1, np.int16, -1),
+    "head": ("iu", MOST_HEADS - 1, np.int16, -1),
+    "weight": ("f", float(np.finfo(np.float32).max), np.float32, 1),
+    "group": ("iu", (1 << 63) - 1, np.int64, -1),
+}
+KNOWN = ("logits", "target", "mask", *OF_ROWS)
+
+
 class LoggedRows(NamedTuple):
-    """Rows of one set size."""
+    """Rows of one set size; optional columns may be None where the source does not name them."""
 
     logits: np.ndarray  # (rows, size) float32, -inf where masked, real items first
     target: np.ndarray  # (rows,) int32, or (rows, size) bool
-    layer: np.ndarray  # (rows,) int16, -1 where none is given
-    head: np.ndarray
-    weight: np.ndarray  # (rows,) float32, 1 where none is given
-    group: np.ndarray  # (rows,) int64, -1 where none is given
+    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown
+    head: np.ndarray | None = None
+    weight: np.ndarray | None = None  # (rows,) float32
+    group: np.ndarray | None = None  # (rows,) int64, -1 if unknown
 
 
 def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
@@ -85,32 +91,53 @@ def _check(arrays: Columns, subject: str) -> None:
             f"{subject}mask is {mask.dtype}{mask.shape}; give bool {logits.shape} or {(n,)}, True "
             "for real items"
         )
-    for name, most in INDICES.items():
-        index = arrays.get(name)
-        if index is None:
-            continue
-        if index.shape != (n_rows,) or index.dtype.kind not in "iu":
+    for name in OF_ROWS.keys() & arrays.keys():
+        column, (kinds, most, *_) = arrays[name], OF_ROWS[name]
+        wanted = f"give {'integers' if 'i' in kinds else 'floats'} (rows,) within [0, {most:g}]"
+        if column.shape != (n_rows,) or column.dtype.kind not in kinds:
+            raise CalibrateError(f"{subject}{name} is {column.dtype}{column.shape}; {wanted}")
+        if not ((column >= 0) & (column <= most)).all():
             raise CalibrateError(
-                f"{subject}{name} is {index.dtype}{index.shape}; give integers {(n_rows,)}, as "
-                "numpy.unique(names, return_inverse=True)[1] makes them"
+                f"{subject}{name} has {column.min():g} to {column.max():g}; {wanted}"
             )
-        outside = index[(index < 0) | (index >= most)]
-        if outside.size:
-            raise CalibrateError(
-                f"{subject}{name} is {outside[0]}; give integers within [0, {most})"
-            )
-    _check_weight(arrays.get("weight", np.ones(n_rows)), n_rows, subject)
 
 
-def _check_weight(weight: np.ndarray, n_rows: int, subject: str) -> None:
-    if weight.shape != (n_rows,) or not np.issubdtype(weight.dtype, np.floating):
+def check_target(target: Any, size: int, count: int, subject: str) -> None:
+    """Raises CalibrateError unless targets are positions in [0, size), or masks of positions.
+
+    `subject` begins the message.
+    """
+    target = np.asarray(target)
+    if target.dtype == bool and target.shape == (count, size):
+        return  # rows that mark no item are counted as bad
+    if target.shape != (count,) or target.dtype.kind not in "iu":  # NumPy's integers have times
         raise CalibrateError(
-            f"{subject}weight is {weight.dtype}{weight.shape}; give floats (rows,)"
+            f"{subject} {target.dtype}{target.shape}; "
+            f"give integers ({count},), or bool {(count, size)}"
         )
-    if not ((weight >= 0) & (weight <= np.finfo(np.float32).max)).all():
+    outside = target[(target < 0) | (target >= size)]
+    if outside.size:
         raise CalibrateError(
-            f"{subject}weight has {weight.min():g} to {weight.max():g}; give finite float32 "
-            "numbers >= 0"
+            f"{subject} {outside[0]}, which is not a position in [0, {size}); "
+            "give the index of the item that should win"
+        )
+
+
+def refuse_probabilities(logits: np.ndarray, subject: str) -> None:
+    """Raises CalibrateError if almost all rows are >= 0 and sum to 1: softmax was applied already.
+
+    Rows with NaN, and rows of zeros alone, as padding has, do not count. `subject` begins the
+    message.
+    """
+    low = logits.min(axis=1, initial=np.inf)
+    maybe, n_judged = low >= 0, int(np.sum(~np.isnan(low)))
+    with np.errstate(over="ignore"):  # a sum beyond float32 is not 1
+        total = logits[maybe].sum(axis=1)
+    near = np.abs(total[total != 0] - 1) <= NEAR_ONE
+    if near.size and len(total) >= ALMOST_ALL * n_judged and near.mean() >= ALMOST_ALL:
+        raise CalibrateError(
+            f"{subject} rows that are >= 0 and sum to 1, as probabilities do; give the scores "
+            "before softmax, or the logarithms of the probabilities"
         )
 
 
@@ -119,15 +146,13 @@ def real_items(arrays: Columns) -> np.ndarray:
     return np.asarray((arrays["logits"] != -np.inf) & arrays.get("mask", True))
 
 
-def columns_of_rows(arrays: Columns) -> list[np.ndarray]:
-    """Layer and head (int16), weight (float32) and group (int64) of each row; see LoggedRows."""
-    absent = {"layer": -1, "head": -1, "weight": 1, "group": -1}
-    none = np.ones(len(arrays["target"]), int)
-    types = (np.int16, np.int16, np.float32, np.int64)
-    return [
-        arrays.get(name, absent[name] * none).astype(dtype)
-        for name, dtype in zip(OF_ROWS, types, strict=True)
-    ]
+def columns_of_rows(arrays: Columns) -> Columns:
+    """The columns of OF_ROWS, each (rows,), with what stands in place of one that is absent."""
+    n_rows = len(arrays["target"])
+    return {
+        name: arrays.get(name, np.full(n_rows, absent)).astype(dtype)
+        for name, (_, _, dtype, absent) in OF_ROWS.items()
+    }
 
 
 def size_of_rows(n_real: np.ndarray) -> np.ndarray:
@@ -147,25 +172,17 @@ def compact_rows(arrays: Columns, chosen: np.ndarray, size: int, masks: bool) ->
     logits, target = arrays["logits"][chosen], arrays["target"][chosen]
     real = real_items(arrays)[chosen]
     n = logits.shape[1]
-    if masks and target.dtype != bool:
+    if target.dtype != bool:
         target = np.arange(n) == target[:, None]
-    elif not masks and target.dtype == bool:
-        target = target.argmax(axis=1)
-    of_row = [column[chosen] for column in columns_of_rows(arrays)]
-    if n == size and real.all():
-        target = target if target.dtype == bool else target.astype(np.int32)
-        return LoggedRows(logits, target, *of_row)
-    order = np.argsort(~real, axis=1, kind="stable")[:, :size]
-    kept = np.take_along_axis(real, order, axis=1)
-    compact = np.full((len(chosen), size), -np.inf, np.float32)
-    values = np.take_along_axis(logits, order, axis=1)
-    compact[:, : order.shape[1]] = np.where(kept, values, -np.inf)
-    if target.dtype == bool:
-        moved = np.zeros((len(chosen), size), bool)
-        moved[:, : order.shape[1]] = np.take_along_axis(target, order, axis=1) & kept
-        return LoggedRows(compact, moved, *of_row)
-    at_target = (order == target[:, None]) & kept
-    position = at_target.argmax(axis=1).astype(np.int32)
-    masked = ~at_target.any(axis=1)
-    compact[masked, 0] = -np.inf  # counts as a row with a masked target
-    return LoggedRows(compact, position, *of_row)
+    of_row = {name: column[chosen] for name, column in columns_of_rows(arrays).items()}
+    if n != size or not real.all():
+        order = np.argsort(~real, axis=1, kind="stable")[:, :size]
+        kept = np.take_along_axis(real, order, axis=1)
+        empty = [(0, 0), (0, size - order.shape[1])]
+        values = np.where(kept, np.take_along_axis(logits, order, axis=1), -np.inf)
+        logits = np.pad(values, empty, constant_values=-np.inf)
+        target = np.pad(np.take_along_axis(target, order, axis=1) & kept, empty)
+    if not masks:
+        logits[~target.any(axis=1), 0] = -np.inf  # counts as a row with a masked target
+        target = target.argmax(axis=1).astype(np.int32)
+    return LoggedRows(logits, target, **of_row)

@@ -4,9 +4,8 @@ A set holds n items, each with a priority and a class; the head must report the 
 with the highest priority. One dot-product attention head stands between two small MLPs, so its
 coefficients are its belief in which item that is.
 
-Two products are reassociated: logits are h_i . (K^T Q q) and the attended value is V (sum a_i h_i),
-so that the two 128 x 128 projections run once per set instead of once per item. The result is the
-network of A.3 up to rounding.
+Two products are reassociated, so that the projections run once per set instead of once per item:
+logits are h_i . (K^T Q q) and the attended value is V (sum a_i h_i).
 """
 
 import hashlib
@@ -81,7 +80,7 @@ class MaxRetrievalHead:
         return attended
 
     def correct(self, attended: Attended, weights: jax.Array) -> jax.Array:
-        right: jax.Array = _correct(self.params, attended, weights)
+        right: jax.Array = answer(self.params, attended, weights).argmax(-1) == attended.label
         return right
 
     def correct_each(self, attended: Attended, weights: jax.Array) -> jax.Array:
@@ -137,13 +136,8 @@ _attend = jax.jit(attend)
 
 
 @jax.jit
-def _correct(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
-    return answer(params, attended, weights).argmax(axis=-1) == attended.label
-
-
-@jax.jit
 def _correct_each(params: Params, attended: Attended, weights: jax.Array) -> jax.Array:
-    """`_correct` for weights (count, rules, size); the three projections in a row are one here."""
+    """bool (count, rules) for weights (count, rules, size); three projections in a row are one."""
     chain = [params[layer] for layer in ("attention_value", "attention_output", "answer_1")]
     kernel, bias = jnp.eye(N_FEATURES), jnp.zeros(N_FEATURES)
     for layer in chain:
@@ -179,27 +173,15 @@ def unflatten(arrays: dict[str, np.ndarray], path: Path) -> Params:
     params: Params = {}
     for layer, (n_inputs, n_outputs) in LAYERS.items():
         shapes = {"kernel": (n_inputs, n_outputs), "bias": (n_outputs,)}
-        params[layer] = {
-            part: jax.device_put(_parameter(arrays, f"{layer}/{part}", shape, path))
-            for part, shape in shapes.items()
-        }
+        for part, shape in shapes.items():
+            array = arrays.get(f"{layer}/{part}", np.zeros(()))
+            if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
+                raise CalibrateError(
+                    f"{path}: '{layer}/{part}' is not finite float32{shape}; these are not "
+                    "max-retrieval weights"
+                )
+            params.setdefault(layer, {})[part] = jax.device_put(array)
     return params
-
-
-def _parameter(
-    arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], path: Path
-) -> np.ndarray:
-    array = arrays.get(name)
-    if array is None:
-        raise CalibrateError(f"{path} has no array {name!r}; these are not max-retrieval weights")
-    if array.shape != shape or array.dtype != np.float32:
-        raise CalibrateError(
-            f"{path}: {name!r} is {array.dtype}{array.shape}, expected float32{shape}; "
-            "these are not max-retrieval weights"
-        )
-    if not np.isfinite(array).all():
-        raise CalibrateError(f"{path}: {name!r} is not finite; train the head again")
-    return array
 
 
 def load_head(name: str, path: Path) -> MaxRetrievalHead:

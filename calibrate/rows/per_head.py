@@ -10,7 +10,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
-from calibrate.evidence.chance import CHANCE, evident_among
+from calibrate.evidence.estimate import CHANCE, evident_among
 from calibrate.evidence.evidence import Evidence, join
 from calibrate.evidence.prior import Gain, least_lead
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
@@ -20,7 +20,13 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.choose_rule import Choice, choose_from
 from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import ADVICE, CONSTANT, KINDS, POLYNOMIAL, Options
-from calibrate.rows.solved_rows import Rows, group_heads, head_label, known_index, solve_heads
+from calibrate.rows.solved_rows import (
+    Rows,
+    group_heads,
+    head_label,
+    known_index,
+    solve_collection,
+)
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
 FAMILIES = {
@@ -31,16 +37,6 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class HeadRule:
-    """The rule of one head."""
-
-    entry: Entry
-    kind: str
-    gain: Gain
-    held_out: Evidence = field(compare=False)  # see `Choice.held_out`
-
-
-@dataclass(frozen=True)
 class HeadFit:
     """One head and its rule, without its logits, as there may be thousands."""
 
@@ -48,30 +44,16 @@ class HeadFit:
     head: int | None
     rows: int
     misranked: float  # share of its rows
-    rule: HeadRule | None  # None: plain softmax
     verdict: str  # why it has this rule, or none
+    entry: Entry | None = None  # its rule; None: plain softmax
+    kind: str | None = None
+    gain: Gain | None = None  # of its rule over plain softmax, held out
+    held_out: Evidence | None = field(default=None, compare=False)  # see `Choice.held_out`
 
     @property
-    def label(self) -> str:
-        return head_label(self.layer, self.head)
-
-    @property
-    def gain(self) -> float:
-        """Held-out gain of its rule over plain softmax."""
-        return self.rule.gain.mean if self.rule else 0.0
-
-
-@dataclass(frozen=True)
-class PerHeadResult:
-    """Fits of several heads in one file."""
-
-    coefficients: Coefficients
-    heads: list[HeadFit]  # in order
-
-    @property
-    def calibrated(self) -> list[HeadFit]:
-        """Those that have a rule, the largest gain first."""
-        return sorted((head for head in self.heads if head.rule), key=lambda head: -head.gain)
+    def nats(self) -> float:
+        """The mean of the gain; 0 without a rule."""
+        return self.gain.mean if self.gain else 0.0
 
 
 FamilyFits = dict[str, HeadFit]  # family -> its best rule for one head
@@ -83,36 +65,27 @@ def fit_heads(
     jobs: Jobs = ONE_PROCESS,
     report: Callable[[int], None] = lambda heads: None,
 ) -> tuple[Coefficients, list[HeadFit], Counter[str]]:
-    """Solves the rows of each head, and chooses a rule for it; see `choose`.
+    """The rule with an entry for each head that gains, every head, and how many rows have a status.
 
-    Args:
-      collection: with rows of named heads.
-      options: of the fits.
-      jobs: where it runs, a group of heads at a time; the result does not depend on it.
-      report: called after each such group, with its number of heads.
-    Returns:
-      The rule with its entries, every head, and how many rows have each status of the solver.
-    Raises:
-      CalibrateError: the collection is damaged.
-      QualityError: there are no rows, or no head has a rule that beats plain softmax.
+    Arguments are those of `fit_heads_of_collection`.
     """
     # Workers may have another working folder.
     absolute = replace(collection, folder=collection.folder.absolute())
     tasks = [partial(_fit_group, absolute, group, options) for group in group_heads(collection)]
-    fits, statuses = [], Counter[str]()
-    for of_group, counts in run(tasks, jobs, lambda result: report(len(result[0]))):
-        fits += of_group
-        statuses.update(counts)
+    groups = run(tasks, jobs, lambda result: report(len(result[0])))
+    fits = [head for of_group, _ in groups for head in of_group]
     if not fits:
         raise QualityError(f"{collection.folder} has no rows; {ADVICE}")
+    statuses = Counter[str]()
+    for _, counts in groups:
+        statuses.update(counts)  # a sum would lose those that no row has
     return *combine_heads(fits, options), statuses
 
 
 def _fit_group(
     collection: RowCollection, heads: Heads | None, options: Options
 ) -> tuple[list[FamilyFits], Counter[str]]:
-    """The fits of some heads, and how many rows have each status."""
-    rows = solve_heads(collection, heads, options.min_beta)
+    rows = solve_collection(collection, ONE_PROCESS, options.min_beta, heads)
     return fit_each_head(rows, options), Counter(rows.count_by_status())
 
 
@@ -133,7 +106,7 @@ def _fit_families(rows: Rows, options: Options, families: list[str]) -> FamilyFi
     weighed = rows.weight > 0
     own = rows.take(weighed) if weighed.any() else rows
     layer, index = known_index(own.layer[0]), known_index(own.head[0])
-    head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), None, "")
+    head = HeadFit(layer, index, len(own.size), float(own.misranked.mean()), "")
     try:
         problem = RowProblem(own, options)
     except QualityError as failure:
@@ -148,8 +121,10 @@ def _fit_family(head: HeadFit, problem: RowProblem, family: str) -> HeadFit:
     except QualityError as failure:
         return replace(head, verdict=str(failure))
     entry = replace(_entry(choice, family), layer=head.layer, head=head.head)
-    rule = HeadRule(entry, choice.chosen.kind, choice.chosen.gain, choice.held_out)
-    return replace(head, rule=rule, verdict=choice.verdict)
+    found, kind, gain = choice.held_out, choice.chosen.kind, choice.chosen.gain
+    return replace(
+        head, verdict=choice.verdict, entry=entry, kind=kind, gain=gain, held_out=found
+    )
 
 
 def _entry(choice: Choice, family: str) -> Entry:
@@ -169,17 +144,13 @@ def _entry(choice: Choice, family: str) -> Entry:
 
 
 def combine_heads(fits: list[FamilyFits], options: Options) -> tuple[Coefficients, list[HeadFit]]:
-    """The rule with its entries, and every head.
-
-    Raises:
-      QualityError: no head has a rule that beats plain softmax.
-    """
+    """The rule with its entries, and every head; QualityError if none has a rule."""
     family, heads = choose_family(fits)
-    entries = [head.rule.entry for head in heads if head.rule]
+    entries = [head.entry for head in heads if head.entry]
     if not entries:
         raise QualityError(
             f"not for these heads: none of {len(heads)} gains by a rule on held-out rows; "
-            f"{heads[0].label}: {heads[0].verdict}"
+            f"{head_label(heads[0].layer, heads[0].head)}: {heads[0].verdict}"
         )
     return Coefficients(options.rule(family), tuple(entries)), heads
 
@@ -191,8 +162,8 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
     so many heads are left out, and chosen is the family in which the others gain more in all.
     """
     families = {family: _correct_for_many([head[family] for head in fits]) for family in fits[0]}
-    total = {family: sum(head.gain for head in heads) for family, heads in families.items()}
-    n_rules = max(sum(head.rule is not None for head in heads) for heads in families.values())
+    total = {family: sum(head.nats for head in heads) for family, heads in families.items()}
+    n_rules = max(sum(head.entry is not None for head in heads) for heads in families.values())
     best, *others = families
     for family in others:
         if total[family] > total[best] + least_lead(family) * n_rules:
@@ -202,29 +173,22 @@ def choose_family(fits: list[FamilyFits]) -> tuple[str, list[HeadFit]]:
 
 def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     """The heads, without the rules whose gain is not evident among so many heads."""
-    p = [head.rule.gain.p if head.rule else 1.0 for head in heads]
-    kept = []
-    for head, its_p, evident in zip(heads, p, evident_among(p), strict=True):
-        reason = (
-            f"not evident among {len(heads)} heads (p = {its_p:.2g}, false-discovery rate "
-            f"{CHANCE:.0%}): {head.verdict}"
+    p = [head.gain.p if head.gain else 1.0 for head in heads]
+    among = f"not evident among {len(heads)} heads (false-discovery rate {CHANCE:.0%})"
+    return [
+        head if evident or not head.entry else HeadFit(
+            head.layer, head.head, head.rows, head.misranked, f"{among}: {head.verdict}"
         )
-        plain = replace(head, rule=None, verdict=reason)
-        kept.append(head if evident or not head.rule else plain)
-    return kept
+        for head, evident in zip(heads, evident_among(p), strict=True)
+    ]  # fmt: skip
 
 
 def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
-    rules = [head.rule for head in heads if head.rule]
-    means = [rule.gain.mean for rule in rules]
-    others = "; the others stay as they are" if len(rules) < len(heads) else ""
-    by, mean = f"s, by {means[0]:.4f}", ""
-    if len(means) > 1:
-        by, mean = f", by {min(means):.4f} to {max(means):.4f}", f"mean {np.mean(means):.4f}; "
+    means = [head.nats for head in heads if head.entry]
     verdict = (
-        f"{len(rules)} of {len(heads)} heads gain{by} nats of log p ({mean}false-discovery rate "
-        f"{CHANCE:.0%}){others}"
+        f"{len(means)} of {len(heads)} heads gain, by {min(means):.4f} to {max(means):.4f} nats of "
+        f"log p (false-discovery rate {CHANCE:.0%})"
     )
-    together = join([rule.held_out for rule in rules])
+    together = join([head.held_out for head in heads if head.held_out])
     return {"held_out": together.gain_records(), "verdict": verdict}

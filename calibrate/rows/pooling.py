@@ -21,7 +21,6 @@ N_CELLS = 512
 MOST_SIZES = 64  # more are put together with their neighbours
 FEWEST_PER_SIZE = 8
 HARM = 0.005  # nats of log p that a rule may cost at a size that the head was trained on
-TOO_FEW = "the usable rows come from too few groups to hold some out"
 
 
 class Cells(NamedTuple):
@@ -56,8 +55,7 @@ def _even_bins(x: np.ndarray, part: np.ndarray, n_bins: int) -> np.ndarray:
     np.maximum.at(hi, part, x)
     width = np.where(hi > lo, hi - lo, 1)
     place = (x - lo[part]) / width[part]
-    bins: np.ndarray = np.minimum((place * n_bins).astype(int), n_bins - 1)
-    return bins
+    return np.asarray(np.minimum((place * n_bins).astype(int), n_bins - 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +69,8 @@ class Pool:
     weight: np.ndarray  # (pairs,)
     held: np.ndarray  # (held sizes, cells) bool: those at which log p must be kept
     held_log_p: Profile  # of the pairs of held cells: sums of log p
+    domain: tuple[float, float]  # of entropies
+    n_items: np.ndarray  # the numbers of items that rows have, rising
 
     @property
     def blocks(self) -> np.ndarray:
@@ -111,19 +111,14 @@ class Pool:
 
     def _of_held(self) -> np.ndarray:
         """(pairs,) bool: whether the cell is held."""
-        of_held: np.ndarray = np.asarray(self.held.any(axis=0))[self.cell]
-        return of_held
+        return np.asarray(self.held.any(axis=0)[self.cell])
 
     def objective(self, block_weights: np.ndarray) -> Objective:
-        """The objective of (cells,) beta, with a weight for each block.
-
-        Raises:
-          QualityError: no row is left.
-        """
+        """The objective of (cells,) beta, with a weight for each block."""
         of_pair = block_weights[self.block]
         total = of_pair @ self.weight
         if not total > 0:
-            raise QualityError(TOO_FEW)
+            raise QualityError("the usable rows come from too few groups to hold some out")
         cells = self.scores.pool(self.cell, of_pair / total, len(self.cells.size))
         return Objective(cells, np.ones(len(cells.series)))
 
@@ -168,15 +163,9 @@ def pool(
     prior_rows: float,
     trained_up_to: int,
 ) -> Pool:
-    """Adds rows up.
+    """Adds rows up, in their blocks (rows,), by the score (p^q - 1) / q; 0 is log p.
 
-    Args:
-      rows: to fit.
-      block: (rows,) of each.
-      domain: of entropies.
-      q: of the score (p^q - 1) / q; 0 is log p.
-      prior_rows: see calibrate/evidence/prior.py.
-      trained_up_to: set sizes up to this are held, those of one octave together; 0 holds none.
+    Set sizes up to `trained_up_to` are held, those of one octave together; 0 holds none.
     """
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
@@ -198,6 +187,8 @@ def pool(
         np.bincount(_ranks(place)[1], weight),
         held,
         added_up(0, np.asarray(held.any(axis=0))[cell])[1],
+        domain,
+        np.unique(rows.items),
     )
 
 

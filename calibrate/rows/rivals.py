@@ -1,18 +1,26 @@
-"""Rivals: rules fitted to the same rows as a fit, to compare it with."""
+"""Rivals: rules fitted to the same rows as a fit, and the paper's procedure, which is one."""
 
-import warnings
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+
 from calibrate.errors import QualityError
-from calibrate.evidence.baselines import EXTRAPOLATED_FROM, LABELS, one_constant
+from calibrate.evidence.baselines import EXTRAPOLATED_FROM, one_constant
 from calibrate.evidence.evidence import OWN
-from calibrate.files.coefficients import Coefficients
+from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
+from calibrate.maths.rule_forms import DEGREE
 from calibrate.rows.choose_rule import Choice, choose
-from calibrate.rows.paper_procedure import fit_as_in_the_paper
 from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import KINDS, Options
+from calibrate.rows.rule_fitting import (
+    ADVICE,
+    DOMAIN_PERCENTILES,
+    KINDS,
+    RANK_TOLERANCE,
+    Options,
+    require_rows,
+)
 from calibrate.rows.solved_rows import Rows
 
 _NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
@@ -21,37 +29,20 @@ _NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
 def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coefficients]:
     """The rule chosen for these rows, every kind fitted to them, and the paper's procedure.
 
-    Args:
-      rows: of a collection.
-      choice: the result of `choose` for these rows; None is that with default options.
-    Raises:
-      QualityError: no rule "own": too few rows, or no rule beats plain softmax.
-    Warns:
-      UserWarning: a rule is left out, as it has too few rows.
+    The last, and the chosen kind fitted to sizes up to 512, are left out where rows are too few.
+    Without a choice, that with default options is made; its QualityError is raised.
     """
     choice = choice or choose(rows, Options())
     rules = {OWN: choice.chosen.fit}
     rules |= {_NAMES[candidate.kind]: candidate.fit for candidate in choice.candidates}
     small = rows.size <= EXTRAPOLATED_FROM
-    optional: dict[str, Callable[[], Coefficients]] = {
-        "procedure": lambda: fit_as_in_the_paper(rows)
-    }
-    if not small.all():
-        optional["own-512"] = lambda: fit_rule(
-            rows.take(small), choice.chosen.kind, choice.problem.options._replace(q=choice.chosen.q)
-        )
-    for name, fit in optional.items():
-        try:
-            rules[name] = fit()
-        except QualityError as failure:  # the others can still be compared
-            warnings.warn(f"{LABELS[name]!r} is left out: {failure}", stacklevel=2)
+    with suppress(QualityError):  # too few rows; the others can still be compared
+        rules["procedure"] = fit_as_in_the_paper(rows)
+    with suppress(QualityError):
+        if not small.all():
+            options = choice.problem.options._replace(q=choice.chosen.q)
+            rules["own-512"] = fit_rule(rows.take(small), choice.chosen.kind, options)
     return {name: replace(rule, name=name) for name, rule in rules.items()}
-
-
-def by_sharpness(choice: Choice) -> dict[str, Coefficients]:
-    """The rules of the chosen kind with each q that was tried, named "q-0.25" and the like."""
-    tried = {f"q-{candidate.q:g}": candidate.fit for candidate in choice.trade}
-    return {name: replace(fit, name=name) for name, fit in tried.items()}
 
 
 def rivals_on_logits(choice: Choice | None) -> dict[str, Coefficients]:
@@ -59,3 +50,51 @@ def rivals_on_logits(choice: Choice | None) -> dict[str, Coefficients]:
     candidates = choice.candidates if choice else []
     kinds = {_NAMES[c.kind]: c.fit for c in candidates if choice and c.kind != choice.chosen.kind}
     return {**kinds, "hard": one_constant(Rule().max_beta)}
+
+
+def fit_as_in_the_paper(rows: Rows) -> Coefficients:
+    """The paper's procedure: least squares on p(H) - beta* of interior rows, p without bounds.
+
+    Raises QualityError for fewer than 100 of them, or a rank-deficient fit.
+    """
+    used = rows.interior()
+    return Coefficients(Rule(), (Entry(*fit_polynomial(used.entropy, used.beta)),))
+
+
+def fit_polynomial(
+    entropy: np.ndarray, beta: np.ndarray
+) -> tuple[tuple[float, ...], tuple[float, float]]:
+    """Degree-4 polynomial p with p(H) close to optimal beta, and its domain.
+
+    The design matrix is that of the standardised entropy, or the powers of H would be nearly
+    collinear; the result is exported in plain powers, highest first.
+    """
+    require_rows(len(entropy), "interior")
+    mean, deviation = float(entropy.mean()), float(entropy.std())
+    deviation = deviation if deviation > RANK_TOLERANCE * abs(mean) else 1.0
+    powers = np.polynomial.polynomial.polyvander((entropy - mean) / deviation, DEGREE)[:, 1:]
+    centre = powers.mean(axis=0)
+    slopes, _, rank, _ = np.linalg.lstsq(powers - centre, beta - beta.mean(), rcond=RANK_TOLERANCE)
+    if rank < DEGREE:
+        raise QualityError(
+            f"the rows' entropies determine only {rank + 1} of the {DEGREE + 1} coefficients; "
+            f"{ADVICE}"
+        )
+    ascending = [beta.mean() - centre @ slopes, *slopes]
+    standardised = np.polynomial.Polynomial([-mean / deviation, 1 / deviation])
+    plain = np.polynomial.Polynomial(ascending)(standardised).coef[::-1]
+    lo, hi = (float(h) for h in np.percentile(entropy, DOMAIN_PERCENTILES))
+    return tuple(plain.tolist()), (lo, hi)
+
+
+def refuse_negative(entry: Entry) -> None:
+    """Raises QualityError if the polynomial is not positive on its domain; guards would hide it."""
+    lo, hi = entry.domain
+    roots = np.roots(np.polyder(entry.coefficients))
+    inside = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real > lo) & (roots.real < hi)]
+    lowest = float(np.polyval(entry.coefficients, [lo, hi, *inside]).min())
+    if lowest <= 0:
+        raise QualityError(
+            f"the polynomial falls to {lowest:.3g} on its domain [{lo:.3f}, {hi:.3f}] nats, and "
+            f"beta must be positive; {ADVICE}"
+        )

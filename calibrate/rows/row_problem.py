@@ -1,7 +1,4 @@
-"""The problem of rows: every kind of rule fitted to them, and scored on rows that folds leave out.
-
-All held-out scores are in one Evidence, beside those of plain softmax.
-"""
+"""Every kind of rule, fitted to rows and scored on rows that folds leave out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.chance import NORMAL
+from calibrate.evidence.estimate import NORMAL
 from calibrate.evidence.evidence import (
     BETA,
     ENOUGH_ROWS,
@@ -25,8 +22,8 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.maths import solver
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
-from calibrate.rows.pooling import HARM
-from calibrate.rows.rule_fitting import KindFit, Options, PooledRows, applied_beta
+from calibrate.rows.pooling import HARM, Pool
+from calibrate.rows.rule_fitting import KindFit, Options, applied_beta, pool_usable
 from calibrate.rows.solved_rows import Rows
 
 
@@ -46,13 +43,9 @@ class Candidate:
 
 
 class RowProblem:
-    """Rows of one head, for which a rule is wanted.
+    """Rows of one head, for which a rule is wanted: those of any weight that the solver solved.
 
-    Attributes:
-      rows: those of any weight that the solver solved.
-      options: of the fits.
-      block: (rows,) of each.
-      evidence: held-out scores of plain softmax and of all rules that were fitted so far.
+    `evidence` has held-out scores of plain softmax and of all rules that were fitted so far.
     """
 
     def __init__(self, rows: Rows, options: Options) -> None:
@@ -63,14 +56,12 @@ class RowProblem:
         self.options = options
         self.block = assign_blocks(self.rows)
         self.evidence = evidence_of(self.rows)
-        self._pooled: dict[tuple[float, bytes], PooledRows] = {}
+        self._pooled: dict[tuple[float, bytes], Pool] = {}
         self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
 
     def solve(self, kind: str, q: float | None = None) -> Candidate:
-        """The best rule of its kind, with its held-out scores; each is fitted once.
+        """The best rule of its kind at q, or that of the options; each is fitted once.
 
-        Args:
-          q: None: that of the options, or 0.
         Raises:
           QualityError: too few rows, rows that do not determine such a rule, or it evidently costs
             more than HARM at a size that the head was trained on.
@@ -103,18 +94,14 @@ class RowProblem:
         )
 
     def kind_fit(self, kind: str, q: float) -> KindFit:
-        """The fit of a kind of rule to the usable rows.
-
-        Raises:
-          QualityError: too few rows, or rows that do not determine such a rule.
-        """
+        """The fit of a kind of rule to the usable rows; raises QualityError as `solve`."""
         if kind == LOG_SIZE and self.options.gate > 0:
             raise QualityError("a rule by size does not depend on entropy, and so has no gate")
         usable = self.options.usable(self.rows, kind)
         key = q, usable.tobytes()
         if key not in self._pooled:
             used = self.rows.take(usable), self.block[usable]
-            self._pooled[key] = PooledRows.of(*used, self.options, q)
+            self._pooled[key] = pool_usable(*used, self.options, q)
         return KindFit.of(kind, self._pooled[key], self.options)
 
     def _solve(self, kind: str, q: float) -> Candidate:
@@ -125,17 +112,10 @@ class RowProblem:
         refuse_harm(evidence, name, self.rows.items, self.options.trained_up_to or 0)
         self.evidence = evidence
         weight = evidence.design.item_weight
-        return Candidate(
-            name=name,
-            kind=kind,
-            q=q,
-            kind_fit=kind_fit,
-            solution=solution,
-            fit=kind_fit.checked_coefficients(solution),
-            gain=cautious_gain(evidence, name, PLAIN, self.options.prior_rows),
-            mean_log_p=float(weight @ scores[LOG_P]),
-            mean_p=float(weight @ np.exp(scores[LOG_P])),
-        )
+        gain = cautious_gain(evidence, name, PLAIN, self.options.prior_rows)
+        means = [float(weight @ x) for x in (scores[LOG_P], np.exp(scores[LOG_P]))]
+        fit = kind_fit.checked_coefficients(solution)
+        return Candidate(name, kind, q, kind_fit, solution, fit, gain, *means)
 
     def _held_out_beta(self, kind_fit: KindFit, start: np.ndarray) -> np.ndarray:
         """(rows,) beta that a fit to the other folds gives to each row."""
@@ -184,11 +164,7 @@ def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to:
 
 
 def fit_rule(rows: Rows, kind: str, options: Options | None = None) -> Coefficients:
-    """The best rule of a kind for these rows.
-
-    Raises:
-      QualityError: too few rows, or rows that do not determine such a rule.
-    """
+    """The best rule of a kind for these rows; raises QualityError as `RowProblem.solve`."""
     options = options or Options()
     kind_fit = RowProblem(rows, options).kind_fit(kind, options.q or 0.0)
     return kind_fit.checked_coefficients(kind_fit.solve())

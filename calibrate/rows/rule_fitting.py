@@ -1,10 +1,8 @@
 """Fitting one kind of rule to rows: a constant, a line in log n, a polynomial of entropy, or both.
 
-Rows are assigned to blocks that share every set size equally. A fit with weights for the blocks is
-a fit to a fold, a resample or a share of the rows.
+A fit with weights for the blocks of rows is a fit to a fold or a resample.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,7 +40,7 @@ from calibrate.rows.solved_rows import Rows
 CONSTANT, POLYNOMIAL = "constant", "polynomial"
 KINDS = (CONSTANT, LOG_SIZE, POLYNOMIAL, ENTROPY_AND_SIZE)  # simplest first
 ROWS = ("all", "misranked")
-FEWEST_SIZES = 3  # that determine a rule of entropy and size
+FEWEST_SIZES = {LOG_SIZE: 2, ENTROPY_AND_SIZE: 3}  # that determine such a rule
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
 NO_ENTROPY = 1e-6  # nats: less is noise of float32
@@ -65,14 +63,11 @@ class Options(NamedTuple):
 
     def checked(self) -> "Options":
         """The options; raises CalibrateError for one that is out of range."""
-        if self.q is not None and not 0 <= self.q <= 1:
-            raise CalibrateError(f"q is {self.q}; give a number from 0 to 1")
-        if self.trained_up_to is not None and self.trained_up_to < 0:
-            raise CalibrateError(
-                f"trained_up_to is {self.trained_up_to}; give a set size, or 0 for none"
-            )
-        if not LEAST_MIN_BETA <= self.min_beta <= 1:
-            raise CalibrateError(f"min_beta is {self.min_beta}; give a number from 1/64 to 1")
+        ranges = {"q": (0, 1), "trained_up_to": (0, np.inf), "min_beta": (LEAST_MIN_BETA, 1)}
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
         return self
 
     def record(self) -> dict[str, Any]:
@@ -105,29 +100,14 @@ def require_rows(count: int, adjective: str) -> None:
         )
 
 
-class PooledRows(NamedTuple):
-    """Rows to fit, pooled once for all kinds of rule that are made of the same ones."""
-
-    entropies: tuple[float, float]  # domain
-    items: np.ndarray  # (rows,) of each row that is used
-    pool: Pool
-
-    @classmethod
-    def of(cls, rows: Rows, block: np.ndarray, options: Options, q: float) -> "PooledRows":
-        """Pools the usable rows, in their blocks (rows,).
-
-        Raises:
-          QualityError: there are too few.
-        """
-        misranked = options.rows == "misranked"
-        require_rows(len(rows.size), "usable misranked" if misranked else "usable")
-        require_groups(rows)
-        ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
-        lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
-        trained = options.trained_up_to or 0
-        return cls(
-            (lo, hi), rows.items, pool(rows, block, (lo, hi), q, options.prior_rows, trained)
-        )
+def pool_usable(rows: Rows, block: np.ndarray, options: Options, q: float) -> Pool:
+    """Pools the usable rows, in their blocks (rows,); raises QualityError for too few."""
+    misranked = options.rows == "misranked"
+    require_rows(len(rows.size), "usable misranked" if misranked else "usable")
+    require_groups(rows)
+    ends = np.percentile(rows.entropy, DOMAIN_PERCENTILES)
+    lo, hi = (float(end) if end > NO_ENTROPY else 0.0 for end in ends)
+    return pool(rows, block, (lo, hi), q, options.prior_rows, options.trained_up_to or 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,17 +121,15 @@ class KindFit:
     rule: Rule
 
     @classmethod
-    def of(cls, kind: str, pooled: PooledRows, options: Options) -> "KindFit":
-        """A kind of rule and the rows that it is made of.
-
-        Raises:
-          QualityError: rows that do not determine such a rule, or a gate for a rule that has none.
-        """
-        items, data = pooled.items, pooled.pool
-        sizes = float(np.log(items.min())), float(np.log(items.max()))
-        _require_range(kind, pooled.entropies, sizes, len(np.unique(items)))
-        both = (*pooled.entropies, *sizes)
-        domain = {LOG_SIZE: sizes, ENTROPY_AND_SIZE: both}.get(kind, pooled.entropies)
+    def of(cls, kind: str, data: Pool, options: Options) -> "KindFit":
+        """A kind of rule; raises QualityError if the rows do not determine such a rule."""
+        (lo, hi), sizes = data.domain, tuple(map(float, np.log(data.n_items[[0, -1]])))
+        if len(data.n_items) < FEWEST_SIZES.get(kind, 1) or (kind != LOG_SIZE and not lo < hi):
+            raise QualityError(
+                f"the rows have {len(data.n_items)} numbers of items and entropies of {lo:.4g} to "
+                f"{hi:.4g} nats, too few for such a rule; collect sets of more sizes"
+            )
+        domain = {LOG_SIZE: sizes, ENTROPY_AND_SIZE: (lo, hi, *sizes)}.get(kind, (lo, hi))
         data = {CONSTANT: data.at_once, LOG_SIZE: data.by_size}.get(kind, lambda: data)()
         rule = options.rule(kind)
         fit = cls(kind, _form(data.cells, kind, domain, rule), data, domain, rule)
@@ -172,11 +150,8 @@ class KindFit:
     ) -> np.ndarray:
         """The coefficients of the best rule of its form, (k,), in the form's own basis.
 
-        Args:
-          block_weights: (N_BLOCKS,), None where all are 1.
-          start: an earlier solution: this one is then for a resample, and less exact.
-        Raises:
-          QualityError: the solver failed.
+        Blocks have weights (N_BLOCKS,), or 1. With an earlier solution as `start`, this one is for
+        a resample, and less exact. Raises QualityError if the solver failed.
         """
         weights = np.ones(N_BLOCKS) if block_weights is None else block_weights
         (c,) = self.solve_each(weights[None], start)
@@ -184,10 +159,7 @@ class KindFit:
 
     def solve_each(self, block_weights: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
         """(m, k): `solve` for each of some weights of blocks, (m, N_BLOCKS), at once."""
-        try:
-            objectives = [self.data.objective(weights) for weights in block_weights]
-        except QualityError as failure:
-            raise QualityError(f"{failure}; {ADVICE}") from None
+        objectives = [self.data.objective(weights) for weights in block_weights]
         tolerance = TOLERANCE if start is None else None
         low, high = self.rule.min_beta, self.rule.max_beta
         held = [self.data.held_scores(weights) for weights in block_weights]
@@ -213,11 +185,7 @@ class KindFit:
         return Coefficients(self.rule, (Entry(self.plain_coefficients(c), self.domain),))
 
     def checked_coefficients(self, c: np.ndarray) -> Coefficients:
-        """The rule as a file holds it, which is checked in float32.
-
-        Raises:
-          QualityError: plain powers would lose accuracy.
-        """
+        """The rule as a file holds it; QualityError if plain powers lose accuracy in float32."""
         fit = self.coefficients(c)
         if self.kind in (POLYNOMIAL, ENTROPY_AND_SIZE):
             lo, hi = self.domain[:2]
@@ -239,22 +207,6 @@ def applied_beta(
     """(rows,) beta that a fit gives to rows, or to some of them."""
     entry, H, log_n = fit.only, rows.entropy[some], np.log(rows.items[some])
     return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
-
-
-def _require_range(
-    kind: str, entropies: tuple[float, float], sizes: tuple[float, float], n_sizes: int
-) -> None:
-    """Raises QualityError if what a rule goes by is the same in all rows."""
-    if kind in (LOG_SIZE, ENTROPY_AND_SIZE) and n_sizes == 1:
-        raise QualityError(
-            f"the rows have {math.exp(sizes[0]):,.0f} items each; collect sets of several sizes"
-        )
-    if kind == ENTROPY_AND_SIZE and n_sizes < FEWEST_SIZES:
-        raise QualityError(f"the rows are of {n_sizes} sizes; collect sets of {FEWEST_SIZES}")
-    if kind != LOG_SIZE and not entropies[0] < entropies[1]:
-        raise QualityError(
-            f"the rows' entropies are all {entropies[0]:.4g} nats; collect other sets too"
-        )
 
 
 def _form(cells: Cells, kind: str, domain: tuple[float, ...], rule: Rule) -> Form:

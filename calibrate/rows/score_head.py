@@ -1,7 +1,7 @@
 """Scoring one head: how often it is right under several softmax rules, on sets no fit has seen."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,7 @@ from calibrate.maths.masking import NO_WEIGHT, as_masks
 from calibrate.maths.row_batches import row_entropy
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-from calibrate.rows.heads import Head, head_loader
-from calibrate.rows.protocol import call
+from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
 STREAM = "evaluate"
@@ -54,16 +53,16 @@ def score_head(
     Returns:
       Evidence: RIGHT of every rule on every set, sizes in order; each set is a group of its own.
     Raises:
-      CalibrateError: a head that breaks the protocol.
-      TypeError: a rule of another type.
-    Warns:
-      UserWarning: a fit that was made for another head.
+      CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
     rules = {PLAIN: identity(), **rules}
-    for name, rule in rules.items():
-        if not isinstance(rule, Coefficients):
-            raise TypeError(f"rule {name!r} is {rule!r}; give Coefficients, such as a fit")
-    _warn_of_other_heads(head, rules.values())
+    for fit in rules.values():
+        if fit.fingerprint not in (None, head.fingerprint):
+            warnings.warn(
+                f"{fit.reference} was made for head {fit.source.get('head')!r} "
+                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
+                stacklevel=2,
+            )
     load_head, fits = head_loader(head), list(rules.values())
     counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
     tasks = [partial(_score_size, load_head, n, count, seed, fits) for n, count in counts.items()]
@@ -81,42 +80,23 @@ def score_head(
     )
 
 
-def _warn_of_other_heads(head: Head, fits: Iterable[Coefficients]) -> None:
-    for fit in fits:
-        if fit.fingerprint not in (None, head.fingerprint):
-            warnings.warn(
-                f"{fit.reference} was made for head {fit.source.get('head')!r} "
-                f"({fit.fingerprint}), and is scored on {head.name!r} ({head.fingerprint})",
-                stacklevel=3,
-            )
-
-
 def _score_size(
     load_head: Callable[[], Head], size: int, sets: int, seed: int, fits: Sequence[Coefficients]
 ) -> tuple[int, np.ndarray]:
     """Runs the head over all sets of one size, once: the size, and bool (fits, sets)."""
     head = load_head()
     right = np.empty((len(fits), sets), bool)
-    for rows, attended in _held_out(head, size, sets, seed):
-        right[:, rows] = _right(head, attended, attention_weights(attended.logits, fits)).T
+    for unit in plan_units(size, sets):
+        for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
+            rows = slice(unit.first + part.start, unit.first + part.stop)
+            right[:, rows] = _right(head, attended, attention_weights(attended.logits, fits)).T
     return size, right
 
 
-def _held_out(head: Head, size: int, sets: int, seed: int) -> Iterator[tuple[slice, Any]]:
-    """(which sets, what the head's `attend` returned) piece by piece."""
-    for unit in plan_units(size, sets):
-        for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
-            yield slice(unit.first + part.start, unit.first + part.stop), attended
-
-
 def attention_weights(logits: ArrayLike, fits: Sequence[Coefficients]) -> np.ndarray:
-    """Attention weights under each fit: what `adaptive_softmax` gives for each.
+    """(count, fits, n) float32, what `adaptive_softmax` gives for each fit: of one rule each.
 
-    Args:
-      logits: (count, n) float32; -9,000 and less means masked.
-      fits: of one rule for all heads.
-    Returns:
-      (count, fits, n) float32.
+    Takes (count, n) logits; -9,000 and less means masked.
     """
     z = as_masks(np.asarray(logits, np.float32))
     H, log_n = row_entropy(z), np.log(np.maximum((z > -np.inf).sum(axis=1), 1))

@@ -1,8 +1,8 @@
 """Scoring logits on disk or in memory: the probability of targets under fits, row by row."""
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from calibrate.evidence.evidence import (
 from calibrate.files.bad_rows import BAD, COUNTS, refuse_bad_rows
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.likelihood_profile import log_p
-from calibrate.maths.rule import N_COEFFICIENTS, Rule, beta_of
+from calibrate.maths.rule import beta_of
 from calibrate.rows.collect import examine
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.logits_rows import MOST_HEADS, LoggedRows
@@ -63,25 +63,24 @@ def score_logits(
                 stacklevel=2,
             )
     rules = {PLAIN: identity(), PAPER: paper(), **fits}
-    by_head = [_by_head(fit, arrays) for fit in rules.values()]
     units = [unit for n in arrays.sizes for unit in plan_units(n, arrays.count(n))]
     pieces = []
     for unit in units:
-        pieces.append(_score_piece(arrays, unit, by_head))
+        pieces.append(_score_piece(arrays, unit, rules))
         report(unit)
-    refuse_bad_rows({"sizes": [piece.counts for piece in pieces]})
-    of_rows = [np.concatenate(x, axis=-1) for x in zip(*(p.arrays for p in pieces), strict=True)]
-    log_probability, stratum, head, weight, group = of_rows
+    *columns, counts = zip(*pieces, strict=True)
+    refuse_bad_rows({"sizes": counts})
+    scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
         raise QualityError(f"{arrays.name} has no row of any weight to score; give some")
     return Evidence(
         rules=tuple(rules),
-        values={LOG_P: log_probability, P: np.exp(log_probability)},
+        values={LOG_P: scores, P: np.exp(scores)},
         strata=tuple(map(Stratum, arrays.sizes)),
         stratum=stratum,
         group=group,
         weight=weight,
-        of=Scored(arrays.name, arrays.fingerprint, "rows", _left_out(pieces)),
+        of=Scored(arrays.name, arrays.fingerprint, "rows", _left_out(counts, len(weight))),
         heads=tuple(_heads(arrays)),
         head=head,
         fits=fits,
@@ -89,21 +88,17 @@ def score_logits(
     )
 
 
-class _Piece(NamedTuple):
-    """Scores of some rows of one size."""
-
-    arrays: tuple[np.ndarray, ...]  # log p (rules, rows); stratum, head, weight and group (rows,)
-    counts: dict[str, int]  # by the names of COUNTS
-
-
-def _left_out(pieces: list[_Piece]) -> dict[str, int]:
+def _left_out(counts: Sequence[Mapping[str, int]], n_scored: int) -> dict[str, int]:
     """How many rows are not scored, by reason."""
-    counts = {name: sum(piece.counts[name] for piece in pieces) for name in ("rows", *BAD)}
-    left = counts.pop("rows") - sum(len(piece.arrays[-1]) for piece in pieces)
-    return {**counts, WITHOUT_WEIGHT: left - sum(counts.values())}
+    bad = {name: sum(of[name] for of in counts) for name in BAD}
+    left = sum(of["rows"] for of in counts) - n_scored
+    return {**bad, WITHOUT_WEIGHT: left - sum(bad.values())}
 
 
-def _score_piece(arrays: Arrays, unit: Unit, by_head: list["_ByHead"]) -> _Piece:
+def _score_piece(
+    arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]
+) -> tuple[Any, ...]:
+    """log p (rules, rows); stratum, head, weight and group (rows,); the counts of COUNTS."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, _, H, counted = examine(rows.logits, rows.target)
     good &= rows.weight > 0
@@ -111,42 +106,21 @@ def _score_piece(arrays: Arrays, unit: Unit, by_head: list["_ByHead"]) -> _Piece
     names, of_rows = np.array(arrays.heads), np.stack([rows.layer, rows.head], axis=1)
     of_head = np.searchsorted(_code(names), _code(of_rows))
     log_n = np.log((rows.logits > -np.inf).sum(axis=1))
-    betas = np.stack([rule.beta(of_head, H, log_n) for rule in by_head], axis=1)
+    betas = np.stack([_beta(fit, arrays, of_head, H, log_n) for fit in rules.values()], axis=1)
     scores = log_p(rows.logits, rows.target, betas).T
     stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
     counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return _Piece((scores, stratum, of_head, rows.weight, rows.group), counts)
-
-
-class _ByHead(NamedTuple):
-    """A fit as arrays: one column per head."""
-
-    rule: Rule
-    numbers: np.ndarray  # (numbers, heads): the coefficients, and the domain
-    named: np.ndarray  # (heads,) bool
-
-    def beta(self, of_head: np.ndarray, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
-        """(rows,) beta of rows of the heads with these indices."""
-        numbers, n_coefficients = list(self.numbers[:, of_head]), N_COEFFICIENTS[self.rule.kind]
-        powers, domain = numbers[:n_coefficients], numbers[n_coefficients:]
-        beta = beta_of(H, log_n, powers, domain, self.rule, np)
-        return np.where(self.named[of_head], beta, 1.0)
+    return scores, stratum, of_head, rows.weight, rows.group, counts
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:
     """Raises CalibrateError for a fit for other heads, which would leave every row unchanged."""
     heads = _heads(arrays)
-    for axis in ("layer", "head"):
-        named = any(getattr(entry, axis) is not None for entry in fit.entries)
-        if named and any(pair[axis == "head"] is None for pair in heads):
-            raise CalibrateError(
-                f"{name} has an entry per {axis}, and {arrays.name} does not say which {axis} its "
-                f"rows are of; give an array {axis!r} (rows,)"
-            )
     if heads and all(fit.entry_of(*head) is None for head in heads):
+        unnamed = ", and the rows do not say which: give arrays `layer` and `head`"
         raise CalibrateError(
-            f"{name} names none of the {len(heads)} heads that the rows of {arrays.name} are of "
-            f"(the first is {head_label(*heads[0])}); give a fit of this model"
+            f"{name} names none of the {len(heads)} heads that the rows of {arrays.name} are of"
+            f"{unnamed if heads == [(None, None)] else f' (such as {head_label(*heads[0])})'}"
         )
 
 
@@ -154,16 +128,20 @@ def _heads(arrays: Arrays) -> list[Head]:
     return [(known_index(layer), known_index(head)) for layer, head in arrays.heads]
 
 
-def _by_head(fit: Coefficients, arrays: Arrays) -> _ByHead:
-    entries = [fit.entry_of(*head) for head in _heads(arrays)]
-    filler = fit.entries[0]  # its numbers are not used where a head has no entry
-    numbers = [(*entry.coefficients, *entry.domain) for entry in (x or filler for x in entries)]
-    named = np.array([entry is not None for entry in entries], bool)
-    return _ByHead(fit.rule, np.array(numbers).T, named)
+def _beta(
+    fit: Coefficients, arrays: Arrays, of_head: np.ndarray, H: np.ndarray, log_n: np.ndarray
+) -> np.ndarray:
+    """(rows,) beta that a fit gives to rows of the heads with these indices."""
+    beta = np.ones(len(of_head))
+    for i, head in enumerate(_heads(arrays)):
+        if entry := fit.entry_of(*head):
+            mine = of_head == i
+            numbers = entry.coefficients, entry.domain, fit.rule
+            beta[mine] = beta_of(H[mine], log_n[mine], *numbers, np)
+    return beta
 
 
 def _code(heads: np.ndarray) -> np.ndarray:
     """(heads, 2) -> one number for each, in the same order."""
     layer, head = heads.astype(np.int64).T + 1
-    codes: np.ndarray = layer * (MOST_HEADS + 1) + head
-    return codes
+    return np.asarray(layer * (MOST_HEADS + 1) + head)

@@ -60,8 +60,7 @@ class Rows(NamedTuple):
         _, size, count = np.unique(self.size, return_inverse=True, return_counts=True)
         total = np.bincount(size, given)
         per_weight = shares(count, total, ENOUGH_ROWS) / np.where(total > 0, total, 1)
-        found: np.ndarray = per_weight[size] * given
-        return found
+        return np.asarray(per_weight[size] * given)
 
     def log_p(self, beta: np.ndarray) -> np.ndarray:
         """(rows,) log p of the target at each row's beta, within the bounds, nats."""
@@ -73,8 +72,7 @@ class Rows(NamedTuple):
 
     def is_of(self, layer: int, head: int) -> np.ndarray:
         """(rows,) bool: whether a row is of that head."""
-        of_head: np.ndarray = (self.layer == layer) & (self.head == head)
-        return of_head
+        return np.asarray((self.layer == layer) & (self.head == head))
 
     def interior(self) -> "Rows":
         """The rows with a finite, positive optimum."""
@@ -96,10 +94,10 @@ def head_label(layer: int | None, head: int | None) -> str:
 
 
 def group_heads(collection: RowCollection) -> list[Heads | None]:
-    """The heads of a collection in groups of about ROWS_PER_GROUP rows, if heads have equal rows.
+    """The heads of a collection in groups of about ROWS_PER_GROUP rows; None is all rows.
 
     All rows may not fit in memory, and those of one head lie in many shards: work by head reads
-    the shards once for each group. None stands for all rows of a collection without named heads.
+    the shards once for each group.
     """
     heads = collection.heads
     if not heads:
@@ -110,24 +108,18 @@ def group_heads(collection: RowCollection) -> list[Heads | None]:
     return [heads[first:end] for first, end in pairwise(ends)]
 
 
-def solve_heads(collection: RowCollection, heads: Heads | None, min_beta: float = 1.0) -> Rows:
-    """The rows of some heads, solved; one shard is in memory at a time."""
-    return concatenate_rows(
-        [solve_shard(shard, size, min_beta) for size, shard in collection.shards(heads)]
-    )
-
-
 def solve_collection(
-    collection: RowCollection, jobs: Jobs = ONE_PROCESS, min_beta: float = 1.0
+    collection: RowCollection,
+    jobs: Jobs = ONE_PROCESS,
+    min_beta: float = 1.0,
+    heads: Heads | None = None,
 ) -> Rows:
-    """The optimal beta and the likelihood profile of every row.
+    """The optimal beta and the likelihood profile of every row, or of those of some heads.
 
-    Args:
-      collection: with the rows of one head or of many.
-      jobs: where it runs, a shard at a time; the result does not depend on it.
-      min_beta: the least beta of the profiles, at most 1.
+    The profiles begin at `min_beta`, at most 1. It runs a shard at a time; the result does not
+    depend on the jobs.
     """
-    tasks = [partial(_read_and_solve, read, min_beta) for read in collection.readers()]
+    tasks = [partial(_read_and_solve, read, min_beta) for read in collection.readers(heads)]
     return concatenate_rows(run(tasks, jobs))
 
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from calibrate.rows.heads import Head
-from calibrate.rows.protocol import call, check_batch, check_logits
+from calibrate.rows.heads import Head, call, check_batch, check_logits
 
 # A unit is what one shard holds and what an interruption can lose: a second or two of work.
 ITEMS_PER_UNIT = 1 << 22
@@ -58,11 +57,7 @@ def attended_pieces(
 
 
 def one_ahead(items: Iterable[Any]) -> Iterator[Any]:
-    """The same items, each handed out once the next is made.
-
-    JAX computes while Python goes on: with the next item's work in its queue, it has something to
-    do while this one is consumed.
-    """
+    """The same items, each handed out once the next is made: JAX computes while Python goes on."""
     iterator = iter(items)
     for current in iterator:
         for following in iterator:
