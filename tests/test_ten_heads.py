@@ -165,10 +165,3 @@ def test_headroom_is_the_share_of_the_ceilings_gain():
     few = planted(3, own=0.1, hindsight=0.2)
     assert few.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
     assert np.isnan(few.headroom_low[i, 0])
-
-
-def test_the_same_head_twice_is_refused():
-    score = [answers({"plain": 0.5, "own": 0.6})]
-    for heads in (["a", "a"], ["a"]):
-        with pytest.raises(ValueError, match="give at least two, each once"):
-            compare_heads(heads, [score] * len(heads))
