@@ -21,7 +21,6 @@ from calibrate.report.blocks import as_json
 from calibrate.report.diagnosis_record import diagnosis_result
 from calibrate.report.plot_style import png
 from calibrate.rows import diagnosis as pipeline
-from calibrate.rows import head_verdict
 from calibrate.rows.collect import collect_arrays
 from calibrate.rows.diagnosis import diagnose
 from calibrate.rows.head_verdict import FEW, NOT_WORTH, ROBUST, SINK, WORTH
@@ -390,9 +389,3 @@ def test_heads_without_rows_are_counted_in_the_text(found, here):
     for heads, said in (([], False), ([(7, 7)], True)):
         record = diagnosis_result(found._replace(without_rows=heads), here, [])
         assert ("heads without any kept row: 1" in str(list(record.blocks()))) == said
-
-
-def test_thresholds_are_in_the_record(found):
-    thresholds = diagnosis_result(found, Path("x.json"), []).as_json()["thresholds"]
-    assert thresholds["robust_slope"] == head_verdict.ROBUST_SLOPE
-    assert thresholds["min_rows"] == head_verdict.MIN_ROWS

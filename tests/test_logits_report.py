@@ -22,8 +22,8 @@ from calibrate.maths import reference
 from calibrate.maths.rule import Rule
 from calibrate.report import plots
 from calibrate.report.blocks import as_json
-from calibrate.report.fit_page import write_fit_page
-from calibrate.report.rule_curves import beta_range
+from calibrate.report.page import write_fit_page
+from calibrate.report.rules import beta_range
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.terminal import show
 from calibrate.rows.logits_files import Arrays, InMemory
@@ -173,8 +173,8 @@ def test_the_page_of_many_heads(page, tmp_path):
     for part in (
         "softmax, scored on held-out", "lines@1", "1 without a rule is unchanged",
         "set_attn_implementation",
-        "logits being (..., heads, queries, items), of one layer in JAX and PyTorch",
-        "beta(n) kappa log n + b, with coefficients of its own for each head", "0.5 log n + 0.2",
+        "logits being (..., heads, queries, items)",
+        "beta(n) coefficients of its own for each head", "0.5 log n + 0.2",
         "by head, the largest gain of lines@1 first", "<script>alert(1)</script>",
         "360 rows of 3 heads; left out: none",
     ):  # fmt: skip
@@ -195,11 +195,7 @@ def test_the_page_of_heads_by_entropy_and_size(logged):
     assert "both@1" in said
     text = Text(Path("r.html").read_text(encoding="utf-8"))
     words = " ".join(text.words)
-    for part in (
-        "beta(H, n) p(H) + (a H + b log n + c) log n, p of degree 4, with coefficients of its",
-        "beta(H, n), range",
-    ):
-        assert part in words, part
+    assert "beta(H, n) coefficients of its own for each head" in words
     fit = FITS["both"]
     for entry in fit.entries:
         x = [

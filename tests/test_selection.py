@@ -4,73 +4,52 @@ from dataclasses import replace
 
 import pytest
 
-from calibrate.report.blocks import Heading, Table
-from calibrate.report.selection import selection_section, selection_tables
+from calibrate.report.selection import selection_tables
 
 
-def record(kind, q, gain, p=0.5, low=None):
-    low = gain - 0.01 if low is None else low
-    return {"kind": kind, "q": q, "log_p": gain - 1, "p": p, "gain": gain, "low": low,
+def record(kind, q, gain, p=0.5):
+    return {"kind": kind, "q": q, "log_p": gain - 1, "p": p, "gain": gain, "low": gain - 0.01,
             "high": gain + 0.01}  # fmt: skip
 
 
 KINDS = [record("constant", 0.0, 0.2), record("entropy-and-size", 0.0, 0.3, 0.52)]
 
 
-def with_records(fit, records, q=0.0):
-    return replace(fit, quality={"candidates": records, "q": q, "verdict": "it gains"})
+def tables(fit, records, q=0.0):
+    return selection_tables(replace(fit, quality={"candidates": records, "q": q}))
 
 
 def last_column(table):
     return [row[-1] for row in table.rows]
 
 
-@pytest.mark.parametrize(
-    ("sharper", "chosen", "why"),
-    [
-        ([(0.25, 0.28), (0.5, 0.2)], 1, "q = 0.25, the largest that keeps 90 % of the gain in "
-         "log p (0.2800 of 0.3000 nats)."),
-        ([(0.25, 0.29), (0.5, 0.271)], 2, "q = 0.5, the largest that keeps 90 %"),
-        ([(0.25, 0.26), (0.5, 0.2)], 0, "q = 0, as no larger one keeps 90 % of the gain in log p."),
-        ([(0.25, 0.2)], 0, "q = 0, as no"),
-    ],
-)  # fmt: skip
-def test_the_trade_of_log_p_for_sharpness(by_both, sharper, chosen, why):
-    records = KINDS + [record("entropy-and-size", q, gain, 0.6) for q, gain in sharper]
-    q = [0.0, *(q for q, _ in sharper)][chosen]
-    kinds, sharpness = selection_tables(with_records(by_both, records, q))
-    assert [row[0] for row in kinds.rows] == ["one constant", kinds.rows[1][0]]
+@pytest.mark.parametrize("chosen", [0, 1, 2])
+def test_the_kinds_and_the_trade_of_log_p_for_sharpness(by_both, chosen):
+    tried = (0.0, 0.25, 0.5)
+    records = KINDS + [record("entropy-and-size", q, 0.28, 0.6) for q in tried[1:]]
+    kinds, sharpness = tables(by_both, records, tried[chosen])
+    assert [row[0] for row in kinds.rows] == ["one constant", "the rule of entropy and size"]
     assert last_column(kinds) == ["", "chosen"]
-    assert [row[0] for row in sharpness.rows] == ["0 (log p)", *(f"{q:g}" for q, _ in sharper)]
-    assert sharpness.rows[0][1:-1] == ("-0.7000", "+0.3000", "+0.2900 to +0.3100", "52.0%")
-    assert {row[4] for row in sharpness.rows[1:]} == {"60.0%"}
-    states = ["chosen" * (i == chosen) for i in range(1 + len(sharper))]
-    assert last_column(sharpness) == states
-    assert why in sharpness.note
-    heading, _, *tables = selection_section(with_records(by_both, records, q))
-    assert heading == Heading("Which kind of rule, and how sharp")
-    assert tables == [kinds, sharpness]
+    assert [row[0] for row in sharpness.rows] == ["q = 0", "q = 0.25", "q = 0.5"]
+    cells = ["-0.7000", "+0.3000", "+0.2900 to +0.3100", "52.0%"]
+    assert sharpness.rows[0][1:-1] == kinds.rows[1][1:-1] == cells
+    assert last_column(sharpness) == ["chosen" if i == chosen else "" for i in range(3)]
 
 
-def test_a_given_q_is_named_and_has_no_trade(by_both):
-    records = [one | {"q": 0.5} for one in KINDS]
-    (kinds,) = selection_tables(with_records(by_both, records))
-    assert kinds.title.startswith("Kinds of rule at q = 0.5, held out")
+def test_a_given_q_has_no_trade(by_both):
+    (kinds,) = tables(by_both, [one | {"q": 0.5} for one in KINDS], 0.5)
+    assert last_column(kinds) == ["", "chosen"]
 
 
-def test_files_without_q_and_p_have_the_kinds_alone(by_both, by_size, make_fit):
+def test_files_without_q_and_p_have_the_kinds_alone(by_size, make_fit):
     records = [
         {"kind": kind, "log_p": -1.0, "gain": 0.1, "low": 0.09, "high": 0.2}
         for kind in ("constant", "log-size", "polynomial")
     ]
     constant = make_fit(powers=(0.0, 0.0, 0.0, 0.0, 2.0))
     for place, fit in enumerate((constant, by_size, make_fit())):
-        heading, text, kinds = selection_section(with_records(fit, records))
-        assert heading == Heading("Which kind of rule")
-        assert text.text == "It gains."
-        assert isinstance(kinds, Table)
-        assert kinds.columns[1:-1] == ["log p", "gain over plain", "95 % interval"]
-        scores = ("-1.0000", "+0.1000", "+0.0900 to +0.2000")
+        (kinds,) = tables(fit, records)
+        scores = ["-1.0000", "+0.1000", "+0.0900 to +0.2000", "·"]
         assert [row[1:-1] for row in kinds.rows] == 3 * [scores]
-        assert last_column(kinds) == ["chosen" * (i == place) for i in range(3)]
-    assert list(selection_section(replace(by_both, quality={}))) == []
+        assert last_column(kinds) == ["chosen" if i == place else "" for i in range(3)]
+    assert tables(by_size, []) == []
