@@ -1,8 +1,5 @@
 """scripts/train_heads: the same bytes from the seed, alone or beside others, interrupted or not."""
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +15,6 @@ from calibrate.rows.heads import load_head
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import training
 
-SCRIPT = Path(training.__file__).with_name("train_heads")
 CHECKPOINT = "max-retrieval-0.checkpoint.npz"
 quiet = print  # a module-level function, as worker processes need
 
@@ -109,30 +105,3 @@ def test_a_finished_head_is_left_alone_and_carried_on_but_never_overwritten(tmp_
         with pytest.raises(CalibrateError, match="would overwrite"):
             training.train(0, steps, tmp_path, quiet)
     assert weights(tmp_path) == longer
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_command(tmp_path, blow):
-    command = [sys.executable, SCRIPT, "--seeds", "0", "1", "--jobs", "2", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    children = []
-    while len(children) < 2:
-        time.sleep(0.2)
-        children = spawned_by(process.pid)
-    time.sleep(6)
-    process.send_signal(blow)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == (130 if blow == signal.SIGINT else -9)
-    assert "Traceback" not in stderr
-    deadline = time.monotonic() + 300
-    while any(os.path.exists(f"/proc/{pid}") for pid in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def spawned_by(parent):
-    """Worker processes of a command (the resource trackers are none)."""
-    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
-    return [pid for pid, command in commands.items() if "popen_loky" in command]

@@ -25,7 +25,6 @@ from calibrate.files.store import (
 from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_change
 from calibrate.report.blocks import Heading, Result, Table, Text
 from calibrate.report.rules import items, value_text
-from calibrate.rows.solved_rows import head_label
 
 COLUMNS = ("name", "loads", "versions", "aliases")
 # Fields that derive from the others, or differ in any two files.
@@ -147,6 +146,8 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
     Raises:
       CoefficientsError: there is no such fit.
     """
+    from calibrate.rows.solved_rows import head_label  # loads JAX
+
     fits = load(a, store), load(b, store)
     heads = {(entry.layer, entry.head) for fit in fits for entry in fit.entries}
     changes = [(_change(*fits, head), head_label(*head)) for head in heads]
