@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +133,8 @@ def plot_head_map(
         for axis in (0, 1)
     )
     grid = np.full((len(rows), len(columns)), np.nan)
-    for (layer, head), value in values.items():
-        row, column = rows.index(layer), columns.index(head)
-        if value is None:
+    for (row, layer), (column, head) in product(enumerate(rows), enumerate(columns)):
+        if (value := values.get((layer, head))) is None:
             ax.plot(column, row, "x", color="#777777", ms=5)
         else:
             grid[row, column] = value

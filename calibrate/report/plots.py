@@ -153,22 +153,13 @@ def plot_head_betas(ax: "Axes", fit: Coefficients, heads: Sequence[Head] | None 
     Args:
       ax: where to draw.
       fit: with entries for layers or heads.
-      heads: of the model; None for as many as the fit shows there are.
+      heads: of the model; None for those of the fit.
     """
-    if heads is None:
-        layers, columns = ([getattr(e, x) for e in fit.entries] for x in ("layer", "head"))
-        heads = [(layer, head) for layer in _upto(layers) for head in _upto(columns)]
-    betas = typical_betas(fit, heads)
+    betas = typical_betas(fit, heads or [(entry.layer, entry.head) for entry in fit.entries])
     values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
     plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")
     ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
     return ax
-
-
-def _upto(numbers: list[int | None]) -> list[int | None]:
-    """All numbers up to the largest; None alone if there is no number."""
-    known = [number for number in numbers if number is not None]
-    return [*range(max(known) + 1)] if known else [None]
 
 
 def save_fit_figure(path: Path, fit: Coefficients, heads: Sequence[Head] | None = None) -> None:
