@@ -29,18 +29,21 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
     texts.append(gains + and_more(len(heads)))
     if count := len(diagnosis.without_rows):
         texts.append(f"  heads without any kept row: {count} (those of weight 0 do not count)")
-    shown = [
-        Heading(f"Diagnosis of {folder}"),
-        Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
-        *map(Text, texts),
-        Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME"),
-        Facts([("record", str(path)), *(("figure", str(figure)) for figure in figures)]),
-    ]
+    files = [("record", str(path)), *(("figure", str(figure)) for figure in figures)]
     found = {
         "collection": folder, "digest": diagnosis.collection.digest, "eps": diagnosis.eps,
         "heads": heads, "without_rows": diagnosis.without_rows, "path": path, "figures": figures,
     }  # fmt: skip
-    return Result(shown, found)
+    return Result(
+        [
+            Heading(f"Diagnosis of {folder}"),
+            Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
+            *map(Text, texts),
+            Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME"),
+            Facts(files),
+        ],
+        found,
+    )
 
 
 def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> Result:

@@ -33,7 +33,8 @@ def export_result(carried: "Carried") -> Result:
         facts.append(("engines", f"a {carried.model_type}, queries times factors{by_size}"))
         rows = [_cells(layer, np.array(f)) for layer, f in factors.items()]
         tables = [Table(_COLUMNS, rows, title="Factors of heads")]
-    texts, failure = [*carried.notes, *(f"FAILED  {fault}" for fault in faults)], None
+    texts = [*carried.notes, *(f"FAILED  {fault}" for fault in faults)]
+    failure = None
     if faults:
         failure = f"{carried.path} is not what was exported: {'; '.join(faults)}; export again"
     else:

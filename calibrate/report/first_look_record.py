@@ -35,14 +35,16 @@ def save_first_look(
     """
     figure, path = folder / MAP, folder / RECORD
     save_figure(figure, draw_first_look(look))
-    shown = [
-        Heading(f"First look at {model}: d log p / d log beta of every head"),
-        *(Text(f"  {sentence}") for sentence in sentences(look)),
-        _table(look),
-        Facts([("record", str(path)), ("figure", str(figure))]),
-    ]
     of = {"model": model, "fingerprint": fingerprint, "collection": collection}
-    result = Result(shown, of | _found(look) | {"path": path, "figures": [figure]})
+    result = Result(
+        [
+            Heading(f"First look at {model}: d log p / d log beta of every head"),
+            *(Text(f"  {sentence}") for sentence in sentences(look)),
+            _table(look),
+            Facts([("record", str(path)), ("figure", str(figure))]),
+        ],
+        of | _found(look) | {"path": path, "figures": [figure]},
+    )
     save_json(path, result)
     return result
 

@@ -193,7 +193,7 @@ def plot_slopes(ax: "Axes", heads: "Sequence[HeadLook]", kind: str) -> "Axes":
 
     A head has a dot where that is beyond chance.
     """
-    slopes = {(head.layer, head.head): getattr(head, kind)[0] for head in heads}
+    slopes: dict[Head, float | None] = {(h.layer, h.head): getattr(h, kind)[0] for h in heads}
     wants = "text_wants" if kind == "text" and heads[0].answers else "wants"
     clear = {(head.layer, head.head) for head in heads if getattr(head, wants) != "unclear"}
     plot_head_map(ax, slopes, r"d log p / d log $\beta$ (nats)", "RdBu_r", clear)

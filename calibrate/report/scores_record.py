@@ -16,7 +16,6 @@ from calibrate.report.terminal import as_text
 from calibrate.rows.solved_rows import head_label
 
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
-HEADING_WIDTH = 24  # letters of a line
 
 
 class Shown(NamedTuple):
@@ -179,7 +178,7 @@ class ScoresRecord:
         )  # fmt: skip
 
     def _heading(self, rule: str) -> str:
-        return "\n".join(textwrap.wrap(self.label(rule), HEADING_WIDTH))
+        return "\n".join(textwrap.wrap(self.label(rule), width=24))
 
     def _head_table(self) -> Table:
         """A row per head, the largest gain first; of a single fit also its rule for the head."""

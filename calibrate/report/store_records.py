@@ -150,8 +150,8 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
 
     fits = load(a, store), load(b, store)
     heads = {(entry.layer, entry.head) for fit in fits for entry in fit.entries}
-    changes = [(_change(*fits, head), head_label(*head)) for head in heads]
-    change, head = max((x for x in changes if x[0]), default=(None, ""))
+    changes = [(found, head_label(*head)) for head in heads if (found := _change(*fits, head))]
+    change, where = max(changes, default=(None, ""))
     one, other = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in fits)
     fields = {
         path: (one.get(path), other.get(path))
@@ -159,9 +159,9 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
         if repr(one.get(path, _leaves)) != repr(other.get(path, _leaves))
     }
     before, after = (f"{fit.reference}  {fit.path}" for fit in fits)
-    texts = [Text(text) for text in (_change_text(change, head), *_field_texts(fields))]
-    found = {"a": before, "b": after, "head": head, "change": change, "fields": fields}
-    return Result([Heading(f"- {before}\n+ {after}"), *texts], found)
+    texts = [Text(text) for text in (_change_text(change, where), *_field_texts(fields))]
+    record = {"a": before, "b": after, "head": where, "change": change, "fields": fields}
+    return Result([Heading(f"- {before}\n+ {after}"), *texts], record)
 
 
 def _change(a: Coefficients, b: Coefficients, head: Head) -> Change | None:
