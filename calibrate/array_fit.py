@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import escape
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.evidence.evidence import LOG_P, Evidence
@@ -18,7 +17,7 @@ from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
-from calibrate.report.gains_table import GainsTable, gains_table
+from calibrate.report.scores_record import GainsTable, gains_table
 from calibrate.report.streams import spinner
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
@@ -111,9 +110,6 @@ class Fit(Coefficients):
 
     def __repr__(self) -> str:
         return f"<Fit {self.reference}: {self.verdict}>"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{escape(self.verdict)}</p>{self.table._repr_html_()}"
 
 
 make_static(Fit)

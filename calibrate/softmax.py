@@ -10,7 +10,13 @@ from jax.typing import ArrayLike
 from calibrate.files.coefficients import Coefficients, check_fit, check_given
 from calibrate.fit_beta import Features, beta_at, head_numbers, require_last_axis
 from calibrate.maths.shannon_entropy import (
-    Axis, centre, hashable, log_size, of_rows, real_logits, wide,
+    Axis,
+    centre,
+    hashable,
+    log_size,
+    of_rows,
+    real_logits,
+    wide,
 )  # fmt: skip
 
 SHORT_ROW = 64  # items

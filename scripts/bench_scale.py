@@ -107,25 +107,23 @@ def sets_table(counts: list[int], parent: Path) -> None:
                   f"{peak:>6.0f} {peak / peer_peak:>6.2f}", flush=True)  # fmt: skip
 
 
-def write_logits(
-    folder: Path, n_heads: int, rows_per_head: int = ROWS_PER_HEAD, n_items: int = N_ITEMS
-) -> None:
+def write_logits(folder: Path, n_heads: int) -> None:
     """A file of logits for each layer; every head is better for some sharpening."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     of_layer = min(n_heads, HEADS_PER_LAYER)
     for layer in range(n_heads // of_layer):
-        rows = of_layer * rows_per_head
+        rows = of_layer * ROWS_PER_HEAD
         spread = np.exp(rng.normal(0, 0.5, rows))
-        logits = rng.standard_normal((rows, n_items)) * spread[:, None]
-        target = rng.integers(0, n_items, rows)
+        logits = rng.standard_normal((rows, N_ITEMS)) * spread[:, None]
+        target = rng.integers(0, N_ITEMS, rows)
         logits[np.arange(rows), target] += rng.normal(1.5, 1, rows) * spread
         np.savez(
             folder / f"layer{layer:03d}.npz",
             logits=logits.astype(np.float32),
             target=target.astype(np.int32),
             layer=np.full(rows, layer, np.int16),
-            head=np.tile(np.arange(of_layer, dtype=np.int16), rows_per_head),
+            head=np.tile(np.arange(of_layer, dtype=np.int16), ROWS_PER_HEAD),
         )
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from styles import STYLES
 
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
-from calibrate.report.plot_style import new_figure, save_figure, sizes_axis
+from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 
 TEXT, ALL = "text", "all"
 LABELS = {
@@ -145,7 +144,7 @@ def _draw_rule(ax: Any, rule: str, label: str, rows: Sequence[Row]) -> None:
         for row in rows if rule in row["rules"]
     ]  # fmt: skip
     if points:
-        colour, marker, dash = STYLES[rule]
+        colour, marker, dash = STYLES["log-n" if rule == "layers" else rule]
         ax.errorbar(
             [x for x, _ in points], [y for _, (y, _) in points],
             [2 * error for _, (_, error) in points], fmt=dash, color=colour, marker=marker, ms=5,

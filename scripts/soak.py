@@ -1,4 +1,4 @@
-"""Soak test: kills collect, train and fit at random, and compares with an undisturbed run.
+"""Soak test: kills collect and fit at random, and compares with an undisturbed run.
 
     python scripts/soak.py --kills 200 --seed 0
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from calibrate.errors import CalibrateError
 
-JOBS = ("collect", "train", "fit")
+JOBS = ("collect", "fit")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 ATTEMPTS_PER_FAULT = 4
 PARALLEL_JOBS = 2  # one core each
@@ -68,20 +68,14 @@ class Disk:
 def work(job: str, folder: Path, disk: Disk) -> None:
     """Runs one job in this process, in small steps."""
     # Slow imports come before "ready".
-    import training
-
     from calibrate.cli import main
     from calibrate.files import atomic_io
     from calibrate.report import collection_record, fit_record, plots  # noqa: F401
     from calibrate.rows import collect, fit_collection, work_units  # noqa: F401
 
     work_units.SETS_PER_UNIT = (1, 64)
-    training.SIZES, training.STEPS_PER_LOG_ROW, training.STEPS_PER_CHECKPOINT = (5, 5), 10, 20
     atomic_io.os = disk
     print("ready", flush=True)
-    if job == "train":
-        training.train(0, 400, folder, print)
-        return
     arguments = {
         "collect": [*COLLECT, "--out", str(folder)],
         "fit": ["fit", str(folder.parent / "collection"), "--name", "x", "--store", str(folder)],
@@ -120,10 +114,9 @@ def unsound(job: str, folder: Path) -> list[str]:
             list(open_collection(manifest.parent, RowCollection, allow_partial=True).shards())
         except CalibrateError as failure:
             errors += [str(failure)] * ("has no shard yet" not in str(failure))
-    for path in folder.rglob("*.npz"):
+    for path in folder.rglob("[!.]*.npz"):
         try:
-            if not path.name.startswith("."):
-                read_arrays(path)
+            read_arrays(path)
         except CalibrateError as failure:
             errors.append(str(failure))
     return errors

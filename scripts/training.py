@@ -40,30 +40,6 @@ STEPS_PER_CHECKPOINT = 5 * STEPS_PER_LOG_ROW  # at the end of a row, so that no 
 SECONDS_PER_REPORT = 5.0
 
 
-class Progress(NamedTuple):
-    """Where the training of one seed stands."""
-
-    seed: int
-    step: int
-    steps: int
-    loss: float  # mean cross-entropy since the last log row, nats
-    accuracy: float  # mean share of right answers in the training batches
-    steps_per_second: float
-
-    @property
-    def seconds_left(self) -> float:
-        return (self.steps - self.step) / self.steps_per_second
-
-    def show(self) -> None:
-        """Prints a line to stderr."""
-        print(
-            f"seed {self.seed}  step {self.step:,}/{self.steps:,}  loss {self.loss:.4f}  "
-            f"accuracy {self.accuracy:.2%}  {self.steps_per_second:.0f} steps/s  "
-            f"{self.seconds_left:,.0f} s left",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-
-
 class _State(NamedTuple):
     """All that the next step depends on, and the log so far: one checkpoint."""
 
@@ -78,12 +54,16 @@ def weights_path(folder: Path, seed: int) -> Path:
     return folder / f"max-retrieval-{seed}.npz"
 
 
+def print_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def train_seeds(
     seeds: Sequence[int],
     steps: int,
     folder: Path,
     jobs: int,
-    report: Callable[[Progress], None] = Progress.show,
+    report: Callable[[str], None] = print_on_stderr,
 ) -> list[Path]:
     """Trains heads, `jobs` at a time, and returns the paths of their weights.
 
@@ -91,7 +71,7 @@ def train_seeds(
       seeds: one head each; its weights do not depend on the others.
       steps: gradient steps; a finished head of fewer steps is carried on from its checkpoint.
       folder: of the weights, max-retrieval-SEED.npz, and their checkpoints.
-      report: called in the worker process every few seconds.
+      report: called with a line in the worker process every few seconds.
     Raises:
       CalibrateError: optax is absent, a file cannot be read or written, a finished head would be
         overwritten, or a worker process died.
@@ -102,7 +82,7 @@ def train_seeds(
     return [weights_path(folder, seed) for seed in seeds]
 
 
-def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None]) -> None:
+def train(seed: int, steps: int, folder: Path, report: Callable[[str], None]) -> None:
     """Trains one head in this process, from its checkpoint if there is one."""
     final = weights_path(folder, seed)
     checkpoint = final.with_suffix(".checkpoint.npz")
@@ -126,7 +106,7 @@ def train(seed: int, steps: int, folder: Path, report: Callable[[Progress], None
 
 
 def _continue(
-    state: _State, seed: int, steps: int, checkpoint: Path, report: Callable[[Progress], None]
+    state: _State, seed: int, steps: int, checkpoint: Path, report: Callable[[str], None]
 ) -> _State:
     update = _update_function()
     params, optimiser, log = state.params, state.optimiser, state.log
@@ -145,7 +125,10 @@ def _continue(
         if elapsed > SECONDS_PER_REPORT or done == steps:
             loss, accuracy = _mean(pending) if pending else log[-1][1:3]
             rate = (done - reported_step) / max(elapsed, 1e-6)  # a clock may stand still
-            report(Progress(seed, done, steps, loss, accuracy, rate))
+            report(
+                f"seed {seed}  step {done:,}/{steps:,}  loss {loss:.4f}  "
+                f"accuracy {accuracy:.2%}  {rate:.0f} steps/s"
+            )
             reported_at, reported_step = time.monotonic(), done
     return _State(steps, params, optimiser, log)
 

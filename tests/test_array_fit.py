@@ -173,7 +173,6 @@ def test_verdict_table_and_plot_tell_what_it_gains(fitted):
     on_top = (logits[0].argmax(axis=1) == target[0])[held].mean()
     assert hard.p == pytest.approx(on_top, abs=0.05)
     assert f"({own.gain:+.3f} ± {own.error:.3f})" in str(table).splitlines()[3]
-    assert f"({own.gain:+.3f} ± {own.error:.3f})</td>" in fitted._repr_html_()
     pyplot.close(fitted.plot().figure)
     ax = fitted.plot(Figure().add_subplot())
     (line,) = (x for x in ax.containers if x.get_label() == "this fit")

@@ -17,7 +17,6 @@ OTHERS = (
     "fits/LOADING.md",
     "fits/SERVE.md",
     "scripts/README.md",
-    "scripts/GROWTH.md",
     "scripts/results/README.md",
 )
 PAGES = [README, *((ROOT / page).read_text(encoding="utf-8") for page in OTHERS)]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference
 from conftest import ToyHead, as_users
 
 import calibrate

@@ -175,7 +175,7 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     assert record["configuration"]["model"] == "tiny"
     out = call("model", "collect", "--model", model, *arguments, "--examples", "3").stdout
     assert "Examples r: tiny, plain softmax" in out
-    told = "the model answers nearly nothing right: 0.0% at 8 tokens (log p -"
+    told = "the model answers nearly nothing right (0.0% at best); a temperature hardly"
     assert told in out.replace("\n", " ")
     assert not any(str(model) in text.decode("latin-1") for text in visible("r").values())
 

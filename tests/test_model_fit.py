@@ -32,11 +32,13 @@ from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
 from calibrate.maths.rule import LOG_SIZE  # noqa: E402
 from calibrate.model import problem  # noqa: E402
-from calibrate.model.objective import compare  # noqa: E402
 from calibrate.model.descent import Solution  # noqa: E402
 from calibrate.model.fit import fit_through, require_worth  # noqa: E402
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
-from calibrate.model.objective import Objective  # noqa: E402
+from calibrate.model.objective import (
+    Objective,
+    compare,
+)
 from calibrate.model.passes import Memo, Passes, score, score_fits  # noqa: E402
 from calibrate.model.problem import ModelOptions, ModelProblem  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402

@@ -13,7 +13,7 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report import plot_style, plots
 from calibrate.report.page import NARROW
-from calibrate.report.rule_curves import rule_curve, shown_sizes
+from calibrate.report.rules import rule_curve
 from calibrate.rows.row_problem import fit_rule
 from calibrate.rows.rule_fitting import KINDS
 from calibrate.softmax import inverse_temperature
@@ -44,7 +44,7 @@ def test_a_rule_by_size_has_sizes_along_x(by_size):
 def test_a_rule_by_both_is_a_family_of_curves_by_size(by_both):
     ax = drawn(plots.plot_rule, by_both)
     curves = {line.get_label(): line for line in ax.lines if line.get_label().startswith("n = ")}
-    sizes = (16, 64, 128, 512, 1024, 4096)
+    sizes = (16, 45, 128, 362, 1024, 4096)
     assert list(curves) == [f"n = {n:,}" for n in sizes[:-1]] + ["n = 4,096, not fitted"]
     for n, line in zip(sizes, curves.values(), strict=True):
         assert line.get_linestyle() == ("--" if n == 4096 else "-")
@@ -68,45 +68,12 @@ def test_a_curve_has_no_jump_at_0_where_there_is_no_gate(make_fit):
     assert rule_curve(gated, gated.only, np.array([0.0, 0.5, 0.6]))[1].tolist() == [1, 1, 2.5]
 
 
-def test_several_heads_by_both_are_drawn_at_the_largest_size(by_both):
-    heads = tuple(replace(by_both.only, head=i) for i in range(3))
-    H, beta = drawn(plots.plot_rule, replace(by_both, entries=heads)).lines[0].get_data()
-    np.testing.assert_allclose(beta, inverse_temperature(H, by_both, n=1024), rtol=1e-5)
-    assert H[-1] == pytest.approx(5, abs=0.05)
-
-
-@pytest.mark.parametrize(("n_heads", "told", "grey"), [(3, 3, 0), (10, 10, 0), (14, 5, 9)])
-def test_curves_of_many_heads_are_told_apart_or_grey(n_heads, told, grey):
-    """Each line that bears a name has a look of its own, also without colour."""
-    entries = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 0, i) for i in range(n_heads))
-    ax = drawn(plots.plot_rule, Coefficients(Rule.log_size(), entries))
-    named = [line for line in ax.lines if line.get_label().startswith("layer 0, head")]
-    assert len(named) == told
-    assert len({(line.get_marker(), line.get_linestyle()) for line in named}) == told
-    others = [line for line in ax.lines if line.get_label() == f"{grey} other heads"]
-    assert bool(others) == bool(grey)
-    np.testing.assert_allclose(named[0].get_xdata()[[0, -1]], np.exp([2.0, 5.0]))
-    np.testing.assert_allclose(named[1].get_ydata()[-1], 0.1 * 5 + 1)
-
-
 def test_a_map_of_betas_is_at_the_largest_size_of_the_fit():
     entries = (Entry((0.5, 0.0), (2.0, 5.0), 0, 0), Entry((0.0, 0.5), (2.0, 4.0), 1, 1))
     ax = drawn(plots.plot_head_betas, Coefficients(Rule.log_size(0.25, 64), entries))
     np.testing.assert_allclose(ax.images[0].get_array()[0, 0], np.log2(2.5))
     np.testing.assert_allclose(ax.images[0].get_array()[1, 1], -1)
     assert sum(line.get_marker() == "x" for line in ax.lines) == 2  # heads without a rule
-
-
-@pytest.mark.parametrize(
-    ("ends", "sizes"),
-    [
-        ((16, 16384), [16, 128, 512, 4096, 16384, 65536]),
-        ((10, 30), [10, 16, 30, 120]),
-        ((1, 2), [1, 2, 8]),
-    ],
-)
-def test_shown_sizes_are_ends_powers_of_two_and_one_beyond(ends, sizes):
-    assert shown_sizes(np.log(ends).tolist()) == sizes
 
 
 def evidence(measure=RIGHT, rules=tuple(LABELS)):
@@ -120,7 +87,6 @@ def evidence(measure=RIGHT, rules=tuple(LABELS)):
 LONGEST = Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0)),), name="n" * 64, version=99)
 LARGEST = Entry((0.0,) * 4 + (1.0, -0.1, 0.0, 0.3), (0.2, 9.0, 9.0, 14.0))  # 1.2 million items
 BOTH = Coefficients(Rule(0.0, kind=ENTROPY_AND_SIZE), (LARGEST,), name="n" * 64, version=99)
-MANY = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 100, 100 + i) for i in range(10))
 
 
 def scores(ax, **options):
@@ -162,7 +128,6 @@ def test_gains_of_heads_have_one_colour():
         scores,
         lambda ax: scores(ax, gain=True),
         lambda ax: plots.plot_rule(ax, LONGEST),
-        lambda ax: plots.plot_rule(ax, replace(LONGEST, entries=MANY)),
         lambda ax: plots.plot_rule(ax, BOTH),
     ],
 )
@@ -183,17 +148,12 @@ def test_a_name_keeps_its_version():
     assert plot_style.short("$x$") == r"\$x\$"
 
 
-def test_the_figure_of_a_fit_has_its_gain_and_its_band(make_fit, here):
-    quality = {
-        "band": [[x, 1.5, 2.5] for x in np.linspace(0.2, 4, 9)],
-        "held_out": [
-            {"size": n, "rows": 9, "before": -1.0, "after": -0.5, "error": 0.1} for n in (16, 64)
-        ],
-    }
-    fit = replace(make_fit(), quality=quality)
-    band, gain = drawn(plots.plot_rule, fit), drawn(plots.plot_held_out, fit)
+def test_the_figure_of_a_fit_has_its_band(make_fit, here):
+    fit = replace(make_fit(), quality={"band": [[x, 1.5, 2.5] for x in np.linspace(0.2, 4, 9)]})
+    band = drawn(plots.plot_rule, fit)
     assert band.get_xlabel() == plot_style.ENTROPY_LABEL
     assert band.collections[0].get_label() == "95 % bootstrap band"
-    np.testing.assert_array_equal(gain.lines[1].get_ydata(), [0.5, 0.5])
-    plots.save_fit_figure(here / "fit.png", fit)
-    assert (here / "fit.png").read_bytes().startswith(b"\x89PNG")
+    heads = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 0, i) for i in range(3))
+    for one in (fit, Coefficients(Rule.log_size(), heads)):
+        plots.save_fit_figure(here / "fit.png", one)
+        assert (here / "fit.png").read_bytes().startswith(b"\x89PNG")

@@ -3,7 +3,6 @@
 import json
 import runpy
 import sys
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -104,60 +103,3 @@ def test_a_part_of_the_record_is_reproduced():
     assert set(again.rules) == {*rules, "hindsight"}
     for rule, share in zip(again.rules, again.per_head[:, 0, 0], strict=True):
         assert abs(share - recorded[rule]) < 3 / found.sets, rule
-
-
-def test_what_the_readme_says_of_the_choice():
-    log_p, p = ({r["rule"]: np.mean(r[name]) for r in CHOICE["rules"]} for name in ("log_p", "p"))
-    kinds = ("constant", "log-size", "polynomial", "entropy-and-size")
-    assert np.ptp([log_p[f"{kind}, q = 0"] for kind in kinds]) < 0.002
-    assert log_p["chosen by calibrate fit"] - log_p["plain"] > 0.9 * 0.41
-    for kind in kinds:
-        by_q = [f"{kind}, q = {q}" for q in ("0", "0.25", "0.5")]
-        falls, rises = np.diff([log_p[rule] for rule in by_q]), np.diff([p[rule] for rule in by_q])
-        assert (falls[0], rises[0]) == pytest.approx((-0.02, 0.016), abs=0.002)
-        assert -0.23 < falls.sum() < -0.12
-    folds = [fold for nested in CHOICE["nested"] for fold in nested["folds"]]
-    for fold, measure in product(folds, ("log p", "p")):
-        assert fold["gains of default"][measure] > fold["gains of procedure"][measure]
-    plain, by_entropy, by_commitment = (
-        CHOICE["beyond"][f"mixture: {name}"]
-        for name in ("plain", "H, degree 4", "commitment, degree 4")
-    )
-    assert (by_commitment - plain) / (by_entropy - plain) == pytest.approx(1.5, abs=0.1)
-
-
-def test_what_the_readme_says_of_verdicts():
-    cells = {(c["cell"], c["rows"], c["m"]): c for c in VERDICTS["cells"]}
-    chosen_on, others = "heads 1, 2, 4, 6, 7, 9", "heads 0, 3, 5, 8"
-    for heads in (chosen_on, others):
-        without = cells[heads, 40, 0]
-        assert without["published"] > without["samples"] / 2
-        assert without["below"] >= 0.75 * without["published"]
-        assert without["fresh"] < 0
-        assert cells[heads, 40, 10]["published"] == 0
-    for rows in (150, 600):
-        assert cells[others, rows, 10]["below"] == 0
-        of_all = {m: cells[chosen_on, rows, m]["fresh_of_all"] for m in (0, 3, 10, 30)}
-        assert of_all[10] > max(of_all[0], of_all[3])
-    for cell, c in cells.items():
-        if cell[0].startswith(("calibrated", "too sharp")) and "not told apart" not in cell[0]:
-            assert c["published"] == 0, cell
-
-
-def test_what_the_readme_says_of_smollm2():
-    found = {(r["kind"], r["template"], r["length"]): r["rules"] for r in SMOLLM2["found"]}
-    for length, rival in product((250, 900), ("constant", "layers")):
-        rules = found["seen", "all", length]
-        lead, error = rules[rival]["right"]["own_beyond"]
-        assert lead > max(0.29, 8 * error)
-        gain, error = rules[rival]["right"]["gain"]
-        assert (gain > 2 * error) == ((rival, length) == ("layers", 900))
-    for (kind, *_), rules in found.items():
-        if kind == "not seen":
-            assert rules["own"]["log_p"]["gain"][0] > 0
-        if kind == "text":
-            losses = [-rules[r]["log_p"]["gain"][0] for r in ("own", "layers", "constant")]
-            assert losses == sorted(losses)
-            assert 0.026 < losses[1] < losses[2] < 0.033
-    beta = np.array([entry["coefficients"][-1] for entry in SMOLLM2["entries"]])
-    assert (len(beta), (beta > 1).sum(), (beta < 1).sum()) == (268, 141, 127)

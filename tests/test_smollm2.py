@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from zipfile import ZipFile
@@ -130,26 +129,3 @@ def test_texts_are_prose_of_two_halves(study):
     assert not set(parts[0]) & set(parts[1])
     assert min(len("".join(part)) for part in parts) > 50_000
     assert not any(">>>" in words or "::=" in words for part in parts for words in part)
-
-
-def test_commands_are_timed_and_may_fail(study, capfd):
-    with pytest.raises(SystemExit, match="fit failed with exit code 1"):
-        study.command("fit", "nowhere", "--name", "x")
-    took = json.loads((study.RUNS / "times.json").read_text())["fit"]
-    assert took["minutes"] > 0
-    assert took["peak_mib"] > 10
-    study.add_time("fit", 60.0)
-    again = json.loads((study.RUNS / "times.json").read_text())["fit"]
-    assert again == {"minutes": took["minutes"] + 1, "peak_mib": took["peak_mib"]}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["fetch"], "fetch is not a step; give any of get, collect"),
-     (["--examples", "3"], "--examples and --fit-examples are 10 or more")],
-)  # fmt: skip
-def test_what_the_script_refuses(study, arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["calibrate_smollm2", *arguments])
-    with pytest.raises(SystemExit):
-        study.main()
-    assert message in capsys.readouterr().err

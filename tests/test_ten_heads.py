@@ -10,7 +10,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import ten_heads
-from ten_heads import Answers, Calibration, cached_answers, calibrate_head, compare_heads, study
+from ten_heads import Answers, Calibration, cached_answers, compare_heads, study
 
 SIZES = [16, 64, 256]
 CALIBRATION = Calibration([64, 256, 1024], 600)
@@ -22,16 +22,6 @@ class SharpHead(ToyHead):
     def correct(self, attended, weights):
         own = np.take_along_axis(np.asarray(weights), attended.target[:, None], axis=1)
         return own[:, 0] > 1 / 3
-
-
-class ShuffledHead(SharpHead):
-    """Its targets have nothing to do with its logits."""
-
-    trained_up_to = 64
-
-    def sample(self, seed, size, count):
-        batch = super().sample(seed, size, count)
-        return batch._replace(target=np.random.default_rng(seed).integers(0, size, count))
 
 
 def answers(shares, chosen_on=0, seed=None, sets=2_000):
@@ -128,16 +118,6 @@ def test_hindsight_is_chosen_on_half_of_the_sets_and_scored_on_the_others():
     assert comparison.headroom[1, 0] == 0
 
 
-@pytest.mark.slow
-def test_own_fits_keep_the_trained_sizes_and_a_head_that_no_rule_helps_is_named(here, monkeypatch):
-    options, choose = [], ten_heads.choose
-    monkeypatch.setattr(ten_heads, "choose", lambda *x: options.append(x[1]) or choose(*x))
-    with pytest.warns(UserWarning, match="toy has no fit of its own: not for this head"):
-        rules = calibrate_head(ShuffledHead(0.2), CALIBRATION, here)
-    assert rules["own"] == rules["plain"]
-    assert [given.trained_up_to for given in options] == [64]
-
-
 def test_paired_tests_and_errors_are_scipys():
     comparison = planted(6, 0.15)
     i, j, k = (comparison.rules.index(rule) for rule in ("own", "plain", "paper"))
@@ -165,10 +145,3 @@ def test_headroom_is_the_share_of_the_ceilings_gain():
     few = planted(3, own=0.1, hindsight=0.2)
     assert few.headroom[i, 0] == pytest.approx(0.5, abs=0.05)
     assert np.isnan(few.headroom_low[i, 0])
-
-
-def test_the_same_head_twice_is_refused():
-    score = [answers({"plain": 0.5, "own": 0.6})]
-    for heads in (["a", "a"], ["a"]):
-        with pytest.raises(ValueError, match="give at least two, each once"):
-            compare_heads(heads, [score] * len(heads))

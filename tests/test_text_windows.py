@@ -7,8 +7,8 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.model.objective import compare
 from calibrate.model.encoding import Encoder, TextFile
+from calibrate.model.objective import compare
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of
 
 

@@ -1,8 +1,5 @@
 """scripts/train_heads: the same bytes from the seed, alone or beside others, interrupted or not."""
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +15,6 @@ from calibrate.rows.heads import load_head
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import training
 
-SCRIPT = Path(training.__file__).with_name("train_heads")
 CHECKPOINT = "max-retrieval-0.checkpoint.npz"
 quiet = print  # a module-level function, as worker processes need
 
@@ -48,7 +44,6 @@ def test_weights_do_not_depend_on_the_seeds_beside(tmp_path, steps, jobs, monkey
 
 @pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatch):
-    """scripts/soak.py kills it at random; see test_faults."""
     training.train(0, 30, tmp_path / "whole", quiet)
     batch = training._training_batch
 
@@ -67,22 +62,15 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, quick, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tick", [1.0, 0.0, -3600.0])  # a clock may stand still, or be set back
-def test_training_learns_and_logs(tmp_path, quick, monkeypatch, tick):
-    now, reports = [1e6], []
-
-    def clock():
-        now[0] += tick
-        return now[0]
-
-    monkeypatch.setattr(time, "monotonic", clock)
+def test_training_learns_and_logs(tmp_path, quick, monkeypatch):
+    reports = []
+    monkeypatch.setattr(time, "monotonic", lambda: 1e6)  # a clock may stand still
     training.train(0, 200, tmp_path, reports.append)
     arrays = read_arrays(training.weights_path(tmp_path, 0))
     assert arrays["log/step"].tolist() == list(range(5, 201, 5))
     assert arrays["log/cross_entropy"][-1] < 0.6 * arrays["log/cross_entropy"][0]
     assert np.isfinite(arrays["log/kernel_squared_norm"]).all()
-    assert all(progress.seconds_left >= 0 for progress in reports)
-    assert (reports[-1].step, reports[-1].steps, reports[-1].seconds_left) == (200, 200, 0)
+    assert reports[-1].startswith("seed 0  step 200/200  loss ")
     assert load_head(str(training.weights_path(tmp_path, 0))).name == "max-retrieval-0"
 
 
@@ -117,38 +105,3 @@ def test_a_finished_head_is_left_alone_and_carried_on_but_never_overwritten(tmp_
         with pytest.raises(CalibrateError, match="would overwrite"):
             training.train(0, steps, tmp_path, quiet)
     assert weights(tmp_path) == longer
-
-
-def test_a_seed_that_is_none():
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--seeds", "0,a"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "'a' is not a seed; write 0 or 0-9" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_command(tmp_path, blow):
-    command = [sys.executable, SCRIPT, "--seeds", "0-1", "--jobs", "2", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    children = []
-    while len(children) < 2:
-        time.sleep(0.2)
-        children = spawned_by(process.pid)
-    time.sleep(6)
-    process.send_signal(blow)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == (130 if blow == signal.SIGINT else -9)
-    assert "Traceback" not in stderr
-    deadline = time.monotonic() + 300
-    while any(os.path.exists(f"/proc/{pid}") for pid in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def spawned_by(parent):
-    """Worker processes of a command (the resource trackers are none)."""
-    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
-    return [pid for pid, command in commands.items() if "popen_loky" in command]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference  # noqa: E402
+import reference
 from attention_cases import BY_BOTH, BY_SIZE, expected
 
 import calibrate

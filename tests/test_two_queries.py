@@ -62,15 +62,6 @@ def test_streams_and_seeds_have_prompts_of_their_own(study):
     assert not torch.equal(first, tokens("measure", 1))
 
 
-@pytest.mark.slow
-def test_training_begins_to_learn(study):
-    model = study["new_model"](2, 3)
-    losses = [loss for _, loss in study["train"](model, 3, 60, 2e-3, prompts=64)]
-    assert np.mean(losses[-10:]) < np.mean(losses[:10])
-    again = [loss for _, loss in study["train"](study["new_model"](2, 3), 3, 3, 2e-3, prompts=64)]
-    assert again[0] == losses[0]
-
-
 def test_shipped_weights_know_the_task_and_disperse(study, model):
     def accuracy(size, before=lambda prompts: None):
         pieces = study["prompts_of"]("measure", 0, size, "one", 64)

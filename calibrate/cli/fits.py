@@ -68,7 +68,7 @@ def diff(request: DiffRequest) -> Record:
 
     Example: calibrate fits diff paper max-retrieval
     """
-    from calibrate.report.difference_record import compare_fits
+    from calibrate.report.store_records import compare_fits
 
     return compare_fits(request.a, request.b, request.store)
 

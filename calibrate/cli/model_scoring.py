@@ -14,8 +14,8 @@ from calibrate.evidence.evidence import PLAIN, Scored
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
-from calibrate.model.objective import compare
 from calibrate.model.collect_examples import Job
+from calibrate.model.objective import compare
 from calibrate.model.passes import NOWHERE, Memo, batch_tokens, score_fits
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import ScoresRecord

@@ -14,9 +14,8 @@ from calibrate.files.collection import open_collection
 from calibrate.files.rows import RowCollection
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.blocks import Result
-from calibrate.report.fit_page import write_fit_page
 from calibrate.report.fit_record import FitRecord
-from calibrate.report.run_record import report_result, run_result
+from calibrate.report.page import report_result, run_result, write_fit_page
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows import score_head as heads

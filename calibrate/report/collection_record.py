@@ -42,9 +42,7 @@ def examples_result(collection: ExampleCollection) -> Result:
         cells.append(cell | {"examples": part.n} | numbers)
     columns = ("template", "length", "examples", "log p", "right")
     title = f"Examples {collection.folder}: {configuration['model']}, plain softmax"
-    note = "log p in nats of the whole answer; right: greedy decoding gives the whole answer."
-    if scores.text.n:
-        note += " Text: per token."
+    note = "log p in nats of the whole answer; right: greedy decoding gives it; of text, per token."
     if "prompts" in configuration["sources"]:
         note += " Lengths of --prompts are rounded up to powers of two."
     shown_blocks: list[Block] = [Table(columns, rows, title, note, left=["template"])]
@@ -56,17 +54,13 @@ def examples_result(collection: ExampleCollection) -> Result:
 
 def nearly_none_right(collection: ExampleCollection) -> str | None:
     """What it means that the model answers nearly nothing at any length; None if it does."""
-    by_length = _plain(collection).answers.by("size")
-    right = {n: float(part.mean(PLAIN, RIGHT).mean) for n, part in by_length.items()}
-    if not right or max(right.values()) >= LEAST_RIGHT:
+    by_length = _plain(collection).answers.by("size").values()
+    right = max((float(part.mean(PLAIN, RIGHT).mean) for part in by_length), default=1.0)
+    if right >= LEAST_RIGHT:
         return None
-    shown = ", ".join(
-        f"{right[n]:.1%} at {n:,} tokens (log p {part.mean(PLAIN, LOG_P).mean:.1f})"
-        for n, part in by_length.items()
-    )
     return (
-        f"the model answers nearly nothing right: {shown}; a temperature can make it surer of what "
-        "it finds, and hardly teaches it a task: give prompts that it answers when they are short"
+        f"the model answers nearly nothing right ({right:.1%} at best); a temperature hardly "
+        "teaches it a task: give prompts that it answers when they are short"
     )
 
 

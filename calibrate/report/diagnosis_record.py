@@ -3,23 +3,12 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from calibrate.files.atomic_io import write_atomically
-from calibrate.report.blocks import (
-    SHOWN_HEADS,
-    Block,
-    Facts,
-    Heading,
-    Result,
-    Table,
-    Text,
-    and_more,
-    as_json,
-)
+from calibrate.report.blocks import SHOWN_HEADS, Facts, Heading, Result, Text, and_more, as_json
 from calibrate.report.plot_style import draw, save_figure
 from calibrate.report.plots import plot_entropy
-from calibrate.rows.diagnosis import THRESHOLDS, WORTH, Diagnosis, HeadDiagnosis
+from calibrate.rows.diagnosis import WORTH, Diagnosis
 
 RECORD = "diagnosis.json"
 
@@ -29,7 +18,7 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
 
     Args:
       diagnosis: of a collection of rows.
-      path: of the record as JSON, which has every head and set size, and the thresholds.
+      path: of the record as JSON, which has every head and set size.
       figures: beside it.
     """
     heads, folder = diagnosis.heads, diagnosis.collection.folder
@@ -37,37 +26,21 @@ def diagnosis_result(diagnosis: Diagnosis, path: Path, figures: Sequence[Path]) 
     texts = [f"  {head.name}: {head.reason}" for head in heads[:SHOWN_HEADS]]
     gains = "Gains in nats of log p on held-out rows, with 95 % intervals, each head by itself."
     texts.append(gains + and_more(len(heads)))
-    shown: list[Block] = [
-        Heading(f"Diagnosis of {folder}"),
-        Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
-        *map(Text, texts),
-        _measurements(diagnosis),
-        Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME"),
-        Facts([("record", str(path)), *(("figure", str(figure)) for figure in figures)]),
-    ]
-    return Result(shown, _found(diagnosis) | {"path": path, "figures": figures})
-
-
-def _found(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "collection": diagnosis.collection.folder,
-        "digest": diagnosis.collection.digest,
-        "thresholds": THRESHOLDS,
-        "heads": diagnosis.heads,
-    }
-
-
-def _measurements(diagnosis: Diagnosis) -> Table:
-    columns = ("head", "rows", "largest n", "entropy there", "on top")
-    note = "Mean entropy in nats. On top: rows whose target has the highest logit."
-    rows = [*map(_cells, diagnosis.heads[:SHOWN_HEADS])]
-    return Table(columns, rows, "Measurements", note, left=["head"], detail=True)
-
-
-def _cells(head: HeadDiagnosis) -> list[str]:
-    last = head.sizes[-1]
-    entropy, on_top = f"{last.entropy:.2f}", f"{head.on_top:.1%}"
-    return [head.name, f"{head.rows:,}", f"{last.size:,}", entropy, on_top]
+    files = [("record", str(path)), *(("figure", str(figure)) for figure in figures)]
+    found = {
+        "collection": folder, "digest": diagnosis.collection.digest, "heads": heads, "path": path,
+        "figures": figures,
+    }  # fmt: skip
+    return Result(
+        [
+            Heading(f"Diagnosis of {folder}"),
+            Facts([("heads", f"{worth} of {len(heads)} worth calibrating")]),
+            *map(Text, texts),
+            Text(f"This is a look; the fit decides: calibrate fit {folder} --name NAME"),
+            Facts(files),
+        ],
+        found,
+    )
 
 
 def save_diagnosis(folder: Path, diagnosis: Diagnosis) -> Result:

@@ -1,7 +1,8 @@
-"""A fit as a result to show, as made or as its file has it: of one head, of many, of a model."""
+"""A fit as a result to show, as made or as its file has it, and the Python that uses it."""
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,37 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.evidence.estimate import NOTHING, Estimate
+from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.store import load
-from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, and_more, as_detail
-from calibrate.report.rule_curves import (
+from calibrate.files.store import load, published_store
+from calibrate.report.blocks import (
+    SHOWN_HEADS,
+    Block,
+    Code,
+    Facts,
+    Heading,
+    Table,
+    and_more,
+    as_detail,
+)
+from calibrate.report.rules import (
+    SYMBOLS,
     all_constant,
-    beta_at,
     beta_range,
     beta_text,
-    constant_text,
-    joint_domain,
-    of_both,
-    shown_sizes,
-    typical_betas,
-)
-from calibrate.report.rule_words import (
-    FORMS,
-    SYMBOLS,
     facts,
     guards,
+    joint_domain,
+    of_both,
     outside,
     polynomial,
     span,
-    through_a_model,
+    typical_betas,
     value_text,
 )
 from calibrate.report.selection import selection_tables
-from calibrate.report.usage import load_line, usage
 from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from calibrate.report.scores_record import ScoresRecord
     from calibrate.rows.per_head import HeadFit
 
-SHOWN_ENTROPIES = 7
+SHIPPED = ("max-retrieval", "paper")  # as pyproject.toml lists them; others may share the folder
 HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file
 
 
@@ -115,26 +117,30 @@ class FitRecord:
         yield from rule_facts(fit)
 
     def _entries(self) -> Table:
-        """A row for each head: its beta, and its gain where that is known."""
-        fit, known = self.coefficients, {(h.layer, h.head): h for h in self.heads if h.entry}
-        entries = sorted(
-            fit.entries, key=lambda e: -_importance(fit, e, known.get((e.layer, e.head)))
-        )[:SHOWN_HEADS]
-        rule = entry_heading(fit)
-        columns = ["layer", "head", *(["rows", "misranked", "gain"] if known else []), rule]
-        rows = [
-            [*map(_index, (e.layer, e.head)), *_head_cells(known, e), entry_text(fit, e)]
-            for e in entries
-        ]
-        note = and_more(len(fit.entries))
-        if known:
+        """A row for each head: its beta, and its gain where that is known; the largest first."""
+        fit = self.coefficients
+        gains = {(head.layer, head.head): head.gain for head in self.heads if head.gain}
+
+        def rank(entry: Entry) -> float:
+            if gains:
+                return -gains[entry.layer, entry.head].mean
+            return -float(np.abs(np.log(beta_range(fit, entry))).max())
+
+        columns, note = ["head", entry_heading(fit)], and_more(len(fit.entries))
+        if gains:
+            columns.append("gain")
             note = f"Gain in nats of log p, held out (five folds), and its 95 % interval.{note}"
-        return Table(columns, rows, note=note, left=[rule])
+        rows = []
+        for entry in sorted(fit.entries, key=rank)[:SHOWN_HEADS]:
+            row = [head_label(entry.layer, entry.head), entry_text(fit, entry)]
+            if gains:
+                gain = gains[entry.layer, entry.head]
+                row.append(f"{gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})")
+            rows.append(row)
+        return Table(columns, rows, note=note, left=columns[:2])
 
     def _details(self) -> Iterable[Block]:
         fit = self.coefficients
-        if len(fit.entries) == 1 and of_both(fit.rule):
-            yield beta_table(fit, fit.entries[0])
         yield from selection_tables(fit)
         rows = [] if all_constant(fit) else [("guards", guards(fit.rule))]
         rows += [*facts(fit), ("id", digest(fit))]
@@ -144,15 +150,14 @@ class FitRecord:
 def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """The rule of the only entry, or what the rules of several have in common."""
     rule, (first, *others) = fit.rule, fit.entries
+    bare = polynomial(first.coefficients)
     if all_constant(fit):
-        yield "rule", "a constant for each head" if others else constant_text(first)
+        yield "rule", "a constant for each head" if others else f"beta = {bare} for every row"
         return
-    formula = polynomial(first.coefficients)
-    if others:
-        formula = f"{FORMS[rule.kind]}, with coefficients of its own for each head"
+    formula = "coefficients of its own for each head" if others else bare
     yield f"beta({SYMBOLS[rule.kind]})", formula
     yield "domain", span(joint_domain(fit.entries), rule.kind)
-    yield "outside", outside(rule, fit.entries)
+    yield "outside", outside(rule)
 
 
 def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
@@ -183,17 +188,15 @@ def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitReco
     """
     coefficients = load(reference, store)
     if figure:
-        from calibrate.report.plots import save_rule_figure  # loads Matplotlib
+        from calibrate.report.plots import save_fit_figure  # loads Matplotlib
 
-        save_rule_figure(figure, coefficients)
+        save_fit_figure(figure, coefficients)
     return FitRecord(coefficients, figure, of_file=True)
 
 
 def entry_heading(fit: Coefficients) -> str:
     """The heading of a column of `entry_text`."""
-    if all_constant(fit):
-        return "beta"
-    return f"beta({SYMBOLS[fit.rule.kind]}){', range' if of_both(fit.rule) else ''}"
+    return "beta" if all_constant(fit) else f"beta({SYMBOLS[fit.rule.kind]})"
 
 
 def entry_text(fit: Coefficients, entry: Entry | None) -> str:
@@ -211,7 +214,7 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
     if not sizes:
         return []
     n, items, what = ("n", "rows", "target")
-    if through_a_model(fit):
+    if fit.of_whole_model:
         n, items, what = ("tokens", "answers", "answer")
     rows = [
         (f"{of['size']:,}", f"{of['rows']:,}", f"{of['before']:.3f}", f"{of['after']:.3f}",
@@ -223,39 +226,42 @@ def held_out_tables(fit: Coefficients) -> list[Table]:
     return [Table(columns, rows, f"log p of the {what} in nats, held out", note)]
 
 
-def beta_table(fit: Coefficients, entry: Entry) -> Table:
-    """beta of a rule of entropy and size: a row per set size, a column per entropy."""
-    lo, hi, _, large = entry.domain
-    H = np.linspace(lo, min(hi, large), SHOWN_ENTROPIES)
-    rows = []
-    for n in shown_sizes(entry.domain[2:]):
-        beta = beta_at(fit, entry, H, n)
-        cells = [f"{b:.2f}" if h <= np.log(n) else NOTHING for h, b in zip(H, beta, strict=True)]
-        rows.append([f"{n:,}", *cells])
-    columns = ["n", *(f"H = {h:.3g}" for h in H)]
-    note = "No set of n items has an entropy above log n. The last row is beyond the fitted sizes."
-    return Table(columns, rows, "beta by set size n and entropy H in nats", note)
-
-
-def _importance(fit: Coefficients, entry: Entry, head: "HeadFit | None") -> float:
-    """What heads are ranked by: the gain, or how far beta is from 1."""
-    return head.nats if head else float(np.abs(np.log(beta_range(fit, entry))).max())
-
-
-def _head_cells(known: Mapping[Any, "HeadFit"], entry: Entry) -> list[str]:
-    head = known.get((entry.layer, entry.head))
-    if head is None or head.gain is None:
-        return []
-    mean, low, high, _ = head.gain
-    return [f"{head.rows:,}", f"{head.misranked:.1%}", f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"]
-
-
-def _index(number: int | None) -> str:
-    return "all" if number is None else str(number)
-
-
 def _head_json(head: "HeadFit") -> dict[str, Any]:
     return {
         "layer": head.layer, "head": head.head, "rows": head.rows, "misranked": head.misranked,
         "kind": head.kind, "gain": head.gain, "why": head.verdict,
     }  # fmt: skip
+
+
+def usage(fit: Coefficients) -> Code:
+    """The Python that uses a fit; what is of a whole model starts with Transformers."""
+    layers = [entry.layer for entry in fit.entries if entry.layer is not None]
+    of_layer = f".layer({layers[0]})" if layers else ""
+    lines = ["import calibrate", "", f"fit = {load_line(fit)}"]
+    if layers or fit.of_whole_model:
+        lines += ["", "from calibrate import transformers"]
+        lines += [f"transformers.register({json.dumps(fit.name)}, fit)"]
+        lines += [f"model.set_attn_implementation({json.dumps(fit.name)})"]
+        lines += ["transformers.verify(model)  # raises if some attention stays plain"]
+    call = f"adaptive_softmax(logits, fit{of_layer})"
+    lines += ["", f"probs = calibrate.{call}  # JAX, for jax.nn.softmax(logits)"]
+    lines += ["", "from calibrate.torch import adaptive_softmax"]
+    lines += [f"probs = {call}  # PyTorch, for torch.softmax(logits, -1)"]
+    shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
+    ship = "" if _published(fit) else "; ship this one file, and load it by its new path"
+    return Code(f"How to use it{shape}{ship}:", "\n".join(lines))
+
+
+def load_line(fit: Coefficients) -> str:
+    """The Python expression that loads exactly this version, from any folder."""
+    assert fit.path is not None
+    if _published(fit):
+        return f"calibrate.load({json.dumps(fit.reference)})"
+    return f"calibrate.load({json.dumps(os.path.abspath(fit.path), ensure_ascii=False)})"
+
+
+def _published(fit: Coefficients) -> bool:
+    """Whether a fit is the package's own, which its reference names wherever it is installed."""
+    assert fit.path is not None
+    own = published_store() / fit.name / f"{fit.version}.json"
+    return fit.name in SHIPPED and os.path.realpath(own) == os.path.realpath(fit.path)

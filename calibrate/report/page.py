@@ -1,27 +1,32 @@
-"""HTML pages: one self-contained file of blocks and figures."""
+"""The page on a fit, one self-contained HTML file, and the results of `report` and `run`."""
 
 import base64
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
 
+from calibrate.evidence.evidence import LOG_P, Evidence
+from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.files.atomic_io import write_atomically
-from calibrate.report import plot_style
-from calibrate.report.blocks import Block
+from calibrate.files.coefficients import Coefficients
+from calibrate.report import plot_style, plots
+from calibrate.report.blocks import Block, Facts, Heading, Result, Text, as_detail
+from calibrate.report.fit_record import FitRecord, rule_facts, usage
+from calibrate.report.rules import all_constant, facts, guards, value_text
+from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.selection import selection_tables
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+SYMBOLS = {
+    "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
+    "n": "n is the number of unmasked items; log is the natural logarithm.",
+}
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A figure with its caption."""
 
     source: str  # a data: URL
@@ -36,39 +41,117 @@ class Figures:
     pictures: Sequence[Picture]
 
 
-@dataclass(frozen=True)
-class Page:
-    """The text and figures of a page, in reading order."""
+def report_result(scores: ScoresRecord, path: Path | None) -> Result:
+    """The verdict, with rivals as a detail, and the path of the page; None if not written."""
+    short, verdict = (" ".join(scores.verdicts(r).values()) for r in (False, True))
+    rivals = [Text(verdict.removeprefix(short).strip(), detail=True)] if verdict != short else []
+    shown: list[Block] = [Text(f"\n{short}"), *rivals]
+    shown.append(Facts([("report", str(path or "not written"))]))
+    return Result(shown, {"verdict": verdict, "report": path})
 
-    title: str
-    subtitle: str
-    verdict: str
-    blocks: Sequence[Block | Figures]
+
+def run_result(fit: FitRecord, scores: ScoresRecord, report: Result) -> Result:
+    """Scores of a fit on what it was not made of, the verdict, and the lines that load the fit."""
+    shown: list[Block] = [
+        *as_detail(fit.evidence()),
+        Facts([("scored", scores.scored_items())], detail=True),
+        *scores.tables(),
+        *report.shown,
+        usage(fit.coefficients),
+    ]
+    return Result(shown, fit.as_json() | report.found | {"scores": scores.as_json()})
 
 
-def write_page(path: Path, page: Page) -> None:
-    """Writes a page, whole or not at all.
+def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
+    """Writes the page, whole or not at all.
 
-    All text is escaped, `code` in backquotes is set as code, and characters that UTF-8 cannot
-    encode, as a file name may have, become question marks.
+    All text is escaped, and characters that UTF-8 cannot encode, as a file name may have, become
+    question marks.
+
+    Args:
+      path: of the page.
+      fit: what was calibrated; the first of the fits that were scored.
+      scores: of items that it was, if possible, not made of.
     """
+    of, code = scores.evidence.of, usage(fit)
+    scored = f"{of.name} ({of.fingerprint}): {scores.scored_items()}"
+    blocks = [
+        Heading("Scores"),
+        *scores.tables(),
+        Heading(code.purpose.removesuffix(":")),
+        replace(code, purpose=""),
+        Heading("Figures"),
+        Figures([*_score_pictures(scores, fit), *_rule_pictures(fit)]),
+        *_selection_section(fit),
+        *_rule_section(fit),
+        Heading("Provenance"),
+        Facts([*facts(fit), ("scored on", scored)]),
+    ]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["prose"] = _prose
     environment.filters["kind"] = lambda block: type(block).__name__
-    html = environment.get_template("page.html.j2").render(page=page)
+    html = environment.get_template("page.html.j2").render(
+        title=fit.reference, verdict=" ".join(scores.verdicts().values()), blocks=blocks,
+        subtitle=f"Calibration of adaptive-temperature softmax, scored on {of.name}",
+    )  # fmt: skip
     write_atomically(path, html.encode(errors="replace"))
 
 
-def _prose(text: str) -> Markup:
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+def _selection_section(fit: Coefficients) -> Iterable[Block]:
+    """The choice in the words of the fit's file; nothing if the file has none."""
+    if tables := selection_tables(fit):
+        verdict = value_text(fit.quality.get("verdict", ""))
+        yield Heading("Which kind of rule, and how sharp")
+        yield Text(f"{verdict[:1].upper()}{verdict[1:]}.")
+        yield from tables
 
 
-def draw(
-    plot: "Callable[..., Axes]", *arguments: Any, title: str, caption: str, **options: Any
-) -> Picture:
+def _rule_section(fit: Coefficients) -> Iterable[Block]:
+    rule, constant = fit.rule, all_constant(fit)
+    yield Heading("The rule")
+    yield Facts([*rule_facts(fit), *([] if constant else [("guards", guards(rule))])])
+    if not constant:
+        used = (("H", rule.by_entropy), ("n", rule.by_size))
+        yield Text(" ".join(SYMBOLS[symbol] for symbol, uses in used if uses))
+    if fit.has_heads:
+        yield Text("A head that the fit does not name keeps beta = 1.")
+
+
+def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture]:
+    """The measure that decides, by size and template; protected text; gains of heads."""
+    own, items = scores.fits[0], judged_items(scores.evidence)
+    measure, what = main_measure(scores.evidence), items.of.items
+
+    def by(key: str, part: Evidence, measure: str, gain: bool, title: str) -> Picture:
+        beyond = "; rules far beyond this fit are in the tables alone" if gain else ""
+        caption = f"On the same {what}; bars of two standard errors{beyond}."
+        look = {"by": key, "own": own, "gain": gain, "name": fit.reference}
+        return _picture(title, caption, plots.plot_scores, part, measure, **look)
+
+    yield by("size", items, measure, False, "Every size")
+    yield by("size", items, measure, True, "Gain over plain softmax")
+    if len(items.by("template")) > 1:
+        yield by("template", items, measure, True, "Gain by template")
+    text = scores.evidence.text
+    if text.n and text.n < scores.evidence.n:
+        yield by("size", text, LOG_P, True, "Protected text: below 0 it is worse")
+    if len(items.heads) > 1 and LOG_P in items.values:
+        caption = "Nats of log p; orange gains, purple loses. x: unchanged."
+        yield _picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
+
+
+def _rule_pictures(fit: Coefficients) -> Iterable[Picture]:
+    if fit.has_heads:
+        caption = "At the largest n of the fit and half the entropy it can have; x: no rule."
+        yield _picture("Beta of the heads", caption, plots.plot_head_betas, fit)
+    else:
+        caption = "Beta over the domain that it was fitted on."
+        yield _picture("The rule", caption, plots.plot_rule, fit)
+
+
+def _picture(title: str, caption: str, plot: Any, *arguments: Any, **options: Any) -> Picture:
     """A picture of what `plot` draws on its first argument, an `ax`."""
     figure = plot_style.draw(plot, *arguments, size=NARROW, **options)
     source = "data:image/png;base64," + base64.b64encode(plot_style.png(figure)).decode()

@@ -1,15 +1,16 @@
 """Style of all figures: colours, markers, axes, legends, and saving as PNG."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.evidence.evidence import Head
 from calibrate.files.atomic_io import write_atomically
-from calibrate.maths.rule import Rule
-from calibrate.report.rule_curves import SizeCurve
+from calibrate.report.rules import SizeCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,26 +80,12 @@ def short(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def rule_axis(ax: "Axes", rule: Rule, sizes: Sequence[int]) -> None:
-    """What beta is a function of, along x: set sizes with these ticks, or entropy."""
-    if rule.by_entropy:
-        ax.set_xlabel(ENTROPY_LABEL)
-    else:
-        sizes_axis(ax, sizes)
-
-
 def sizes_axis(ax: "Axes", sizes: Sequence[int]) -> None:
     """Set sizes along x, doubling from tick to tick."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
     ax.minorticks_off()
     ax.set_xlabel("set size n")
-
-
-def powers_of_two(smallest: float, largest: float) -> list[int]:
-    """At most a dozen between the two, evenly spaced."""
-    exponents = range(int(np.ceil(np.log2(smallest))), int(np.log2(largest) + 1e-9) + 1)
-    return [2**k for k in exponents[:: max(1, len(exponents) // 8)]]
 
 
 def legend_below(ax: "Axes") -> None:
@@ -134,31 +121,29 @@ def plot_size_curves(ax: "Axes", curves: Sequence[SizeCurve]) -> None:
 
 
 def plot_head_map(
-    ax: "Axes",
-    values: Mapping[tuple[int | None, int | None], float | None],
-    label: str,
-    **look: Any,
-) -> "Axes":
+    ax: "Axes", values: Mapping[Head, float | None], label: str, colours: str,
+    dots: Collection[Head] = (),
+) -> "Axes":  # fmt: skip
     """A map of layers and heads, coloured by a number of each, and x where there is none.
 
-    Args:
-      ax: where to draw.
-      values: of the heads, by (layer, head).
-      label: of the colour bar.
-      look: of the image: its colours and their range.
+    The middle of the map of `colours` is 0; some heads get dots.
     """
     rows, columns = (
         sorted({name[axis] for name in values}, key=lambda i: -1 if i is None else i)
         for axis in (0, 1)
     )
     grid = np.full((len(rows), len(columns)), np.nan)
-    for (layer, head), value in values.items():
-        row, column = rows.index(layer), columns.index(head)
-        if value is None:
+    for (row, layer), (column, head) in product(enumerate(rows), enumerate(columns)):
+        if (value := values.get((layer, head))) is None:
             ax.plot(column, row, "x", color="#777777", ms=5)
         else:
             grid[row, column] = value
-    image = ax.imshow(grid, aspect="auto", interpolation="nearest", **look)
+        if (layer, head) in dots:
+            ax.plot(column, row, "k.", ms=4)
+    most = np.nanmax(np.abs([*grid.flat, 1e-9]))
+    image = ax.imshow(
+        grid, aspect="auto", interpolation="nearest", cmap=colours, vmin=-most, vmax=most
+    )
     for axis, numbers, name in ((ax.xaxis, columns, "head"), (ax.yaxis, rows, "layer")):
         step = max(1, len(numbers) // 16)
         labels = ["all" if i is None else str(i) for i in numbers[::step]]

@@ -9,9 +9,10 @@ import numpy as np
 
 from calibrate.evidence.baselines import label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head
-from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.coefficients import Coefficients
 from calibrate.report.plot_style import (
     BETA_LABEL,
+    ENTROPY_LABEL,
     GATED,
     HEAD_STYLES,
     OTHERS,
@@ -23,21 +24,11 @@ from calibrate.report.plot_style import (
     legend_below,
     plot_head_map,
     plot_size_curves,
-    powers_of_two,
-    rule_axis,
     save_figure,
     short,
     sizes_axis,
 )
-from calibrate.report.rule_curves import (
-    domain_curve,
-    of_both,
-    rule_curve,
-    size_curves,
-    typical_betas,
-)
-from calibrate.report.rule_words import through_a_model
-from calibrate.rows.solved_rows import head_label
+from calibrate.report.rules import of_both, rule_curve, size_curves, typical_betas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +41,6 @@ COMPARED = (OWN, PLAIN, "paper", "hard", "log-n", "constant", "kappa-log-n")
 MOST_CURVES = 5
 SPREAD = {"size": 0.2, "template": 0.4}  # of the rules around their place: no bar hides another
 FAR = 10.0  # times the largest gain of the fit: what gains or loses more is out of the figure
-MAX_COLOURED = 10  # curves: of more, five are coloured
-WIDE_RANGE = 10  # of beta: from there on its axis is logarithmic
 
 
 def plot_scores(
@@ -117,50 +106,28 @@ def plot_gain_map(ax: "Axes", evidence: Evidence, rule: str) -> "Axes":
         head: float(part.gain(rule, LOG_P).mean) if evidence.names(rule, head) else None
         for head, part in evidence.by("head").items()
     }
-    most = float(np.nanmax([0.0, *(abs(x) for x in gains.values() if x is not None)])) or 1.0
-    label = "gain in log p of the target (nats)"
-    return plot_head_map(ax, gains, label, cmap="PuOr_r", vmin=-most, vmax=most)
+    return plot_head_map(ax, gains, "gain in log p of the target (nats)", "PuOr_r")
 
 
-def plot_held_out(ax: "Axes", fit: Coefficients) -> "Axes":
-    """Gain in the target's log-probability by set size, on held-out rows."""
-    held_out = fit.quality["held_out"]
-    sizes = [size["size"] for size in held_out]
-    gain = np.array([size["after"] - size["before"] for size in held_out])
-    error = 2 * np.array([size["error"] for size in held_out])
-    ax.axhline(0, color=PAPER, lw=0.8)
-    ax.errorbar(sizes, gain, error, fmt="o-", color=OURS, capsize=3, ms=4)
-    sizes_axis(ax, sizes)
-    if through_a_model(fit):
-        ax.set_xlabel("tokens")
-    ax.set(ylabel="gain in log p (nats)", title="Held out: gain over plain softmax")
-    return ax
-
-
-def plot_rule(ax: "Axes", fit: Coefficients, order: Sequence[Entry] = ()) -> "Axes":
+def plot_rule(ax: "Axes", fit: Coefficients) -> "Axes":
     """beta against entropy, or set size, past both ends of the domain; with its band if known.
 
-    A rule of entropy and size is a curve for each of a few set sizes. Rules of several heads are
-    curves over their domains, the first of `order` coloured, the others grey.
+    A rule of entropy and size is a curve for each of a few set sizes.
     """
-    entries = list(order or fit.entries)
-    if len(entries) > 1:
-        _plot_rules_of_heads(ax, fit, entries)
-    elif of_both(fit.rule):
-        curves = size_curves(fit, fit.entries[0])
-        plot_size_curves(ax, curves)
+    if of_both(fit.rule):
+        plot_size_curves(ax, size_curves(fit, fit.entries[0]))
         ax.plot([], [], color=GATED, lw=0.8, label="outside the domain")
         ax.set_xlim(left=0)
     else:
-        _plot_one_rule(ax, fit, entries[0])
+        _plot_rule_of_one_variable(ax, fit)
     ax.axhline(1, color=PAPER, ls="--", lw=1, label="plain softmax")
     ax.set(ylabel=BETA_LABEL, title=short(fit.reference))
     legend_below(ax)
     return ax
 
 
-def _plot_one_rule(ax: "Axes", fit: Coefficients, entry: Entry) -> None:
-    rule = fit.rule
+def _plot_rule_of_one_variable(ax: "Axes", fit: Coefficients) -> None:
+    rule, entry = fit.rule, fit.entries[0]
     x = np.linspace(0, 1.15 * entry.domain[1], 1200)
     across, beta = rule_curve(fit, entry, x)
     inside = (entry.domain[0] <= x) & (entry.domain[1] >= x)
@@ -172,29 +139,12 @@ def _plot_one_rule(ax: "Axes", fit: Coefficients, entry: Entry) -> None:
     ax.plot(across[inside], beta[inside], color=OURS, lw=2.5, label="beta")
     if rule.min_entropy:
         ax.axvline(rule.min_entropy, color=SHADE, ls=":", lw=1.5, label="gate: beta = 1 up to here")
-    rule_axis(ax, rule, powers_of_two(1, across[-1]))
+    if rule.by_entropy:
+        ax.set_xlabel(ENTROPY_LABEL)
+    else:
+        exponents = range(int(math.log2(across[-1]) + 1e-9) + 1)
+        sizes_axis(ax, [2**k for k in exponents[:: max(1, len(exponents) // 8)]])
     ax.set_xlim(across[0], across[-1])
-
-
-def _plot_rules_of_heads(ax: "Axes", fit: Coefficients, entries: Sequence[Entry]) -> None:
-    coloured = len(entries) if len(entries) <= MAX_COLOURED else len(HEAD_STYLES)
-    curves = [domain_curve(fit, entry) for entry in entries]
-    for curve in curves[coloured:]:
-        ax.plot(*curve, color=GATED, lw=0.8, alpha=0.8, zorder=1)
-    for i, (entry, curve) in enumerate(zip(entries[:coloured], curves, strict=False)):
-        colour, marker = HEAD_STYLES[i % len(HEAD_STYLES)]
-        ax.plot(
-            *curve, "--" if i >= len(HEAD_STYLES) else "-", color=colour,
-            marker=marker, markevery=(i * 5, 50), ms=5, lw=1.5, zorder=3,
-            label=head_label(entry.layer, entry.head),
-        )  # fmt: skip
-    if len(entries) > coloured:
-        ax.plot([], [], color=GATED, lw=0.8, label=f"{len(entries) - coloured:,} other heads")
-    betas, across = (np.concatenate(column) for column in zip(*((b, x) for x, b in curves)))  # noqa: B905
-    if betas.max() > WIDE_RANGE * min(1.0, betas.min()):
-        ax.set_yscale("log", base=2)
-        ax.yaxis.set_major_formatter("{x:g}")
-    rule_axis(ax, fit.rule, powers_of_two(across.min(), across.max()))
 
 
 def plot_head_betas(ax: "Axes", fit: Coefficients, heads: Sequence[Head] | None = None) -> "Axes":
@@ -203,46 +153,19 @@ def plot_head_betas(ax: "Axes", fit: Coefficients, heads: Sequence[Head] | None 
     Args:
       ax: where to draw.
       fit: with entries for layers or heads.
-      heads: of the model; None for as many as the fit shows there are.
+      heads: of the model; None for those of the fit.
     """
-    if heads is None:
-        layers, columns = ([getattr(e, x) for e in fit.entries] for x in ("layer", "head"))
-        heads = [(layer, head) for layer in _upto(layers) for head in _upto(columns)]
-    betas = typical_betas(fit, heads)
+    betas = typical_betas(fit, heads or [(entry.layer, entry.head) for entry in fit.entries])
     values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
-    most = max([0.1, *(abs(value) for value in values.values() if value is not None)])
-    plot_head_map(ax, values, r"$\log_2 \beta$", cmap="RdBu_r", vmin=-most, vmax=most)
+    plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")
     ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
     return ax
 
 
-def _upto(numbers: list[int | None]) -> list[int | None]:
-    """All numbers up to the largest; None alone if there is no number."""
-    known = [number for number in numbers if number is not None]
-    return [*range(max(known) + 1)] if known else [None]
-
-
 def save_fit_figure(path: Path, fit: Coefficients, heads: Sequence[Head] | None = None) -> None:
-    """What a fit gains on held-out rows, and its rule, or the map of its heads, as PNG."""
-    from calibrate.report.plot_style import new_figure
-
-    of_heads, held_out = fit.has_heads, bool(fit.quality.get("held_out"))
-    n_panels = 2 if held_out else 1
-    figure = new_figure(4.8 * n_panels, 4.2)
-    panels = figure.subfigures(1, n_panels, squeeze=False)[0]  # each with its own legend
-    axes = [panel.subplots() for panel in panels]
-    if held_out:
-        plot_held_out(axes[0], fit)
-    if of_heads:
-        plot_head_betas(axes[-1], fit, heads)
-    else:
-        plot_rule(axes[-1], fit)
-    save_figure(path, figure)
-
-
-def save_rule_figure(path: Path, fit: Coefficients) -> None:
-    """beta over entropy, or over set size, as PNG."""
-    save_figure(path, draw(plot_rule, fit, size=(7.2, 4.2)))
+    """The rule of a fit, or the map of its heads, as PNG."""
+    drawn = draw(plot_head_betas, fit, heads) if fit.has_heads else draw(plot_rule, fit)
+    save_figure(path, drawn)
 
 
 def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
@@ -265,23 +188,15 @@ def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
     return ax
 
 
-def plot_slopes(ax: "Axes", heads: "Sequence[HeadLook]", kind: str, wants: str) -> "Axes":
-    """A map of slopes, red where a head wants to be sharper; a dot where that is beyond chance.
+def plot_slopes(ax: "Axes", heads: "Sequence[HeadLook]", kind: str) -> "Axes":
+    """A map of slopes, by "answers" or "text", red where a head wants to be sharper.
 
-    Args:
-      ax: where to draw.
-      heads: of a model.
-      kind: "answers" or "text".
-      wants: the field of HeadLook that says what they want by it.
+    A head has a dot where that is beyond chance.
     """
-    values: dict[Head, float | None] = {(h.layer, h.head): getattr(h, kind)[0] for h in heads}
-    most = max(map(abs, filter(None, values.values())), default=1.0)
-    label = r"d log p / d log $\beta$ (nats)"
-    plot_head_map(ax, values, label, cmap="RdBu_r", vmin=-most, vmax=most)
-    rows, columns = sorted({h.layer for h in heads}), sorted({h.head for h in heads})
-    clear = [head for head in heads if getattr(head, wants) != "unclear"]
-    at = [(columns.index(head.head), rows.index(head.layer)) for head in clear]
-    ax.plot([x for x, _ in at], [y for _, y in at], "k.", ms=4, ls="")
+    slopes: dict[Head, float | None] = {(h.layer, h.head): getattr(h, kind)[0] for h in heads}
+    wants = "text_wants" if kind == "text" and heads[0].answers else "wants"
+    clear = {(head.layer, head.head) for head in heads if getattr(head, wants) != "unclear"}
+    plot_head_map(ax, slopes, r"d log p / d log $\beta$ (nats)", "RdBu_r", clear)
     title = "answers" if kind == "answers" else "protected text, per token"
     ax.set_title(f"{title}: red wants to be sharper, blue more diffuse", fontsize=10)
     return ax

@@ -1,4 +1,4 @@
-"""Rules on the same items as a result to show: tables by size, template and head."""
+"""Rules on the same items as a result to show: tables by size, template, head; gains."""
 
 import math
 import textwrap
@@ -12,10 +12,10 @@ from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, 
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
 from calibrate.report.scores_json import heads_json, scores_csv, scores_json, sizes_json
+from calibrate.report.terminal import as_text
 from calibrate.rows.solved_rows import head_label
 
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
-HEADING_WIDTH = 24  # letters of a line
 
 
 class Shown(NamedTuple):
@@ -39,6 +39,8 @@ TITLES = {  # by measure, and by what items are called
     (RIGHT, "answers"): "Answers wholly right, %",
     (RIGHT, "sets"): "Accuracy, %",
 }
+
+_Rows = dict[str, Evidence]  # the items of each row of a table
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,6 @@ class ScoresRecord:
 
         return sorted(self.evidence.rules, key=place)
 
-    def _is_oracle(self, rule: str) -> bool:
-        return rule == HARD
-
     def scored_items(self) -> str:
         """The items that were scored, their heads and groups, and how many were left out."""
         if self.scored:
@@ -112,24 +111,41 @@ class ScoresRecord:
             tables.append(self._head_table())
         if any(stratum.template for stratum in self.evidence.strata):
             for measure in measures:
-                tables += self._tables(_by_stratum(self.evidence, measure), measure, detail=True)
+                tables += self._stratum_tables(measure)
         return tables
 
     def size_tables(self, measure: str) -> list[Table]:
-        """By size, a few rules at a time; all but the first are details, and what decides not."""
-        return self._tables(_by_size(self.evidence, measure), measure, detail=measure == P)
+        """By size, for all, and for protected text, whose tokens right are left out."""
+        items = judged_items(self.evidence)
+        rows = {f"{n:,}": part for n, part in items.by("size").items()}
+        means = {"all": items} if len(rows) > 1 else {}
+        if measure == LOG_P and items is not self.evidence:
+            means["text"] = self.evidence.text
+        by = "tokens" if self.evidence.of.items == "answers" else "n"
+        return self._tables(by, rows, means, measure, detail=measure == P)
+
+    def _stratum_tables(self, measure: str) -> list[Table]:
+        """By template and length."""
+        rows = {
+            f"{stratum.template}, {stratum.size:,}": part
+            for stratum, part in self.evidence.by("stratum").items()
+            if measure == LOG_P or not stratum.protected
+        }
+        return self._tables("template, tokens", rows, {}, measure, detail=True)
 
     def _measures(self) -> list[str]:
         """Those that are shown, the one that decides first."""
         known = [measure for measure in SHOWN if measure in self.evidence.values]
         return sorted(known, key=lambda measure: measure != main_measure(self.evidence))
 
-    def _tables(self, rows: "list[_Row]", measure: str, detail: bool) -> list[Table]:
+    def _tables(
+        self, by: str, rows: _Rows, means: _Rows, measure: str, detail: bool
+    ) -> list[Table]:
         """A few rules at a time; all but the first of these tables are details."""
         _, *others = self.rules
         step = SHOWN[measure].at_once
         groups = [others[i : i + step] for i in range(0, max(len(others), 1), step)]
-        tables = [self._table(rows, measure, group) for group in groups]
+        tables = [self._table(by, rows, means, measure, group) for group in groups]
         return [
             replace(table, detail=detail or i > 0, note="" if i else self._note(measure))
             for i, table in enumerate(tables)
@@ -145,23 +161,24 @@ class ScoresRecord:
         of = self.evidence.of
         return f"{of.name}: {TITLES.get((measure, of.items), measure)}, by {by}"
 
-    def _table(self, rows: "list[_Row]", measure: str, rules: Sequence[str]) -> Table:
+    def _table(
+        self, by: str, rows: _Rows, means: _Rows, measure: str, rules: Sequence[str]
+    ) -> Table:
         cells, bold = list[list[str]](), set[tuple[int, int]]()
         columns = [PLAIN, *rules]
-        deployable = [rule for rule in self.evidence.rules if not self._is_oracle(rule)]
-        for i, row in enumerate(rows):
-            best = row.items.best(measure, deployable)
+        deployable = [rule for rule in self.evidence.rules if rule != HARD]
+        for i, (name, items) in enumerate((rows | means).items()):
+            best = items.best(measure, deployable)
             bold |= {(i, 2 + columns.index(best))} if best in columns else set()
-            numbers = (_cell(row.items, rule, measure) for rule in columns)
-            cells.append([row.name, f"{row.items.n:,}", *numbers])
-        headings = [rows[0].by, self.evidence.of.items, *map(self._heading, columns)]
+            cells.append([name, f"{items.n:,}", *(_cell(items, rule, measure) for rule in columns)])
         return Table(
-            headings, cells, self._title(measure, rows[0].by), left=["template, tokens"],
-            marked=[i for i, row in enumerate(rows) if row.is_mean], bold=bold,
+            [by, self.evidence.of.items, *map(self._heading, columns)], cells,
+            self._title(measure, by), left=["template, tokens"],
+            marked=range(len(rows), len(cells)), bold=bold,
         )  # fmt: skip
 
     def _heading(self, rule: str) -> str:
-        return "\n".join(textwrap.wrap(self.label(rule), HEADING_WIDTH))
+        return "\n".join(textwrap.wrap(self.label(rule), width=24))
 
     def _head_table(self) -> Table:
         """A row per head, the largest gain first; of a single fit also its rule for the head."""
@@ -203,15 +220,16 @@ class ScoresRecord:
         heads = answers.by("head")
         rules = [
             {
-                "rule": rule, "label": self.label(rule), "oracle": self._is_oracle(rule),
+                "rule": rule, "label": self.label(rule), "oracle": rule == HARD,
                 "heads": sum(found.names(rule, head) for head in heads),
             }
             for rule in self.rules
         ]  # fmt: skip
-        verdicts = {
-            rule: {"text": text, **_verdict_json(found, rule)}
-            for rule, text in self.verdicts().items()
-        }
+        verdicts = {}
+        for rule, text in self.verdicts().items():
+            verdict = judge(found, rule)
+            words = {"outcome": verdict.outcome, "better": verdict.better, "worse": verdict.worse}
+            verdicts[rule] = {"text": text, **words}
         return {
             "of": found.of._asdict(),
             "scored": self.scored_items(),
@@ -229,35 +247,6 @@ class ScoresRecord:
         return scores_csv(self.evidence)
 
 
-class _Row(NamedTuple):
-    """A row of a table: what it is of, and its items."""
-
-    by: str
-    name: str
-    items: Evidence
-    is_mean: bool = False
-
-
-def _by_size(evidence: Evidence, measure: str) -> list[_Row]:
-    """A row for each size, for all, and for protected text, whose tokens right are left out."""
-    items = judged_items(evidence)
-    by = "tokens" if evidence.of.items == "answers" else "n"
-    rows = [_Row(by, f"{n:,}", part) for n, part in items.by("size").items()]
-    rows += [_Row(by, "all", items, True)] if len(rows) > 1 else []
-    if measure == LOG_P and items is not evidence:
-        rows.append(_Row(by, "text", evidence.text, True))
-    return rows
-
-
-def _by_stratum(evidence: Evidence, measure: str) -> list[_Row]:
-    """A row for each template and length."""
-    return [
-        _Row("template, tokens", f"{stratum.template}, {stratum.size:,}", part)
-        for stratum, part in evidence.by("stratum").items()
-        if measure == LOG_P or not stratum.protected
-    ]
-
-
 def _cell(items: Evidence, rule: str, measure: str) -> str:
     """The mean, with its error for plain softmax, and else with the gain over that."""
     factor, digits, *_ = SHOWN[measure]
@@ -269,6 +258,47 @@ def _cell(items: Evidence, rule: str, measure: str) -> str:
     return f"{factor * mean.mean:.{digits}f} ({gain})"
 
 
-def _verdict_json(evidence: Evidence, rule: str) -> dict[str, Any]:
-    verdict = judge(evidence, rule)
-    return {"outcome": verdict.outcome, "better": verdict.better, "worse": verdict.worse}
+class GainRow(NamedTuple):
+    """One rule on the rows of one set size; means and standard errors."""
+
+    size: int | None  # None: all sizes together
+    rows: int
+    rule: str
+    log_p: float  # of the target, nats
+    p: float  # probability of the target
+    gain: float  # of log p over plain softmax, row by row
+    error: float  # standard error of the gain
+
+
+class GainsTable(tuple[GainRow, ...]):
+    """Records of each rule at each size, and of all sizes together; prints as tables."""
+
+    tables: list[Table]  # as `calibrate evaluate` prints them
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(as_text, self.tables))
+
+    __repr__ = __str__
+
+
+def gains_table(evidence: Evidence, fit: str) -> GainsTable:
+    """The records of all rules; plain softmax is the first of each size.
+
+    Args:
+      evidence: of rows.
+      fit: the rule that was fitted.
+    """
+    record = ScoresRecord(evidence, (fit,))
+    sizes: list[tuple[int | None, Evidence]] = list(evidence.by("size").items())
+    if len(sizes) > 1:
+        sizes.append((None, evidence))
+    made = GainsTable(
+        GainRow(
+            size, part.n, record.label(rule), float(part.mean(rule, LOG_P).mean),
+            float(part.mean(rule, P).mean), *map(float, part.gain(rule, LOG_P)[:2]),
+        )
+        for size, part in sizes
+        for rule in record.rules
+    )  # fmt: skip
+    made.tables = record.size_tables(LOG_P)
+    return made

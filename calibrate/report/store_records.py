@@ -1,25 +1,35 @@
-"""Stores of fits as results to show: names and audits, aliases moved, versions yanked."""
+"""Stores of fits as results to show: names, audits, differences, aliases moved, versions yanked."""
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
+from calibrate.evidence.evidence import Head
 from calibrate.files import publishing
+from calibrate.files.coefficient_file import dumps
+from calibrate.files.coefficients import Coefficients
 from calibrate.files.store import (
     AuditResult,
     StoredName,
     audit_reference,
     audit_store,
+    load,
     names,
     open_name,
     origins,
-    stores,
 )
-from calibrate.report.blocks import Result, Table, Text
+from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_change
+from calibrate.report.blocks import Heading, Result, Table, Text
+from calibrate.report.rules import items, value_text
 
 COLUMNS = ("name", "loads", "versions", "aliases")
+# Fields that derive from the others, or differ in any two files.
+NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
+SHOWN_FIELDS = ("rule", "entries", "source", "x-")  # fields of beta and of its source
 
 
 class NameRecord(NamedTuple):
@@ -41,32 +51,30 @@ def list_stores(store: Path | None) -> Result:
 
     Shown is a table per store.
     """
-    places = origins(store)
-    folders = _distinct([folder for _, folder in places])
-    listed: list[NameRecord] = []
-    for origin, folder in places:
-        if folder in folders:
-            folders.remove(folder)
-            for name in names(folder):
-                shadowed = any(other.name == name for other in listed)
-                held = _name_or_error(folder, name)
-                listed.append(held._replace(origin=origin, shadowed=shadowed))
-    by_store: dict[str, list[NameRecord]] = {}
-    for held in listed:
-        by_store.setdefault(f"{held.origin}  {Path(held.store).absolute()}", []).append(held)
-    tables = [
-        Table(COLUMNS, [*map(_cells, held)], title, left=COLUMNS)
-        for title, held in by_store.items()
-    ]
+    listed, tables = list[NameRecord](), list[Table]()
+    for origin, folder in _places(store):
+        before = {held.name for held in listed}
+        of_store = []
+        for name in names(folder):
+            try:
+                held = _record(open_name(folder, name))
+            except CoefficientsError as failure:
+                held = NameRecord(name, str(folder), error=str(failure))
+            of_store.append(held._replace(origin=origin, shadowed=name in before))
+        if of_store:
+            title = f"{origin}  {folder.absolute()}"
+            tables.append(Table(COLUMNS, [*map(_cells, of_store)], title, left=COLUMNS))
+            listed += of_store
     damaged = [Text(f"{held.name} is damaged: {held.error}") for held in listed if held.error]
     return Result([*tables, *damaged], listed)
 
 
-def _name_or_error(store: Path, name: str) -> NameRecord:
-    try:
-        return _record(open_name(store, name))
-    except CoefficientsError as failure:
-        return NameRecord(name, str(store), error=str(failure))
+def _places(store: Path | None) -> list[tuple[str, Path]]:
+    """How each store was chosen, and the store; once if two paths lead to it."""
+    places: dict[str, tuple[str, Path]] = {}
+    for origin, folder in origins(store):
+        places.setdefault(os.path.realpath(folder), (origin, folder))
+    return list(places.values())
 
 
 def _record(held: StoredName) -> NameRecord:
@@ -95,19 +103,13 @@ def audit_fits(reference: str | None, store: Path | None) -> Result:
     if reference:
         results = audit_reference(reference, store)
     else:
-        folders = _distinct(stores(store)[:1] if store else stores())
+        folders = [folder for _, folder in _places(store)][: 1 if store else None]
         results = [result for folder in folders for result in audit_store(folder)]
         if not results:
             raise CoefficientsError(
                 f"{folders[0]} holds no fits; give a store: a folder with NAME/1.json"
             )
-    found = [
-        {
-            "path": result.path, "subject": result.subject, "ok": result.error is None,
-            "error": result.error, "note": result.note,
-        }
-        for result in results
-    ]  # fmt: skip
+    found = [result._asdict() | {"ok": result.error is None} for result in results]
     failed = sum(result.error is not None for result in results)
     failure = f"{failed} of {len(results)} failed; see above for each" if failed else None
     return Result([Text(_audit_line(result)) for result in results], found, failure)
@@ -133,16 +135,82 @@ def yank_version(reference: str, store: Path | None, undo: bool) -> Result:
     if held.default:
         loads = f"{held.name} now loads {held.name}@{held.default}"
     state = "usable again" if undo else "yanked"
-    told = [f"{reference} is {state}, in {held.store}; {loads}"]
-    if not undo:
-        told += [
-            f"{held.name}@{alias} points to {reference} and no longer loads; move it"
-            for alias, version in (held.aliases or {}).items()
-            if f"{held.name}@{version}" == reference
-        ]
-    return Result([*map(Text, told)], held)
+    return Result([Text(f"{reference} is {state}, in {held.store}; {loads}")], held)
 
 
-def _distinct(folders: Sequence[Path]) -> list[Path]:
-    """Folders without those that are the same folder by another path; the first path stays."""
-    return list({os.path.realpath(folder): folder for folder in reversed(folders)}.values())[::-1]
+def compare_fits(a: str, b: str, store: Path | None) -> Result:
+    """How fit b differs from fit a: the largest change of beta where either was fitted, and fields.
+
+    Shown are the fields of rule and source; JSON has all, each with its values in a and b.
+
+    Raises:
+      CoefficientsError: there is no such fit.
+    """
+    from calibrate.rows.solved_rows import head_label  # loads JAX
+
+    fits = load(a, store), load(b, store)
+    heads = {(entry.layer, entry.head) for fit in fits for entry in fit.entries}
+    changes = [(found, head_label(*head)) for head in heads if (found := _change(*fits, head))]
+    change, where = max(changes, default=(None, ""))
+    one, other = (dict(_leaves(json.loads(dumps(fit)), "")) for fit in fits)
+    fields = {
+        path: (one.get(path), other.get(path))
+        for path in dict.fromkeys([*one, *other])  # 1, 1.0 and true are three values in JSON
+        if repr(one.get(path, _leaves)) != repr(other.get(path, _leaves))
+    }
+    before, after = (f"{fit.reference}  {fit.path}" for fit in fits)
+    texts = [Text(text) for text in (_change_text(change, where), *_field_texts(fields))]
+    record = {"a": before, "b": after, "head": where, "change": change, "fields": fields}
+    return Result([Heading(f"- {before}\n+ {after}"), *texts], record)
+
+
+def _change(a: Coefficients, b: Coefficients, head: Head) -> Change | None:
+    """The largest change of a head; None if one of the fits does not name it."""
+    one, other = a.entry_of(*head), b.entry_of(*head)
+    if one is None or other is None:
+        return None
+    ranges = zip(domain_of(a.rule, one), domain_of(b.rule, other), strict=True)
+    entropies, log_n = (_hull([x for x in pair if x]) for pair in ranges)
+    return largest_change((a.rule, one), (b.rule, other), (entropies, log_n))
+
+
+def _hull(ranges: list[Range]) -> Range | None:
+    """The range that holds all of them."""
+    return (min(x[0] for x in ranges), max(x[1] for x in ranges)) if ranges else None
+
+
+def _change_text(change: Change | None, head: str) -> str:
+    if change is None:
+        return "the fits have no head in common"
+    largest, before, after, H, log_n = change
+    if largest == 0:
+        return "beta is the same"
+    at = [head] if head else []
+    at += [] if H is None else [f"H = {H:.4g}"]
+    at += [] if log_n is None else [f"n = {items(log_n)}"]
+    where = ", ".join(at)
+    return f"beta changes by at most {largest:.4g}: from {before:.4g} to {after:.4g} at {where}"
+
+
+def _field_texts(fields: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    shown = {path: values for path, values in fields.items() if path.startswith(SHOWN_FIELDS)}
+    for path, (x, y) in shown.items():
+        yield f"{value_text(path)}\n  - {value_text(x)}\n  + {value_text(y)}"
+    if hidden := len(fields) - len(shown):
+        yield f"{hidden} fields of quality and provenance differ (--json lists them)"
+    if not fields:
+        yield "no field differs"
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every value of a document that is not an object, with its path; entries one by one."""
+    if NOT_COMPARED.fullmatch(path):
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif path == "entries":
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{i}]")
+    else:
+        yield path, value

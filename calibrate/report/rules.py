@@ -1,0 +1,207 @@
+"""Rules and fits as text, and as curves of beta over entropy or set size."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.evidence.evidence import Head
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule, beta_of
+
+POWERS_OF_ENTROPY = (" H^4", " H^3", " H^2", " H", "")
+SYMBOLS = {LOG_SIZE: "n", ENTROPY_POLYNOMIAL: "H", ENTROPY_AND_SIZE: "H, n"}  # of what beta is
+TERMS = {  # by the number of coefficients, in the order of `maths/rule.py`
+    2: (" log n", ""),
+    5: POWERS_OF_ENTROPY,
+    8: (*POWERS_OF_ENTROPY, " H log n", " (log n)^2", " log n"),
+}
+N_SIZES = 5  # curves between the smallest and the largest set size of a domain
+BEYOND = 4  # times the largest: the size of one more
+ABOVE_ZERO = 1e-6  # nats: at 0 any beta gives the same, and a gate there does nothing
+POINTS = 201  # of a curve
+
+
+def polynomial(coefficients: tuple[float, ...]) -> str:
+    """The bare rule, without guards, written out with six digits; terms of 0 are left out."""
+    terms = [
+        f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}"
+        for value, factor in zip(coefficients, TERMS[len(coefficients)], strict=True)
+        if value
+    ]
+    if not terms:
+        return "0"
+    return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
+
+
+def span(domain: Sequence[float], kind: str) -> str:
+    """A range of entropies, of set sizes, or of both, in words."""
+    if kind == ENTROPY_AND_SIZE:
+        lo, hi, small, large = domain
+        entropies = span((lo, min(hi, large)), "")  # more than log n is no set's
+        return f"{entropies} and sets of {span((small, large), LOG_SIZE)}"
+    lo, hi = domain
+    if kind == LOG_SIZE:
+        return f"{items(lo)} .. {items(hi)} items"
+    return f"{lo:.4g} .. {hi:.4g} nats"
+
+
+def items(log_n: float) -> str:
+    """A set size in words, given its logarithm."""
+    n = math.exp(log_n)
+    return f"{n:,.0f}" if n < 1e9 else f"{n:.3g}"
+
+
+def outside(rule: Rule) -> str:
+    """What happens outside the domain, in words."""
+    if rule.kind == ENTROPY_AND_SIZE:
+        return (
+            "H is clamped; beyond the sizes, beta goes on along log n where it rises, and is held "
+            "where it falls"
+        )
+    if rule.kind == LOG_SIZE:
+        return "a line that rises goes on outside, and one that falls is held at its ends"
+    return "H is clamped to it" if rule.outside == "clamp" else "beta is 1 outside"
+
+
+def guards(rule: Rule) -> str:
+    """The bounds of beta, and where it is 1, in words."""
+    bounds = f"{rule.min_beta:g} <= beta <= {rule.max_beta:g}"
+    if not rule.min_entropy:  # at H = 0 any beta gives the same
+        return bounds
+    return f"beta = 1 up to H = {rule.min_entropy:g} nats; above, {bounds}"
+
+
+def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
+    """(label, text) of the rows, source and provenance that the file has."""
+    quality, source, made = fit.quality, fit.source, fit.provenance
+    rows = quality.get("rows", {})
+    used = rows.get("used", rows.get("interior"))
+    if used is not None and "rows" in rows:
+        yield "rows", f"{used:,} used of {rows['rows']:,} seen: {_pairs(rows)}"
+    if quality.get("learning_curve"):
+        yield "learning", "; ".join(map(_pairs, quality["learning_curve"]))
+    for key in ("head", "fingerprint", "collection", "seed", "citation"):
+        if key in source:
+            yield key, str(source[key])
+    if "options" in source:
+        yield "options", _pairs(source["options"])
+    versions = ", ".join(f"{tool} {version}" for tool, version in made.get("versions", {}).items())
+    if made:
+        yield "made", ", ".join(filter(None, (made.get("created"), versions)))
+
+
+def _pairs(mapping: Mapping[str, Any]) -> str:
+    return ", ".join(f"{value_text(key)} {value_text(value)}" for key, value in mapping.items())
+
+
+def value_text(value: Any) -> str:
+    """A JSON value as printable text, numbers with six digits."""
+    if value is None:
+        return "absent or null"
+    if isinstance(value, list):
+        return ", ".join(map(value_text, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    printable = isinstance(value, str) and value.isprintable()
+    return value if printable else json.dumps(value)
+
+
+class SizeCurve(NamedTuple):
+    """beta of sets of one size, over the entropies that such sets can have."""
+
+    size: int
+    entropy: np.ndarray  # (points,) nats, up to log n
+    beta: np.ndarray  # (points,)
+    inside: np.ndarray  # (points,) bool: in the domain's entropies
+    beyond: bool  # whether the size is larger than those of the domain
+
+
+def of_both(rule: Rule) -> bool:
+    """Whether beta is a function of entropy and of set size."""
+    return rule.by_entropy and rule.by_size
+
+
+def rule_curve(fit: Coefficients, entry: Entry, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(x as an axis shows it, beta) of one entry at x, which is entropies or log sizes.
+
+    Of a rule of one variable.
+    """
+    return np.exp(x) if fit.rule.by_size else x, _beta(fit, entry, x, x)
+
+
+def _beta(fit: Coefficients, entry: Entry, H: np.ndarray, log_n: np.ndarray) -> np.ndarray:
+    H = np.maximum(H, ABOVE_ZERO)
+    return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
+
+
+def size_curves(fit: Coefficients, entry: Entry) -> list[SizeCurve]:
+    """Curves of one entry of a rule of entropy and size: sizes of its domain, and one beyond.
+
+    A set of one item has no entropy, and no curve.
+    """
+    lo, hi, small, large = entry.domain
+    sizes = np.exp([*np.linspace(small, large, N_SIZES), large + math.log(BEYOND)])
+    curves = []
+    for n in sorted({round(float(size)) for size in sizes} - {1}):
+        H = np.linspace(ABOVE_ZERO, math.log(n), POINTS)
+        beta = _beta(fit, entry, H, np.full(POINTS, math.log(n)))
+        curves.append(SizeCurve(n, H, beta, (lo <= H) & (hi >= H), n > 2 * math.exp(large)))
+    return curves
+
+
+def beta_range(fit: Coefficients, entry: Entry) -> tuple[float, float]:
+    """The least and greatest beta of one entry over its domain."""
+    if of_both(fit.rule):
+        within = [c.beta[c.inside] for c in size_curves(fit, entry) if not c.beyond]
+        beta = np.concatenate(within)
+    else:
+        _, beta = rule_curve(fit, entry, np.linspace(*entry.domain, POINTS))
+    return float(beta.min()), float(beta.max())
+
+
+def beta_text(fit: Coefficients, entry: Entry) -> str:
+    """The range of beta over the domain of one entry, in a few letters."""
+    least, most = beta_range(fit, entry)
+    return f"{most:.2f}" if is_constant(fit, entry) else f"{least:.2f} to {most:.2f}"
+
+
+def is_constant(fit: Coefficients, entry: Entry) -> bool:
+    """Whether beta is the same for every row: neither domain nor entropy nor size matters."""
+    rule, terms = fit.rule, list(entry.coefficients)
+    constant = terms.pop(TERMS[len(terms)].index(""))
+    everywhere = rule.outside == "clamp" and not rule.min_entropy
+    return not any(terms) and everywhere and rule.min_beta <= constant <= rule.max_beta
+
+
+def all_constant(fit: Coefficients) -> bool:
+    """Whether every entry is a constant."""
+    return all(is_constant(fit, entry) for entry in fit.entries)
+
+
+def typical_betas(
+    fit: Coefficients, heads: Iterable[Head], n: float | None = None
+) -> dict[Head, float | None]:
+    """beta of each head at half of the entropy that n items can have; None where it has no rule.
+
+    Args:
+      fit: with entries for layers or heads.
+      heads: by (layer, head).
+      n: items; None is the largest number that the fit was made of.
+    """
+    domain = joint_domain(fit.entries)
+    log_n = np.asarray(domain[-1] if n is None else np.log(n))
+    H = log_n / 2 if fit.rule.by_size else np.asarray(sum(domain[:2]) / 2)
+    entries = {head: fit.entry_of(*head) for head in heads}
+    return {
+        head: None if entry is None else float(_beta(fit, entry, H, log_n))
+        for head, entry in entries.items()
+    }
+
+
+def joint_domain(entries: Sequence[Entry]) -> tuple[float, ...]:
+    """The range that the domains of several entries span, in each variable."""
+    ends = zip(*(entry.domain for entry in entries), strict=True)
+    return tuple(max(column) if i % 2 else min(column) for i, column in enumerate(ends))
