@@ -18,7 +18,7 @@ from calibrate.model.passes import (
     report_resumed,
     score,
 )
-from calibrate.transformers.attention import attention_function, temporary_attention
+from calibrate.transformers.attention import temporary_attention
 from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify
 
@@ -71,7 +71,7 @@ def score_fits(
 
 def _given(model: PreTrainedModel, fit: Coefficients) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
-    return temporary_attention(model, _NAME, attention_function(fit), applied(fit))
+    return temporary_attention(model, _NAME, applied(fit))
 
 
 def _score_unit(
