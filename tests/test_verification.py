@@ -214,4 +214,4 @@ def test_capture_asks_which_part(here):
     run(part="decoder.layers.*.encoder_attn")
     message = "MarianAttention has no layer_idx, so its heads have no names; leave it out by part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
-        run(part="")
+        run(part="layers")
