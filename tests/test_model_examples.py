@@ -432,7 +432,7 @@ def two_gguf(folder):
     ("change", "message"),
     [
         (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors and 0 .gguf files"),
-        (lambda f: (f / "config.json").unlink(), "spoilt has no config.json"),
+        (lambda f: (f / "config.json").unlink(), "cannot read the configuration in spoilt"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
         (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot load the model in spo"),
         (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "spoilt has no tokenizer that loads ("),

@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
     leave, and whose bias is above -inf.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
-    torch.nn.functional.scaled_dot_product_attention: the same arguments and layout, and three more.
+    torch.nn.functional's: the same arguments and layout, and three more.
 
     Args:
       query: (..., N, T, W); or (T, W).
@@ -66,10 +66,9 @@ def scaled_dot_product_attention(
       float32 or wider; logits too, but for half precision on an accelerator's fused kernel. A query
       that sees no key gives 0.
 
-      Keys that a query does not see may hold anything, NaN too; where a call with a mask and
-      more than 32 queries is compiled, so may those that no query sees. Values must be finite:
-      0 times NaN is NaN, as in the original. Second and forward-mode derivatives of more than
-      32 queries need torch.nn.attention.sdpa_kernel(SDPBackend.MATH), likewise.
+      Keys that a query does not see may hold anything, NaN too; in a compiled call with a mask
+      those that no query sees. Values must be finite, as in the original, and second and
+      forward-mode derivatives of more than 32 queries need its sdpa_kernel(SDPBackend.MATH).
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match.
@@ -185,8 +184,7 @@ def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
 def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
     """(B, K, 1, W): the lower quartile, by magnitude, of some keys that some query sees; else 0.
 
-    It is a constant to gradients, as it cancels. A mean would let one odd key, which most queries
-    may not see, take their precision.
+    It cancels, and is a constant to gradients. In a mean one odd key would take all precision.
     """
     k, S = k.detach(), k.shape[2]
     share = torch.linspace(0, 1, min(S, TYPICAL_KEYS), dtype=torch.float32, device=k.device)
@@ -205,8 +203,7 @@ def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
 def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
     """H = log Z - E[z] of each query, (B, N, T).
 
-    Its gradient is that of E[z] through the weights alone, dH = -sum z dp: what flows through z
-    itself is E[dz] in both terms, and cancels.
+    Its gradient is that of E[z] through the weights alone, as E[dz] in both terms cancels.
     """
     # As a value, a NaN key would reach queries that do not see it: 0 times NaN is NaN.
     values = k.detach().nan_to_num(0.0, 0.0, 0.0)

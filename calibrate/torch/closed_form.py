@@ -58,8 +58,7 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) ->
 def _meet_numbers(fit: Coefficients) -> None:
     """Shows a compiler the numbers of a fit outside of `_ClosedForm`.
 
-    With dynamic=True it takes them as inputs. Those it meets in one autograd.Function first, it
-    does not find in the next (PyTorch's issue 193194).
+    With dynamic=True it does not find those that it met first in another (PyTorch's issue 193194).
     """
     sum((NO_WEIGHT, *fit.rule[:3], *(x for e in fit.entries for x in (*e.coefficients, *e.domain))))
 

@@ -174,10 +174,8 @@ def head_logits(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Logits of an attention layer in float32 or wider, and which are real; None: all of them.
 
-    Args:
-      at: (batch,) positions of one query each; None means all queries.
-    Returns:
-      (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts.
+    (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts. `at`,
+    (batch,), are positions of one query each; None means all queries.
     """
     (B, N, T, W), S = query.shape, key.shape[2]
     causal = is_causal_alone(module, mask, T, is_causal)

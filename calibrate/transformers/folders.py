@@ -35,11 +35,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 class ModelFolder:
     """A folder that Transformers can load: config.json and safetensors, or a .gguf file.
 
-    Attributes:
-      path: the folder.
-      name: its last name.
-      files: what the fingerprint is of: those of the weights, and the configuration.
-      config: the model's configuration.
+    The fingerprint is of `files`: those of the weights, and the configuration.
+
     Raises:
       CalibrateError: it cannot be read, or holds no such model.
     """
@@ -88,11 +85,7 @@ class ModelFolder:
         return fingerprint_of(self.files)
 
     def tokenizer(self) -> Any:
-        """The tokenizer in the folder: of its own files, or the one that a .gguf file carries.
-
-        Raises:
-          CalibrateError: there is none.
-        """
+        """The tokenizer of files in the folder, or of the .gguf file; CalibrateError without."""
         own = any((self.path / name).is_file() for name in _TOKENIZER_FILES)
         try:
             return AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
@@ -103,11 +96,8 @@ class ModelFolder:
             ) from failure
 
     def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
-        """The model, frozen, for evaluation.
+        """The model, frozen, for evaluation, with weights of that dtype.
 
-        Args:
-          dtype: "float32" or "bfloat16", of the weights.
-          device: of PyTorch's.
         Raises:
           CalibrateError: it does not load, lacks weights, or sees later tokens.
         """
@@ -143,8 +133,6 @@ def _weights_in(folder: Path) -> list[Path]:
         raise CalibrateError(
             f"{folder} has no {WEIGHTS} and {len(found)} .gguf files; give a folder with one model"
         )
-    if not (folder / CONFIG).is_file():
-        raise CalibrateError(f"{folder} has no {CONFIG}; put the model's own there")
     names = sorted(names) + ([INDEX] if names != [WEIGHTS] else [])
     return [folder / name for name in [*names, CONFIG]]
 

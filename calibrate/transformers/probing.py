@@ -109,9 +109,8 @@ def probe(
 ) -> Probe:
     """One forward pass, as in evaluation and without gradients, that leaves the model as it was.
 
-    Args:
-      inputs: what the model is called with; if empty, a few tokens.
-      names: of registered attention, in whose place `attend` is called.
+    `attend` takes the place of attention with these names. Without inputs, a few tokens are given.
+
     Raises:
       CoefficientsError: no inputs were given, and the model does not run on those.
     """
