@@ -1,6 +1,5 @@
 """Models in .gguf files, written by the package `gguf` as llama.cpp does."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -67,21 +66,6 @@ def test_files_that_lack_something():
     assert f"lacks weights of LlamaForCausalLM: {weight}" in refusal(
         "model", "collect", "--model", lacking, *arguments
     )
-
-
-@pytest.mark.parametrize("missing", [["gguf", "accelerate"], ["accelerate"]])
-def test_packages_that_are_missing(missing, monkeypatch):
-    folder = write_gguf(Path("m"), small_model())
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        folders.importlib.util, "find_spec", lambda name: None if name in missing else find(name)
-    )
-    message = (
-        rf"^m/tiny.gguf cannot be read without {' and '.join(missing)}: "
-        r"pip install -e '.\[gguf\]' in a clone of calibrate$"
-    )
-    with pytest.raises(CalibrateError, match=message):
-        ModelFolder(folder)
 
 
 def test_weights_are_unpacked_so_that_no_kernel_is_fetched(monkeypatch):

@@ -365,15 +365,16 @@ def two_gguf(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors and no .gguf"),
-        (lambda f: (f / "config.json").unlink(), "spoilt has no config.json"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors and 0 .gguf files"),
+        (lambda f: (f / "config.json").unlink(), "cannot read the configuration in spoilt"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
         (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot load the model in spo"),
+        (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "spoilt has no tokenizer that loads ("),
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
         (put_nan, "is nan: the model's logits are not finite; load it with --dtype float32"),
-        (two_gguf, "spoilt has 2 .gguf files; give a folder with one model"),
+        (two_gguf, "and 2 .gguf files; give a folder with one model"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_used(model, change, message):
@@ -537,7 +538,7 @@ def test_the_commands_that_look_at_a_model(here):
 def test_prompts_of_ids_need_no_tokenizer(model):
     folder = spoilt(model, lambda f: [p.unlink() for p in f.glob("tokenizer*")])
     collected(folder, templates=(), prompts=write_lines("ids.jsonl", PROMPTS[1:2]))
-    with pytest.raises(CalibrateError, match="has no tokenizer; .*token ids alone"):
+    with pytest.raises(CalibrateError, match="has no tokenizer .*token ids alone"):
         collected(folder, prompts=write_lines("text.jsonl", PROMPTS[:1]))
 
 

@@ -75,8 +75,8 @@ def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollec
     units = [unit for n in request.set_sizes for unit in plan_units(n, request.sets)]
     with _into(folder, request, units) as report:
         return collect(
-            source, request.set_sizes, request.sets, request.seed, folder, n_bytes, report,
-            request.keep, jobs,
+            source, request.set_sizes, request.sets, request.seed, folder, max_bytes=n_bytes,
+            report=report, keep=request.keep, jobs=jobs,
         )  # fmt: skip
 
 

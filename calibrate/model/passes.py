@@ -26,7 +26,7 @@ from calibrate.files.examples import Example, ExampleSet, Scores, parse_scores
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.files.resuming import read_if_sound
 from calibrate.model.forms import Form
-from calibrate.transformers.attention import attention_function, temporary_attention
+from calibrate.transformers.attention import temporary_attention
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
 from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify

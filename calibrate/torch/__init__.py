@@ -11,7 +11,6 @@ except ImportError as missing:
     raise ImportError(f"calibrate.torch needs PyTorch: {install('torch')}") from missing
 
 from calibrate.torch.attention import scaled_dot_product_attention
-from calibrate.torch.beta import inverse_temperature
-from calibrate.torch.softmax import adaptive_softmax, entropy
+from calibrate.torch.softmax import adaptive_softmax, entropy, inverse_temperature
 
 __all__ = ["adaptive_softmax", "entropy", "inverse_temperature", "scaled_dot_product_attention"]

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.fit_beta import Features
-from calibrate.torch.beta import beta_of_rows, wide
+from calibrate.torch.closed_form import beta_of_rows, wide
 from calibrate.torch.fused import Kernel, kernel
-from calibrate.torch.query_blocks import AttentionOptions, attend_in_blocks, causal_mask
+from calibrate.torch.query_blocks import Call, attend_in_blocks, causal_mask
 from calibrate.torch.softmax import refuse_nested
 
 FEW_QUERIES = 32
@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
     leave, and whose bias is above -inf.
 
     `functools.partial(scaled_dot_product_attention, coefficients=fit)` takes the place of
-    torch.nn.functional.scaled_dot_product_attention: the same arguments and layout, and three more.
+    torch.nn.functional's: the same arguments and layout, and three more.
 
     Args:
       query: (..., N, T, W); or (T, W).
@@ -66,10 +66,9 @@ def scaled_dot_product_attention(
       float32 or wider; logits too, but for half precision on an accelerator's fused kernel. A query
       that sees no key gives 0.
 
-      Keys that a query does not see may hold anything, NaN too; where a call with a mask and
-      more than 32 queries is compiled, so may those that no query sees. Values must be finite:
-      0 times NaN is NaN, as in the original. Second and forward-mode derivatives of more than
-      32 queries need torch.nn.attention.sdpa_kernel(SDPBackend.MATH), likewise.
+      Keys that a query does not see may hold anything, NaN too; in a compiled call with a mask
+      those that no query sees. Values must be finite, as in the original, and second and
+      forward-mode derivatives of more than 32 queries need its sdpa_kernel(SDPBackend.MATH).
     Raises:
       CoefficientsError: no fit was given, or it does not fit the heads.
       ValueError: shapes or dtypes that do not match.
@@ -81,48 +80,55 @@ def scaled_dot_product_attention(
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"query is {tuple(query.shape)}; give (..., heads, queries, width)")
     scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale
-    options = AttentionOptions(fit, scale, is_causal, logits_soft_cap, dropout_p, entropy_gradient)
+    call = Call(
+        query, key, value, mask=attn_mask, sinks=sinks, fit=fit, scale=scale, is_causal=is_causal,
+        soft_cap=logits_soft_cap, dropout_p=dropout_p, entropy_gradient=entropy_gradient,
+    )  # fmt: skip
     device = query.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return _attend_any_axes(query, key, value, attn_mask, sinks, enable_gqa, options)
+        return _attend_any_axes(call, enable_gqa)
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):  # inputs are cast, as in the original; logits not
-        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
-        return _attend_any_axes(q, k, v, attn_mask, sinks, enable_gqa, options)
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in call[:3])
+        return _attend_any_axes(call._replace(q=q, k=k, v=v), enable_gqa)
 
 
-def _attend_any_axes(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, sinks: Tensor | None,
-    enable_gqa: bool, options: AttentionOptions,
-) -> Tensor:  # fmt: skip
+def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
     """Checks the inputs, and makes one batch axis of the leading ones."""
-    _check(query, key, value, enable_gqa, options.soft_cap)
-    lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-    q, k, v = (_four_axes(x, lead) for x in (query, key, value))
-    mask, bias = _mask_or_bias(attn_mask, (*lead, q.shape[1], q.shape[2], k.shape[2]), lead)
-    if options.is_causal and mask is not None:
-        mask = mask & causal_mask(q.shape[2], k.shape[2], mask.device)
-        options = options._replace(is_causal=False)
+    _check(call, enable_gqa)
+    query, mask, sinks = call.q, call.mask, call.sinks
+    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in call[:3]))
+    q, k, v = (_four_axes(x, lead) for x in call[:3])
+    full = (*lead, q.shape[1], q.shape[2], k.shape[2])
+    if mask is not None:
+        mask = _broadcastable("attn_mask", mask, full, lead)
+        if call.is_causal and mask.dtype == torch.bool:
+            mask = mask & causal_mask(*full[-2:], mask.device)
+            call = call._replace(is_causal=False)
     if sinks is not None:
         sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
-        sinks = _broadcastable("sinks", sinks, (*lead, *q.shape[1:3], 1), lead)
-    out = _attend(q, k, v, mask, bias, sinks, options).to(query.dtype)
+        sinks = _broadcastable("sinks", sinks, (*full[:-1], 1), lead)
+    out = _attend(call._replace(q=q, k=k, v=v, mask=mask, sinks=sinks)).to(query.dtype)
     return out.reshape(*lead, *query.shape[-3:-2], *out.shape[-2:])
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool, soft_cap: float | None) -> None:
-    shapes = f"query is {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)}"
-    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"{shapes}; give (..., N, T, W), (..., K, S, W) and (..., K, S, any)")
+def _check(call: Call, enable_gqa: bool) -> None:
+    q, k, v = call[:3]
+    N, K, of_value = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    divides = N == K or (enable_gqa and K > 0 and N % K == 0)
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or K != of_value or not divides:
+        raise ValueError(
+            f"query is {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)}; give "
+            "(..., N, T, W), (..., K, S, W) and (..., K, S, any), K = N or with enable_gqa=True a "
+            "divisor of N"
+        )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(f"query, key, value are {q.dtype}, {k.dtype}, {v.dtype}; give one float")
-    N, *others = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
-    divides = others[0] == N or (enable_gqa and others[0] > 0 and N % others[0] == 0)
-    if others[0] != others[1] or not divides:
-        remedy = "a multiple of their heads" if enable_gqa else "as many heads, or enable_gqa=True"
-        raise ValueError(f"{shapes}; give {remedy}")
-    if soft_cap is not None and soft_cap <= 0:
-        raise ValueError(f"logits_soft_cap is {soft_cap}; give c > 0, or None")
+    if call.soft_cap is not None and call.soft_cap <= 0:
+        raise ValueError(f"logits_soft_cap is {call.soft_cap}; give c > 0, or None")
+    mask = call.mask
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attn_mask is {mask.dtype}; give bool, True for real keys, or floats")
 
 
 def _four_axes(x: Tensor, lead: torch.Size) -> Tensor:
@@ -141,86 +147,63 @@ def _broadcastable(name: str, x: Tensor, full: tuple[int, ...], lead: torch.Size
     return _four_axes(x, lead)
 
 
-def _mask_or_bias(
-    attn_mask: Tensor | None, full: tuple[int, ...], lead: torch.Size
-) -> tuple[Tensor | None, Tensor | None]:
-    """The mask as bool, or as what is added to the logits; four axes, each possibly 1."""
-    if attn_mask is None:
-        return None, None
-    four = _broadcastable("attn_mask", attn_mask, full, lead)
-    if attn_mask.dtype == torch.bool:
-        return four, None
-    if not attn_mask.is_floating_point():
-        raise TypeError(f"attn_mask is {attn_mask.dtype}; give bool, True for real keys, or floats")
-    return None, four
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
-    sinks: Tensor | None, options: AttentionOptions,
-) -> Tensor:  # fmt: skip
-    if options.is_causal:
+def _attend(call: Call) -> Tensor:
+    q, k, v, mask = call[:4]
+    if call.is_causal:
         k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
-        bias = None if bias is None else bias[..., : q.shape[2]]
-    plain = bias is None and sinks is None and options.soft_cap is None and options.dropout_p == 0
+        mask = None if mask is None else mask[..., : q.shape[2]]
+    plain = mask is None or mask.dtype == torch.bool
+    plain = plain and call.sinks is None and call.soft_cap is None and call.dropout_p == 0
+    plain = plain and call.scale > 0  # kernels scale what they masked: -inf times -1 is inf
     if q.device.type == "cpu" or not plain:
         q, k, v = (x.to(wide(x.dtype)) for x in (q, k, v))
+    call = call._replace(q=q, k=k, v=v, mask=mask)
     if plain and q.shape[2] > FEW_QUERIES and 0 not in (*q.shape, *k.shape, *v.shape):
-        if options.scale <= 0:  # kernels scale what they masked: -inf times -1 is inf
-            q = q * (-1 if options.scale < 0 else 0)
-            options = options._replace(scale=-options.scale or 1.0)
-        stock = kernel(q, k, v, mask, options.is_causal, options.scale)
+        stock = kernel(q, k, v, mask, call.is_causal, call.scale)
         if stock is not None:
-            return _attend_in_two_calls(stock, q, k, v, mask, options)
-    return attend_in_blocks(q, k, v, mask, bias, sinks, options)
+            return _attend_in_two_calls(stock, call)
+    return attend_in_blocks(call)
 
 
-def _attend_in_two_calls(
-    stock: Kernel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions
-) -> Tensor:
-    if options.fit.rule.min_beta == options.fit.rule.max_beta == 1:
+def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
+    q, k, v, mask = call[:4]
+    rule, H, log_n = call.fit.rule, None, None
+    if rule.min_beta == rule.max_beta == 1:
         return stock(q, k, v)[0]  # as in layers that a fit does not name
     # Softmax is the same for keys that are moved alike; E[z] and log Z are smaller, and exacter.
     k = k - _typical_key(k, mask)
-    rule, H, log_n = options.fit.rule, None, None
     if rule.by_size:
-        log_n = log_n_keys(q, k, mask, options.is_causal)
+        log_n = log_n_keys(q, k, mask, call.is_causal)
     if rule.by_entropy:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and options.entropy_gradient):
-            H = _entropy(stock, q, k, options.scale)
-    beta = beta_of_rows(Features(H, log_n), options.fit, -2)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and call.entropy_gradient):
+            H = _entropy(stock, q, k, call.scale)
+    beta = beta_of_rows(Features(H, log_n), call.fit, -2)
     return stock((q * beta[..., None]).to(q.dtype), k, v)[0]
 
 
 def _typical_key(k: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, K, 1, W): the lower quartile, by magnitude, of some keys that some query sees.
+    """(B, K, 1, W): the lower quartile, by magnitude, of some keys that some query sees; else 0.
 
-    It is a constant to gradients, as it cancels. A mean would let one odd key, which most queries
-    may not see, take their precision.
+    It cancels, and is a constant to gradients. In a mean one odd key would take all precision.
     """
     k, S = k.detach(), k.shape[2]
     share = torch.linspace(0, 1, min(S, TYPICAL_KEYS), dtype=torch.float32, device=k.device)
     if mask is None:
-        return _lower_quartile(k[:, :, (share * (S - 1)).long()])
-    seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
-    rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
-    at = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
-    at = at.expand(len(k), k.shape[1], -1, k.shape[3])
-    return _lower_quartile(k.gather(2, at))
-
-
-def _lower_quartile(keys: Tensor) -> Tensor:
-    """By magnitude, of (B, K, keys, W); 0 where that is not finite."""
-    size = keys.abs().nan_to_num(torch.inf, torch.inf)
-    at = size.kthvalue(1 + keys.shape[2] // 4, 2, keepdim=True).indices
-    return keys.gather(2, at).nan_to_num(0.0, 0.0, 0.0)
+        some = k[:, :, (share * (S - 1)).long()]
+    else:
+        seen = mask.expand(*mask.shape[:-1], S).any(-2).any(1).cumsum(-1)  # so many up to each key
+        rank = 1 + (share * (seen[:, -1:] - 1).clamp(min=0)).long()
+        at = torch.searchsorted(seen, rank).clamp(max=S - 1)[:, None, :, None]
+        some = k.gather(2, at.expand(len(k), k.shape[1], -1, k.shape[3]))
+    size = some.abs().nan_to_num(torch.inf, torch.inf)
+    at = size.kthvalue(1 + some.shape[2] // 4, 2, keepdim=True).indices
+    return some.gather(2, at).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
     """H = log Z - E[z] of each query, (B, N, T).
 
-    Its gradient is that of E[z] through the weights alone, dH = -sum z dp: what flows through z
-    itself is E[dz] in both terms, and cancels.
+    Its gradient is that of E[z] through the weights alone, as E[dz] in both terms cancels.
     """
     # As a value, a NaN key would reach queries that do not see it: 0 times NaN is NaN.
     values = k.detach().nan_to_num(0.0, 0.0, 0.0)
@@ -233,20 +216,12 @@ def _entropy(stock: Kernel, q: Tensor, k: Tensor, scale: float) -> Tensor:
 def log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
     """log n of the n keys that each query sees, (B, N, T); 0 for a query without any."""
     T, S = q.shape[2], k.shape[2]
-    if mask is not None:
-        n = _count(mask.expand(*mask.shape[:-1], S))
+    if mask is not None:  # as bytes, eight at first: a CPU is slow to add bools up as integers
+        mask = mask.expand(*mask.shape[:-1], S).to(torch.uint8)
+        mask = torch.nn.functional.pad(mask, (0, -S % 8))
+        n = mask.unflatten(-1, (8, -1)).sum(-2, dtype=torch.uint8).sum(-1)
     elif is_causal:
         n = torch.arange(1, T + 1, device=q.device).clamp(max=S)
     else:
         n = torch.full((), S, device=q.device)
     return n.clamp(min=1).to(wide(q.dtype)).log().expand(q.shape[:3])
-
-
-def _count(mask: Tensor) -> Tensor:
-    """How many of the last axis are True."""
-    if mask.device.type != "cpu":
-        return mask.sum(-1)
-    # A CPU is slow to add bools up as integers: eight of them first, as bytes.
-    mask = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8)).to(torch.uint8)
-    eights: Tensor = mask.unflatten(-1, (8, -1)).sum(-2, dtype=torch.uint8)
-    return eights.sum(-1, dtype=torch.int32)

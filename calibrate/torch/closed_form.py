@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from calibrate.files.coefficients import Coefficients
-from calibrate.fit_beta import Features, beta_at, slope_at
+from calibrate.fit_beta import Features, beta_at, head_numbers, slope_at
 from calibrate.maths.masking import NO_WEIGHT
-from calibrate.torch.beta import head_table, wide
 
 FEW_ROWS = 1 << 14  # NumPy, in one thread, takes a third of PyTorch's time for a call
 
@@ -59,10 +58,29 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) ->
 def _meet_numbers(fit: Coefficients) -> None:
     """Shows a compiler the numbers of a fit outside of `_ClosedForm`.
 
-    With dynamic=True it takes them as inputs. Those it meets in one autograd.Function first, it
-    does not find in the next (PyTorch's issue 193194).
+    With dynamic=True it does not find those that it met first in another (PyTorch's issue 193194).
     """
     sum((NO_WEIGHT, *fit.rule[:3], *(x for e in fit.entries for x in (*e.coefficients, *e.domain))))
+
+
+def beta_of_rows(x: Features, fit: Coefficients, head_axis: int) -> Tensor:
+    """beta of x, with the heads of a fit per head along that axis."""
+    beta: Tensor = beta_at(x, head_table(fit, x.either, head_axis), fit, torch)
+    return beta
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, or float32 for narrower ones and for integers."""
+    return dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
+
+
+def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
+    """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike."""
+    numbers = head_numbers(fit, x.shape, head_axis)
+    if numbers is None:
+        return None
+    table = torch.tensor(numbers, dtype=x.dtype, device=x.device)
+    return table.reshape(*table.shape, *[1] * (-head_axis - 1))
 
 
 def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
@@ -107,7 +125,7 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions
         normaliser, total = sums(shifted, dim, False)
         H = normaliser.log() - total / normaliser
         H = H if entropy_gradient else H.detach()
-    beta = beta_at(Features(H, log_n), head_table(fit, z, -3), fit, torch)
+    beta = beta_of_rows(Features(H, log_n), fit, -3)
     return _as_asked(torch.softmax(beta * shifted, dim), logits, where)
 
 
@@ -127,17 +145,17 @@ def _centre(
     """
     if not fit.rule.by_size:
         return _less(z, top, logits).clamp_min_(NO_WEIGHT), None  # 0 times -inf is NaN
-    if not look:  # of z: compiled for CPUs, a count of z - max z takes half of all time
+    if not look or z.device.type != "cpu":
         n = torch.gt(z, -torch.inf).sum(dim, keepdim=True, dtype=z.dtype)
+        # After n of z: compiled for CPUs, a count of z - max z takes half of all time.
         return _less(z, top, logits).clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
-    shifted, out = _less(z, top, logits), None
-    if shifted.device.type == "cpu":
-        if shifted.amin() > NO_WEIGHT:  # to see that took no longer than to clamp them
-            log_n = math.log(shifted.shape[dim] if shifted.ndim else 1)
-            one_number = fit.rule.by_entropy and not fit.has_heads
-            return shifted, log_n if one_number else shifted.new_tensor(log_n)
-        out = torch.empty_like(shifted)  # bools are slow to make and to add up there
-    n = torch.gt(shifted, -torch.inf, out=out).sum(dim, keepdim=True, dtype=shifted.dtype)
+    shifted = _less(z, top, logits)
+    if shifted.amin() > NO_WEIGHT:  # to see that took no longer than to clamp them
+        log_n = math.log(shifted.shape[dim] if shifted.ndim else 1)
+        one_number = fit.rule.by_entropy and not fit.has_heads
+        return shifted, log_n if one_number else shifted.new_tensor(log_n)
+    out = torch.empty_like(shifted)  # bools are slow to make and to add up
+    n = torch.gt(shifted, -torch.inf, out=out).sum(dim, keepdim=True)
     return shifted.clamp_min_(NO_WEIGHT), n.clamp(min=1).log()
 
 
@@ -180,14 +198,13 @@ def _of_rows(
         xp = np
         top, table, log_n = _as_array(top), _as_array(table), _as_array(log_n)
         of_entropy = [x.numpy() for x in of_entropy]
-    if not of_entropy:
-        beta = beta_at(Features(None, log_n), table, fit, xp)
-        return _Rows(as_tensor(beta), None, None)
-    normaliser, total = of_entropy
-    mean = total / normaliser
-    x = Features(xp.log(normaliser) - mean, log_n)
+    x = Features(None, log_n)
+    if of_entropy:
+        normaliser, total = of_entropy
+        mean = total / normaliser
+        x = Features(xp.log(normaliser) - mean, log_n)
     beta = beta_at(x, table, fit, xp)
-    if not (for_gradient and options.entropy_gradient):
+    if not (of_entropy and for_gradient and options.entropy_gradient):
         return _Rows(as_tensor(beta), None, None)
     of_z = top + mean
     # As it was rounded, so that weights of z - of_z have this sum.

@@ -21,11 +21,7 @@ def kernel(
 ) -> Kernel | None:
     """A kernel for these shapes, dtype, device and mask; None if there is none.
 
-    Args:
-      query, key, value: (B, N, T, W), (B, K, S, W), (B, K, S, value's width).
-      mask: bool, broadcastable to (B, N, T, S), True for real keys.
-      is_causal: query t sees keys 0 to t; then without a mask.
-      scale: of the logits.
+    The mask is bool, broadcastable to (B, N, T, S); with causality there is none.
     """
     if query.device.type == "cpu":
         return _kernel_of_cpu(query, key, value, mask, is_causal, scale)

@@ -17,9 +17,14 @@ BLOCK_LOGITS = 1 << 20
 MIN_ROWS = 16
 
 
-class AttentionOptions(NamedTuple):
-    """What determines the weights, but for logits and masks."""
+class Call(NamedTuple):
+    """What attention is of."""
 
+    q: Tensor  # (B, N, T, W)
+    k: Tensor  # (B, K, S, W)
+    v: Tensor  # (B, K, S, any)
+    mask: Tensor | None  # bool, True for real keys, or a bias of logits; each axis possibly 1
+    sinks: Tensor | None  # (B, N, T, 1), each axis possibly 1
     fit: Coefficients
     scale: float
     is_causal: bool
@@ -33,25 +38,31 @@ def causal_mask(T: int, S: int, device: torch.device, first: int = 0) -> Tensor:
     return torch.ones(T, S, dtype=torch.bool, device=device).tril_(first)
 
 
-def attend_in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
-    sinks: Tensor | None, options: AttentionOptions,
-) -> Tensor:  # fmt: skip
+def both_masks(mask: Tensor | None, real: Tensor) -> Tensor:
+    """A mask, bool or a bias, that leaves none but `real` keys too."""
+    if mask is None:
+        return real
+    return mask & real if mask.dtype == torch.bool else mask.masked_fill(~real, -torch.inf)
+
+
+def attend_in_blocks(call: Call) -> Tensor:
     """A block of queries meets its keys at a time: the matrix of all logits never exists."""
+    q, k, v = call[:3]
     B, N, T, _ = q.shape
     S = k.shape[2]
     # A compiler unrolls the loop, for one length; it holds the matrix instead, for any.
     rows = T if torch.compiler.is_compiling() else max(MIN_ROWS, BLOCK_LOGITS // max(1, B * N * S))
     if rows >= T:
-        return _attend_block(q, k, v, mask, bias, sinks, 0, options)
+        return _attend_block(call, 0)
     outs, grad = [], torch.is_grad_enabled()
     for first in range(0, T, rows):
         last = min(T, first + rows)
-        seen = min(S, last) if options.is_causal else S
-        block = partial(
-            _attend_block, q[:, :, first:last], k[:, :, :seen], v[:, :, :seen],
-            _part(mask, first, last, seen), _part(bias, first, last, seen), sinks, first, options,
+        seen = min(S, last) if call.is_causal else S
+        part = call._replace(
+            q=q[:, :, first:last], k=k[:, :, :seen], v=v[:, :, :seen],
+            mask=_part(call.mask, first, last, seen), sinks=_part(call.sinks, first, last, 1),
         )  # fmt: skip
+        block = partial(_attend_block, part, first)
         # For gradients, each block is computed again.
         outs.append(checkpoint(block, use_reentrant=False) if grad else block())
     return torch.cat(outs, 2)
@@ -65,60 +76,37 @@ def _part(x: Tensor | None, first: int, last: int, seen: int) -> Tensor | None:
     return x if x.shape[3] == 1 else x[..., :seen]
 
 
-def _attend_block(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
-    sinks: Tensor | None, first: int, options: AttentionOptions,
-) -> Tensor:  # fmt: skip
+def _attend_block(call: Call, first: int) -> Tensor:
     """The queries (B, N, rows, W) from position `first` on."""
-    B, N, rows, _ = q.shape
-    z, mask = masked_logits(
-        q, k, mask, bias, sinks, first, options.scale, options.is_causal, options.soft_cap
-    )
-    weights = adaptive_softmax(
-        z, options.fit, where=mask, entropy_gradient=options.entropy_gradient
-    )
-    if sinks is not None:
-        weights = weights[..., :-1]
-    weights = torch.nn.functional.dropout(weights, options.dropout_p)
-    K, S = k.shape[1:3]
+    (B, N, rows, _), (K, S) = call.q.shape, call.k.shape[1:3]
+    mask = call.mask
+    if call.is_causal:
+        mask = both_masks(mask, causal_mask(rows, S, call.q.device, first))
+    z, mask = masked_logits(call.q, call.k, mask, call.sinks, call.scale, call.soft_cap)
+    weights = adaptive_softmax(z, call.fit, where=mask, entropy_gradient=call.entropy_gradient)
+    weights = weights if call.sinks is None else weights[..., :S]
+    weights = torch.nn.functional.dropout(weights, call.dropout_p)
     together = weights.reshape(B, K, N // max(1, K) * rows, S)
-    return (together @ v).reshape(B, N, rows, v.shape[-1])
+    return (together @ call.v).reshape(B, N, rows, call.v.shape[-1])
 
 
 def masked_logits(
-    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None,
-    first: int, scale: float, is_causal: bool, soft_cap: float | None,
+    q: Tensor, k: Tensor, mask: Tensor | None, sinks: Tensor | None,
+    scale: float, soft_cap: float | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Logits of the queries (B, N, rows, W) from position `first` on, and which items are real.
+    """Logits of queries (B, N, T, W), and which items are real; None if all of them are.
 
-    (B, N, rows, S), or S + 1 with a sink, last; the mask is None if all of them are.
+    (B, N, T, S), or S + 1 with a sink, last. A query whose bias is -inf throughout sees no key.
     """
-    B, N, rows, W = q.shape
-    K, S = k.shape[1:3]
-    together = (B, K, N // max(1, K) * rows)  # queries of a group meet the same keys
-    z = ((q * scale).reshape(*together, W) @ k.mT).reshape(B, N, rows, S)
+    (B, N, T, W), (K, S) = q.shape, k.shape[1:3]
+    together = (q * scale).reshape(B, K, N // max(1, K) * T, W)  # a group meets the same keys
+    z = (together @ k.mT).reshape(B, N, T, S)
     if soft_cap is not None:
         z = soft_cap * torch.tanh(z / soft_cap)
-    if bias is not None:
-        z = z + bias
-        mask = _both(mask, bias != -torch.inf)  # a query without keys gives 0, not NaN
-    if is_causal:
-        mask = _both(mask, causal_mask(rows, S, q.device, first))
-    return (z, mask) if sinks is None else _with_sinks(z, mask, sinks, first)
-
-
-def _both(mask: Tensor | None, other: Tensor) -> Tensor:
-    return other if mask is None else mask & other
-
-
-def _with_sinks(
-    z: Tensor, mask: Tensor | None, sinks: Tensor, first: int
-) -> tuple[Tensor, Tensor | None]:
-    """Logits and mask of (B, N, rows, S + 1) items, the last of which is the sink."""
-    B, N, rows, S = z.shape
-    if sinks.shape[2] > 1:
-        sinks = sinks[:, :, first : first + rows]
-    z = torch.cat([z, sinks.to(z.dtype).expand(B, N, rows, 1)], -1)
-    if mask is not None:
-        mask = torch.nn.functional.pad(mask.expand(B, N, rows, S), (0, 1), value=True)
+    if mask is not None and mask.dtype != torch.bool:
+        z, mask = z + mask, mask != -torch.inf
+    if sinks is not None:
+        z = torch.cat([z, sinks.to(z.dtype).expand(B, N, T, 1)], -1)
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask.expand(B, N, T, S), (0, 1), value=True)
     return z, mask

@@ -1,13 +1,20 @@
-"""A softmax that applies a fit at inference, in place of torch.softmax."""
+"""A softmax that applies a fit at inference, in place of torch.softmax; its entropy and beta."""
 
 import torch
 from torch import Tensor
 
-from calibrate.files.coefficients import Coefficients, check_fit
-from calibrate.fit_beta import require_last_axis
+from calibrate.files.coefficients import Coefficients, check_fit, check_given
+from calibrate.fit_beta import Features, require_last_axis
 from calibrate.maths.masking import NO_WEIGHT
-from calibrate.torch.beta import head_table
-from calibrate.torch.closed_form import SoftmaxOptions, real_logits, softmax_of, sums
+from calibrate.torch.closed_form import (
+    SoftmaxOptions,
+    beta_of_rows,
+    head_table,
+    real_logits,
+    softmax_of,
+    sums,
+    wide,
+)
 
 
 def adaptive_softmax(
@@ -85,13 +92,42 @@ def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tenso
     return (H if empty is None else torch.where(empty, 0.0, H)).squeeze(dim)
 
 
+def inverse_temperature(
+    H: Tensor | float | None, coefficients: Coefficients, *, n: Tensor | int | None = None
+) -> Tensor:
+    """beta of a fit: beta(H), beta(n) or beta(H, n), with the equations of calibrate's function.
+
+    Args:
+      H: entropy in nats, any shape; computed in float32 or wider. For a fit per head, as `entropy`
+        gives it for logits (..., heads, queries, items): (..., heads, queries). A log-size fit
+        takes its shape alone, or None.
+      coefficients: a fit, from `calibrate.load`.
+      n: number of unmasked items, broadcastable to H; 0 counts as 1. Fits by set size need it, and
+        others do not look at it.
+    Returns:
+      beta, of H's shape (n's if H is None), dimensionless; 1 for heads that the fit does not name.
+    Raises:
+      CoefficientsError: no fit was given, it does not fit the heads of H, or H or n is missing.
+    Reference: Velickovic et al. 2024, section 3.
+    """
+    fit = check_fit(coefficients)
+    check_given(fit, H, n)
+    like = H
+    if isinstance(H, float | int):
+        like = torch.tensor(H, dtype=wide(torch.get_default_dtype()))
+    entropy = like.to(wide(like.dtype)) if fit.rule.by_entropy and like is not None else None
+    log_n = None
+    if fit.rule.by_size:
+        items = torch.as_tensor(n, device=None if like is None else like.device)
+        log_n = items.to(wide(items.dtype if entropy is None else entropy.dtype)).clamp(min=1).log()
+        log_n = log_n if like is None else log_n.expand(like.shape)
+    return beta_of_rows(Features(entropy, log_n), fit, -2)
+
+
 def refuse_nested(mask: str, *tensors: Tensor) -> None:
     """Raises TypeError for other arrays and nested tensors: `mask` masks padding instead."""
-    for x in tensors:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{type(x).__module__}.{type(x).__name__} given; give a torch.Tensor")
-    if any(x.is_nested for x in tensors):
-        raise TypeError(f"nested tensors are not supported; pad them, and give {mask} for the rest")
+    if not all(isinstance(x, Tensor) and not x.is_nested for x in tensors):
+        raise TypeError(f"give torch.Tensor; pad nested tensors, and give {mask} for the rest")
 
 
 def _check(logits: Tensor, where: Tensor | None) -> None:

@@ -14,8 +14,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from calibrate.files.coefficients import Coefficients, check_fit
 from calibrate.maths.masking import is_masked
 from calibrate.torch import scaled_dot_product_attention
-from calibrate.torch.beta import wide
-from calibrate.torch.query_blocks import masked_logits
+from calibrate.torch.closed_form import wide
+from calibrate.torch.query_blocks import both_masks, masked_logits
 from calibrate.transformers.parts import Applied, applied, fit_of
 
 # Transformers treats a model whose implementation contains one of these as that implementation.
@@ -53,17 +53,21 @@ def register(name: str, coefficients: Coefficients, *, part: str | None = None) 
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    name_is_free = isinstance(name, str) and not any(word in name.lower() for word in _RESERVED)
-    if not name_is_free or not re.fullmatch(r"[\w.-]+", name):
+    is_name = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
+    taken = name in AttentionInterface() and name not in registered
+    if not is_name or taken or any(word in name.lower() for word in _RESERVED):
         raise ValueError(
-            f"name is {name!r}; give letters, digits, '.', '_' or '-', and none of "
+            f"name is {name!r}; give a new one of letters, digits, '.', '_' or '-', and none of "
             f"{', '.join(_RESERVED)}, which Transformers interprets"
         )
-    if name in AttentionInterface() and name not in registered:
-        raise ValueError(f"name is {name!r}, which others have registered; give another")
-    registered[name] = applied(fit, part)
+    _put(name, applied(fit, part))
+
+
+def _put(name: str, chosen: Applied, attend: Callable[..., Any] | None = None) -> None:
+    """Registers a fit, or attention that applies it."""
+    registered[name] = chosen
     AttentionMaskInterface.register(name, make_mask)
-    AttentionInterface.register(name, attention_function(fit, part))
+    AttentionInterface.register(name, attend or attention_function(chosen))
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
@@ -91,11 +95,8 @@ def _written_for_sdpa(configuration: type) -> bool:
     return bool(models) and all(model._supports_sdpa for model in own or models)
 
 
-def attention_function(
-    fit: Coefficients, part: str | None = None
-) -> Callable[..., tuple[Tensor, None]]:
+def attention_function(chosen: Applied) -> Callable[..., tuple[Tensor, None]]:
     """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
-    chosen = applied(fit, part)
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor,
@@ -104,17 +105,17 @@ def attention_function(
         softcap: float | None = None, s_aux: Tensor | None = None, sinks: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        _refuse_unsupported(module, others)
+        for word in _UNSUPPORTED:
+            if others.get(word) is not None:
+                raise ValueError(
+                    f"{type(module).__name__} passes {word!r}, which calibrate.transformers does "
+                    "not apply; use the model without a fit"
+                )
         causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
-        if causal:
-            key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-            if position_bias is not None:
-                position_bias = position_bias[..., : query.shape[2]]
         out = scaled_dot_product_attention(
             query, key, value, mask_and_bias(attention_mask, position_bias), dropout,
             causal, scaling, enable_gqa=True, logits_soft_cap=softcap,
-            sinks=s_aux if sinks is None else sinks,
-            coefficients=fit_of(module, chosen),
+            sinks=s_aux if sinks is None else sinks, coefficients=fit_of(module, chosen),
         )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
 
@@ -123,14 +124,12 @@ def attention_function(
 
 @contextmanager
 def temporary_attention(
-    model: PreTrainedModel, name: str, attend: Callable[..., Any], chosen: Applied
+    model: PreTrainedModel, name: str, chosen: Applied, attend: Callable[..., Any] | None = None
 ) -> Iterator[None]:
-    """Registers attention that applies a fit, and gives it to the model; then all is as it was."""
+    """Registers a fit, or attention that applies it, for the model; then all is as it was."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     was = [(part.config, part.config._attn_implementation) for part in parts]
-    registered[name] = chosen
-    AttentionMaskInterface.register(name, make_mask)
-    AttentionInterface.register(name, attend)
+    _put(name, chosen, attend)
     try:
         model.set_attn_implementation(name)
         yield
@@ -159,34 +158,12 @@ def is_causal_alone(
     return bool(causal)
 
 
-def _refuse_unsupported(module: Any, others: dict[str, Any]) -> None:
-    config = getattr(module, "config", None)
-    name = None if config is None else config._attn_implementation
-    if config is not None and name not in AttentionMaskInterface._global_mapping:
-        raise ValueError(
-            f"attention is registered as {name!r}, and no mask function is: causality and padding "
-            "would be lost; use calibrate.transformers.register"
-        )
-    for word in _UNSUPPORTED:
-        if others.get(word) is not None:
-            raise ValueError(
-                f"{type(module).__name__} passes {word!r}, which calibrate.transformers does not "
-                "apply; use the model without a fit"
-            )
-
-
 def mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """One mask: bool, or a bias that is -inf where keys are masked."""
     if mask is not None and mask.is_floating_point():
         mask = mask.masked_fill(is_masked(mask), -torch.inf)
         return mask if bias is None else mask + bias
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(
-            f"attention_mask is {mask.dtype}; give bool, True for real keys, or floats"
-        )
-    if mask is None or bias is None:
-        return bias if mask is None else mask
-    return bias.masked_fill(~mask, -torch.inf)
+    return bias if mask is None else both_masks(bias, mask)
 
 
 def head_logits(
@@ -197,30 +174,26 @@ def head_logits(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Logits of an attention layer in float32 or wider, and which are real; None: all of them.
 
-    Args:
-      at: (batch,) positions of one query each; None means all queries.
-    Returns:
-      (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts.
+    (batch, heads, queries, keys, and one more item if there is a sink), and what broadcasts. `at`,
+    (batch,), are positions of one query each; None means all queries.
     """
-    B, N, T, W = query.shape
-    S = key.shape[2]
-    both = mask_and_bias(mask, position_bias)
-    real, bias = (both, None) if both is not None and both.dtype == torch.bool else (None, both)
+    (B, N, T, W), S = query.shape, key.shape[2]
     causal = is_causal_alone(module, mask, T, is_causal)
-    sinks = s_aux if sinks is None else sinks
+    mask, sinks = mask_and_bias(mask, position_bias), s_aux if sinks is None else sinks
     if sinks is not None and sinks.ndim == 1:
         sinks = sinks[None, :, None, None]
+    places = torch.arange(T, device=key.device)[:, None]
     if at is not None:
         places = at[:, None, None, None]
 
-        def of_queries(x: Tensor | None, width: int) -> Tensor | None:
-            places_of = places.expand(B, N, 1, width)
-            return None if x is None else x.expand(B, N, T, width).gather(2, places_of)
+        def of_queries(x: Tensor, width: int) -> Tensor:
+            return x.expand(B, N, T, width).gather(2, places.expand(B, N, 1, width))
 
-        query = query.gather(2, places.expand(B, N, 1, W))
-        real, bias, sinks = of_queries(real, S), of_queries(bias, S), of_queries(sinks, 1)
-        if causal:
-            real, causal = torch.arange(S, device=key.device) <= places, False
+        query = of_queries(query, W)
+        mask = None if mask is None else of_queries(mask, S)
+        sinks = None if sinks is None else of_queries(sinks, 1)
+    if causal:
+        mask = both_masks(mask, torch.arange(S, device=key.device) <= places)
     q, k = (x.to(wide(x.dtype)) for x in (query, key))
     scale = W**-0.5 if scaling is None else scaling
-    return masked_logits(q, k, real, bias, sinks, 0, scale, causal, softcap)
+    return masked_logits(q, k, mask, sinks, scale, softcap)

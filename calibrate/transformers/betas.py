@@ -7,7 +7,7 @@ multiplied themselves, in one matrix.
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from calibrate.errors import CoefficientsError
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
@@ -29,7 +28,7 @@ from calibrate.transformers.attention import (
     is_causal_alone,
     temporary_attention,
 )
-from calibrate.transformers.parts import PLAIN, applied, own_layer, paths_of
+from calibrate.transformers.parts import PLAIN, own_layer, paths_of
 from calibrate.transformers.probing import probe
 from calibrate.transformers.verification import verify
 
@@ -59,36 +58,18 @@ class HeadBetas:
     # (B, heads), or (1, heads) for any batch, or (B or 1, heads, T) by query; None means 1.
     betas: Tensor | None = None
     rules: HeadRules | None = None  # in place of `betas`, a rule for each head
-    _columns: dict[Any, slice] = field(default_factory=dict)  # by attention module
-
-    def find(self, model: PreTrainedModel) -> None:
-        """Finds the heads by one forward pass on a few tokens.
-
-        Raises:
-          CoefficientsError: an attention module has no layer number, or several have the same.
-        """
-        reached = probe(model, {}, {_NAME}, attention_function(PLAIN)).reached
-        paths, module_of = paths_of(model), dict[int, Any]()
-        for module in reached:
-            own_layer(module, module_of, paths)
-        for layer, module in sorted(module_of.items()):
-            n_heads, first = reached[module][1], len(self.heads)
-            self._columns[module] = slice(first, first + n_heads)
-            self.heads += [(layer, head) for head in range(n_heads)]
+    columns: dict[Any, slice] = field(default_factory=dict)  # by attention module
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor,
         attention_mask: Tensor | None, **options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         """What Transformers calls in each attention layer, with (batch, heads, length, width)."""
-        columns, rules = self._columns[module], self.rules
+        columns, rules = self.columns[module], self.rules
         additive = attention_mask is not None and attention_mask.dtype != torch.bool
         by_entropy = rules is not None and rules.rule.by_entropy
         if additive or by_entropy or any(options.get(name) is not None for name in _NOT_LINEAR):
-            beta_of_rows = partial(self._of_logits, columns)
-            return _attend_with_logits(
-                module, query, key, value, attention_mask, beta_of_rows, **options
-            )
+            return self._attend_with_logits(module, query, key, value, attention_mask, **options)
         beta = self._given(columns)
         if rules is not None:
             is_causal = options.get("is_causal")
@@ -108,15 +89,29 @@ class HeadBetas:
         beta = self.betas[:, columns]
         return beta.reshape(*beta.shape[:2], -1, 1)
 
-    def _of_logits(self, columns: slice, z: Tensor, real: Tensor | None) -> Tensor | None:
-        """beta of each row of logits (B, N, T, items), a last axis of 1 kept."""
-        if self.rules is None:
-            return self._given(columns)
-        H = entropy(z, where=real) if self.rules.rule.by_entropy else None
-        n = z.new_tensor(z.shape[-1]).expand(z.shape[:3])
-        if real is not None:
-            n = real.expand(z.shape).sum(-1).clamp(min=1).to(z.dtype)
-        return self.rules.beta(H, n.log(), columns)[..., None]
+    def _attend_with_logits(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """Multiplies the logits themselves, in float32 or wider; a sink is an item too.
+
+        Masked logits take no part in the product: 0 times -inf would be the gradient of beta.
+        """
+        (B, N, T, _), (K, S), columns = query.shape, key.shape[1:3], self.columns[module]
+        z, real = head_logits(module, query, key, mask, **options)
+        z = z if real is None else z.masked_fill(~real, 0)
+        beta = self._given(columns)
+        if self.rules is not None:
+            H = entropy(z, where=real) if self.rules.rule.by_entropy else None
+            n = z.new_tensor(z.shape[-1]).expand(z.shape[:3])
+            if real is not None:
+                n = real.expand(z.shape).sum(-1).clamp(min=1).to(z.dtype)
+            beta = self.rules.beta(H, n.log(), columns)[..., None]
+        z = z if beta is None else z * beta
+        z = z if real is None else z.masked_fill(~real, -torch.inf)
+        weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)
+        out = (weights @ value.to(weights.dtype)).reshape(B, N, T, value.shape[-1])
+        return out.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
 @contextmanager
@@ -128,17 +123,20 @@ def head_betas(model: PreTrainedModel) -> Iterator[HeadBetas]:
             model(tokens)
 
     Raises:
-      CoefficientsError: some softmax attention does not look attention up; see `verify`.
+      CoefficientsError: some softmax attention does not look attention up, see `verify`, has no
+        layer number, or has that of another.
     """
-    if not model._can_set_attn_implementation():
-        raise CoefficientsError(
-            f"{type(model).__name__} does not look attention up by name, so that nothing can "
-            "sharpen its heads; give a model that does, such as a Llama"
-        )
     heads = HeadBetas()
-    with temporary_attention(model, _NAME, heads.attend, applied(PLAIN)):
+    with temporary_attention(model, _NAME, PLAIN, heads.attend):
         verify(model)
-        heads.find(model)
+        reached = probe(model, {}, {_NAME}, attention_function(PLAIN)).reached
+        paths, module_of = paths_of(model), dict[int, Any]()
+        for module in reached:
+            own_layer(module, module_of, paths)
+        for layer, module in sorted(module_of.items()):
+            n_heads, first = reached[module][1], len(heads.heads)
+            heads.columns[module] = slice(first, first + n_heads)
+            heads.heads += [(layer, head) for head in range(n_heads)]
         yield heads
 
 
@@ -155,23 +153,3 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward  # that of its class again
-
-
-def _attend_with_logits(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    beta_of_rows: Callable[[Tensor, Tensor | None], Tensor | None], **options: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention that multiplies the logits themselves, in float32 or wider; a sink is an item too.
-
-    Masked logits take no part in the product: 0 times -inf would be the gradient of beta.
-    """
-    B, N, T, _ = query.shape
-    K, S = key.shape[1:3]
-    z, real = head_logits(module, query, key, mask, **options)
-    z = z if real is None else z.masked_fill(~real, 0)
-    beta = beta_of_rows(z, real)
-    z = z if beta is None else z * beta
-    z = z if real is None else z.masked_fill(~real, -torch.inf)
-    weights = z.softmax(-1)[..., :S].reshape(B, K, N // K * T, S)
-    out = (weights @ value.to(weights.dtype)).reshape(B, N, T, value.shape[-1])
-    return out.to(query.dtype).transpose(1, 2).contiguous(), None

@@ -5,7 +5,6 @@ that a model brings is not run.
 """
 
 import contextlib
-import importlib.util
 import io
 import logging
 import re
@@ -17,9 +16,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
-from transformers.utils.logging import is_progress_bar_enabled
 
-from calibrate.errors import CalibrateError, CoefficientsError, install
+from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.json_shapes import Map, Pattern, read_field
 from calibrate.files.model_fingerprint import fingerprint_of, require_folder
 from calibrate.files.npz import read_bytes
@@ -32,18 +30,13 @@ _MOST_INDEX_BYTES = 1 << 26
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_TOKENIZERS = ("tokenizer*", "vocab*", "*.model")  # of any kind
-_OF_GGUF = ("gguf", "accelerate")  # packages that Transformers reads such a file with
 
 
 class ModelFolder:
     """A folder that Transformers can load: config.json and safetensors, or a .gguf file.
 
-    Attributes:
-      path: the folder.
-      name: its last name.
-      files: what the fingerprint is of: those of the weights, and the configuration.
-      config: the model's configuration.
+    The fingerprint is of `files`: those of the weights, and the configuration.
+
     Raises:
       CalibrateError: it cannot be read, or holds no such model.
     """
@@ -56,7 +49,6 @@ class ModelFolder:
         self.files = _weights_in(self.path)
         self._options: dict[str, Any] = dict(_LOCAL)
         if self.is_gguf:
-            _require_gguf(self.files[0])
             self._options["gguf_file"] = self.files[0].name
         with in_one_line(f"cannot read the configuration in {path}"):
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
@@ -93,36 +85,26 @@ class ModelFolder:
         return fingerprint_of(self.files)
 
     def tokenizer(self) -> Any:
-        """The tokenizer in the folder: of its own files, or the one that a .gguf file carries.
-
-        Raises:
-          CalibrateError: there is none.
-        """
+        """The tokenizer of files in the folder, or of the .gguf file; CalibrateError without."""
         own = any((self.path / name).is_file() for name in _TOKENIZER_FILES)
         try:
             return AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
         except Exception as failure:
-            some = self.is_gguf or any(any(self.path.glob(name)) for name in _TOKENIZERS)
-            reason = f" that loads ({first_line(failure)})" if some else ""
             raise CalibrateError(
-                f"{self.path} has no tokenizer{reason}; put the model's tokenizer files there "
-                "(tokenizer.json), or give --prompts with token ids alone"
+                f"{self.path} has no tokenizer that loads ({first_line(failure)}); put the model's "
+                "tokenizer files there (tokenizer.json), or give --prompts with token ids alone"
             ) from failure
 
     def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
-        """The model, frozen, for evaluation.
+        """The model, frozen, for evaluation, with weights of that dtype.
 
-        Args:
-          dtype: "float32" or "bfloat16", of the weights.
-          device: of PyTorch's.
         Raises:
           CalibrateError: it does not load, lacks weights, or sees later tokens.
         """
-        options, quiet = self._options | {"use_safetensors": True}, contextlib.ExitStack()
+        options = self._options | {"use_safetensors": True}
         if self.is_gguf:
             options = self._options | {"config": self.config} | _unpacked()
-            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))  # a bar of its own
-        with in_one_line(f"cannot load the model in {self.path}"), quiet:
+        with in_one_line(f"cannot load the model in {self.path}"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=DTYPES[dtype], output_loading_info=True, **options
             )
@@ -130,10 +112,9 @@ class ModelFolder:
             report: dict[str, Any] = loaded[1]
         absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
         if absent:
-            named = ", ".join(absent if len(absent) <= 3 else [*absent[:3], "..."])
             raise CalibrateError(
-                f"{self.path} lacks weights of {type(model).__name__}: {named}; give the folder of "
-                "a whole causal model"
+                f"{self.path} lacks weights of {type(model).__name__}: {', '.join(absent[:3])}; "
+                "give the folder of a whole causal model"
             )
         _require_causal(model)
         return model
@@ -149,29 +130,16 @@ def _weights_in(folder: Path) -> list[Path]:
         found = sorted(path for path in folder.glob("*.gguf") if path.is_file())
         if len(found) == 1:
             return found
-        state = f"{len(found)} .gguf files" if found else f"no {WEIGHTS} and no .gguf file"
         raise CalibrateError(
-            f"{folder} has {state}; give a folder with one model (model.save_pretrained writes "
-            "safetensors)"
+            f"{folder} has no {WEIGHTS} and {len(found)} .gguf files; give a folder with one model"
         )
-    if not (folder / CONFIG).is_file():
-        raise CalibrateError(f"{folder} has no {CONFIG}; put the model's own there")
     names = sorted(names) + ([INDEX] if names != [WEIGHTS] else [])
     return [folder / name for name in [*names, CONFIG]]
 
 
-def _require_gguf(path: Path) -> None:
-    """Raises CalibrateError if a package is missing that .gguf files are read with."""
-    missing = [name for name in _OF_GGUF if importlib.util.find_spec(name) is None]
-    if missing:
-        raise CalibrateError(
-            f"{path} cannot be read without {' and '.join(missing)}: {install('gguf')}"
-        )
-
-
 def _unpacked() -> dict[str, Any]:
-    """Options to get plain weights: packed ones may make Transformers fetch kernels."""
-    config = getattr(transformers, "GgufConfig", None)  # of later versions
+    """Options to get plain weights: packed ones may make later versions fetch kernels."""
+    config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
@@ -188,11 +156,11 @@ def _sharded(index: Path) -> list[str]:
 @contextlib.contextmanager
 def in_one_line(what: str) -> Iterator[None]:
     """Quiet loading; whatever Transformers raises becomes one line of a CalibrateError."""
-    level, bars = transformers_logging.get_verbosity(), is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # bars
+            yield
     except CalibrateError:
         raise
     except MemoryError:
@@ -204,8 +172,6 @@ def in_one_line(what: str) -> Iterator[None]:
         ) from failure
     finally:
         transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _require_causal(model: PreTrainedModel) -> None:

@@ -6,7 +6,8 @@ their layers each from 0. A part is any piece of these paths, such as "encoder_a
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -25,13 +26,13 @@ class Applied(NamedTuple):
     layers: dict[int, Coefficients]  # of those that entries name; empty if all are alike
 
 
-PLAIN = identity()
-
-
 def applied(fit: Coefficients, part: str | None = None) -> Applied:
     """A fit for a part of a model, with its entries by layer."""
     layers = {entry.layer for entry in fit.entries if entry.layer is not None}
     return Applied(fit, part, {layer: fit.layer(layer) for layer in layers})
+
+
+PLAIN = applied(identity())
 
 
 def paths_of(model: nn.Module) -> dict[nn.Module, str]:
@@ -39,9 +40,19 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
     return {module: re.sub(r"\b\d+\b", "*", name) for name, module in model.named_modules()}
 
 
-def layer_of(module: Any) -> int | None:
-    """The number that the module gives its layer."""
-    return getattr(module, "layer_idx", None)
+def layer_of(module: Any) -> int:
+    """The number that a module gives its layer.
+
+    Raises:
+      CoefficientsError: it has none.
+    """
+    layer: int | None = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise CoefficientsError(
+            f"{type(module).__name__} has no layer_idx, so its heads have no names; leave it out "
+            "by part="
+        )
+    return layer
 
 
 def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) -> int:
@@ -51,11 +62,6 @@ def own_layer(module: Any, module_of: dict[int, Any], paths: Mapping[Any, str]) 
       CoefficientsError: it has no number, or another module has the same.
     """
     layer = layer_of(module)
-    if layer is None:
-        raise CoefficientsError(
-            f"{type(module).__name__} has no layer_idx, so its heads have no names; capture leaves "
-            "it out by part="
-        )
     if (other := module_of.setdefault(layer, module)) is not module:
         refuse_twins(layer, [paths[other], paths[module]])
     return layer
@@ -66,16 +72,13 @@ def in_part(part: str | None, path: str) -> bool:
     return part is None or part in path
 
 
-def mark(attention: Iterable[nn.Module], paths: Mapping[nn.Module, str]) -> None:
-    """Tells attention modules their path, and the paths of others with the same layer number."""
-    attention = list(attention)
+def mark(attention: Collection[nn.Module], paths: Mapping[nn.Module, str]) -> None:
+    """Tells attention modules their path, and all paths with the same layer number."""
+    of_layer = defaultdict(list)
     for module in attention:
-        layer = layer_of(module)
-        twins = [
-            paths[other] for other in attention
-            if other is not module and layer is not None and layer_of(other) == layer
-        ]  # fmt: skip
-        setattr(module, _PATHS, (paths[module], *dict.fromkeys(twins)))
+        of_layer[getattr(module, "layer_idx", None)].append(paths[module])
+    for module in attention:
+        setattr(module, _PATHS, (paths[module], of_layer[getattr(module, "layer_idx", None)]))
 
 
 def fit_of(module: Any, chosen: Applied) -> Coefficients:
@@ -88,33 +91,24 @@ def fit_of(module: Any, chosen: Applied) -> Coefficients:
     fit, part, layers = chosen
     if part is None and not layers:
         return fit
-    paths: tuple[str, ...] | None = getattr(module, _PATHS, None)
-    name = type(module).__name__
+    paths: tuple[str, list[str]] | None = getattr(module, _PATHS, None)
     if paths is None:
         raise CoefficientsError(
             f"{fit.reference} is for some layers or for one part; call verify(model) first, which "
-            f"finds those of {name}"
+            f"finds those of {type(module).__name__}"
         )
-    own, *twins = paths
+    own, of_layer = paths
     if not in_part(part, own):
-        return PLAIN
+        return PLAIN.fit
     if not layers:
         return fit
     layer = layer_of(module)
-    if layer is None:
-        raise CoefficientsError(
-            f"{fit.reference} has entries per layer, and {name} has no layer_idx; register the fit "
-            "of one layer: coefficients.layer(i), or a part= that leaves this module out"
-        )
-    refuse_twins(layer, [own, *(path for path in twins if in_part(part, path))])
-    return layers.get(layer, PLAIN)
+    refuse_twins(layer, [path for path in of_layer if in_part(part, path)])
+    return layers.get(layer, PLAIN.fit)
 
 
 def refuse_twins(layer: int, paths: list[str]) -> None:
     """Raises CoefficientsError if one layer number stands for several attention modules."""
     if len(paths) > 1:
-        several = len(set(paths)) > 1
-        remedy = f"part={max(paths, key=len)!r}, say" if several else "a model that has it once"
-        raise CoefficientsError(
-            f"layer {layer} is each of {', '.join(sorted(paths))}; give {remedy}"
-        )
+        named = ", ".join(sorted(set(paths)))
+        raise CoefficientsError(f"layer {layer} is each of {named}; give part= of one of them")

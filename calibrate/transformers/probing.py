@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -69,10 +70,8 @@ class Probe(TorchDispatchMode):
                         self._weights[x] = self._weights[weights[0]]
 
     @contextmanager
-    def watching(
-        self, model: nn.Module, names: set[str], attend: Callable[..., Any]
-    ) -> Iterator[None]:
-        """Watches the model; `attend` takes the place of the attention registered under `names`."""
+    def watching(self, names: set[str], attend: Callable[..., Any]) -> Iterator[None]:
+        """Watches modules; `attend` takes the place of the attention registered under `names`."""
 
         def enter(module: nn.Module, _: Any) -> None:
             self.ran.add(module)
@@ -87,12 +86,8 @@ class Probe(TorchDispatchMode):
                 return attend(module, query, *inputs, **options)
 
         with ExitStack() as stack:
-            for module in model.modules():
-                for hook in (
-                    module.register_forward_pre_hook(enter),
-                    module.register_forward_hook(leave, always_call=True),
-                ):
-                    stack.callback(hook.remove)
+            stack.callback(register_module_forward_pre_hook(enter).remove)
+            stack.callback(register_module_forward_hook(leave, always_call=True).remove)
             of_name = AttentionInterface._global_mapping
             stack.callback(of_name.update, {name: of_name[name] for name in names})
             of_name.update({name: partial(reach, name) for name in names})
@@ -114,9 +109,8 @@ def probe(
 ) -> Probe:
     """One forward pass, as in evaluation and without gradients, that leaves the model as it was.
 
-    Args:
-      inputs: what the model is called with; if empty, a few tokens, or an image of zeros.
-      names: of registered attention, in whose place `attend` is called.
+    `attend` takes the place of attention with these names. Without inputs, a few tokens are given.
+
     Raises:
       CoefficientsError: no inputs were given, and the model does not run on those.
     """
@@ -126,7 +120,7 @@ def probe(
     try:
         with (
             torch.no_grad(), torch.random.fork_rng(devices=[]),
-            torch.compiler.set_stance("force_eager"), watch.watching(model, names, attend),
+            torch.compiler.set_stance("force_eager"), watch.watching(names, attend),
         ):  # fmt: skip
             model(**given)
     except Exception as failure:
@@ -148,13 +142,8 @@ def first_line(failure: Exception) -> str:
 
 
 def _small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """A few tokens, or an image of zeros, by the names that the model gives its inputs."""
-    config, names = model.config, inspect.signature(model.forward).parameters
-    if model.main_input_name == "pixel_values" and hasattr(config, "image_size"):
-        side = config.image_size
-        height, width = (side, side) if isinstance(side, int) else side
-        channels = getattr(config, "num_channels", 3)
-        return {"pixel_values": torch.zeros(1, channels, height, width, device=model.device)}
-    ids = torch.arange(N_TOKENS, device=model.device)[None]
-    ids = ids % (getattr(config.get_text_config(), "vocab_size", None) or N_TOKENS)
+    """A few tokens, by the names that the model gives its inputs."""
+    names = inspect.signature(model.forward).parameters
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or N_TOKENS
+    ids = torch.arange(N_TOKENS, device=model.device)[None] % vocabulary
     return {name: ids for name in ("input_ids", "decoder_input_ids") if name in names}

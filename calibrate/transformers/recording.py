@@ -17,7 +17,7 @@ from calibrate.transformers.attention import (
     registered,
     temporary_attention,
 )
-from calibrate.transformers.parts import PLAIN, applied, in_part, own_layer, paths_of
+from calibrate.transformers.parts import PLAIN, in_part, own_layer, paths_of
 from calibrate.transformers.verification import verify_lookups
 
 _NAME = "calibrate-capture"
@@ -62,8 +62,8 @@ def capture(
         several modules.
     """
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
-    chosen = registered.get(model.config._attn_implementation, applied(PLAIN))
-    attend = attention_function(chosen.fit, chosen.part)
+    chosen = registered.get(model.config._attn_implementation, PLAIN)
+    attend = attention_function(chosen)
     paths, module_of = paths_of(model), dict[int, Any]()
 
     def record(
@@ -73,25 +73,20 @@ def capture(
         if in_part(part, paths[module]):
             layer = own_layer(module, module_of, paths)
             if recorder.wants(layer):
-                _refuse_cut_keys(layer, key.shape[2], options.get("position_ids"))
+                n_keys, positions = key.shape[2], options.get("position_ids")
+                if positions is not None and int(positions.max()) >= n_keys:
+                    raise CalibrateError(  # a target would be another key
+                        f"layer {layer} has {n_keys} keys at position {int(positions.max())}: its "
+                        "window's cache has lost the first; run each prompt in one forward pass"
+                    )
                 at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
                 with torch.no_grad():
                     z, real = head_logits(module, query, key, attention_mask, at=at, **options)
                 z = z if real is None else z.masked_fill(~real, -torch.inf)
-                recorder.add(layer, z[:, :, 0].float().cpu().numpy(), key.shape[2])
+                recorder.add(layer, z[:, :, 0].float().cpu().numpy(), n_keys)
         return attend(module, query, key, value, attention_mask, **options)
 
-    with temporary_attention(model, _NAME, record, chosen):
+    with temporary_attention(model, _NAME, chosen, record):
         verify_lookups(model)
         yield recorder
         recorder.finish()
-
-
-def _refuse_cut_keys(layer: int, n_keys: int, positions: Tensor | None) -> None:
-    """Raises CalibrateError if the cache of a window has lost keys: a target would be another."""
-    if positions is not None and int(positions.max()) >= n_keys:
-        raise CalibrateError(
-            f"layer {layer} has {n_keys} keys at position {int(positions.max())}: its window's "
-            "cache has lost the first ones, and targets would be other keys; run each prompt in "
-            "one forward pass, or leave the layer out by layers="
-        )

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CoefficientsError
 from calibrate.transformers.attention import attention_function, registered
-from calibrate.transformers.parts import PLAIN, fit_of, in_part, layer_of, mark, paths_of
+from calibrate.transformers.parts import PLAIN, fit_of, in_part, mark, paths_of
 from calibrate.transformers.probing import is_attention, probe
 
 
@@ -29,7 +29,7 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
       model: any of Transformers' models.
       plain: what may keep plain softmax, or not run: names of classes, or pieces of paths, as the
         part of `register`.
-      inputs: what the model is called with; if none are given, a few tokens, or a black image.
+      inputs: what the model is called with; if none are given, a few tokens.
     Raises:
       CoefficientsError: there is no softmax attention; some of it, named, has an attention
         implementation that is not a registered fit, keeps plain softmax or does not run; the model
@@ -82,7 +82,7 @@ def _verify_fit(
         )
     for module in covered:
         fit_of(module, registered[name]).by_head(n_heads[module])
-    absent = set(layers) - {layer_of(module) for module in covered}
+    absent = set(layers) - {getattr(module, "layer_idx", None) for module in covered}
     if absent:
         raise CoefficientsError(
             f"{fit.reference} has entries for layers {sorted(absent)}, "
@@ -102,16 +102,15 @@ def verify_lookups(model: PreTrainedModel) -> set[str]:
         raise CoefficientsError(f"{type(model).__name__} has no softmax attention")
     for part in parts:
         name, model_type = part.config._attn_implementation, type(part).__name__
+        if not part._can_set_attn_implementation():
+            raise CoefficientsError(
+                f"{model_type} does not look attention up by name: it continues with plain "
+                "softmax; give a model that does, such as a Llama"
+            )
         if name not in registered:
             raise CoefficientsError(
                 f"{model_type} has attention implementation {name!r}; register a fit, and load the "
-                "model with attn_implementation= its name (or verify the part that is to have a "
-                "fit)"
-            )
-        if not part._can_set_attn_implementation():
-            raise CoefficientsError(
-                f"{model_type} does not look up registered attention; it continues with plain "
-                "softmax"
+                "model with attn_implementation= its name"
             )
     return {part.config._attn_implementation for part in parts}
 
