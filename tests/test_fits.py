@@ -345,7 +345,6 @@ def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):
 def test_verify_is_green_on_what_is_shipped():
     out = call("fits", "verify").stdout
     assert out.count("ok ") == 3
-    assert "paper@1" in out
 
 
 def test_verify_names_file_and_field_of_a_flipped_digit(here):
@@ -354,23 +353,19 @@ def test_verify_names_file_and_field_of_a_flipped_digit(here):
     path = here / "copy" / "max-retrieval" / "1.json"
     path.write_text(path.read_text().replace("0.200012", "0.200013", 1))
     result = call("fits", "verify", "--store", "copy", code=1)
-    assert "FAILED  max-retrieval@1  copy/max-retrieval/1.json: " in result.stdout
+    assert "FAILED  copy/max-retrieval/1.json: " in result.stdout
     assert "entries[0].coefficients is [-0.0170" in result.stdout
     assert "calibrate: 1 of 2 failed; see above" in result.stderr
 
 
 def test_verify_one_version_one_name_or_one_file(store):
-    assert call("fits", "verify", "made@1").stdout == "ok      made@1  fits/made/1.json\n"
+    assert call("fits", "verify", "made@1").stdout == "ok      fits/made/1.json\n"
     assert len(json.loads(call("fits", "verify", "made", "--json").stdout)) == 2
-    assert "ok" in call("fits", "verify", "fits/made/1.json").stdout
     (store / "made" / "1.json").write_text("{}")
     assert "FAILED" in call("fits", "verify", "fits/made/1.json", code=1).stdout
     first, second = json.loads(call("fits", "verify", "made", "--json", code=1).stdout)
-    assert first == {
-        "path": "fits/made/1.json", "subject": "made@1", "ok": False, "note": None,
-        "error": "fits/made/1.json: format is absent; this field is required",
-    }  # fmt: skip
-    assert second["ok"]
+    assert first["error"] == "fits/made/1.json: format is absent; this field is required"
+    assert second == {"path": "fits/made/2.json", "error": None}
 
 
 def test_alias_and_yank_say_what_came_of_it(store):
@@ -383,7 +378,6 @@ def test_alias_and_yank_say_what_came_of_it(store):
         "made@1 is yanked, in fits; made has no version left to load\n"
         "made@stable points to made@1 and no longer loads; move it\n"
     )
-    assert "note    made@stable leads to made@1, which was yanked" in call("fits", "verify").stdout
     row = cells(call("fits", "list").stdout)["made"]
     assert row == ["nothing", "1 (yanked), 2 (yanked)", "stable = 1"]
     record = json.loads(call("fits", "yank", "made@2", "--undo", "--json").stdout)
@@ -405,8 +399,7 @@ def test_alias_and_yank_say_what_came_of_it(store):
         (["verify", "nothing"], 1, "no fit is named 'nothing'"),
         (["verify", "--store", "nowhere"], 1, "nowhere is not a folder"),
         (["alias", "paper", "stable"], 1, "'paper' has no version number; use"),
-        (["alias", "paper@1", "stable"], 1, "is published with the package"),
-        (["yank", "paper@1"], 1, "is published with the package"),
+        (["yank", "paper@1"], 1, "which is not changed; name its store"),
         (["nonsense"], 2, "nonsense"),
     ],
 )

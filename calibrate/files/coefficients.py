@@ -1,6 +1,7 @@
 """Coefficients: one fit in memory, immutable and hashable by the beta that it gives."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from calibrate.errors import CoefficientsError
 from calibrate.files.static_node import make_static
 from calibrate.maths.rule import (
-    ENTROPY_AND_SIZE,
+    ENTROPY_POLYNOMIAL,
     LOG_SIZE,
     N_COEFFICIENTS,
     N_DOMAIN,
@@ -125,8 +126,6 @@ class Coefficients:
         rule = Rule(*guards, given.outside, given.kind)
         object.__setattr__(self, "rule", rule)
         self._check_kind()
-        if rule.outside not in ("clamp", "identity"):
-            raise CoefficientsError(f"rule.outside is {rule.outside!r}; use 'clamp' or 'identity'")
         if not 0 <= rule.min_entropy < math.inf:
             raise CoefficientsError(f"rule.min_entropy is {rule.min_entropy!r}; give nats >= 0")
         if not 0 < rule.min_beta <= rule.max_beta < math.inf:
@@ -148,15 +147,13 @@ class Coefficients:
                     f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
                     f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
                 )
-        if kind == ENTROPY_AND_SIZE and self.rule.outside != "clamp":
+        outsides = ("clamp", "identity") if kind == ENTROPY_POLYNOMIAL else ("clamp",)
+        if self.rule.outside not in outsides:
             raise CoefficientsError(
-                f"rule.outside is {self.rule.outside!r}; a rule of entropy and size has 'clamp'"
+                f"rule.outside is {self.rule.outside!r}; use {' or '.join(map(repr, outsides))}"
             )
-        if kind == LOG_SIZE and (self.rule.min_entropy, self.rule.outside) != (0, "clamp"):
-            raise CoefficientsError(
-                f"rule.min_entropy is {self.rule.min_entropy!r} and rule.outside "
-                f"{self.rule.outside!r}, which a log-size rule does not have; use Rule.log_size()"
-            )
+        if kind == LOG_SIZE and self.rule.min_entropy != 0:
+            raise CoefficientsError("a log-size rule has no min_entropy; use Rule.log_size()")
 
     @property
     def reference(self) -> str:
@@ -239,23 +236,16 @@ def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
     """No head may have two polynomials; None stands for every layer, or every head."""
     if not entries:
         raise CoefficientsError("entries are empty; give one at least")
-    if len(entries) == 1:
-        return
-    layers: dict[int | None, set[int | None]] = {}
-    for i, entry in enumerate(entries):
-        heads = layers.setdefault(entry.layer, set())
-        all_layers = None in layers and len(layers) > 1
-        all_heads = heads and (entry.head is None or None in heads)
-        if entry.head in heads or all_layers or all_heads:
+    pairs = [(entry.layer, entry.head) for entry in entries]
+    of_pair, of_layer = Counter(pairs), Counter(layer for layer, _ in pairs)
+    for i, (layer, head) in enumerate(pairs):
+        all_layers = layer is None and len(of_layer) > 1
+        all_heads = head is None and of_layer[layer] > 1
+        if all_layers or all_heads or of_pair[layer, head] > 1:
             raise CoefficientsError(
-                f"entries[{i}] is for layer {_all(entry.layer)}, head {_all(entry.head)}, which "
-                "another entry covers too; keep one of them"
+                f"entries[{i}] is for layer {layer}, head {head} (None: all), which another entry "
+                "covers too; keep one of them"
             )
-        heads.add(entry.head)
-
-
-def _all(index: int | None) -> str:
-    return "null (all)" if index is None else str(index)
 
 
 _IDENTITY: dict[str, Any] = {
@@ -282,18 +272,14 @@ def check_fit(coefficients: Coefficients) -> Coefficients:
 def check_given(coefficients: Coefficients, H: Any, n: Any) -> None:
     """Raises CoefficientsError if what beta is a function of is None."""
     rule = coefficients.rule
-    needed = [
-        name
-        for name, uses, value in (
-            ("H, the entropy of the items", rule.by_entropy, H),
-            ("n=, the number of unmasked items", rule.by_size, n),
-        )
-        if uses and value is None
-    ]
-    if needed:
-        raise CoefficientsError(
-            f"{coefficients.reference} is of kind {rule.kind}; give {' and '.join(needed)}"
-        )
+    for name, uses, value in (
+        ("H, the entropy of the items", rule.by_entropy, H),
+        ("n=, the number of unmasked items", rule.by_size, n),
+    ):
+        if uses and value is None:
+            raise CoefficientsError(
+                f"{coefficients.reference} is of kind {rule.kind}; give {name}"
+            )
 
 
 make_static(Coefficients)

@@ -1,17 +1,18 @@
 """Stores of fits as results to show: names and audits, aliases moved, versions yanked."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
 from calibrate.files import publishing
+from calibrate.files.coefficient_file import read
 from calibrate.files.store import (
-    AuditResult,
     StoredName,
-    audit_reference,
-    audit_store,
+    find,
+    is_path,
     names,
     open_name,
     origins,
@@ -19,6 +20,7 @@ from calibrate.files.store import (
 )
 from calibrate.report.blocks import Result, Table, Text
 
+Audit = dict[str, str | None]  # the "path" of what was read, and the "error", if there is one
 COLUMNS = ("name", "loads", "versions", "aliases")
 
 
@@ -87,37 +89,55 @@ def _cells(held: NameRecord) -> tuple[str, str, str, str]:
 
 
 def audit_fits(reference: str | None, store: Path | None) -> Result:
-    """Audits a reference; or without one the given store, or every store.
+    """Reads a reference, or without one every fit and state of the given store, or of every store.
 
     Raises:
       CoefficientsError: there is no such fit, or no fit at all.
     """
     if reference:
-        results = audit_reference(reference, store)
+        found = _audit_reference(reference, store)
     else:
         folders = _distinct(stores(store)[:1] if store else stores())
-        results = [result for folder in folders for result in audit_store(folder)]
-        if not results:
-            raise CoefficientsError(
-                f"{folders[0]} holds no fits; give a store: a folder with NAME/1.json"
-            )
-    found = [
-        {
-            "path": result.path, "subject": result.subject, "ok": result.error is None,
-            "error": result.error, "note": result.note,
-        }
-        for result in results
-    ]  # fmt: skip
-    failed = sum(result.error is not None for result in results)
-    failure = f"{failed} of {len(results)} failed; see above for each" if failed else None
-    return Result([Text(_audit_line(result)) for result in results], found, failure)
+        found = [result for folder in folders for result in audit_store(folder)]
+        if not found:
+            raise CoefficientsError(f"{folders[0]} holds no fits; give a folder with NAME/1.json")
+    failed = [result for result in found if result["error"]]
+    lines = [f"FAILED  {result['error']}" if result["error"] else f"ok      {result['path']}"
+             for result in found]  # fmt: skip
+    failure = f"{len(failed)} of {len(found)} failed; see above for each" if failed else None
+    return Result([Text(line) for line in lines], found, failure)
 
 
-def _audit_line(result: AuditResult) -> str:
-    subject = f"{result.subject}  " if result.subject else ""
-    if result.error:
-        return f"FAILED  {subject}{result.error}"
-    return f"note    {result.note}" if result.note else f"ok      {subject}{result.path}"
+def audit_store(folder: Path) -> list[Audit]:
+    """Tries to read every version of a store, or says which states cannot be read."""
+    found = []
+    for name in names(folder):
+        state = _tried(folder / name, partial(open_name, folder, name))
+        if state["error"]:
+            found.append(state)
+        else:
+            held = open_name(folder, name)
+            found += _audit_versions(held, held.versions)
+    return found
+
+
+def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
+    if is_path(reference):
+        return [_tried(Path(reference), partial(read, Path(reference)))]
+    held, version = find(reference, store)
+    return _audit_versions(held, [version] if "@" in reference else held.versions)
+
+
+def _audit_versions(held: StoredName, versions: Sequence[int]) -> list[Audit]:
+    return [_tried(held.path(version), partial(held.read, version)) for version in versions]
+
+
+def _tried(path: Path, act: Callable[[], Any]) -> Audit:
+    try:
+        act()
+    except CoefficientsError as failure:
+        return {"path": str(path), "error": str(failure)}
+    return {"path": str(path), "error": None}
 
 
 def move_alias(reference: str, alias: str, store: Path | None) -> Result:
