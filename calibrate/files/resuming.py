@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
+from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files.atomic_io import (
     LOCK,
     check_writable,
@@ -24,14 +24,12 @@ from calibrate.files.atomic_io import (
     write_atomically,
 )
 from calibrate.files.collection import Kind, open_collection
-from calibrate.files.json_shapes import TEXT, read_field
 from calibrate.files.manifest import (
     COMPLETE,
     MANIFEST,
     MOST_MANIFEST_BYTES,
     PARTIAL,
     RESTORE,
-    Collection,
     Entry,
     entry_of,
     listed_bytes,
@@ -41,8 +39,6 @@ from calibrate.files.manifest import (
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import parse
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-
-_MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
 
 Content = TypeVar("Content")
 Options = Mapping[str, Any]
@@ -106,13 +102,17 @@ def fill(
     """
     listed = _listed(folder, plan)
     if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
-        with _collection_lock(folder) as has_locks:
-            _claim(folder, plan, has_locks)
+        with _collection_lock(folder):
+            if not (folder / MANIFEST).exists():
+                data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
+                # Without locks another process may come first: then its configuration stays.
+                with contextlib.suppress(FileExistsError):
+                    write_atomically(folder / MANIFEST, data, exclusive=True)
             _make_shards(folder, plan, jobs, report)
     return open_collection(folder, plan.kind)
 
 
-def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, Entry] | None:
+def _listed(folder: Path, plan: Plan[Any]) -> dict[str, Entry] | None:
     """The shards of a complete collection by name; None if it is unfinished or absent.
 
     Raises:
@@ -124,35 +124,13 @@ def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, E
             raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
         return None
     if difference := plan.difference(found.configuration):
-        if not claimed and _has_nothing(found):
-            return None
         raise _another_collection(folder, *difference)
     if found.partial:
         return None
     listed: dict[str, Entry] = plan.kind.listed(found.manifest)
     if listed.keys() != {shard.name for shard in plan.shards}:
-        raise CalibrateError(
-            f"{folder / MANIFEST} does not list the shards of its configuration; {RESTORE}"
-        )
+        raise CalibrateError(f"{folder / MANIFEST} lists other shards than this call; {RESTORE}")
     return listed
-
-
-def _has_nothing(found: Collection) -> bool:
-    """Whether a collection has no shard yet: its model did not load, say."""
-    return found.partial and not any(found.folder.glob(found.shard_names))
-
-
-def _claim(folder: Path, plan: Plan[Any], has_locks: bool) -> None:
-    """Writes the manifest of an unfinished collection, unless the folder has one with shards."""
-    found = read_manifest(folder, (plan.kind,))
-    other = found is not None and plan.difference(found.configuration) and _has_nothing(found)
-    data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
-    if found is None:
-        # Without locks another process may come first: then its configuration stays.
-        with contextlib.suppress(FileExistsError):
-            write_atomically(folder / MANIFEST, data, exclusive=True)
-    elif other and has_locks:
-        write_atomically(folder / MANIFEST, data)
 
 
 def _damaged(folder: Path, plan: Plan[Any], listed: Mapping[str, Entry]) -> list[Shard]:
@@ -177,7 +155,7 @@ def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
     """Makes the shards that are absent; of a complete collection, those that are not as listed."""
-    listed, shards = _listed(folder, plan, claimed=True), plan.shards
+    listed, shards = _listed(folder, plan), plan.shards
     for name, data in _lost_files(folder, plan).items():
         write_atomically(folder / name, data)
     if listed is not None:
@@ -249,8 +227,7 @@ def _another_collection(
             f"give {remedy}"
         )
     differences = [
-        f"{key} is {_shown(recorded.get(key))} in the folder and {_shown(given.get(key))} in this "
-        "call"
+        f"{key} is {recorded.get(key)!r:.100} in the folder and {given.get(key)!r:.100} in this call"
         for key in dict.fromkeys([*given, *recorded])
         if given.get(key) != recorded.get(key)
     ]
@@ -260,20 +237,15 @@ def _another_collection(
     )
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 1] + "…"
-
-
 @contextlib.contextmanager
-def _collection_lock(folder: Path) -> Iterator[bool]:
-    """Locks a folder that is filled, and yields whether the system has locks; others wait."""
+def _collection_lock(folder: Path) -> Iterator[None]:
+    """Locks a folder that is filled; others wait."""
     message = f"another process is collecting into {folder}; waiting for it to finish"
     check_writable(folder / MANIFEST)
     with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
         if has_locks:
             remove_leftovers(folder, "*")
-        yield has_locks
+        yield
         if has_locks:  # of workers that died
             remove_leftovers(folder, "*")
 
@@ -288,8 +260,8 @@ def discard_collection(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        made_of = str(read_field(parse(read_bytes(path, MOST_MANIFEST_BYTES)), "format", TEXT))
-    except (CoefficientsError, DamagedError):
+        made_of = str(parse(read_bytes(path, MOST_MANIFEST_BYTES))["format"])
+    except (CalibrateError, KeyError, TypeError):
         made_of = ""
     if not made_of.startswith("calibrate."):
         raise CalibrateError(
