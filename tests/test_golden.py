@@ -527,7 +527,7 @@ def exported(record):
 
 
 def listed(record):
-    return {f"{of['name']}/{'/'.join(map(str, of['versions']))}": of["default"] for of in record}
+    return {f"{of['name']}/{'/'.join(map(str, of['versions']))}": of["versions"][-1] for of in record}
 
 
 def shown(record):
@@ -541,7 +541,7 @@ def differing(record):
 
 def verified(record):
     versions = [of for of in record if Path(of["path"]).stem.isdigit()]
-    return {"versions": len(versions), "sound": sum(of["ok"] for of in versions)}
+    return {"versions": len(versions), "sound": sum(of["error"] is None for of in versions)}
 
 
 EXTRACT: dict[str, Callable[..., Numbers]] = {
