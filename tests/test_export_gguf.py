@@ -218,7 +218,7 @@ def test_damaged_counts_and_exported_files_are_refused():
     export(fit, file)
     with pytest.raises(CalibrateError, match=r"^out.gguf carries the fit made-up@1 already; give"):
         export(fit, "out.gguf", "again.gguf")
-    with pytest.raises(CalibrateError, match=r"^out.gguf exists already; choose a new folder"):
+    with pytest.raises(CalibrateError, match=r"^out.gguf exists already; choose a new name"):
         export(fit, file)
 
 
@@ -238,7 +238,7 @@ def test_the_file_appears_whole_or_not_at_all():
     assert steps[0][0].endswith(".tmp")
     assert list(Path("there").iterdir()) == []
     fit, taken = constants(FACTORS, FACTORS), Path("there/out.gguf")
-    with pytest.raises(CalibrateError, match=r"^there/out.gguf appeared meanwhile; choose"):
+    with pytest.raises(CalibrateError, match=r"^there/out.gguf exists already; choose"):
         export_gguf(fit, GgufModel(file), taken, report=lambda n_bytes: taken.write_bytes(b"mine"))
     assert [(path.name, path.read_bytes()) for path in Path("there").iterdir()] == [
         ("out.gguf", b"mine")

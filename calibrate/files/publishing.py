@@ -16,7 +16,7 @@ from typing import Any
 
 import calibrate
 from calibrate.errors import CoefficientsError
-from calibrate.files.atomic_io import check_folder, locked, remove_leftovers, write_atomically
+from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_atomically
 from calibrate.files.coefficient_file import dumps, loads
 from calibrate.files.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.files.coefficients import Coefficients
@@ -51,7 +51,7 @@ def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
 
 def check_store(store: str | os.PathLike[str] | None = None) -> None:
     """Raises CoefficientsError unless new fits can be written there, before long work."""
-    check_folder(writing_store(store).absolute(), CoefficientsError)
+    check_writable(writing_store(store) / STATE, CoefficientsError)
 
 
 def check_name(name: str) -> None:
