@@ -417,7 +417,7 @@ REFUSALS = [
     ("rule.max_beta", 10**400, r"rule.max_beta is 1000.*; give a number within float64"),
     ("rule.min_entropy", -1.0, "rule.min_entropy is -1.0; give nats >= 0"),
     ("entries", [], "entries are empty"),
-    ("entries.0.domain", [5.0, 1.0], r"entries\[0\].domain is \[5.0, 1.0\]; give 0 <= lo < hi"),
+    ("entries.0.domain", [5.0, 1.0], r"entries\[0\].domain is \[5.0, 1.0\]; give 2 numbers, 0 <= lo < hi"),
     ("entries.0.coefficients", [1.0, 2.0], "give a list of 5"),
     ("entries.0.coefficients.2", None, r"coefficients\[2\] is null; give a number"),
     ("entries.0.check", [[1.0, 2.0]] * 4, r"check is a list of 4; give a list of 5 pairs"),
@@ -455,7 +455,7 @@ SIZE_REFUSALS = [
     ("entries.0.coefficients", [0.0, 0.0, 0.0, 0.36, 0.25], "coefficients is .* a list of 2"),
     ("entries.0.coefficients", [0.25, 0.36], "reverse order; write the highest power first"),
     ("entries.0.check", [[3.0, 2.0]] * 2, r"check is at the .* give 2 distinct ones"),
-    ("entries.0.domain", [2.5, 65.0], "give 0 <= lo < hi <= 64, in nats of entropy or in log n"),
+    ("entries.0.domain", [2.5, 65.0], "0 <= lo < hi <= 64, in nats of entropy or in log n"),
 ]
 
 
@@ -471,7 +471,7 @@ ORDER = r"write H\^4, H\^3, H\^2, H, 1, H L, L\^2, L"
 SURFACE_REFUSALS = [
     ("schema_version", "1.1", 'schema 1.1 has no such rule: write schema_version "1.2"'),
     ("rule.order", "descending", 'rule.order is "descending"; this calibrate reads "H.4, H.3,'),
-    ("entries.0.domain", [0.5, 5.9, 7.0, 2.5], r"domain is \[0.5, 5.9, 7.0, 2.5\]; give 0 <="),
+    ("entries.0.domain", [0.5, 5.9, 7.0, 2.5], r"domain is \[0.5, 5.9, 7.0, 2.5\]; give 4 numbers, 0 <="),
     ("entries.0.check", CHECK[:5], r"check is a list of 5; give a list of 8 triples \[H, log n"),
     ("entries.0.check", moved(CHECK, (0, (0.4, 2.5))), POINTS),  # outside
     ("entries.0.check", moved(CHECK, (7, (5.9, 7.1))), POINTS),
@@ -551,7 +551,7 @@ def test_hostile_text_is_refused(text, message):
         (Path.mkdir, "cannot read .*fit.json: Is a directory"),
         (os.mkfifo, "not a regular file"),  # and is never waited for
         (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
-        (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "the file is longer than 1 MiB"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "more than the limit of 1,048,576"),
         (lambda path: path.write_text("{}"), r"fit\.json: format is absent"),
     ],
 )
@@ -656,8 +656,8 @@ def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
     [
         (lambda: Entry((1.0,) * 3, (0.0, 1.0)), "give 5 finite numbers, highest power first, the"),
         (lambda: Entry((1.0, float("inf")), (0.0, 1.0)), "the 2 of a log-size rule, or the 8 of"),
-        (lambda: Entry((1.0,) * 8, (0.0, 1.0)), "give the 4 numbers of a rule with 8 coefficients"),
-        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), "give 0 <= lo < hi <= 64"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0)), "give 4 numbers, 0 <= lo"),
+        (lambda: Entry((1.0,) * 8, (0.0, 1.0, 3.0, 3.0)), "give 4 numbers, 0 <= lo < hi <= 64"),
         (lambda: Entry((1.0,) * 8, (0.0, 1.0, 1.0, 1.0 + 3e-16)), "too narrow for a fit"),
         (lambda: Coefficients(Rule(outside="identity", kind="entropy-and-size"),
                               (Entry((1.0,) * 8, (0.0, 1.0, 1.0, 2.0)),)), "use 'clamp'"),
@@ -668,7 +668,7 @@ def test_a_layer_that_a_fit_does_not_name_can_be_written_too(fit):
         (lambda: Coefficients(Rule(0.5, kind="log-size"), (Entry((1.0, 2.0), (0.0, 1.0)),)),
          "a log-size rule has no min_entropy"),
         (lambda: Entry((10**400, 0, 0, 0, 1), (0.0, 1.0)), "not float64 numbers"),
-        (lambda: Entry((1e308,) * 5, (1.0, 9.0)), "beyond float64 on the domain"),
+        (lambda: Entry((1e308,) * 5, (1.0, 9.0)), "their rule is beyond float64"),
         (lambda: Coefficients(Rule(outside="both"), (Entry((1.0,) * 5, (0.0, 1.0)),)), "outside"),
         (lambda: Coefficients(Rule(), ()), "entries are empty"),
     ],

@@ -205,26 +205,6 @@ def test_diff_of_rules_of_entropy_and_size_is_largest_where_rows_can_be():
     assert "beta changes by at most 2.5: from 4 to 6.5 at H = 5, n = 148\n" in out
 
 
-def test_diff_finds_a_peak_in_both_variables():
-    H, log_n = 2.34567, 4.56789
-    peak = (0.0, 0.0, -1.0, 2 * H, 5 - H**2 - log_n**2, 0.0, -1.0, 2 * log_n)
-    flat = (0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0)
-    change = diff(surface_fit(flat), surface_fit(peak))[1]["change"]
-    assert change["largest"] == pytest.approx(3, rel=1e-7)
-    assert (change["entropy"], change["log_n"]) == pytest.approx((H, log_n), abs=1e-3)
-
-
-def test_diff_shows_that_a_rule_of_entropy_and_size_contains_the_others(by_size, make_fit):
-    made = make_fit(min_entropy=0.3)
-    surfaces = [
-        surface_fit((0.0, 0.0, 0.0, 0.0, 0.6, 0.0, 0.0, 0.5), (0.2, 4.0, *by_size.only.domain)),
-        surface_fit((*made.only.coefficients, 0, 0, 0), (*made.only.domain, 2.0, 8.0), "x", 0.3),
-    ]
-    for fit, surface in zip((by_size, made), surfaces, strict=True):
-        for pair in ((fit, surface), (surface, fit)):
-            assert diff(*pair)[1]["change"]["largest"] == 0
-
-
 def test_a_refit_of_a_rule_of_both_is_compared_over_its_domain_of_both():
     """A slightly larger term in H log n shows at large H and n alone."""
     numbers = (0.0, 0.0, 0.0, 0.3, 1.0, 0.01, 0.0, 0.2)
@@ -279,21 +259,6 @@ def test_show_and_diff_of_a_hostile_newer_file(here, make_fit):
     assert r"\u001b[2J\nhello" in out
 
 
-def test_show_of_candidates_that_lack_any_field(here, make_fit):
-    """Every field of a record is optional."""
-    whole = {
-        "kind": "polynomial", "q": 0.25, "log_p": -1.5, "p": 0.5, "gain": 0.25, "low": 0.125,
-        "high": 0.5,
-    }  # fmt: skip
-    for lacking in whole:
-        record = {key: value for key, value in whole.items() if key != lacking}
-        quality = {"candidates": [record, record, {}]}
-        Path("fit.json").write_text(dumps(replace(make_fit(), quality=quality)))
-        table = call("fits", "show", "fit.json").stdout
-        assert ("the polynomial" in table) == (lacking != "kind")
-        assert "nan" not in table
-
-
 CONSTANTS = {
     "by entropy": (Rule(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
     "by size": (Rule.log_size(0.5), (0, 1.73), (2, 6)),
@@ -316,13 +281,6 @@ def test_show_of_a_constant_is_one_line(here, kind):
     assert "And 4 more" in out["many"]
     for text in out.values():
         assert not re.search("domain|guards|outside|beta[(][Hn]", text.lower())
-
-
-def test_a_constant_with_a_gate_is_not_one(here, make_fit):
-    publish(make_fit(powers=(0.0, 0.0, 0.0, 0.0, 2.0), min_entropy=0.5), here / "fits")
-    out = call("fits", "show", "made").stdout
-    assert "for every row" not in out
-    assert "beta = 1 up to H = 0.5 nats" in out
 
 
 def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):

@@ -387,7 +387,7 @@ def test_options_that_do_not_go_together(model):
         (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
         (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
         ("nowhere", "--lengths", "64", "nowhere is not a folder"),
-        (model / "config.json", "--lengths", "64", "config.json is a file; give its folder, "),
+        (model / "config.json", "--lengths", "64", "config.json is not a folder; give a model"),
     ):
         line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
         assert message in line
@@ -472,20 +472,6 @@ def test_prompts_of_ids_need_no_tokenizer(model):
         collected(folder, prompts=write_lines("text.jsonl", PROMPTS[:1]))
 
 
-def test_a_folder_without_scores_takes_other_options(model, monkeypatch):
-    """As after a model that does not fit into memory."""
-    arguments = ("model", "collect", "--model", model, "--task", "retrieval:list", "--out", "r")
-
-    def exhausted(*_, **__):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
-        assert "out of memory" in refusal(*arguments, "--lengths", "64")
-    call(*arguments, "--lengths", "96", "--examples", "1")
-    assert open_collection(Path("r")).set.cells[0].length == 96
-
-
 def test_without_the_extra(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "calibrate.transformers", None)
     line = refusal("model", "collect", "--model", model, "--task", "retrieval")
@@ -521,11 +507,11 @@ def relisted(folder, name, data):
         ("examples.npz", "start", 9_999, "an answer is not within its example"),
         ("examples.npz", "cell", 99, "a cell is not one of the manifest's"),
         ("examples.npz", "end", 2**40, "its examples do not make up its tokens"),
-        ("examples.npz", "end", None, "end is absent"),
+        ("examples.npz", "end", None, "end, start, cell: absent"),
         ("scores-00001.npz", "log_p", 0.5, "log_p is not <= 0"),
         ("scores-00001.npz", "log_p", np.nan, "log_p is not <= 0"),
         ("scores-00001.npz", "right", 99, "right exceeds the answer's tokens"),
-        ("scores-00001.npz", "right", None, "right is absent"),
+        ("scores-00001.npz", "right", None, "right: absent"),
     ],
 )
 def test_values_that_no_collection_has(kept, small_units, name, column, value, message):

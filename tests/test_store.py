@@ -309,7 +309,7 @@ def test_a_state_that_cannot_be_read_is_refused(three):
     refuses("cannot read .*state.json", calibrate.load, "made", three)
     state.rmdir()
     os.mkfifo(state)
-    refuses("state.json: not a regular file", calibrate.load, "made", three)
+    refuses("state.json: it is not a regular file", calibrate.load, "made", three)
 
 
 def test_one_bad_name_does_not_hide_the_others(three):

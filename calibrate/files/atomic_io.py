@@ -102,18 +102,20 @@ def check_free(path: Path) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """A regular file's bytes, or one more than `most`, for the caller to refuse.
-
-    Allocates no more memory than the file has bytes; bytes appended meanwhile are not read.
+    """A regular file's bytes; those appended meanwhile are not read.
 
     Raises:
-      OSError: it cannot be read, or is not a regular file, such as a pipe, which would never end.
+      OSError: it cannot be read, has more bytes than `most`, or is not a regular file, such as a
+        pipe, which would never end.
     """
     with open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        return bytes(most + 1) if status.st_size > most else file.read(status.st_size)
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if status.st_size > most:
+            said = f"it has {status.st_size:,} bytes, more than the limit of {most:,}"
+            raise OSError(errno.EFBIG, said)
+        return file.read(status.st_size)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -59,8 +59,7 @@ def dumps(coefficients: Coefficients) -> str:
             "source": digested["source"],
             "provenance": dict(coefficients.provenance),
         }
-        document |= {k: v for k, v in coefficients.extra.items() if k not in document}
-        return layout(document)
+        return layout(document | dict(coefficients.extra))
     except (TypeError, ValueError, RecursionError) as failure:
         raise CoefficientsError(
             f"{coefficients.reference} cannot be written as JSON ({failure}); "
@@ -88,18 +87,17 @@ def _digested(coefficients: Coefficients) -> dict[str, Any]:
     return {
         "rule": {"kind": rule.kind, **kind.words}
         | {name: getattr(rule, name) for name in kind.guards},
-        "entries": [_entry_document(entry) for entry in coefficients.entries],
+        "entries": [
+            {
+                "layer": entry.layer,
+                "head": entry.head,
+                "coefficients": list(entry.coefficients),
+                "domain": list(entry.domain),
+                "check": list(map(list, entry.check)),
+            }
+            for entry in coefficients.entries
+        ],
         "source": dict(coefficients.source),
-    }
-
-
-def _entry_document(entry: Entry) -> dict[str, Any]:
-    return {
-        "layer": entry.layer,
-        "head": entry.head,
-        "coefficients": list(map(float, entry.coefficients)),
-        "domain": list(map(float, entry.domain)),
-        "check": [list(pair) for pair in entry.check],
     }
 
 
@@ -122,7 +120,7 @@ def read(path: Path) -> Coefficients:
 
 
 def bytes_of(path: Path, most: int) -> bytes:
-    """The bytes of a file of a store, or one more than `most`, for the caller to refuse."""
+    """The bytes of a file of a store; CoefficientsError if they cannot be read."""
     try:
         return read_file(path, most)
     except FileNotFoundError:

@@ -37,38 +37,28 @@ class Entry:
     check: tuple[tuple[float, ...], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._make_floats()
-        powers, domain = self.coefficients, self.domain
-        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
-            raise CoefficientsError(
-                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
-                "2 of a log-size rule, or the 8 of a rule of entropy and size"
-            )
-        if len(domain) != _domain_length(powers):
-            raise CoefficientsError(
-                f"domain is {list(domain)!r}; give the {_domain_length(powers)} numbers of a rule "
-                f"with {len(powers)} coefficients"
-            )
-        for lo, hi in zip(domain[::2], domain[1::2], strict=True):
-            if not 0 <= lo < hi <= MAX_ENTROPY:
-                raise CoefficientsError(
-                    f"domain is {list(domain)!r}; give 0 <= lo < hi <= {MAX_ENTROPY:g}, in nats "
-                    "of entropy or in log n"
-                )
-        if not self.check:
-            object.__setattr__(self, "check", self._make_check())
-
-    def _make_floats(self) -> None:
-        """Converts integers and NumPy's numbers to floats, as in a file."""
-        if all(type(number) is float for number in (*self.coefficients, *self.domain)):
-            return
-        try:
+        try:  # integers and NumPy's numbers become floats, as in a file
             object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
             object.__setattr__(self, "domain", tuple(map(float, self.domain)))
         except (TypeError, ValueError, OverflowError) as failure:
             raise CoefficientsError(
                 f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
             ) from failure
+        powers, domain = self.coefficients, self.domain
+        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
+            raise CoefficientsError(
+                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
+                "2 of a log-size rule, or the 8 of a rule of entropy and size"
+            )
+        ranges = list(zip(domain[::2], domain[1::2], strict=False))
+        right = all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges)
+        if len(domain) != _domain_length(powers) or not right:
+            raise CoefficientsError(
+                f"domain is {list(domain)!r}; give {_domain_length(powers)} numbers, "
+                f"0 <= lo < hi <= {MAX_ENTROPY:g}, in nats of entropy or in log n"
+            )
+        if not self.check:
+            object.__setattr__(self, "check", self._make_check())
 
     def value_at(self, *x: float) -> float:
         """The bare rule, without guards, at one entropy, one log n, or both in this order."""
@@ -81,16 +71,13 @@ class Entry:
         points: list[tuple[float, ...]] = [(x,) for x in ends]
         if len(self.domain) == 4:
             small, large = self.domain[2:]
-            middle = small + (large - small) / 2
             points = [(x, small) for x in ends]
-            points += [(lo, middle), (lo, large), (hi, large)]
+            points += [(lo, small + (large - small) / 2), (lo, large), (hi, large)]
         check = tuple((*x, self.value_at(*x)) for x in points)
-        if len(set(points)) < len(points):
-            raise CoefficientsError(f"domain is {list(self.domain)!r}; it is too narrow for a fit")
-        if not all(math.isfinite(pair[-1]) for pair in check):
+        if len(set(points)) < len(points) or not all(math.isfinite(p) for *_, p in check):
             raise CoefficientsError(
-                f"coefficients are {self.coefficients!r}; their rule is beyond float64 on the "
-                f"domain {list(self.domain)!r}"
+                f"coefficients are {self.coefficients!r}; their rule is beyond float64, or the "
+                f"domain {list(self.domain)!r} is too narrow for a fit"
             )
         return check
 

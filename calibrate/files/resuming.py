@@ -146,11 +146,7 @@ def _is_as_listed(path: Path, entry: Entry) -> bool:
 
 def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
     """The files beside the shards that are absent, or hold something else."""
-    return {
-        name: data
-        for name, data in plan.files.items()
-        if not _is_as_listed(folder / name, entry_of(data))
-    }
+    return {n: x for n, x in plan.files.items() if not _is_as_listed(folder / n, entry_of(x))}
 
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
@@ -219,21 +215,14 @@ def _another_collection(
     folder: Path, changed: Sequence[str], recorded: Options, given: Options
 ) -> CalibrateError:
     """The error for a folder with a collection that a call does not ask for."""
-    remedy = "another folder with --out (`run`: another --name), or --fresh to replace it"
-    if changed:
-        verb = "has" if len(changed) == 1 else "have"
-        return CalibrateError(
-            f"{' and '.join(changed)} {verb} changed since {folder} was made (or is another one); "
-            f"give {remedy}"
-        )
-    differences = [
-        f"{key} is {recorded.get(key)!r:.100} in the folder and {given.get(key)!r:.100} in this call"
-        for key in dict.fromkeys([*given, *recorded])
-        if given.get(key) != recorded.get(key)
-    ]
+    said = [f"{x} has changed since {folder} was made (or is another one)" for x in changed]
+    for key in {**given, **recorded}:
+        one, other = recorded.get(key), given.get(key)
+        if one != other and not changed:
+            said.append(f"{key} is {one!r:.100} in the folder and {other!r:.100} in this call")
     return CalibrateError(
-        f"{folder} is another collection: {'; '.join(differences)}; give the same options, or "
-        f"{remedy}"
+        f"{folder} is another collection: {'; '.join(said)}; give the same options, another folder "
+        "with --out (`run`: another --name), or --fresh to replace it"
     )
 
 

@@ -80,13 +80,6 @@ class KeptRows:
     weight: np.ndarray | None = None  # (rows,) float32; None if all are 1
     group: np.ndarray | None = None  # (rows,) int64; None if each row is one of its own
 
-    @property
-    def heads(self) -> frozenset[tuple[int, int]]:
-        """The heads that the rows are of; none where they are unknown."""
-        if self.layer is None or self.head is None:
-            return frozenset()
-        return frozenset(zip(self.layer.tolist(), self.head.tolist(), strict=True))
-
     def of_heads(self, heads: Heads) -> "KeptRows":
         """The rows of some heads, if the source names heads; the counts stay those of the unit."""
         wanted = np.zeros(len(self.index), bool)
@@ -154,7 +147,7 @@ class RowCollection(Collection):
             yield read()
 
     def readers(self, heads: Heads | None = None) -> list[Callable[[], tuple[int, KeptRows]]]:
-        """Functions that read one shard each, as `shards`; other processes can call them."""
+        """Functions that read one shard each; other processes can call them."""
         folder = self.folder.absolute()  # workers may have another working folder
         in_memory = self.in_memory or [None] * len(self.manifest["shards"])
         return [
@@ -216,30 +209,15 @@ def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entr
     return entries
 
 
-# By digest, shards that this process has read: their heads, and the same shard without rows.
-_read_before: dict[str, tuple[frozenset[tuple[int, int]], KeptRows]] = {}
-
-
 def _read(
-    folder: Path, entry: Entry, heads: Heads | None, in_memory: KeptRows | None
+    folder: Path, entry: Entry, heads: Heads | None, rows: KeptRows | None
 ) -> tuple[int, KeptRows]:
-    if in_memory is None:
-        return entry["size"], _read_shard(folder, entry, heads)
-    return entry["size"], in_memory if heads is None else in_memory.of_heads(heads)
-
-
-def _read_shard(folder: Path, entry: Entry, heads: Heads | None) -> KeptRows:
-    """The rows of a listed shard, of some heads; a shard known to have none of them is not read."""
-    known = _read_before.get(entry["sha256"])
-    if heads is not None and known is not None and known[0].isdisjoint(heads):
-        return known[1]
-    path = folder / shard_name(entry["size"], entry["unit"])
-    rows = parse_rows(listed_bytes(path, entry), path, entry["size"])
-    if heads is None:
-        return rows
-    if known is None:
-        _read_before[entry["sha256"]] = rows.heads, rows.of_heads([])
-    return rows.of_heads(heads)
+    """(set size, rows of some heads), from the folder unless the rows are in memory."""
+    size = entry["size"]
+    if rows is None:
+        path = folder / shard_name(size, entry["unit"])
+        rows = parse_rows(listed_bytes(path, entry), path, size)
+    return size, rows if heads is None else rows.of_heads(heads)
 
 
 def parse_rows(data: bytes, path: Path, size: int) -> KeptRows:
@@ -250,21 +228,19 @@ def parse_rows(data: bytes, path: Path, size: int) -> KeptRows:
     """
     arrays = parse_arrays(data, path)
     n_rows = len(np.atleast_1d(arrays.get("target", ())))
+    several = "target" in arrays and arrays["target"].dtype == bool
     expected: dict[str, Column] = {
         "logits": ("<f4", (n_rows, size)),
-        "target": ("<i4", (n_rows,)),
+        "target": ("|b1", (n_rows, size)) if several else ("<i4", (n_rows,)),
         "entropy": ("<f4", (n_rows,)),
         "index": ("<i8", (n_rows,)),
         "counts": ("<i8", (len(COUNTS),)),
     }
-    if "target" in arrays and arrays["target"].dtype == bool:
-        expected["target"] = ("|b1", (n_rows, size))
-    if not {"layer", "head"}.isdisjoint(arrays):
-        expected |= dict.fromkeys(("layer", "head"), ("<i2", (n_rows,)))
-    optional = {"weight": ("<f4", (n_rows,)), "group": ("<i8", (n_rows,))}
-    expected |= {name: column for name, column in optional.items() if name in arrays}
+    optional = {"layer": "<i2", "head": "<i2", "weight": "<f4", "group": "<i8"}
+    expected |= {name: (dtype, (n_rows,)) for name, dtype in optional.items() if name in arrays}
     check_arrays(arrays, path, expected)
     rows = KeptRows(**{name: arrays[name] for name in expected})
+    require((rows.layer is None) == (rows.head is None), path, "layer or head is absent")
     _check_values(rows, path, size)
     return rows
 
