@@ -83,6 +83,19 @@ def test_same_configuration_same_bytes_which_say_what_not_where_or_when(tmp_path
     assert files_of(tmp_path / "one") != files_of(tmp_path / "three")
 
 
+def test_collect_and_evaluate_never_share_a_set():
+    unit = work_units.plan_units(64, SETS)[0]
+    assert work_units.unit_seed("collect", 0, unit) != work_units.unit_seed("evaluate", 0, unit)
+    seeds = {
+        work_units.unit_seed(stream, seed, unit)
+        for stream in ("collect", "evaluate")
+        for seed in range(5)
+        for size in SIZES
+        for unit in work_units.plan_units(size, SETS)
+    }
+    assert len(seeds) == 2 * 5 * len(SIZES) * 3
+
+
 def test_an_interrupted_run_carries_on_to_the_same_bytes(tmp_path):
     run(tmp_path / "whole")
     head = ToyHead()

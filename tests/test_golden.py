@@ -527,7 +527,8 @@ def exported(record):
 
 
 def listed(record):
-    return {f"{of['name']}/{'/'.join(map(str, of['versions']))}": of["versions"][-1] for of in record}
+    kept = {of["name"]: of["versions"] for of in record}
+    return {f"{name}/{'/'.join(map(str, held))}": held[-1] for name, held in kept.items()}
 
 
 def shown(record):

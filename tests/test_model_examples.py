@@ -233,7 +233,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
     partial = visible("a")
     assert json.loads(partial["manifest.json"])["status"] == "partial"
     assert 0 < len(partial) - 2 < len(visible(kept)) - 2
-    unfinished = "a is unfinished; run the same `calibrate model collect`"
+    unfinished = "a is unfinished; run the same command again"
     with pytest.raises(CalibrateError, match=unfinished):
         open_collection(Path("a"))
     first = Path("a", files.scores_name(0))

@@ -64,7 +64,7 @@ _PARTIAL: dict[str, Shape] = {
     **dict.fromkeys(("format", "schema_version", "status"), TEXT),
     "configuration": _CONFIGURATION,
 }
-_SCORES = List(Object(FILE, required=True))
+_COMPLETE = {**_PARTIAL, "scores": List(Object(FILE, required=True))}
 
 
 class Cell(NamedTuple):
@@ -186,9 +186,8 @@ class ExampleCollection(Collection):
     @staticmethod
     def checked(manifest: dict[str, Any]) -> dict[str, Any]:
         """Refuses unknown fields, too."""
-        complete = manifest["status"] == COMPLETE
-        shape = Object(_PARTIAL | ({"scores": _SCORES} if complete else {}), required=True)
-        return shape(manifest)
+        shapes = _COMPLETE if manifest["status"] == COMPLETE else _PARTIAL
+        return Object(shapes, required=True)(manifest)
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
@@ -207,10 +206,8 @@ def configuration_of(
     """What determines a collection of examples."""
     cells = [cell._asdict() for cell in examples.cells]
     file = {"count": len(examples.examples), **entry_of(examples.pack())}
-    return {
-        "model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources,
-        "cells": cells, "examples": file,
-    }  # fmt: skip
+    given = {"model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources}
+    return {**given, "cells": cells, "examples": file}
 
 
 def cells_of(configuration: dict[str, Any]) -> tuple[Cell, ...]:

@@ -30,9 +30,9 @@ class Integer:
         if value is None and self.null:
             return None
         number = int(value) if type(value) is float and value.is_integer() else value
-        if type(number) is not int or not self.lowest <= number <= self.highest:
-            refuse(value, f"give an integer from {self.lowest} to {self.highest}")
-        return number
+        if type(number) is int and self.lowest <= number <= self.highest:
+            return number
+        return refuse(value, f"give an integer from {self.lowest} to {self.highest}")
 
 
 @dataclass(frozen=True)

@@ -97,23 +97,23 @@ def audit_fits(reference: str | None, store: Path | None) -> Result:
         found = [result for folder in folders for result in audit_store(folder)]
         if not found:
             raise CoefficientsError(f"{folders[0]} holds no fits; give a folder with NAME/1.json")
-    failed = [result for result in found if result["error"]]
-    lines = [f"FAILED  {result['error']}" if result["error"] else f"ok      {result['path']}"
-             for result in found]  # fmt: skip
-    failure = f"{len(failed)} of {len(found)} failed; see above for each" if failed else None
+    errors = [result["error"] for result in found if result["error"]]
+    lines = [f"ok      {result['path']}" for result in found if not result["error"]]
+    lines += [f"FAILED  {error}" for error in errors]
+    failure = f"{len(errors)} of {len(found)} failed; see above for each" if errors else None
     return Result([Text(line) for line in lines], found, failure)
 
 
 def audit_store(folder: Path) -> list[Audit]:
-    """Tries to read every version of a store, or says which states cannot be read."""
+    """Tries to read every version of a store; a name whose state is damaged is one entry."""
     found = []
     for name in names(folder):
-        state = _tried(folder / name, partial(open_name, folder, name))
-        if state["error"]:
-            found.append(state)
-        else:
+        try:
             held = open_name(folder, name)
-            found += _audit_versions(held, held.versions)
+        except CoefficientsError as failure:
+            found.append({"path": str(folder / name), "error": str(failure)})
+        else:
+            found += [_tried(held.path(v), partial(held.read, v)) for v in held.versions]
     return found
 
 
@@ -121,11 +121,8 @@ def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
     if is_path(reference):
         return [_tried(Path(reference), partial(read, Path(reference)))]
     held, version = find(reference, store)
-    return _audit_versions(held, [version] if "@" in reference else held.versions)
-
-
-def _audit_versions(held: StoredName, versions: Sequence[int]) -> list[Audit]:
-    return [_tried(held.path(version), partial(held.read, version)) for version in versions]
+    versions = [version] if "@" in reference else held.versions
+    return [_tried(held.path(v), partial(held.read, v)) for v in versions]
 
 
 def _tried(path: Path, act: Callable[[], Any]) -> Audit:
