@@ -341,7 +341,7 @@ def test_the_commands():
     assert [" ".join(words) for words in COMMANDS] == [
         "run", "collect", "diagnose", "fit", "evaluate", "report", "export",
         "model run", "model collect", "model diagnose", "model fit", "model evaluate",
-        "fits list", "fits show", "fits diff", "fits verify", "fits alias",
+        "fits list", "fits show", "fits diff", "fits verify", "fits alias", "fits yank",
     ]  # fmt: skip
 
 

@@ -51,6 +51,7 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
     publish(make_fit(), Path("named"))
     monkeypatch.setenv("CALIBRATE_FITS", "named")
     call("fits", "alias", "made@1", "stable", "--store", "fits")
+    call("fits", "yank", "made@2", "--store", "fits")
     records = json.loads(call("fits", "list", "--json").stdout)
     found = [(r["name"], r["store"], r["origin"], r["shadowed"]) for r in records]
     package = str(shipped)
@@ -61,9 +62,11 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
         ("paper", package, "package", False),
     ]
     assert records[1]["versions"] == [1, 2]
+    assert records[1]["yanked"] == [2]
     assert records[1]["aliases"] == {"stable": 1}
+    assert records[1]["default"] == 1
     table = call("fits", "list").stdout
-    assert cells(table)["made"] == ["@2 (hidden)", "1, 2", "stable = 1"]
+    assert cells(table)["made"] == ["@1 (hidden)", "1, 2 (yanked)", "stable = 1"]
     assert f"./fits  {store}\n" in table
     monkeypatch.setenv("CALIBRATE_FITS", str(store))  # by another path
     records = json.loads(call("fits", "list", "--json").stdout)
@@ -323,8 +326,20 @@ def test_verify_one_version_one_name_or_one_file(store):
     assert second == {"path": "fits/made/2.json", "error": None}
 
 
-def test_alias_says_what_came_of_it(store):
+def test_alias_and_yank_say_what_came_of_it(store):
     assert call("fits", "alias", "made@1", "stable").stdout == "made@stable is made@1, in fits\n"
+    out = call("fits", "yank", "made@2").stdout
+    assert out == "made@2 is yanked, in fits; made now loads made@1\n"
+    shown = call("fits", "show", "made@2")
+    assert "calibrate: warning: made@2 was yanked; load 'made'" in shown.stderr
+    assert call("fits", "yank", "made@1").stdout == (
+        "made@1 is yanked, in fits; made has no version left to load\n"
+        "made@stable points to made@1 and no longer loads; move it\n"
+    )
+    row = cells(call("fits", "list").stdout)["made"]
+    assert row == ["nothing", "1 (yanked), 2 (yanked)", "stable = 1"]
+    record = json.loads(call("fits", "yank", "made@2", "--undo", "--json").stdout)
+    assert record["default"] == 2
     record = json.loads(call("fits", "alias", "made@2", "stable", "--json").stdout)
     assert record["aliases"] == {"stable": 2}
 
@@ -338,8 +353,11 @@ def test_alias_says_what_came_of_it(store):
             2,
             "'x.pdf' is not a .png file in an existing folder",
         ),
+        (["diff", "paper", "nothing"], 1, "no fit is named 'nothing'"),
+        (["verify", "nothing"], 1, "no fit is named 'nothing'"),
         (["verify", "--store", "nowhere"], 1, "nowhere is not a folder"),
-        (["alias", "paper@1", "stable"], 1, "which is not changed; name its store"),
+        (["alias", "paper", "stable"], 1, "'paper' has no version number; use"),
+        (["yank", "paper@1"], 1, "which is not changed; name its store"),
         (["nonsense"], 2, "nonsense"),
     ],
 )

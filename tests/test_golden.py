@@ -542,7 +542,7 @@ def differing(record):
 
 def verified(record):
     versions = [of for of in record if Path(of["path"]).stem.isdigit()]
-    return {"versions": len(versions), "sound": sum(of["error"] is None for of in versions)}
+    return {"versions": len(versions), "sound": sum(of["ok"] for of in versions)}
 
 
 EXTRACT: dict[str, Callable[..., Numbers]] = {

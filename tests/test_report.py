@@ -97,7 +97,7 @@ def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
     assert "mine@1" in done.stdout
     words = " ".join(Text((here / "a.html").read_text(encoding="utf-8")).words)
     assert "one constant, fitted" in words  # its rivals, fitted to the same rows
-    (here / "fits" / "mine" / "1.json").unlink()
+    call("fits", "yank", "mine@1")
     assert no_fit in refusal("report", "runs/a", "--out", "b.html")
 
 

@@ -22,8 +22,9 @@ import calibrate
 from calibrate.files import publishing
 from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.files.publishing import alias, publish
+from calibrate.files.publishing import alias, publish, yank
 from calibrate.files.store import (
+    LOG,
     STATE,
     names,
     open_name,
@@ -86,6 +87,11 @@ def test_a_version_is_never_given_out_twice(tmp_path):
 def test_versions_without_a_state_are_not_given_out_again(tmp_path):
     shutil.copytree(published_store() / "paper", tmp_path / "paper")
     assert publish(calibrate.load("paper"), tmp_path)[0].version == 2
+    shutil.rmtree(tmp_path / "paper")
+    shutil.copytree(published_store() / "paper", tmp_path / "paper")
+    yank("paper@1", tmp_path)
+    (tmp_path / "paper" / "1.json").unlink()
+    assert publish(fit("paper"), tmp_path)[0].version == 2
 
 
 def test_nothing_is_written_through_links_or_over_files(tmp_path):
@@ -204,8 +210,8 @@ def test_first_store_that_holds_the_name_decides(tmp_path, monkeypatch):
     ("reference", "message"),
     [
         ("nothing", "no fit is named 'nothing'"),
-        ("paper@99", "'paper@99' does not exist .*; it has paper@1"),
-        ("paper@stable", "'paper@stable' does not exist"),
+        ("paper@99", "'paper@99' does not exist .* versions there: paper@1"),
+        ("paper@stable", "has no alias 'stable'; it has none"),
         ("../paper", "does not exist"),
         (None, "None is not a valid reference"),
         (b"paper", "b'paper' is not a valid reference"),
@@ -255,7 +261,7 @@ def test_a_fit_for_another_head_or_none_is_refused():
     refuses("for head 'none in particular' .*, not for", calibrate.load, "paper", fingerprint=other)
 
 
-# Aliases and states
+# Aliases and yanked versions
 
 
 @pytest.fixture
@@ -266,12 +272,17 @@ def three(tmp_path):
     return tmp_path
 
 
-def test_an_alias_leads_to_a_version_until_it_is_moved(three):
-    for version in (1, 3):
-        alias(f"made@{version}", "stable", three)
-        assert calibrate.load("made@stable", three).version == version
-    (three / "made" / "3.json").unlink()
-    refuses("'made@stable' does not exist .*; it has made@1", calibrate.load, "made@stable", three)
+def test_nothing_leads_to_a_yanked_version_unseen(three):
+    alias("made@1", "stable", three)
+    for version in (1, 2, 3):
+        yank(f"made@{version}", three)
+        yank(f"made@{version}", three)
+    refuses("made@stable leads to made@1, which was yanked", calibrate.load, "made@stable", three)
+    refuses("every version of 'made' .* was yanked; pin one", calibrate.load, "made", three)
+    refuses("yanked; choose another", alias, "made@2", "stable", three)
+    assert json.loads((three / "made" / STATE).read_text())["yanked"] == [1, 2, 3]
+    assert publish(fit(), three)[0].version == 4
+    assert calibrate.load("made", three).version == 4
 
 
 @pytest.mark.parametrize(
@@ -286,11 +297,13 @@ def test_an_alias_leads_to_a_version_until_it_is_moved(three):
 )
 def test_aliases_that_are_refused(three, reference, name, message):
     refuses(message, alias, reference, name, three)
+    if name == "stable":
+        refuses(message, yank, reference, three)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"highest": -1}, "highest is -1"), ({"aliases": {"a": 0}}, r"aliases.a is 0")],
+    [({"highest": -1}, "highest is -1"), ({"yanked": [0]}, r"yanked\[0\] is 0")],
 )
 def test_a_damaged_state_is_refused(three, change, message):
     path = three / "made" / STATE
@@ -298,7 +311,7 @@ def test_a_damaged_state_is_refused(three, change, message):
     refuses(f"state.json: .*{message}", calibrate.load, "made", three)
     refuses("state.json", publish, fit(), three)
     (failure,) = failures(three)
-    assert "or remove it and with it the aliases" in failure
+    assert "or remove it and with it aliases and yanks" in failure
     assert calibrate.load(three / "made" / "1.json").version == 1
 
 
@@ -310,6 +323,27 @@ def test_a_state_that_cannot_be_read_is_refused(three):
     state.rmdir()
     os.mkfifo(state)
     refuses("state.json: it is not a regular file", calibrate.load, "made", three)
+
+
+LOGGED = """
+{"event": "publish", "version": 5, "id": "sha256:0", "at": "2026-01-31T12:00:00+00:00"}
+{"event": "alias", "version": 1, "alias": "stable"}
+{"event": "yank", "version": 2}
+{"event": "yank", "version": 3}
+{"event": "unyank", "version": 3}
+"""
+
+
+def test_the_log_of_an_older_store_is_read_until_there_is_a_state(three):
+    (three / "made" / STATE).unlink()
+    (three / "made" / LOG).write_text("{")
+    refuses("log.jsonl: .* not JSON", calibrate.load, "made", three)
+    (three / "made" / LOG).write_text(LOGGED.strip())
+    assert calibrate.load("made@stable", three).version == 1
+    assert open_name(three, "made").state.yanked == {2}
+    assert publish(fit(ceiling=7.0), three)[0].version == 6
+    (three / "made" / LOG).write_text("no longer read")
+    assert open_name(three, "made").state == (6, {"stable": 1}, {2})
 
 
 def test_one_bad_name_does_not_hide_the_others(three):
@@ -370,7 +404,7 @@ DEATH = st.none() | st.integers(0, 35)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Publish, alias, delete, each complete or dying between any two system calls."""
+    """Publish, alias, yank, delete, each complete or dying between any two system calls."""
 
     def __init__(self):
         super().__init__()
@@ -379,6 +413,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.files = {}  # version -> max_beta
         self.given_out = 0
         self.aliases = {}
+        self.yanked = set()
         self.ceiling = 1.0
 
     def teardown(self):
@@ -405,17 +440,26 @@ class StoreMachine(RuleBasedStateMachine):
             self.files[version] = self.ceiling
         self.given_out = max([self.given_out, *stored.versions, stored.state.highest])
 
-    @precondition(lambda self: self.files)
+    @precondition(lambda self: set(self.files) - self.yanked)
     @rule(
         data=st.data(), name=st.sampled_from(["stable", "next"]), at=st.none() | st.integers(0, 20)
     )
     def alias(self, data, name, at):
-        version = data.draw(st.sampled_from(sorted(self.files)))
+        version = data.draw(st.sampled_from(sorted(set(self.files) - self.yanked)))
         done = self.attempt(at, alias, f"made@{version}", name, self.store)
         leads_to = open_name(self.store, "made").state.aliases.get(name)
         assert leads_to == version or (not done and leads_to == self.aliases.get(name))
         if leads_to:
             self.aliases[name] = leads_to
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data(), undo=st.booleans(), at=DEATH)
+    def yank(self, data, undo, at):
+        version = data.draw(st.sampled_from(sorted(self.files)))
+        done = self.attempt(at, yank, f"made@{version}", self.store, undo)
+        yanked = version in open_name(self.store, "made").state.yanked
+        assert yanked != undo or (not done and yanked == (version in self.yanked))
+        self.yanked = self.yanked | {version} if yanked else self.yanked - {version}
 
     @precondition(lambda self: self.files)
     @rule(data=st.data())
@@ -429,8 +473,11 @@ class StoreMachine(RuleBasedStateMachine):
         stored = open_name(self.store, "made")
         assert stored.versions == sorted(self.files)
         assert stored.state.aliases == self.aliases
+        assert stored.state.yanked == self.yanked
         for version, ceiling in self.files.items():
             assert stored.read(version).rule.max_beta == ceiling
+        usable = [version for version in self.files if version not in self.yanked]
+        assert stored.default == (max(usable) if usable else None)
 
 
 def machine(examples, steps):

@@ -1,4 +1,4 @@
-"""`calibrate fits`: list, show, compare, verify and alias published fits."""
+"""`calibrate fits`: list, show, compare and verify published fits, alias and yank versions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from calibrate.report.blocks import Record
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, show, compare, verify and alias published fits.",
+    help="List, show, compare and verify published fits; alias and yank.",
 )
 
 Reference = Annotated[str, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file.")]
@@ -110,6 +110,24 @@ def alias(request: AliasRequest) -> Record:
     return move_alias(request.reference, request.name, request.store)
 
 
+@dataclass(frozen=True)
+class YankRequest(ListRequest):
+    reference: Pinned
+    undo: Annotated[bool, Option("--undo", help="Undo the yank.")] = False
+
+
+def yank(request: YankRequest) -> Record:
+    """Withdraw a version, or undo that.
+
+    The bare name skips a yanked version; its number still loads, with a warning.
+
+    Example: calibrate fits yank mine@3
+    """
+    from calibrate.report.store_records import yank_version
+
+    return yank_version(request.reference, request.store, request.undo)
+
+
 add_command(app, list_fits, "list")
-for act in (show, diff, verify, alias):
+for act in (show, diff, verify, alias, yank):
     add_command(app, act)

@@ -123,7 +123,7 @@ def collection_of(fit: Coefficients) -> Path | None:
 
 
 def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
-    """The newest published fit of a collection."""
+    """The newest published fit of a collection that is not yanked."""
     digest: str = open_collection(folder).digest
     fits = []
     for stored in (
@@ -132,7 +132,8 @@ def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
         for name in fit_store.names(place)
     ):
         # The highest version of a name is the newest, independent of clocks.
-        for version in reversed(stored.versions):
+        usable = set(stored.versions) - stored.state.yanked
+        for version in sorted(usable, reverse=True):
             with contextlib.suppress(CoefficientsError):  # a damaged file is passed over
                 fit = stored.read(version)
                 if fit.source.get("collection") == digest:

@@ -161,8 +161,7 @@ def check_arrays(arrays: dict[str, np.ndarray], path: Path, expected: dict[str, 
     """Raises DamagedError unless exactly these arrays are there."""
     found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     wanted = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in expected.items()}
-    wrong = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
-    require(not wrong, path, f"{', '.join(wrong)}: absent, unknown, or of other dtype or shape")
+    require(found == wanted, path, f"its arrays are {found}, expected {wanted}")
 
 
 def require(condition: bool | np.bool_, path: Path, error: str) -> None:

@@ -1,4 +1,4 @@
-"""Publishing: the next version of a name, and its aliases.
+"""Publishing: the next version of a name, its aliases, and yanked versions.
 
 Versions are integers, immutable, and never reused, even if the file was deleted. Writers take
 turns, and files are written atomically.
@@ -115,7 +115,8 @@ def _publish(
 def _write_state(folder: Path, state: State) -> None:
     if folder.is_symlink():  # it would be written outside the store
         raise CoefficientsError(f"{folder} is a link; write into the store that it points to")
-    text = json.dumps(state._asdict(), indent=1, sort_keys=True) + "\n"
+    document = state._asdict() | {"yanked": sorted(state.yanked)}
+    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     write_atomically(folder / STATE, text.encode(), CoefficientsError)
 
 
@@ -136,23 +137,52 @@ def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None
     Args:
       store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
     Raises:
-      CoefficientsError: an invalid alias, an absent or damaged version, or a store that cannot be
-        written.
+      CoefficientsError: an invalid alias, an absent, yanked or damaged version, or a store that
+        cannot be written.
     """
     if not ALIAS_PATTERN.fullmatch(name):
         raise CoefficientsError(f"{name!r} is not a valid alias; {_ALIAS_REMEDY}")
+    stored, version = _pinned(reference, store)
+    if version in stored.state.yanked:
+        raise CoefficientsError(f"{reference} was yanked; choose another version")
+    stored.read(version)
+    return _update(stored, version, lambda state: state.aliases.update({name: version}))
+
+
+def yank(
+    reference: str, store: str | os.PathLike[str] | None = None, undo: bool = False
+) -> StoredName:
+    """Excludes "name@version" from what a bare name stands for, or includes it again.
+
+    Args:
+      store: the store to change; else the first of $CALIBRATE_FITS and ./fits that has the name.
+    Raises:
+      CoefficientsError: no such version, or a store that cannot be written.
+    """
+    stored, version = _pinned(reference, store)
+    change = set.discard if undo else set.add
+    return _update(stored, version, lambda state: change(state.yanked, version))
+
+
+def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[StoredName, int]:
+    """A version of a store that can be changed."""
     stored, version = find(reference, store)
     if not reference.endswith(f"@{version}"):
         raise CoefficientsError(f"{reference!r} has no version number; use NAME@VERSION")
-    folder = stored.folder
-    if folder.parent not in ([Path(store)] if store else stores()[:-1]):
+    changeable = [Path(store)] if store else stores()[:-1]
+    if stored.folder.parent not in changeable:
         raise CoefficientsError(
-            f"{reference} is in {folder.parent}, which is not changed; name its store, or copy its "
-            "folder into your own"
+            f"{reference} is in {stored.folder.parent}, which is not changed; name its store, or "
+            "copy its folder into your own"
         )
-    stored.read(version)
+    return stored, version
+
+
+def _update(stored: StoredName, version: int, change: Callable[[State], None]) -> StoredName:
+    """Changes the state of a name, as it is once no other writer is at work."""
+    folder = stored.folder
     with locked(folder.parent, CoefficientsError):
-        state = read_state(folder)  # no other writer is at work now
-        aliases = {**state.aliases, name: version}
-        _write_state(folder, State(max(state.highest, version), aliases))
+        state = read_state(folder)
+        change(state)
+        _write_state(folder, state._replace(highest=max(state.highest, version)))
     return open_name(folder.parent, folder.name)

@@ -1,13 +1,14 @@
 """The fits store: its names and versions, and loading a fit by a reference.
 
 A store is a folder of NAME/VERSION.json. NAME/state.json, which a name can do without, holds the
-highest version ever used, and aliases. Reading looks through the stores in order: the one given,
-$CALIBRATE_FITS, ./fits, and the fits published with the package; the first that has the name is
-used. `publishing.py` writes.
+highest version ever used, aliases, and yanked versions. Reading looks through the stores in order:
+the one given, $CALIBRATE_FITS, ./fits, and the fits published with the package; the first that has
+the name is used. `publishing.py` writes.
 """
 
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,16 +16,19 @@ from calibrate.errors import CoefficientsError
 from calibrate.files.coefficient_file import bytes_of, read
 from calibrate.files.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.json_shapes import Integer, Map, Object
+from calibrate.files.json_shapes import TEXT, Integer, List, Map, Object, read_field
 from calibrate.files.strict_json import parse
 
-STATE = "state.json"
+STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the state
 MAX_STATE_BYTES = 1 << 26
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
+
 _STATE = Object(
-    {"highest": Integer(0, VERSION.highest), "aliases": Map(VERSION)}, required=True, others=""
+    {"highest": Integer(0, VERSION.highest), "aliases": Map(VERSION), "yanked": List(VERSION)},
+    required=True,
+    others="",
 )
 
 
@@ -33,24 +37,42 @@ class State(NamedTuple):
 
     highest: int  # version ever used; the next one is higher, whatever was deleted
     aliases: dict[str, int]
+    yanked: set[int]
 
 
 def read_state(folder: Path) -> State:
-    """The state of the name that has this folder.
+    """The state of the name that has this folder; that of an old log if there is no state.
 
     Raises:
-      CoefficientsError: the state cannot be read or is damaged.
+      CoefficientsError: the state or the log cannot be read or is damaged.
     """
-    path = folder / STATE
+    path = folder / STATE if os.path.lexists(folder / STATE) else folder / LOG
     if not os.path.lexists(path):
-        return State(0, {})
+        return State(0, {}, set())
     data = bytes_of(path, MAX_STATE_BYTES)
     try:
+        if path.name == LOG:
+            return _state_of_log(data)
         found = _STATE(parse(data))
     except CoefficientsError as refusal:
-        remedy = "restore it, or remove it and with it the aliases"
+        remedy = "restore it, or remove it and with it aliases and yanks"
         raise CoefficientsError(f"{path}: {refusal}; {remedy}") from None
-    return State(found["highest"], found["aliases"])
+    return State(found["highest"], found["aliases"], set(found["yanked"]))
+
+
+def _state_of_log(data: bytes) -> State:
+    """The state after the events of a log, one a line, oldest first."""
+    aliases, yanked, highest = dict[str, int](), set[int](), 0
+    for event in map(parse, data.splitlines()):
+        kind, version = read_field(event, "event", TEXT), read_field(event, "version", VERSION)
+        highest = max(highest, version)
+        if kind == "alias":
+            aliases[read_field(event, "alias", TEXT)] = version
+        elif kind == "yank":
+            yanked.add(version)
+        elif kind == "unyank":
+            yanked.discard(version)
+    return State(highest, aliases, yanked)
 
 
 class StoredName(NamedTuple):
@@ -64,21 +86,48 @@ class StoredName(NamedTuple):
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def default(self) -> int | None:
+        """The version that the bare name stands for: the highest not yanked."""
+        usable = [number for number in self.versions if number not in self.state.yanked]
+        return usable[-1] if usable else None
+
     def path(self, version: int) -> Path:
         """The path of a version."""
         return self.folder / f"{version}.json"
 
     def resolve(self, which: str) -> int:
         """The version that "3", an alias, or "" for the bare name stands for; it is present."""
-        if not which:
-            return self.versions[-1]
-        aliases = self.state.aliases
-        version = int(which) if VERSION_PATTERN.fullmatch(which) else aliases.get(which)
-        if version not in self.versions:
-            known = [str(number) for number in self.versions[-8:]] + sorted(aliases)[:8]
+        if VERSION_PATTERN.fullmatch(which):
+            version = int(which)
+        elif which:
+            version = self._follow(which)
+        elif self.default is None:
             raise CoefficientsError(
-                f"'{self.name}@{which}' does not exist in {self.folder.absolute()}; it has "
-                + ", ".join(f"{self.name}@{each}" for each in known)
+                f"every version of {self.name!r} in {self.folder} was yanked; pin one, such as "
+                f"{self.name}@{self.versions[-1]}, or publish another"
+            )
+        else:
+            return self.default
+        if version not in self.versions:
+            present = ", ".join(f"{self.name}@{number}" for number in self.versions[-8:])
+            raise CoefficientsError(
+                f"'{self.name}@{which}' does not exist in {self.folder.absolute()}; the newest "
+                f"versions there: {present}"
+            )
+        return version
+
+    def _follow(self, alias: str) -> int:
+        version = self.state.aliases.get(alias)
+        if version is None:
+            known = ", ".join(sorted(self.state.aliases)[:8]) or "none"
+            raise CoefficientsError(
+                f"{self.name!r} in {self.folder.absolute()} has no alias {alias!r}; it has {known}"
+            )
+        if version in self.state.yanked:
+            raise CoefficientsError(
+                f"{self.name}@{alias} leads to {self.name}@{version}, which was yanked; "
+                "move the alias, or load the version by its number"
             )
         return version
 
@@ -126,8 +175,8 @@ def load(
     """Loads a fit.
 
     Args:
-      reference: "name" (its highest version), "name@3", "name@alias", or the path of a coefficient
-        file.
+      reference: "name" (its highest version that is not yanked), "name@3", "name@alias", or the
+        path of a coefficient file.
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
       fingerprint: of the head that the fit is meant for.
     Returns:
@@ -135,12 +184,20 @@ def load(
     Raises:
       CoefficientsError: nothing has that reference, the file is damaged, or the fit is for another
         head than `fingerprint`. There is no fallback.
+    Warns:
+      UserWarning: a yanked version that was asked for by its number.
     """
     if is_path(reference):
         coefficients = read(Path(reference))
     else:
         stored, version = find(str(reference), store)
         coefficients = stored.read(version)
+        if version in stored.state.yanked:
+            warnings.warn(
+                f"{coefficients.reference} was yanked; load {coefficients.name!r} for the newest "
+                "version that was not",
+                stacklevel=2,
+            )
     if fingerprint is not None and coefficients.fingerprint != fingerprint:
         head = coefficients.source.get("head", "none in particular")
         raise CoefficientsError(
@@ -158,10 +215,10 @@ def is_path(reference: str | os.PathLike[str]) -> bool:
 
 
 def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[StoredName, int]:
-    """The name, in the first store that has it, and the version that a reference stands for.
+    """The name and version that "name", "name@3" or "name@alias" stands for.
 
     Raises:
-      CoefficientsError: no store has it.
+      CoefficientsError: no store has it, or the alias or bare name leads to a yanked version.
     """
     name, at, which = reference.partition("@")
     known = VERSION_PATTERN.fullmatch(which) or ALIAS_PATTERN.fullmatch(which)
@@ -170,11 +227,17 @@ def find(reference: str, store: str | os.PathLike[str] | None = None) -> tuple[S
             f"{reference!r} is not a valid reference; use NAME, NAME@VERSION, NAME@ALIAS or "
             "a path to a .json file"
         )
+    stored = find_name(name, store)
+    return stored, stored.resolve(which)
+
+
+def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredName:
+    """A name in the first store that has it."""
     searched = stores(store)
     for folder in searched:
-        if versions(folder, name):
-            stored = open_name(folder, name)
-            return stored, stored.resolve(which)
+        present = versions(folder, name)
+        if present:
+            return StoredName(folder / name, present, read_state(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
     raise CoefficientsError(f"no fit is named {name!r} in {places}; `calibrate fit` makes one")
 
@@ -192,8 +255,7 @@ def versions(store: Path, name: str) -> list[int]:
 
 def names(store: Path) -> list[str]:
     """The names in one store, also those of which only the state is left."""
-    found = filter(NAME_PATTERN.fullmatch, _entries(store))
-    return sorted(x for x in found if STATE in _entries(store / x) or versions(store, x))
+    return sorted(name for name in _entries(store) if _is_name(store, name))
 
 
 def _entries(folder: Path) -> list[str]:
@@ -204,3 +266,8 @@ def _entries(folder: Path) -> list[str]:
         return []
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         raise CoefficientsError(f"cannot read {folder}: {failure}") from failure
+
+
+def _is_name(store: Path, name: str) -> bool:
+    entries = _entries(store / name) if NAME_PATTERN.fullmatch(name) else []
+    return any(entry in (STATE, LOG) or _VERSION_FILE.fullmatch(entry) for entry in entries)

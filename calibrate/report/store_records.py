@@ -1,4 +1,4 @@
-"""Stores of fits as results to show: names, audits, and aliases moved."""
+"""Stores of fits as results to show: names and audits, aliases moved, versions yanked."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,9 @@ class NameRecord(NamedTuple):
 
     name: str
     store: str
+    default: int | None = None  # the version that the name loads, if any
     versions: Sequence[int] = ()
+    yanked: Sequence[int] = ()
     aliases: Mapping[str, int] | None = None
     error: str | None = None  # why its state cannot be read
     origin: str | None = None  # where its store comes from
@@ -70,18 +72,20 @@ def _name_or_error(store: Path, name: str) -> NameRecord:
 
 
 def _record(held: StoredName) -> NameRecord:
+    yanked = sorted(held.state.yanked & set(held.versions))
     aliases = dict(sorted(held.state.aliases.items()))
     store = str(held.folder.parent)
-    return NameRecord(held.name, store, held.versions, aliases)
+    return NameRecord(held.name, store, held.default, held.versions, yanked, aliases)
 
 
 def _cells(held: NameRecord) -> tuple[str, str, str, str]:
     if held.error:
         return held.name, "damaged", "see below", "-"
+    versions = [f"{v} (yanked)" if v in held.yanked else str(v) for v in held.versions]
     aliases = [f"{alias} = {version}" for alias, version in (held.aliases or {}).items()]
-    loads = f"@{held.versions[-1]}" if held.versions else "nothing"
+    loads = f"@{held.default}" if held.default else "nothing"
     loads += " (hidden)" if held.shadowed else ""
-    return held.name, loads, ", ".join(map(str, held.versions)) or "-", ", ".join(aliases) or "-"
+    return held.name, loads, ", ".join(versions) or "-", ", ".join(aliases) or "-"
 
 
 def audit_fits(reference: str | None, store: Path | None) -> Result:
@@ -137,6 +141,23 @@ def move_alias(reference: str, alias: str, store: Path | None) -> Result:
     """Points NAME@alias to a version; errors are those of `publishing.alias`."""
     held = _record(publishing.alias(reference, alias, store))
     return Result([Text(f"{held.name}@{alias} is {reference}, in {held.store}")], held)
+
+
+def yank_version(reference: str, store: Path | None, undo: bool) -> Result:
+    """Withdraws a version, or undoes that; errors are those of `publishing.yank`."""
+    held = _record(publishing.yank(reference, store, undo))
+    loads = f"{held.name} has no version left to load"
+    if held.default:
+        loads = f"{held.name} now loads {held.name}@{held.default}"
+    state = "usable again" if undo else "yanked"
+    told = [f"{reference} is {state}, in {held.store}; {loads}"]
+    if not undo:
+        told += [
+            f"{held.name}@{alias} points to {reference} and no longer loads; move it"
+            for alias, version in (held.aliases or {}).items()
+            if f"{held.name}@{version}" == reference
+        ]
+    return Result([*map(Text, told)], held)
 
 
 def _distinct(folders: Sequence[Path]) -> list[Path]:
