@@ -104,10 +104,10 @@ def unsound(job: str, folder: Path) -> list[str]:
     from calibrate.files.collection import open_collection
     from calibrate.files.npz import read_arrays
     from calibrate.files.rows import RowCollection
-    from calibrate.files.store import audit_store
+    from calibrate.report.store_records import audit_store
 
     if job == "fit":
-        return [v.error for v in audit_store(folder) if v.error] if folder.exists() else []
+        return [v["error"] for v in audit_store(folder) if v["error"]] if folder.exists() else []
     errors = []
     for manifest in folder.rglob("manifest.json"):
         try:

@@ -29,8 +29,6 @@ def schema_of(shape: json_shapes.Shape) -> Schema:
             return {"type": kind, "minimum": lowest, "maximum": highest}
         case json_shapes.Number(keywords):
             return {"type": "number", **keywords}
-        case json_shapes.Numbers(count, keywords):
-            return schema_of(json_shapes.List(json_shapes.Number(keywords), exact=count))
         case json_shapes.Text():
             return TEXT
         case json_shapes.Pattern(pattern):

@@ -144,29 +144,11 @@ def test_a_collection_is_discarded_and_nothing_else(tmp_path):
     (folder / "scores-of-fits").mkdir()
     discard_collection(folder)
     assert [path.name for path in folder.iterdir()] == [".lock"]
-    for others in ("{", "[1]", '{"format": "web"}', '{"format": 1}'):
+    for others in ("{", "[1]", '{"format": "web"}'):
         (folder / "manifest.json").write_text(others)
         with pytest.raises(CalibrateError, match="is not the manifest of a collection; choose"):
             discard_collection(folder)
         assert files_of(folder).keys() == {".lock", "manifest.json"}
-
-
-def test_a_collection_half_discarded_is_discarded_by_the_next(tmp_path, monkeypatch):
-    run(tmp_path)
-    unlink = Path.unlink
-
-    def killed(path):
-        if path.name == "manifest.json":
-            raise KeyboardInterrupt
-        unlink(path)
-
-    monkeypatch.setattr(Path, "unlink", killed)
-    with pytest.raises(KeyboardInterrupt):
-        discard_collection(tmp_path)
-    monkeypatch.undo()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "manifest.json"]
-    discard_collection(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path):
@@ -258,21 +240,11 @@ def test_a_foreign_shard_in_an_unfinished_run_is_collected_again(tmp_path, other
     [
         lambda text: "",
         lambda text: "[1]",
-        lambda text: '{"format": "x"}',
-        lambda text: "\x00",
         lambda text: text.replace('"shards": [', '"shards": [1,'),
         lambda text: text.replace('"sizes"', '"dimensions"'),
-        lambda text: text.replace('"unit": 0', '"unit": "0"'),
-        lambda text: text.replace('"unit": 1', '"unit": 0'),
-        lambda text: text.replace('"complete"', '"finished"'),
         lambda text: text.replace('"status"', '"status": "partial", "status"'),
-        lambda text: text.replace('"status"', '"x-more": NaN, "status"'),
         lambda text: text.replace('"sets": 300', '"sets": -300'),
-        lambda text: text.replace('"rows": 300', '"rows": 3'),
         lambda text: text.replace('"rows": 300', '"rows": 1e999'),
-        lambda text: text.replace('"rows": 300', f'"rows": {"9" * 5_000}'),
-        lambda text: text.replace('"kept": ', '"kept": 9'),
-        lambda text: text.replace('"size": 8,', '"size": 9,'),
         lambda text: text.replace("sha256:", "md5:"),
         lambda text: text.replace('"toy"', "7"),
         lambda text: "[" * 100_000,
@@ -318,10 +290,7 @@ def exchange(path):
 DAMAGES = {
     "lost": (lambda path: path.unlink(), "missing"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "damaged"),
-    "emptied": (lambda path: path.write_bytes(b""), "damaged"),
-    "zeroed": (lambda path: path.write_bytes(bytes(path.stat().st_size)), "damaged"),
     "flipped": (lambda path: flip(path, 700), "damaged"),
-    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "damaged"),
     "exchanged": (exchange, "damaged"),
     "vast": (lambda path: os.truncate(path, 1 << 40), "damaged"),  # and sparse
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "damaged"),
@@ -364,21 +333,6 @@ def test_a_damaged_shard_is_collected_again_and_no_other(tmp_path, damage, compl
     assert changed == {path.name} | ({"manifest.json"} if not complete else set())
 
 
-@pytest.mark.filterwarnings("ignore:.*it is collected again")
-@pytest.mark.parametrize("begin", [lambda folder: None, lambda folder: reopen(folder)])
-def test_a_folder_in_the_place_of_a_shard_is_named_and_stays(tmp_path, begin):
-    folder = tmp_path / "run"
-    run(folder)
-    begin(folder)
-    path = folder / shard_name(64, 1)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(CalibrateError, match=r"cannot write .*n00064-unit00001\.npz: Is a direc"):
-        run(folder)
-    path.rmdir()
-    run(folder)
-
-
 def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
     """As on another machine; or it is the manifest that was changed."""
     folder = tmp_path / "run"
@@ -393,17 +347,6 @@ def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
     ):
         run(folder)
     assert state(folder) == before
-
-
-def test_a_manifest_that_forgets_a_unit_is_refused(tmp_path):
-    folder = tmp_path / "run"
-    run(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    lost = manifest["shards"].pop()
-    manifest["sizes"][-1]["kept"] -= lost["kept"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CalibrateError, match="does not list the shards of its configuration"):
-        run(folder)
 
 
 def test_file_overheads_are_upper_bounds(tmp_path):

@@ -214,7 +214,7 @@ def test_damaged_counts_and_exported_files_are_refused():
     export(fit, file)
     with pytest.raises(CalibrateError, match=r"^out.gguf carries the fit made-up@1 already; give"):
         export(fit, "out.gguf", "again.gguf")
-    with pytest.raises(CalibrateError, match=r"^out.gguf exists already; choose a new folder"):
+    with pytest.raises(CalibrateError, match=r"^out.gguf exists already; choose a new name"):
         export(fit, file)
 
 

@@ -16,7 +16,6 @@ from syscalls import Crash, Syscalls
 import calibrate
 from calibrate.cli.loading import find_fit
 from calibrate.errors import CalibrateError
-from calibrate.files import resuming as files
 from calibrate.files.collection import open_collection
 from calibrate.files.publishing import publish
 from calibrate.files.rows import RowCollection, shard_name
@@ -166,38 +165,6 @@ def test_without_locks_both_finish_with_the_same_bytes(here, no_locks):
     run("run", report=let_the_other_run)
     assert visible(Path("run")) == visible(Path("whole"))
     assert others.exists()
-
-
-def test_without_locks_the_first_configuration_holds(here, no_locks, monkeypatch):
-    """Both find no manifest, and then both write theirs."""
-    write, pending = files.write_atomically, [True]
-
-    def write_after_another(path, data, **options):
-        if pending and path.name == "manifest.json":
-            pending.clear()
-            run(path.parent, seed=1)
-        write(path, data, **options)
-
-    monkeypatch.setattr(files, "write_atomically", write_after_another)
-    with pytest.raises(
-        CalibrateError, match="seed is 1 in the folder and 0 in this call; give the same options"
-    ):
-        run("run")
-    run("other", seed=1)
-    assert visible(Path("run")) == visible(Path("other"))
-
-
-def test_a_folder_that_was_moved_is_the_same_collection(here):
-    run("here")
-    before = fit_collection(Path("here"), "x").coefficients
-    Path("there").mkdir()
-    os.rename("here", "there/run")
-    head = ToyHead()
-    run("there/run", head)
-    assert head.attended == 0
-    assert read_all(Path("there/run")) == 4
-    after = fit_collection(Path("there/run"), "x").coefficients
-    assert (after.source, after.entries) == (before.source, before.entries)
 
 
 @pytest.fixture

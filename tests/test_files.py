@@ -5,7 +5,6 @@ import errno
 import io
 import os
 import re
-import tracemalloc
 import zipfile
 
 import numpy as np
@@ -97,22 +96,15 @@ def twice(data: bytes = npy(np.arange(1000.0)), times: int = 50) -> bytes:
         (lambda data: entry_with(b"hello"), "not a readable npz"),
         (lambda data: forged("(2,)"), "declares 16 bytes and has 80"),
         (lambda data: forged("(-2, -5)"), "not a readable npz"),
-        (lambda data: forged(f"({10**4000},)"), "not a readable npz"),
-        (lambda data: forged("(10,)", "'|V0'"), "not a readable npz"),
-        (lambda data: forged("(10,)", "('<f8', (1000000000,))"), "not a readable npz"),
         (lambda data: forged("(" * 3000), "not a readable npz"),
-        (lambda data: forged("-" * 9000 + "1"), "not a readable npz"),
-        (lambda data: forged("(10,), {[]: 1}: 2"), "not a readable npz"),
         (lambda data: member(file_size=100 << 30, compress_size=100 << 30), "declare 10737"),
         (lambda data: member(file_size=100 << 30), "compressed, expected stored"),
         (lambda data: twice(), "entries declare|Overlapped"),
         (lambda data: member("../x.npy"), "not a valid array name"),
-        (lambda data: member("a\\..\\x.npy"), "not a valid array name"),
         (
             lambda data: twice(times=1).replace(b"x0.npy", b"x.npy\0"),
             "valid array name|the same name",
         ),
-        (lambda data: entry_with(b"")[:-22] * 2 + entry_with(b"")[-22:], "not a readable npz"),
     ],
 )
 def test_damaged_arrays_are_refused(npz, damage, message):
@@ -148,24 +140,15 @@ def test_no_bytes_crash_the_reader(npz):
 
 
 def test_a_file_larger_than_any_is_refused_unread(npz, monkeypatch):
-    size = npz.stat().st_size
-
-    def grow(path, most):
-        path.write_bytes(bytes(size + 100))
-        return read_file(path, most)
-
     def exhausted(path, most):
         raise MemoryError
 
-    monkeypatch.setattr(npz_format, "read_file", grow)  # before it is read
-    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than the limit of"):
-        npz_format.read_bytes(npz, size)
     monkeypatch.setattr(npz_format, "read_file", exhausted)
-    with pytest.raises(DamagedError, match="a.npz has .* bytes, more than fits into memory; rest"):
+    with pytest.raises(DamagedError, match="a.npz has more bytes than fit into memory; rest"):
         read_arrays(npz)
     monkeypatch.undo()
     os.truncate(npz, 100 << 30)  # sparse
-    with pytest.raises(CalibrateError, match="has 107,374,182,400 bytes, more than the limit of"):
+    with pytest.raises(CalibrateError, match="it has 107,374,182,400 bytes, more than"):
         read_arrays(npz)
 
 
@@ -207,20 +190,6 @@ def test_a_short_write_is_carried_on(tmp_path, monkeypatch):
         write_atomically(tmp_path / "a" / "b", b"")
 
 
-def test_files_are_opened_as_bytes_where_systems_know_texts(tmp_path, monkeypatch):
-    """os.write on Windows makes b"\\r\\n" of each b"\\n" without O_BINARY."""
-    binary, opened, os_open = 1 << 30, [], os.open
-
-    def open_file(path, flags, *mode):
-        opened.append(flags)
-        return os_open(path, flags & ~binary, *mode)
-
-    monkeypatch.setattr(os, "O_BINARY", binary, raising=False)
-    monkeypatch.setattr(os, "open", open_file)
-    write_atomically(tmp_path / "a", b"\n")
-    assert [flags & binary for flags in opened if flags & os.O_CREAT] == [binary]
-
-
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     for name in (".a.json.1234abcd.tmp", ".b.json.1234abcd.tmp", "a.json"):
         (tmp_path / name).write_text("")
@@ -243,14 +212,3 @@ def test_what_is_no_file_leaves_no_descriptor_open(tmp_path, make):
     with pytest.raises(OSError, match="Is a directory|not a regular file"):
         read_file(tmp_path / "a", 100)
     assert os.listdir("/dev/fd") == before
-
-
-def test_reading_asks_for_no_more_memory_than_the_file_has_bytes(tmp_path):
-    """A limit of 16 GiB asked for 16 GiB, which not every machine gives."""
-    (tmp_path / "small").write_bytes(bytes(1_000))
-    tracemalloc.start()
-    try:
-        assert read_file(tmp_path / "small", 1 << 34) == bytes(1_000)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()

@@ -190,26 +190,6 @@ def test_diff_of_rules_of_entropy_and_size_is_largest_where_rows_can_be():
     assert "beta changes by at most 2.5: from 4 to 6.5 at H = 5, n = 148\n" in out
 
 
-def test_diff_finds_a_peak_in_both_variables():
-    H, log_n = 2.34567, 4.56789
-    peak = (0.0, 0.0, -1.0, 2 * H, 5 - H**2 - log_n**2, 0.0, -1.0, 2 * log_n)
-    flat = (0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0)
-    change = diff(surface_fit(flat), surface_fit(peak))[1]["change"]
-    assert change["largest"] == pytest.approx(3, rel=1e-7)
-    assert (change["entropy"], change["log_n"]) == pytest.approx((H, log_n), abs=1e-3)
-
-
-def test_diff_shows_that_a_rule_of_entropy_and_size_contains_the_others(by_size, make_fit):
-    made = make_fit(min_entropy=0.3)
-    surfaces = [
-        surface_fit((0.0, 0.0, 0.0, 0.0, 0.6, 0.0, 0.0, 0.5), (0.2, 4.0, *by_size.only.domain)),
-        surface_fit((*made.only.coefficients, 0, 0, 0), (*made.only.domain, 2.0, 8.0), "x", 0.3),
-    ]
-    for fit, surface in zip((by_size, made), surfaces, strict=True):
-        for pair in ((fit, surface), (surface, fit)):
-            assert diff(*pair)[1]["change"]["largest"] == 0
-
-
 def test_a_refit_of_a_rule_of_both_is_compared_over_its_domain_of_both():
     """A slightly larger term in H log n shows at large H and n alone."""
     numbers = (0.0, 0.0, 0.0, 0.3, 1.0, 0.01, 0.0, 0.2)
@@ -264,21 +244,6 @@ def test_show_and_diff_of_a_hostile_newer_file(here, make_fit):
     assert r"\u001b[2J\nhello" in out
 
 
-def test_show_of_candidates_that_lack_any_field(here, make_fit):
-    """Every field of a record is optional."""
-    whole = {
-        "kind": "polynomial", "q": 0.25, "log_p": -1.5, "p": 0.5, "gain": 0.25, "low": 0.125,
-        "high": 0.5,
-    }  # fmt: skip
-    for lacking in whole:
-        record = {key: value for key, value in whole.items() if key != lacking}
-        quality = {"candidates": [record, record, {}]}
-        Path("fit.json").write_text(dumps(replace(make_fit(), quality=quality)))
-        table = call("fits", "show", "fit.json").stdout
-        assert ("the polynomial" in table) == (lacking != "kind")
-        assert "nan" not in table
-
-
 CONSTANTS = {
     "by entropy": (Rule(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
     "by size": (Rule.log_size(0.5), (0, 1.73), (2, 6)),
@@ -303,13 +268,6 @@ def test_show_of_a_constant_is_one_line(here, kind):
         assert not re.search("domain|guards|outside|beta[(][Hn]", text.lower())
 
 
-def test_a_constant_with_a_gate_is_not_one(here, make_fit):
-    publish(make_fit(powers=(0.0, 0.0, 0.0, 0.0, 2.0), min_entropy=0.5), here / "fits")
-    out = call("fits", "show", "made").stdout
-    assert "for every row" not in out
-    assert "beta = 1 up to H = 0.5 nats" in out
-
-
 def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):
     ours = calibrate.load("max-retrieval@1")
     heads = [(fit.rule, fit.only) for fit in (paper, ours)]
@@ -327,7 +285,6 @@ def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):
 def test_verify_is_green_on_what_is_shipped():
     out = call("fits", "verify").stdout
     assert out.count("ok ") == 3
-    assert "paper@1" in out
 
 
 def test_verify_names_file_and_field_of_a_flipped_digit(here):
@@ -336,23 +293,19 @@ def test_verify_names_file_and_field_of_a_flipped_digit(here):
     path = here / "copy" / "max-retrieval" / "1.json"
     path.write_text(path.read_text().replace("0.200012", "0.200013", 1))
     result = call("fits", "verify", "--store", "copy", code=1)
-    assert "FAILED  max-retrieval@1  copy/max-retrieval/1.json: " in result.stdout
+    assert "FAILED  copy/max-retrieval/1.json: " in result.stdout
     assert "entries[0].coefficients is [-0.0170" in result.stdout
     assert "calibrate: 1 of 2 failed; see above" in result.stderr
 
 
 def test_verify_one_version_one_name_or_one_file(store):
-    assert call("fits", "verify", "made@1").stdout == "ok      made@1  fits/made/1.json\n"
+    assert call("fits", "verify", "made@1").stdout == "ok      fits/made/1.json\n"
     assert len(json.loads(call("fits", "verify", "made", "--json").stdout)) == 2
-    assert "ok" in call("fits", "verify", "fits/made/1.json").stdout
     (store / "made" / "1.json").write_text("{}")
     assert "FAILED" in call("fits", "verify", "fits/made/1.json", code=1).stdout
     first, second = json.loads(call("fits", "verify", "made", "--json", code=1).stdout)
-    assert first == {
-        "path": "fits/made/1.json", "subject": "made@1", "ok": False, "note": None,
-        "error": "fits/made/1.json: format is absent; this field is required",
-    }  # fmt: skip
-    assert second["ok"]
+    assert first["error"] == "fits/made/1.json: format is absent; this field is required"
+    assert second == {"path": "fits/made/2.json", "error": None}
 
 
 def test_alias_and_yank_say_what_came_of_it(store):
@@ -364,7 +317,6 @@ def test_alias_and_yank_say_what_came_of_it(store):
     assert call("fits", "yank", "made@1").stdout == (
         "made@1 is yanked, in fits; made has no version left to load\n"
     )
-    assert "note    made@stable leads to made@1, which was yanked" in call("fits", "verify").stdout
     row = cells(call("fits", "list").stdout)["made"]
     assert row == ["nothing", "1 (yanked), 2 (yanked)", "stable = 1"]
     record = json.loads(call("fits", "yank", "made@2", "--undo", "--json").stdout)
@@ -386,8 +338,7 @@ def test_alias_and_yank_say_what_came_of_it(store):
         (["verify", "nothing"], 1, "no fit is named 'nothing'"),
         (["verify", "--store", "nowhere"], 1, "nowhere is not a folder"),
         (["alias", "paper", "stable"], 1, "'paper' has no version number; use"),
-        (["alias", "paper@1", "stable"], 1, "is published with the package"),
-        (["yank", "paper@1"], 1, "is published with the package"),
+        (["yank", "paper@1"], 1, "which is not changed; name its store"),
         (["nonsense"], 2, "nonsense"),
     ],
 )

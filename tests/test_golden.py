@@ -528,7 +528,8 @@ def exported(record):
 
 
 def listed(record):
-    return {f"{of['name']}/{'/'.join(map(str, of['versions']))}": of["default"] for of in record}
+    kept = {of["name"]: of["versions"] for of in record}
+    return {f"{name}/{'/'.join(map(str, held))}": held[-1] for name, held in kept.items()}
 
 
 def shown(record):

@@ -196,23 +196,6 @@ def test_rows_keep_their_groups(here):
     assert sum(path.stat().st_size for path in (here / "run").iterdir()) <= 20_000
 
 
-def test_a_shard_known_to_lack_some_heads_is_not_read_for_them(here):
-    (here / "mine").mkdir()
-    for layer, n in enumerate((16, 64)):  # a set size and so a shard each
-        logits, target = scores(200, n)
-        of = {"layer": np.full(200, layer), "head": np.arange(200) % 2}
-        save(here / "mine" / f"{layer}.npz", logits=logits, target=target, **of)
-    collection = collect_arrays(Arrays(here / "mine"), here / "run")
-    before = list(collection.shards([(1, 0)]))
-    next((here / "run").glob("n00016-*")).unlink()
-    for (size, shard), (of_before, whole) in zip(collection.shards([(1, 0)]), before, strict=True):
-        assert size == of_before
-        np.testing.assert_array_equal(shard.logits, whole.logits)
-        assert len(shard.logits) == (100 if size == 64 else 0)
-    with pytest.raises(CalibrateError, match="is missing"):
-        list(collection.shards([(0, 1), (1, 0)]))
-
-
 LOGITS, TARGET = scores(6, 8)
 
 

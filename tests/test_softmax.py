@@ -184,7 +184,8 @@ def test_what_does_not_fit_is_refused(paper, by_size, by_both, backend):
         (lambda: beta(2.0, by_size), "is of kind log-size; give n=, the number of unmasked items"),
         (lambda: beta(None, paper, n=3), "of kind entropy-polynomial; give H, the entropy"),
         (lambda: beta(2.0, by_both), "of kind entropy-and-size; give n="),
-        (lambda: beta(None, by_both), "give H, .* and n=, the number"),
+        (lambda: beta(None, by_both, n=3), "of kind entropy-and-size; give H, the .* items$"),
+        (lambda: beta(None, by_both), "give H, the entropy"),
         (lambda: probs(zeros(4, 4, 4), layered), r"choose one: coefficients.layer\(i\)"),
     ):  # fmt: skip
         with pytest.raises(calibrate.CoefficientsError, match=message):

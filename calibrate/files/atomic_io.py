@@ -40,7 +40,7 @@ def write_atomically(
       error: the folder cannot be made or written. Nothing is left behind, unless the last step
         failed, the fsync of the folder: then the complete file stays.
     """
-    with _temporary(path, error, (FileExistsError,) if exclusive else ()) as temporary:
+    with _temporary(path, error) as temporary:
         _write_new(temporary, data)
         if exclusive:
             _link(temporary, path)
@@ -49,84 +49,73 @@ def write_atomically(
 
 
 @contextlib.contextmanager
-def _temporary(
-    path: Path, error: type[CalibrateError], as_is: tuple[type[OSError], ...] = ()
-) -> Iterator[Path]:
-    """A name beside `path` to write to and to move from; removed in the end.
-
-    Args:
-      as_is: what is raised as it is; other failures of the disk become `error`.
-    """
+def _temporary(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
+    """A name beside `path` to write to and to move from; removed in the end."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         make_folder(path.parent)
         yield temporary
         _sync(path.parent)
-    except as_is:
+    except FileExistsError:  # only where `path` is meant to be new
         raise
     except OSError as failure:
         raise unwritable(path, failure, error) from failure
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)  # of a folder
 
 
 @contextlib.contextmanager
-def new_file(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
+def new_file(path: Path) -> Iterator[Path]:
     """A temporary name to write a large file to; it becomes `path` at the end, or is removed.
 
     Raises:
-      error: the folder cannot be made or written, or the name is taken. Nothing is left behind.
+      CalibrateError: the folder cannot be made or written, or the name is taken.
     """
-    with _temporary(path, error) as temporary:
+    with _temporary(path) as temporary:
         yield temporary
         _sync(temporary)
-        if os.path.lexists(path):
-            raise error(f"{path} appeared meanwhile; choose another name")
+        check_free(path)
         os.replace(temporary, path)
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
-    """A temporary folder to write files to, which becomes `path` at the end, or is removed.
-
-    Its files are to be fsynced already.
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder for fsynced files, which becomes `path` at the end, or is removed.
 
     Raises:
-      error: `path` is taken by a file, or by a folder with something in it; or the disk fails.
+      CalibrateError: `path` is taken by a file, or by a folder with something in it; or the disk
+        fails.
     """
-    check_free(path, error)
-    with _temporary(path, error) as temporary:
-        try:
-            os.mkdir(temporary)
-            yield temporary
-            _sync(temporary)
-            check_free(path, error)
-            os.replace(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    check_free(path)
+    with new_file(path) as temporary:
+        os.mkdir(temporary)
+        yield temporary
 
 
-def check_free(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
-    """Raises `error` if a path is taken; an empty folder is free."""
+def check_free(path: Path) -> None:
+    """Raises CalibrateError if a path is taken; an empty folder is free."""
     taken = any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
     if taken:
-        raise error(f"{path} exists already; choose a new folder")
+        raise CalibrateError(f"{path} exists already; choose a new name")
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """A regular file's bytes, or one more than `most`, for the caller to refuse.
-
-    Allocates no more memory than the file has bytes; bytes appended meanwhile are not read.
+    """A regular file's bytes; those appended meanwhile are not read.
 
     Raises:
-      OSError: it cannot be read, or is not a regular file, such as a pipe, which would never end.
+      OSError: it cannot be read, has more bytes than `most`, or is not a regular file, such as a
+        pipe, which would never end.
     """
     with open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        return bytes(most + 1) if status.st_size > most else file.read(status.st_size)
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if status.st_size > most:
+            said = f"it has {status.st_size:,} bytes, more than the limit of {most:,}"
+            raise OSError(errno.EFBIG, said)
+        return file.read(status.st_size)
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -191,38 +180,20 @@ def make_folder(folder: Path) -> None:
 
 
 def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> None:
-    """Checks that a file can be written, before long work; makes its folder.
+    """Checks that a file can be written, or its folder made, before long work; makes nothing.
 
     Raises:
-      error: the folder cannot be made or written, or `path` is one.
+      error: it cannot, or `path` is a folder.
     """
     try:
-        make_folder(path.parent)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _require_access(path.parent)
+        nearest = next(folder for folder in path.absolute().parents if folder.exists())
+        code = 0 if os.access(nearest, os.W_OK) else errno.EACCES
+        code = code if nearest.is_dir() else errno.ENOTDIR
+        code = errno.EISDIR if path.is_dir() else code
+        if code:
+            raise OSError(code, os.strerror(code))
     except OSError as failure:
         raise unwritable(path, failure, error) from failure
-
-
-def check_folder(folder: Path, error: type[CalibrateError] = CalibrateError) -> None:
-    """Checks that a folder can be written, or made, before long work; makes nothing.
-
-    Raises:
-      error: it cannot, or it or what is above it is a file. `folder` is absolute.
-    """
-    nearest = next(x for x in (folder, *folder.parents) if x.exists())
-    try:
-        if not nearest.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        _require_access(nearest)
-    except OSError as failure:
-        raise unwritable(folder, failure, error) from failure
-
-
-def _require_access(folder: Path) -> None:
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:

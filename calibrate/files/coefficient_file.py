@@ -10,15 +10,12 @@ rule, entries and source: it detects damage, it does not say who wrote the file.
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.atomic_io import read_file
-from calibrate.files.check_pairs import check_polynomial
 from calibrate.files.coefficient_schema import (
     FORMAT,
     KIND,
@@ -29,11 +26,11 @@ from calibrate.files.coefficient_schema import (
 )
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.json_shapes import Object, read_field
-from calibrate.files.strict_json import Refusal, parse, refuse
-from calibrate.maths.rule import Rule
+from calibrate.files.strict_json import Refusal, Where, parse, refuse
+from calibrate.maths.rule import TERMS, Rule, bare_value
 
 MAX_BYTES = 1 << 20
-_MAX_RESPELLED = 6  # options whose other spellings are tried: 64 digests
+CHECK_TOLERANCE = 1e-9  # of the largest |p| among the pairs
 
 # Line breaks are layout: within JSON texts they are escaped.
 _NUMBERS = re.compile(r"\[\n([^\[\]{}\"]*)\n *\]")
@@ -62,8 +59,7 @@ def dumps(coefficients: Coefficients) -> str:
             "source": digested["source"],
             "provenance": dict(coefficients.provenance),
         }
-        document |= {k: v for k, v in coefficients.extra.items() if k not in document}
-        return layout(document)
+        return layout(document | dict(coefficients.extra))
     except (TypeError, ValueError, RecursionError) as failure:
         raise CoefficientsError(
             f"{coefficients.reference} cannot be written as JSON ({failure}); "
@@ -91,18 +87,17 @@ def _digested(coefficients: Coefficients) -> dict[str, Any]:
     return {
         "rule": {"kind": rule.kind, **kind.words}
         | {name: getattr(rule, name) for name in kind.guards},
-        "entries": [_entry_document(entry) for entry in coefficients.entries],
+        "entries": [
+            {
+                "layer": entry.layer,
+                "head": entry.head,
+                "coefficients": list(entry.coefficients),
+                "domain": list(entry.domain),
+                "check": list(map(list, entry.check)),
+            }
+            for entry in coefficients.entries
+        ],
         "source": dict(coefficients.source),
-    }
-
-
-def _entry_document(entry: Entry) -> dict[str, Any]:
-    return {
-        "layer": entry.layer,
-        "head": entry.head,
-        "coefficients": list(map(float, entry.coefficients)),
-        "domain": list(map(float, entry.domain)),
-        "check": [list(pair) for pair in entry.check],
     }
 
 
@@ -117,17 +112,22 @@ def read(path: Path) -> Coefficients:
       CoefficientsError: the file cannot be read or breaks the format; says where, what and how to
         mend it.
     """
+    data = bytes_of(path, MAX_BYTES)
     try:
-        data = read_file(path, MAX_BYTES)
+        return loads(data, path)
+    except CoefficientsError as refusal:
+        raise CoefficientsError(f"{path}: {refusal}") from None
+
+
+def bytes_of(path: Path, most: int) -> bytes:
+    """The bytes of a file of a store; CoefficientsError if they cannot be read."""
+    try:
+        return read_file(path, most)
     except FileNotFoundError:
         raise CoefficientsError(f"{path} does not exist; check the path") from None
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
         reason = getattr(failure, "strerror", None) or failure
         raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
-    try:
-        return loads(data, path)
-    except CoefficientsError as refusal:
-        raise CoefficientsError(f"{path}: {refusal}") from None
 
 
 def loads(data: bytes, path: Path | None = None) -> Coefficients:
@@ -155,16 +155,12 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
         extra={name: document[name] for name in document if name not in shape.fields},
         schema_version=document["schema_version"],
     )
-    source = _digested_source(document)
-    return coefficients if source is document["source"] else replace(coefficients, source=source)
+    _check_id(document)
+    return coefficients
 
 
 def _shape_of(document: Any) -> Object:
     """The shape of the whole file, by its schema version and the kind of its rule."""
-    try:
-        return _SHAPES[document["schema_version"], document["rule"]["kind"]]
-    except (TypeError, KeyError):
-        pass  # what is wrong, or newer, takes a closer look
     read_field(document, "format", FORMAT)
     minor = int(read_field(document, "schema_version", VERSION_OF_SCHEMA).removeprefix("1."))
     kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", KIND))
@@ -172,14 +168,10 @@ def _shape_of(document: Any) -> Object:
         needed = f'"1.{RULE_KINDS[kind].minor}"'
         remedy = f"schema 1.{minor} has no such rule: write schema_version {needed}"
         refuse(kind, remedy, ("rule", "kind"))
-    return document_shape(NEWEST_MINOR, kind, newer=True)
+    return _cached_shape(min(minor, NEWEST_MINOR), kind, minor > NEWEST_MINOR)
 
 
-_SHAPES = {
-    (f"1.{minor}", kind): document_shape(minor, kind)
-    for kind in RULE_KINDS
-    for minor in range(RULE_KINDS[kind].minor, NEWEST_MINOR + 1)
-}
+_cached_shape = cache(document_shape)
 
 
 def _entry(value: dict[str, Any], i: int) -> Entry:
@@ -190,37 +182,41 @@ def _entry(value: dict[str, Any], i: int) -> Entry:
         )  # fmt: skip
     except CoefficientsError as refusal:
         raise CoefficientsError(f"entries[{i}].{refusal}") from None
-    check_polynomial(entry, ("entries", i))
+    _check_pairs(entry, ("entries", i))
     return entry
 
 
-def _digested_source(document: dict[str, Any]) -> Any:
-    """The `source` that `id` is the digest of: its options may have been spelled otherwise.
-
-    Raises:
-      Refusal: the id is of something else.
-    """
-    digested = {name: document[name] for name in ("rule", "entries", "source")}
-    expected = _digest(digested)
-    if document["id"] == expected:
-        return document["source"]
-    for source in _spellings(document["source"]):
-        if _digest({**digested, "source": source}) == document["id"]:
-            return source
-    remedy = (
-        f"rule, entries and source give {expected}; they changed since the fit was published: "
-        "restore the file"
-    )
-    return refuse(document["id"], remedy, ("id",))
+def _check_pairs(entry: Entry, where: Where) -> None:
+    """Refuses an entry whose coefficients miss its check pairs, or triples [H, log n, value]."""
+    points = {tuple(x) for *x, _ in entry.check}
+    ranges = list(zip(entry.domain[::2], entry.domain[1::2], strict=True))
+    within = all(lo <= x <= hi for at in points for x, (lo, hi) in zip(at, ranges, strict=True))
+    if not within or len(points) < len(entry.check):
+        remedy = f"give {len(entry.check)} distinct ones of the domain {list(entry.domain)}"
+        raise Refusal((*where, "check"), f"at the points {sorted(points)}", remedy)
+    tolerance = CHECK_TOLERANCE * max(abs(p) for *_, p in entry.check)
+    for *x, p in entry.check:
+        if not abs(entry.value_at(*x) - p) <= tolerance:
+            point = ", ".join(f"{number:.6g}" for number in x)
+            wrong = f"they give p({point}) = {entry.value_at(*x):.9g} where check has {p:.9g}"
+            place = (*where, "coefficients")
+            refuse(list(entry.coefficients), f"{wrong}: {_what_happened(entry, tolerance)}", place)
 
 
-def _spellings(source: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Sources whose options are the same numbers: 1 and 1.0, which some languages confuse."""
-    options = source.get("options", {})
-    whole = [name for name, value in options.items()
-             if type(value) is int or (type(value) is float and value.is_integer())]  # fmt: skip
-    for types in product((float, int), repeat=min(len(whole), _MAX_RESPELLED)):
-        respelled = {
-            name: as_type(options[name]) for name, as_type in zip(whole, types, strict=False)
-        }
-        yield {**source, "options": {**options, **respelled}}
+def _what_happened(entry: Entry, tolerance: float) -> str:
+    """Why the coefficients miss their check pairs, and the remedy."""
+    backwards = [bare_value(x, entry.coefficients[::-1]) - p for *x, p in entry.check]
+    if all(abs(miss) <= tolerance for miss in backwards):
+        order = TERMS if len(entry.domain) == 4 else "the highest power first"
+        return f"they are in reverse order; write {order}"
+    return "they were rounded or changed since the fit; restore them"
+
+
+def _check_id(document: dict[str, Any]) -> None:
+    expected = _digest({name: document[name] for name in ("rule", "entries", "source")})
+    if document["id"] != expected:
+        remedy = (
+            f"rule, entries and source give {expected}; they changed since the fit was published: "
+            "restore the file"
+        )
+        refuse(document["id"], remedy, ("id",))

@@ -17,13 +17,12 @@ from calibrate.files.json_shapes import (
     List,
     Map,
     Number,
-    Numbers,
     Object,
     Pattern,
     Scalar,
     Shape,
-    Time,
     Word,
+    numbers,
 )
 from calibrate.maths.rule import (
     ENTROPY_AND_SIZE,
@@ -44,7 +43,10 @@ NAME_REMEDY = (
 
 COUNT = Integer(0, 2**63 - 1)
 DIGEST = Pattern(re.compile("sha256:[0-9a-f]{64}"), 'give "sha256:" and 64 hexadecimal digits')
-TIME = Time()
+TIME = Pattern(
+    re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00"),
+    "write UTC as 2026-01-31T12:00:00+00:00",
+)
 VERSION = Integer(1, 999_999_999)
 
 FORMAT = Word(("calibrate.fit",), 'give a coefficient file, which has "calibrate.fit"')
@@ -141,9 +143,9 @@ def _entry_shape(kind: str) -> Object:
     fields: dict[str, Shape] = {
         "layer": index,
         "head": index,
-        "coefficients": Numbers(count),
-        "domain": Numbers(n_domain, {"minimum": 0, "maximum": 64}),
-        "check": List(Numbers(n_domain // 2 + 1), exact=count, items=items),
+        "coefficients": numbers(count),
+        "domain": numbers(n_domain, {"minimum": 0, "maximum": 64}),
+        "check": List(numbers(n_domain // 2 + 1), exact=count, items=items),
     }
     return Object(fields, required=True)
 
@@ -169,7 +171,7 @@ _ROW_COUNTS = (
 def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
     """How good the fit is."""
 
-    def numbers(names: Iterable[str], counts: Iterable[str] = (), **fields: Shape) -> Object:
+    def fields_of(names: Iterable[str], counts: Iterable[str] = (), **fields: Shape) -> Object:
         shapes: dict[str, Shape] = {
             **dict.fromkeys(counts, COUNT),
             **fields,
@@ -178,10 +180,10 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         return Object(shapes, others=others)
 
     fields: dict[str, Shape] = {
-        "rows": numbers((), _ROW_COUNTS + (("gated", "used") if minor else ())),
-        "residuals": numbers(("beta_rms", "beta_r_squared", "theta_rms")),
-        "standard_errors": List(Numbers(N_COEFFICIENTS[kind])),
-        "held_out": List(numbers(("before", "after", "error"), ("size", "rows"))),
+        "rows": fields_of((), _ROW_COUNTS + (("gated", "used") if minor else ())),
+        "residuals": fields_of(("beta_rms", "beta_r_squared", "theta_rms")),
+        "standard_errors": List(numbers(N_COEFFICIENTS[kind])),
+        "held_out": List(fields_of(("before", "after", "error"), ("size", "rows"))),
         "verdict": TEXT,
     }
     if minor > 1:
@@ -189,9 +191,9 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
     if minor:
         of_candidate = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
         fields |= {
-            "candidates": List(numbers(of_candidate, kind=TEXT), most=16),
-            "learning_curve": List(numbers(("log_p",), ("rows",)), most=64),
-            "band": List(Numbers(N_DOMAIN[kind] // 2 + 2), most=512),
+            "candidates": List(fields_of(of_candidate, kind=TEXT), most=16),
+            "learning_curve": List(fields_of(("log_p",), ("rows",)), most=64),
+            "band": List(numbers(N_DOMAIN[kind] // 2 + 2), most=512),
             "condition": NUMBER,
         }
     return Object(fields, others=others)

@@ -1,6 +1,7 @@
 """Coefficients: one fit in memory, immutable and hashable by the beta that it gives."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from calibrate.errors import CoefficientsError
 from calibrate.files.static_node import make_static
 from calibrate.maths.rule import (
-    ENTROPY_AND_SIZE,
+    ENTROPY_POLYNOMIAL,
     LOG_SIZE,
     N_COEFFICIENTS,
     N_DOMAIN,
@@ -36,38 +37,28 @@ class Entry:
     check: tuple[tuple[float, ...], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._make_floats()
-        powers, domain = self.coefficients, self.domain
-        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
-            raise CoefficientsError(
-                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
-                "2 of a log-size rule, or the 8 of a rule of entropy and size"
-            )
-        if len(domain) != _domain_length(powers):
-            raise CoefficientsError(
-                f"domain is {list(domain)!r}; give the {_domain_length(powers)} numbers of a rule "
-                f"with {len(powers)} coefficients"
-            )
-        for lo, hi in zip(domain[::2], domain[1::2], strict=True):
-            if not 0 <= lo < hi <= MAX_ENTROPY:
-                raise CoefficientsError(
-                    f"domain is {list(domain)!r}; give 0 <= lo < hi <= {MAX_ENTROPY:g}, in nats "
-                    "of entropy or in log n"
-                )
-        if not self.check:
-            object.__setattr__(self, "check", self._make_check())
-
-    def _make_floats(self) -> None:
-        """Converts integers and NumPy's numbers to floats, as in a file."""
-        if all(type(number) is float for number in (*self.coefficients, *self.domain)):
-            return
-        try:
+        try:  # integers and NumPy's numbers become floats, as in a file
             object.__setattr__(self, "coefficients", tuple(map(float, self.coefficients)))
             object.__setattr__(self, "domain", tuple(map(float, self.domain)))
         except (TypeError, ValueError, OverflowError) as failure:
             raise CoefficientsError(
                 f"coefficients or domain are not float64 numbers ({failure}); give finite numbers"
             ) from failure
+        powers, domain = self.coefficients, self.domain
+        if len(powers) not in N_COEFFICIENTS.values() or not all(map(math.isfinite, powers)):
+            raise CoefficientsError(
+                f"coefficients are {powers!r}; give 5 finite numbers, highest power first, the "
+                "2 of a log-size rule, or the 8 of a rule of entropy and size"
+            )
+        ranges = list(zip(domain[::2], domain[1::2], strict=False))
+        right = all(0 <= lo < hi <= MAX_ENTROPY for lo, hi in ranges)
+        if len(domain) != _domain_length(powers) or not right:
+            raise CoefficientsError(
+                f"domain is {list(domain)!r}; give {_domain_length(powers)} numbers, "
+                f"0 <= lo < hi <= {MAX_ENTROPY:g}, in nats of entropy or in log n"
+            )
+        if not self.check:
+            object.__setattr__(self, "check", self._make_check())
 
     def value_at(self, *x: float) -> float:
         """The bare rule, without guards, at one entropy, one log n, or both in this order."""
@@ -80,16 +71,13 @@ class Entry:
         points: list[tuple[float, ...]] = [(x,) for x in ends]
         if len(self.domain) == 4:
             small, large = self.domain[2:]
-            middle = small + (large - small) / 2
             points = [(x, small) for x in ends]
-            points += [(lo, middle), (lo, large), (hi, large)]
+            points += [(lo, small + (large - small) / 2), (lo, large), (hi, large)]
         check = tuple((*x, self.value_at(*x)) for x in points)
-        if len(set(points)) < len(points):
-            raise CoefficientsError(f"domain is {list(self.domain)!r}; it is too narrow for a fit")
-        if not all(math.isfinite(pair[-1]) for pair in check):
+        if len(set(points)) < len(points) or not all(math.isfinite(p) for *_, p in check):
             raise CoefficientsError(
-                f"coefficients are {self.coefficients!r}; their rule is beyond float64 on the "
-                f"domain {list(self.domain)!r}"
+                f"coefficients are {self.coefficients!r}; their rule is beyond float64, or the "
+                f"domain {list(self.domain)!r} is too narrow for a fit"
             )
         return check
 
@@ -125,8 +113,6 @@ class Coefficients:
         rule = Rule(*guards, given.outside, given.kind)
         object.__setattr__(self, "rule", rule)
         self._check_kind()
-        if rule.outside not in ("clamp", "identity"):
-            raise CoefficientsError(f"rule.outside is {rule.outside!r}; use 'clamp' or 'identity'")
         if not 0 <= rule.min_entropy < math.inf:
             raise CoefficientsError(f"rule.min_entropy is {rule.min_entropy!r}; give nats >= 0")
         if not 0 < rule.min_beta <= rule.max_beta < math.inf:
@@ -148,15 +134,13 @@ class Coefficients:
                     f"entries[{i}].coefficients are {entry.coefficients!r}; give the "
                     f"{N_COEFFICIENTS[kind]} of a rule of kind {kind!r}"
                 )
-        if kind == ENTROPY_AND_SIZE and self.rule.outside != "clamp":
+        outsides = ("clamp", "identity") if kind == ENTROPY_POLYNOMIAL else ("clamp",)
+        if self.rule.outside not in outsides:
             raise CoefficientsError(
-                f"rule.outside is {self.rule.outside!r}; a rule of entropy and size has 'clamp'"
+                f"rule.outside is {self.rule.outside!r}; use {' or '.join(map(repr, outsides))}"
             )
-        if kind == LOG_SIZE and (self.rule.min_entropy, self.rule.outside) != (0, "clamp"):
-            raise CoefficientsError(
-                f"rule.min_entropy is {self.rule.min_entropy!r} and rule.outside "
-                f"{self.rule.outside!r}, which a log-size rule does not have; use Rule.log_size()"
-            )
+        if kind == LOG_SIZE and self.rule.min_entropy != 0:
+            raise CoefficientsError("a log-size rule has no min_entropy; use Rule.log_size()")
 
     @property
     def reference(self) -> str:
@@ -239,23 +223,16 @@ def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
     """No head may have two polynomials; None stands for every layer, or every head."""
     if not entries:
         raise CoefficientsError("entries are empty; give one at least")
-    if len(entries) == 1:
-        return
-    layers: dict[int | None, set[int | None]] = {}
-    for i, entry in enumerate(entries):
-        heads = layers.setdefault(entry.layer, set())
-        all_layers = None in layers and len(layers) > 1
-        all_heads = heads and (entry.head is None or None in heads)
-        if entry.head in heads or all_layers or all_heads:
+    pairs = [(entry.layer, entry.head) for entry in entries]
+    of_pair, of_layer = Counter(pairs), Counter(layer for layer, _ in pairs)
+    for i, (layer, head) in enumerate(pairs):
+        all_layers = layer is None and len(of_layer) > 1
+        all_heads = head is None and of_layer[layer] > 1
+        if all_layers or all_heads or of_pair[layer, head] > 1:
             raise CoefficientsError(
-                f"entries[{i}] is for layer {_all(entry.layer)}, head {_all(entry.head)}, which "
-                "another entry covers too; keep one of them"
+                f"entries[{i}] is for layer {layer}, head {head} (None: all), which another entry "
+                "covers too; keep one of them"
             )
-        heads.add(entry.head)
-
-
-def _all(index: int | None) -> str:
-    return "null (all)" if index is None else str(index)
 
 
 _IDENTITY: dict[str, Any] = {
@@ -282,18 +259,14 @@ def check_fit(coefficients: Coefficients) -> Coefficients:
 def check_given(coefficients: Coefficients, H: Any, n: Any) -> None:
     """Raises CoefficientsError if what beta is a function of is None."""
     rule = coefficients.rule
-    needed = [
-        name
-        for name, uses, value in (
-            ("H, the entropy of the items", rule.by_entropy, H),
-            ("n=, the number of unmasked items", rule.by_size, n),
-        )
-        if uses and value is None
-    ]
-    if needed:
-        raise CoefficientsError(
-            f"{coefficients.reference} is of kind {rule.kind}; give {' and '.join(needed)}"
-        )
+    for name, uses, value in (
+        ("H, the entropy of the items", rule.by_entropy, H),
+        ("n=, the number of unmasked items", rule.by_size, n),
+    ):
+        if uses and value is None:
+            raise CoefficientsError(
+                f"{coefficients.reference} is of kind {rule.kind}; give {name}"
+            )
 
 
 make_static(Coefficients)

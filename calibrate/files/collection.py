@@ -7,12 +7,7 @@ from typing import Any, TypeVar
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import ExampleCollection
-from calibrate.files.manifest import (
-    PARTIAL,
-    Collection,
-    manifest_text,
-    read_manifest,
-)
+from calibrate.files.manifest import PARTIAL, Collection, manifest_text, read_manifest
 from calibrate.files.npz import digest_of
 from calibrate.files.rows import RowCollection, unlisted_shards
 
@@ -40,16 +35,11 @@ def open_collection(
         return found  # type: ignore[no-any-return]
     of_rows = isinstance(found, RowCollection)
     if not (allow_partial and of_rows):
-        command = "calibrate collect" if of_rows else "calibrate model collect"
-        raise CalibrateError(
-            f"{folder} is unfinished; run the same `{command}` command again to finish it"
-            + ", or fit its finished shards: `calibrate fit --allow-partial`" * of_rows
-        )
+        instead = " or fit its finished shards: `calibrate fit --allow-partial`" if of_rows else ""
+        raise CalibrateError(f"{folder} is unfinished; run the same command again{instead}")
     entries = unlisted_shards(folder, found.configuration)
     if not entries:
-        raise CalibrateError(
-            f"{folder} has no shard yet; run the same `calibrate collect` command again"
-        )
+        raise CalibrateError(f"{folder} has no shard yet; run the same command again")
     text = manifest_text(RowCollection, found.configuration, entries, PARTIAL)
     return RowCollection(folder, json.loads(text), digest_of(text.encode()))  # type: ignore[return-value]
 

@@ -7,6 +7,7 @@ length, whose examples have equal weight. The shards hold the scores. Hidden fil
 the collection: a lock, and `.model`, where the model lay when it was last scored.
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,7 +64,7 @@ _PARTIAL: dict[str, Shape] = {
     **dict.fromkeys(("format", "schema_version", "status"), TEXT),
     "configuration": _CONFIGURATION,
 }
-_SCORES = List(Object(FILE, required=True))
+_COMPLETE = {**_PARTIAL, "scores": List(Object(FILE, required=True))}
 
 
 class Cell(NamedTuple):
@@ -150,25 +151,17 @@ class ExampleCollection(Collection):
 
     @cached_property
     def _contents(self) -> tuple[ExampleSet, Scores]:
-        """Examples and scores, every file checked against its digest.
-
-        Raises:
-          CalibrateError: a file is absent, damaged or unreadable.
-        """
+        """Examples and scores, every file checked against its digest."""
         contents: tuple[ExampleSet, Scores] = self.in_memory or self._read()
         return contents
 
     def _read(self) -> tuple[ExampleSet, Scores]:
-        path, entry = self.folder / EXAMPLES, self.configuration["examples"]
-        examples = parse_examples(
-            listed_bytes(path, entry, MAX_BYTES), path, cells_of(self.configuration)
-        )
+        path, cells = self.folder / EXAMPLES, cells_of(self.configuration)
+        data = listed_bytes(path, self.configuration["examples"], MAX_BYTES)
+        examples = parse_examples(data, path, cells)
         units, listed = examples.units(), self.listed(self.manifest)
         if len(units) != len(listed):
-            raise DamagedError(
-                f"{self.folder / MANIFEST} lists {len(listed)} shards, expected {len(units)}; "
-                f"{RESTORE}"
-            )
+            raise DamagedError(f"{self.folder / MANIFEST} lists {len(listed)} shards; {RESTORE}")
         parts = []
         for unit, (name, entry) in zip(units, listed.items(), strict=True):
             path = self.folder / name
@@ -182,22 +175,19 @@ class ExampleCollection(Collection):
         Raises:
           CalibrateError: that is not recorded, as in a copy without hidden files.
         """
-        try:
+        with contextlib.suppress(CalibrateError, UnicodeDecodeError):
             text = read_bytes(self.folder / MODEL, 1 << 16).decode().removesuffix("\n")
-        except (CalibrateError, UnicodeDecodeError):
-            text = ""
-        if not text or not (path := Path(text)).is_dir():
-            raise CalibrateError(
-                f"{self.folder} does not know where its model is; name its folder with --model"
-            )
-        return path
+            if text and (path := Path(text)).is_dir():
+                return path
+        raise CalibrateError(
+            f"{self.folder} does not know where its model is; name its folder with --model"
+        )
 
     @staticmethod
     def checked(manifest: dict[str, Any]) -> dict[str, Any]:
         """Refuses unknown fields, too."""
-        complete = manifest["status"] == COMPLETE
-        shape = Object(_PARTIAL | ({"scores": _SCORES} if complete else {}), required=True)
-        return shape(manifest)
+        shapes = _COMPLETE if manifest["status"] == COMPLETE else _PARTIAL
+        return Object(shapes, required=True)(manifest)
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
@@ -216,10 +206,8 @@ def configuration_of(
     """What determines a collection of examples."""
     cells = [cell._asdict() for cell in examples.cells]
     file = {"count": len(examples.examples), **entry_of(examples.pack())}
-    return {
-        "model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources,
-        "cells": cells, "examples": file,
-    }  # fmt: skip
+    given = {"model": model, "fingerprint": fingerprint, "dtype": dtype, "sources": sources}
+    return {**given, "cells": cells, "examples": file}
 
 
 def cells_of(configuration: dict[str, Any]) -> tuple[Cell, ...]:
@@ -274,5 +262,4 @@ def parse_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Scores:
     require((np.isfinite(scores.log_p) & (scores.log_p <= 0)).all(), path, "log_p is not <= 0")
     within = (scores.right >= 0) & (scores.right <= n_answer)
     require(within.all(), path, "right exceeds the answer's tokens")
-    require(scores.pack() == data, path, "it has more bytes than its arrays")
     return scores

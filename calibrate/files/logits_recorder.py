@@ -4,7 +4,6 @@ Each recorded forward pass is one npz file, written atomically. If more are reco
 than fit, those whose number has the lowest hash are kept: an unbiased sample.
 """
 
-import heapq
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.errors import CalibrateError
+from calibrate.files.atomic_io import check_free, check_writable
 from calibrate.files.npz import write_arrays
 from calibrate.maths.row_batches import hashes
 
@@ -33,9 +33,11 @@ class Recorder:
         """Starts a recording in a new or empty folder.
 
         Raises:
-          CalibrateError: the folder is not empty, or cannot be made.
+          CalibrateError: the folder is not empty, or cannot be written.
         """
         self.folder, self._max_bytes = Path(folder), max_bytes
+        check_free(self.folder)
+        check_writable(self.folder / "pass000000.npz")
         self._layers, self._heads = layers, heads
         # (query, target) of the next forward pass
         self._positions: tuple[int | Sequence[int], Positions] | None = None
@@ -44,17 +46,10 @@ class Recorder:
         self._rows: dict[int, dict[str, np.ndarray]] = {}  # by layer
         self._count = 0  # of the passes that have rows
         self._n_groups = 0  # of their sequences, where `next` is given none
-        self._kept: list[tuple[int, int]] = []  # (-hash, bytes) of the files, a heap
+        self._kept: dict[int, tuple[Path, int]] = {}  # (file, bytes) by hash
         self._bytes = 0  # of them all
         self._limit = 1 << 64  # the lowest hash that did not fit
-        self._paths: dict[int, Path] = {}
         self.left_out = 0  # rows whose target their query does not see
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as failure:
-            raise CalibrateError(f"cannot make {folder}: {failure.strerror}") from failure
-        if any(self.folder.iterdir()):
-            raise CalibrateError(f"{folder} is not empty; give a new folder")
 
     def next(
         self,
@@ -93,7 +88,6 @@ class Recorder:
         """Adds the logits of one layer to the forward pass.
 
         Args:
-          layer: index of the layer.
           logits: (sequences, heads, items) float32, -inf where masked; keys first, then items
             without a position, such as a sink.
           n_keys: how many of the items are keys.
@@ -168,27 +162,23 @@ class Recorder:
         if rank > self._limit:  # a short pass must not replace a long one of lower hash
             return
         size = sum(column.nbytes for column in columns.values()) + FILE_OVERHEAD
-        heapq.heappush(self._kept, (-rank, size))
+        path = self.folder / f"pass{number:06d}.npz"
+        self._kept[rank] = path, size
         self._bytes += size
-        self._paths[rank] = self.folder / f"pass{number:06d}.npz"
-        dropped = set()
         while len(self._kept) > 1 and self._bytes > self._max_bytes:
-            last, size = heapq.heappop(self._kept)
+            self._limit = max(self._kept)
+            dropped, size = self._kept.pop(self._limit)
             self._bytes -= size
-            self._limit = -last
-            dropped.add(-last)
-        if rank not in dropped:
-            write_arrays(self._paths[rank], columns)
-        for other in dropped:
-            self._paths.pop(other).unlink(missing_ok=True)
+            dropped.unlink(missing_ok=True)
+        if rank in self._kept:
+            write_arrays(path, columns)
 
 
 def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Each head's share of its layer's attention to the target, as a multiple of the mean.
 
-    Heads of a layer that look for the same item cover each other's errors, so that the errors of
-    one of them weigh less. These are the responsibilities of a mixture of the heads, whose
-    likelihood the fit increases (a step of expectation maximisation).
+    Heads of a layer that look for the same item cover each other's errors: these are the
+    responsibilities of a mixture of the heads (a step of expectation maximisation).
 
     Args:
       logits: (sequences, heads, items), -inf where masked.

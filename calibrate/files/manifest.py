@@ -66,7 +66,7 @@ class Collection:
 
     @staticmethod
     def checked(manifest: dict[str, Any]) -> dict[str, Any]:
-        """A manifest in canonical spelling; CoefficientsError, ValueError or TypeError if wrong."""
+        """A manifest in canonical spelling; CoefficientsError or ValueError if it is wrong."""
         raise NotImplementedError
 
     @staticmethod
@@ -119,17 +119,17 @@ def parse_manifest(
     """The manifest in the bytes of a file, and its kind; see `read_manifest`."""
     try:
         manifest = parse(data)
-        version = [read_field(manifest, key, TEXT) for key in ("format", "schema_version")]
-        kind = next((k for k in kinds if version == [k.format, SCHEMA_VERSION]), None)
-        if kind is None:
-            expected = " or ".join(f"{k.format} {SCHEMA_VERSION}" for k in kinds)
+        version = " ".join(read_field(manifest, key, TEXT) for key in ("format", "schema_version"))
+        expected = {f"{kind.format} {SCHEMA_VERSION}": kind for kind in kinds}
+        if version not in expected:
             raise DamagedError(
-                f"{path} is {' '.join(version)}, expected {expected}; collect into a new folder "
+                f"{path} is {version}, expected {' or '.join(expected)}; collect into a new folder "
                 "with this version of calibrate"
             )
+        kind = expected[version]
         read_field(manifest, "status", Word((PARTIAL, COMPLETE)))
         checked = kind.checked(manifest)
-    except (CoefficientsError, ValueError, TypeError) as failure:
+    except (CoefficientsError, ValueError) as failure:
         raise DamagedError(f"{path} is not a manifest ({failure}); {RESTORE}") from failure
     return checked, kind
 
@@ -159,12 +159,9 @@ def listed_bytes(path: Path, entry: Mapping[str, Any], most: float = math.inf) -
 
 def check_arrays(arrays: dict[str, np.ndarray], path: Path, expected: dict[str, Column]) -> None:
     """Raises DamagedError unless exactly these arrays are there."""
-    for name, (dtype, shape) in expected.items():
-        array = arrays.get(name)
-        right = array is not None and (array.dtype, array.shape) == (np.dtype(dtype), shape)
-        actual = "absent" if array is None else f"{array.dtype}{array.shape}"
-        require(right, path, f"{name} is {actual}, expected {np.dtype(dtype)}{shape}")
-    require(arrays.keys() == expected.keys(), path, f"it has arrays {', '.join(sorted(arrays))}")
+    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    wanted = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in expected.items()}
+    require(found == wanted, path, f"its arrays are {found}, expected {wanted}")
 
 
 def require(condition: bool | np.bool_, path: Path, error: str) -> None:

@@ -17,8 +17,6 @@ def require_folder(path: Path | None) -> Path | None:
       CalibrateError: it is not a folder.
     """
     if path is not None and not path.is_dir():
-        if path.is_file():
-            raise CalibrateError(f"{path} is a file; give its folder, {path.parent}")
         raise CalibrateError(f"{path} is not a folder; give a model that Transformers can load")
     return path
 

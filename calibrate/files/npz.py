@@ -1,9 +1,9 @@
 """npz files: named arrays, written atomically and checked before they are read."""
 
+import errno
 import hashlib
 import io
 import math
-import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,24 +48,17 @@ def read_bytes(path: Path, most: int = MAX_BYTES, remedy: str = _REMEDY) -> byte
       CalibrateError: it is absent, or cannot be read.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedError(f"{path} is not a regular file; put one in its place")
-        data = read_file(path, most) if status.st_size <= most else b""
+        return read_file(path, most)
     except FileNotFoundError:
         raise CalibrateError(f"{path} does not exist; check the path") from None
     except OSError as failure:
+        if failure.errno in (errno.EINVAL, errno.EFBIG, errno.EISDIR):
+            raise DamagedError(f"cannot read {path}: {failure.strerror}; {remedy}") from None
         raise CalibrateError(
             f"cannot read {path}: {failure.strerror}; check its permissions and the disk"
         ) from failure
     except MemoryError:
-        raise DamagedError(
-            f"{path} has {status.st_size:,} bytes, more than fits into memory; {remedy}"
-        ) from None
-    size = max(status.st_size, len(data))  # it may have grown meanwhile
-    if size > most:
-        raise DamagedError(f"{path} has {size:,} bytes, more than the limit of {most:,}; {remedy}")
-    return data
+        raise DamagedError(f"{path} has more bytes than fit into memory; {remedy}") from None
 
 
 def parse_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:

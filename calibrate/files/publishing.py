@@ -9,17 +9,20 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Any
 
+import calibrate
 from calibrate.errors import CoefficientsError
-from calibrate.files.atomic_io import check_folder, locked, remove_leftovers, write_atomically
-from calibrate.files.coefficient_file import digest, dumps, loads
+from calibrate.files.atomic_io import check_writable, locked, remove_leftovers, write_atomically
+from calibrate.files.coefficient_file import dumps, loads
 from calibrate.files.coefficient_schema import NAME_PATTERN, NAME_REMEDY
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.store import (
     ALIAS_PATTERN,
     STATE,
-    VERSION_PATTERN,
     State,
     StoredName,
     find,
@@ -28,10 +31,17 @@ from calibrate.files.store import (
     stores,
 )
 
-_ALIAS_REMEDY = (
-    "use lower-case letters, digits, '.', '_' and '-', at most 64, the first a letter, and no "
-    ".json at the end"
-)
+_ALIAS_REMEDY = "use lower-case letters, digits, '.', '_' and '-', the first a letter"
+_TOOLS = ("numpy", "scipy", "scikit-learn", "jax")
+
+
+def provenance(*more: str) -> dict[str, Any]:
+    """When a fit is made and with which versions; `more` names distributions beside the usual."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"calibrate": calibrate.__version__}
+        | {tool: version_of(tool) for tool in (*_TOOLS, *more)},
+    }
 
 
 def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
@@ -41,7 +51,7 @@ def writing_store(store: str | os.PathLike[str] | None = None) -> Path:
 
 def check_store(store: str | os.PathLike[str] | None = None) -> None:
     """Raises CoefficientsError unless new fits can be written there, before long work."""
-    check_folder(writing_store(store).absolute(), CoefficientsError)
+    check_writable(writing_store(store) / STATE, CoefficientsError)
 
 
 def check_name(name: str) -> None:
@@ -90,7 +100,6 @@ def _publish(
     newest = _newest(stored)
     if newest and unchanged(newest, coefficients):
         return newest, False
-    _refuse_link(stored.folder)
     number = max(stored.state.highest, *stored.versions[-1:], 0) + 1
     path = stored.path(number)
     numbered = replace(coefficients, version=number, path=path)
@@ -98,27 +107,16 @@ def _publish(
     numbered = loads(data, path)  # raises unless the file can be loaded
     if has_locks:
         remove_leftovers(stored.folder, "*.json*")
-    # Without locks two writers may take one number, and only one of them gets it.
-    known = {number: digest(numbered)} if has_locks else {}
-    published = stored.state.published | known
-    _write_state(stored.folder, stored.state._replace(highest=number, published=published))
+    _write_state(stored.folder, stored.state._replace(highest=number))
     write_atomically(path, data, CoefficientsError, exclusive=True)
     return numbered, True
 
 
-def _refuse_link(folder: Path) -> None:
-    """Raises CoefficientsError for a folder that would be written outside the store."""
-    if folder.is_symlink():
-        raise CoefficientsError(f"{folder} is a link; write into the store that it points to")
-
-
 def _write_state(folder: Path, state: State) -> None:
-    document = state._asdict() | {
-        "published": {str(version): id_ for version, id_ in sorted(state.published.items())},
-        "aliases": dict(sorted(state.aliases.items())),
-        "yanked": sorted(state.yanked),
-    }
-    text = json.dumps(document, indent=1) + "\n"
+    if folder.is_symlink():  # it would be written outside the store
+        raise CoefficientsError(f"{folder} is a link; write into the store that it points to")
+    document = state._asdict() | {"yanked": sorted(state.yanked)}
+    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     write_atomically(folder / STATE, text.encode(), CoefficientsError)
 
 
@@ -146,16 +144,9 @@ def alias(reference: str, name: str, store: str | os.PathLike[str] | None = None
         raise CoefficientsError(f"{name!r} is not a valid alias; {_ALIAS_REMEDY}")
     stored, version = _pinned(reference, store)
     if version in stored.state.yanked:
-        raise CoefficientsError(
-            f"{reference} was yanked; choose another version, or take it back by "
-            f"`calibrate fits yank {reference} --undo`"
-        )
+        raise CoefficientsError(f"{reference} was yanked; choose another version")
     stored.read(version)
-    if stored.state.aliases.get(name) == version:
-        return stored
-    return _update(
-        stored, lambda state: state._replace(aliases=state.aliases | {name: version}), version
-    )
+    return _update(stored, version, lambda state: state.aliases.update({name: version}))
 
 
 def yank(
@@ -169,38 +160,29 @@ def yank(
       CoefficientsError: no such version, or a store that cannot be written.
     """
     stored, version = _pinned(reference, store)
-    if (version in stored.state.yanked) != undo:
-        return stored
-    change = set.difference if undo else set.union
-    return _update(
-        stored, lambda state: state._replace(yanked=change(state.yanked, {version})), version
-    )
+    change = set.discard if undo else set.add
+    return _update(stored, version, lambda state: change(state.yanked, version))
 
 
 def _pinned(reference: str, store: str | os.PathLike[str] | None) -> tuple[StoredName, int]:
-    name, _, version = reference.partition("@")
-    if not NAME_PATTERN.fullmatch(name) or not VERSION_PATTERN.fullmatch(version):
+    """A version of a store that can be changed."""
+    stored, version = find(reference, store)
+    if not reference.endswith(f"@{version}"):
+        raise CoefficientsError(f"{reference!r} has no version number; use NAME@VERSION")
+    changeable = [Path(store)] if store else stores()[:-1]
+    if stored.folder.parent not in changeable:
         raise CoefficientsError(
-            f"{reference!r} has no version number; use NAME@VERSION, such as {name}@1"
+            f"{reference} is in {stored.folder.parent}, which is not changed; name its store, or "
+            "copy its folder into your own"
         )
-    stored, number = find(reference, store)
-    if store and stored.folder.parent != Path(store):
-        raise CoefficientsError(
-            f"{name!r} is not in {store} but in {stored.folder.parent}; give that as the store"
-        )
-    if stored.folder.parent not in stores(store)[:-1]:
-        raise CoefficientsError(
-            f"{reference} is published with the package, in {stored.folder.parent}, and cannot be "
-            "changed; copy its folder into your own store, or give that store"
-        )
-    return stored, number
+    return stored, version
 
 
-def _update(stored: StoredName, change: Callable[[State], State], version: int) -> StoredName:
+def _update(stored: StoredName, version: int, change: Callable[[State], None]) -> StoredName:
     """Changes the state of a name, as it is once no other writer is at work."""
     folder = stored.folder
-    _refuse_link(folder)
     with locked(folder.parent, CoefficientsError):
-        state = change(read_state(folder))
+        state = read_state(folder)
+        change(state)
         _write_state(folder, state._replace(highest=max(state.highest, version)))
     return open_name(folder.parent, folder.name)

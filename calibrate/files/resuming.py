@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
+from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files.atomic_io import (
     LOCK,
     check_writable,
@@ -24,14 +24,12 @@ from calibrate.files.atomic_io import (
     write_atomically,
 )
 from calibrate.files.collection import Kind, open_collection
-from calibrate.files.json_shapes import TEXT, read_field
 from calibrate.files.manifest import (
     COMPLETE,
     MANIFEST,
     MOST_MANIFEST_BYTES,
     PARTIAL,
     RESTORE,
-    Collection,
     Entry,
     entry_of,
     listed_bytes,
@@ -41,8 +39,6 @@ from calibrate.files.manifest import (
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import parse
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
-
-_MOST_LETTERS = 100  # of a value in a message: hundreds of heads have names
 
 Content = TypeVar("Content")
 Options = Mapping[str, Any]
@@ -106,13 +102,17 @@ def fill(
     """
     listed = _listed(folder, plan)
     if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
-        with _collection_lock(folder) as has_locks:
-            _claim(folder, plan, has_locks)
+        with _collection_lock(folder):
+            if not (folder / MANIFEST).exists():
+                data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
+                # Without locks another process may come first: then its configuration stays.
+                with contextlib.suppress(FileExistsError):
+                    write_atomically(folder / MANIFEST, data, exclusive=True)
             _make_shards(folder, plan, jobs, report)
     return open_collection(folder, plan.kind)
 
 
-def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, Entry] | None:
+def _listed(folder: Path, plan: Plan[Any]) -> dict[str, Entry] | None:
     """The shards of a complete collection by name; None if it is unfinished or absent.
 
     Raises:
@@ -124,35 +124,13 @@ def _listed(folder: Path, plan: Plan[Any], claimed: bool = False) -> dict[str, E
             raise CalibrateError(f"{folder} is not a collection and not empty; choose a new folder")
         return None
     if difference := plan.difference(found.configuration):
-        if not claimed and _has_nothing(found):
-            return None
         raise _another_collection(folder, *difference)
     if found.partial:
         return None
     listed: dict[str, Entry] = plan.kind.listed(found.manifest)
     if listed.keys() != {shard.name for shard in plan.shards}:
-        raise CalibrateError(
-            f"{folder / MANIFEST} does not list the shards of its configuration; {RESTORE}"
-        )
+        raise CalibrateError(f"{folder / MANIFEST} lists other shards than this call; {RESTORE}")
     return listed
-
-
-def _has_nothing(found: Collection) -> bool:
-    """Whether a collection has no shard yet: its model did not load, say."""
-    return found.partial and not any(found.folder.glob(found.shard_names))
-
-
-def _claim(folder: Path, plan: Plan[Any], has_locks: bool) -> None:
-    """Writes the manifest of an unfinished collection, unless the folder has one with shards."""
-    found = read_manifest(folder, (plan.kind,))
-    other = found is not None and plan.difference(found.configuration) and _has_nothing(found)
-    data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
-    if found is None:
-        # Without locks another process may come first: then its configuration stays.
-        with contextlib.suppress(FileExistsError):
-            write_atomically(folder / MANIFEST, data, exclusive=True)
-    elif other and has_locks:
-        write_atomically(folder / MANIFEST, data)
 
 
 def _damaged(folder: Path, plan: Plan[Any], listed: Mapping[str, Entry]) -> list[Shard]:
@@ -168,16 +146,12 @@ def _is_as_listed(path: Path, entry: Entry) -> bool:
 
 def _lost_files(folder: Path, plan: Plan[Any]) -> dict[str, bytes]:
     """The files beside the shards that are absent, or hold something else."""
-    return {
-        name: data
-        for name, data in plan.files.items()
-        if not _is_as_listed(folder / name, entry_of(data))
-    }
+    return {n: x for n, x in plan.files.items() if not _is_as_listed(folder / n, entry_of(x))}
 
 
 def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> None:
     """Makes the shards that are absent; of a complete collection, those that are not as listed."""
-    listed, shards = _listed(folder, plan, claimed=True), plan.shards
+    listed, shards = _listed(folder, plan), plan.shards
     for name, data in _lost_files(folder, plan).items():
         write_atomically(folder / name, data)
     if listed is not None:
@@ -241,39 +215,26 @@ def _another_collection(
     folder: Path, changed: Sequence[str], recorded: Options, given: Options
 ) -> CalibrateError:
     """The error for a folder with a collection that a call does not ask for."""
-    remedy = "another folder with --out (`run`: another --name), or --fresh to replace it"
-    if changed:
-        verb = "has" if len(changed) == 1 else "have"
-        return CalibrateError(
-            f"{' and '.join(changed)} {verb} changed since {folder} was made (or is another one); "
-            f"give {remedy}"
-        )
-    differences = [
-        f"{key} is {_shown(recorded.get(key))} in the folder and {_shown(given.get(key))} in this "
-        "call"
-        for key in dict.fromkeys([*given, *recorded])
-        if given.get(key) != recorded.get(key)
-    ]
+    said = [f"{x} has changed since {folder} was made (or is another one)" for x in changed]
+    for key in {**given, **recorded}:
+        one, other = recorded.get(key), given.get(key)
+        if one != other and not changed:
+            said.append(f"{key} is {one!r:.100} in the folder and {other!r:.100} in this call")
     return CalibrateError(
-        f"{folder} is another collection: {'; '.join(differences)}; give the same options, or "
-        f"{remedy}"
+        f"{folder} is another collection: {'; '.join(said)}; give the same options, another folder "
+        "with --out (`run`: another --name), or --fresh to replace it"
     )
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 1] + "…"
-
-
 @contextlib.contextmanager
-def _collection_lock(folder: Path) -> Iterator[bool]:
-    """Locks a folder that is filled, and yields whether the system has locks; others wait."""
+def _collection_lock(folder: Path) -> Iterator[None]:
+    """Locks a folder that is filled; others wait."""
     message = f"another process is collecting into {folder}; waiting for it to finish"
     check_writable(folder / MANIFEST)
     with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
         if has_locks:
             remove_leftovers(folder, "*")
-        yield has_locks
+        yield
         if has_locks:  # of workers that died
             remove_leftovers(folder, "*")
 
@@ -288,8 +249,8 @@ def discard_collection(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        made_of = str(read_field(parse(read_bytes(path, MOST_MANIFEST_BYTES)), "format", TEXT))
-    except (CoefficientsError, DamagedError):
+        made_of = str(parse(read_bytes(path, MOST_MANIFEST_BYTES))["format"])
+    except (CalibrateError, KeyError, TypeError):
         made_of = ""
     if not made_of.startswith("calibrate."):
         raise CalibrateError(

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from calibrate.files.bad_rows import COUNTS
-from calibrate.files.json_shapes import Integer, List, Object, Word
+from calibrate.files.json_shapes import Integer, List, Object, Shape, Text
 from calibrate.files.manifest import (
     COMPLETE,
     COUNT,
     FILE,
-    MANIFEST,
     Collection,
     Column,
     Entry,
@@ -47,30 +46,23 @@ MANIFEST_BASE, MANIFEST_PER_HEAD, MANIFEST_PER_SIZE, MANIFEST_PER_SHARD = 2_048,
 Heads = list[tuple[int, int]]  # (layer, head) of each, -1 where unknown
 
 
-def _text(value: Any) -> str:
-    str.encode(value)  # no lone surrogates
-    return str(value)
-
-
-_SIZE = Object(dict.fromkeys(("size", *COUNTS, "kept"), COUNT), required=True, others="")
-_SHARD = Object(
-    {**dict.fromkeys(("size", "unit", "kept"), COUNT), **FILE}, required=True, others=""
-)
+_HEADS = List(List(Integer(-1, (1 << 15) - 1), exact=2))
 _CONFIGURATION = Object(
     {
-        **dict.fromkeys(("head", "fingerprint"), _text),
+        **dict.fromkeys(("head", "fingerprint"), Text()),
         **dict.fromkeys(("sets", "max_bytes"), COUNT),
+        "seed": Integer(0, (1 << 64) - 1),
         "sizes": List(Integer(2, (1 << 31) - 1)),
     },
     required=True,
     others="",
 )
-_PARTIAL = Object({"configuration": _CONFIGURATION}, required=True, others="")
-_COMPLETE = Object(
-    {"configuration": _CONFIGURATION, "sizes": List(_SIZE), "shards": List(_SHARD)},
-    required=True,
-    others="",
+_SIZE = Object(dict.fromkeys(("size", *COUNTS, "kept"), COUNT), required=True, others="")
+_SHARD = Object(
+    {**dict.fromkeys(("size", "unit", "kept"), COUNT), **FILE}, required=True, others=""
 )
+_PARTIAL: dict[str, Shape] = {"configuration": _CONFIGURATION}
+_COMPLETE: dict[str, Shape] = {**_PARTIAL, "sizes": List(_SIZE), "shards": List(_SHARD)}
 _SHARD_NAME = re.compile(r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz")
 
 
@@ -87,13 +79,6 @@ class KeptRows:
     head: np.ndarray | None = None
     weight: np.ndarray | None = None  # (rows,) float32; None if all are 1
     group: np.ndarray | None = None  # (rows,) int64; None if each row is one of its own
-
-    @property
-    def heads(self) -> frozenset[tuple[int, int]]:
-        """The heads that the rows are of; none where they are unknown."""
-        if self.layer is None or self.head is None:
-            return frozenset()
-        return frozenset(zip(self.layer.tolist(), self.head.tolist(), strict=True))
 
     def of_heads(self, heads: Heads) -> "KeptRows":
         """The rows of some heads, if the source names heads; the counts stay those of the unit."""
@@ -139,10 +124,10 @@ def check_unit(size: int, unit: int, sets: range, data: bytes, path: Path) -> En
     Raises:
       DamagedError: they are not a shard of these sets.
     """
-    rows = _parse_unlisted(data, path, size)
-    require(rows.counts[0] == len(sets), path, f"its number of sets is not {len(sets)}")
+    rows = parse_rows(data, path, size)
     ends = rows.index[:1].tolist() + rows.index[-1:].tolist()
-    require(all(end in sets for end in ends), path, "its index has sets of another unit")
+    of_unit = rows.counts[0] == len(sets) and all(end in sets for end in ends)
+    require(of_unit, path, "it holds sets of another unit")
     return entry_of_rows(size, unit, rows, data)
 
 
@@ -162,7 +147,7 @@ class RowCollection(Collection):
             yield read()
 
     def readers(self, heads: Heads | None = None) -> list[Callable[[], tuple[int, KeptRows]]]:
-        """Functions that read one shard each, as `shards`; other processes can call them."""
+        """Functions that read one shard each; other processes can call them."""
         folder = self.folder.absolute()  # workers may have another working folder
         in_memory = self.in_memory or [None] * len(self.manifest["shards"])
         return [
@@ -172,12 +157,14 @@ class RowCollection(Collection):
 
     @staticmethod
     def checked(manifest: dict[str, Any]) -> dict[str, Any]:
-        """Also refuses numbers that contradict each other."""
-        complete = manifest["status"] == COMPLETE
-        manifest = (_COMPLETE if complete else _PARTIAL)(manifest)
-        _check_configuration(manifest["configuration"])
-        if complete:
-            _check_counts(manifest)
+        """See `Collection`."""
+        shapes = _COMPLETE if manifest["status"] == COMPLETE else _PARTIAL
+        manifest = Object(shapes, required=True, others="")(manifest)
+        configuration = manifest["configuration"]
+        _HEADS(configuration.get("heads", []))
+        sizes = configuration["sizes"]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise ValueError("sizes do not increase")
         return manifest
 
     @staticmethod
@@ -210,67 +197,27 @@ def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entr
     """The entries of the shards in the folder of an unfinished collection, in order.
 
     Raises:
-      DamagedError: one of them is damaged, or in the place of another.
+      DamagedError: one of them is damaged.
     """
     entries = []
-    last: dict[int, int] = {}  # index of the last row so far, by size
     names = filter(None, map(_SHARD_NAME.fullmatch, os.listdir(folder)))
     for size, unit in sorted((int(name[1]), int(name[2])) for name in names):
-        if size not in configuration["sizes"]:
-            continue
-        path = folder / shard_name(size, unit)
-        data = read_bytes(path, configuration["max_bytes"])
-        rows = _parse_unlisted(data, path, size)
-        index = rows.index.tolist()
-        in_place = not index or last.get(size, -1) < index[0] <= index[-1] < configuration["sets"]
-        require(in_place, path, "its rows are of other sets than those of its file name")
-        _require_heads(rows, path, configuration)
-        last[size] = index[-1] if index else last.get(size, -1)
-        entries.append(entry_of_rows(size, unit, rows, data))
+        if size in configuration["sizes"]:
+            path = folder / shard_name(size, unit)
+            data = read_bytes(path, configuration["max_bytes"])
+            entries.append(entry_of_rows(size, unit, parse_rows(data, path, size), data))
     return entries
 
 
-def _require_heads(rows: KeptRows, path: Path, configuration: Mapping[str, Any]) -> None:
-    heads = {(layer, head) for layer, head in configuration.get("heads", [])}
-    right = rows.heads <= heads if rows.layer is not None else not heads
-    require(right, path, f"its rows are of other heads than those in {MANIFEST}")
-
-
-# By digest, shards that this process has read: their heads, and the same shard without rows.
-_read_before: dict[str, tuple[frozenset[tuple[int, int]], KeptRows]] = {}
-
-
 def _read(
-    folder: Path, entry: Entry, heads: Heads | None, in_memory: KeptRows | None
+    folder: Path, entry: Entry, heads: Heads | None, rows: KeptRows | None
 ) -> tuple[int, KeptRows]:
-    if in_memory is None:
-        return entry["size"], _read_shard(folder, entry, heads)
-    return entry["size"], in_memory if heads is None else in_memory.of_heads(heads)
-
-
-def _read_shard(folder: Path, entry: Entry, heads: Heads | None) -> KeptRows:
-    """The rows of a listed shard, of some heads; a shard known to have none of them is not read."""
-    known = _read_before.get(entry["sha256"])
-    if heads is not None and known is not None and known[0].isdisjoint(heads):
-        return known[1]
-    path = folder / shard_name(entry["size"], entry["unit"])
-    rows = parse_rows(listed_bytes(path, entry), path, entry["size"])
-    require(
-        len(rows.target) == entry["kept"], path, f"its number of rows is not that of {MANIFEST}"
-    )
-    if heads is None:
-        return rows
-    require(rows.layer is not None, path, f"its rows are of other heads than those in {MANIFEST}")
-    if known is None:
-        _read_before[entry["sha256"]] = rows.heads, rows.of_heads([])
-    return rows.of_heads(heads)
-
-
-def _parse_unlisted(data: bytes, path: Path, size: int) -> KeptRows:
-    """The rows in bytes without a known digest; see `parse_rows`."""
-    rows = parse_rows(data, path, size)
-    require(rows.pack() == data, path, "it has more bytes than its arrays")
-    return rows
+    """(set size, rows of some heads), from the folder unless the rows are in memory."""
+    size = entry["size"]
+    if rows is None:
+        path = folder / shard_name(size, entry["unit"])
+        rows = parse_rows(listed_bytes(path, entry), path, size)
+    return size, rows if heads is None else rows.of_heads(heads)
 
 
 def parse_rows(data: bytes, path: Path, size: int) -> KeptRows:
@@ -281,33 +228,31 @@ def parse_rows(data: bytes, path: Path, size: int) -> KeptRows:
     """
     arrays = parse_arrays(data, path)
     n_rows = len(np.atleast_1d(arrays.get("target", ())))
+    several = "target" in arrays and arrays["target"].dtype == bool
     expected: dict[str, Column] = {
         "logits": ("<f4", (n_rows, size)),
-        "target": ("<i4", (n_rows,)),
+        "target": ("|b1", (n_rows, size)) if several else ("<i4", (n_rows,)),
         "entropy": ("<f4", (n_rows,)),
         "index": ("<i8", (n_rows,)),
         "counts": ("<i8", (len(COUNTS),)),
     }
-    if "target" in arrays and arrays["target"].dtype == bool:
-        expected["target"] = ("|b1", (n_rows, size))
-    if not {"layer", "head"}.isdisjoint(arrays):
-        expected |= dict.fromkeys(("layer", "head"), ("<i2", (n_rows,)))
-    optional = {"weight": ("<f4", (n_rows,)), "group": ("<i8", (n_rows,))}
-    expected |= {name: column for name, column in optional.items() if name in arrays}
+    optional = {"layer": "<i2", "head": "<i2", "weight": "<f4", "group": "<i8"}
+    expected |= {name: (dtype, (n_rows,)) for name, dtype in optional.items() if name in arrays}
     check_arrays(arrays, path, expected)
     rows = KeptRows(**{name: arrays[name] for name in expected})
+    require((rows.layer is None) == (rows.head is None), path, "layer or head is absent")
     _check_values(rows, path, size)
     return rows
 
 
 def _check_values(rows: KeptRows, path: Path, size: int) -> None:
     """Raises DamagedError for values that a collection cannot have."""
-    seen, *some = rows.counts.tolist()
-    require(min(some) >= 0 and max(sum(some), len(rows.target)) <= seen, path,
-            f"counts are {[seen, *some]}, of {len(rows.target)} rows kept")  # fmt: skip
     if not len(rows.target):
         return
-    _check_logits(rows, path, size)
+    at_target = _logits_of_targets(rows, path, size)
+    highest = rows.logits.max(axis=1)  # NaN if there is one in the row
+    require((highest < np.inf).all(), path, "logits hold NaN or inf")
+    require((at_target > -np.inf).all(), path, "a target is masked")
     H, index = rows.entropy, rows.index
     bounded = -ENTROPY_ERROR <= H.min() <= H.max() <= np.log(size) + ENTROPY_ERROR
     require(bounded, path, f"entropy is not within [0, log {size}]")
@@ -319,42 +264,15 @@ def _check_values(rows: KeptRows, path: Path, size: int) -> None:
         require(rows.group.min() >= 0, path, "a group is negative")
 
 
-def _check_logits(rows: KeptRows, path: Path, size: int) -> None:
+def _logits_of_targets(rows: KeptRows, path: Path, size: int) -> np.ndarray:
+    """(rows,) the target's logit; of several targets, the highest, -inf without any."""
     target = rows.target
     if target.dtype == bool:
-        require(target.any(axis=1).all(), path, "target marks no item in some row")
-        at_target = rows.logits.max(axis=1, where=target, initial=-np.inf)
-    else:
-        within = 0 <= target.min() <= target.max() < size
-        require(within, path, f"target is not within [0, {size})")
-        at_target = np.take_along_axis(rows.logits, target[:, None], axis=1)[:, 0]
-    highest = rows.logits.max(axis=1)  # NaN if there is one in the row
-    require((highest < np.inf).all(), path, "logits hold NaN or inf")
-    require((at_target > -np.inf).all(), path, "a target is masked")
+        return rows.logits.max(axis=1, where=target, initial=-np.inf)
+    require(0 <= target.min() <= target.max() < size, path, f"target is not within [0, {size})")
+    return np.take_along_axis(rows.logits, target[:, None], axis=1)[:, 0]
 
 
 def _size_counts(size: int, entries: Sequence[Entry]) -> dict[str, int]:
     totals = {name: sum(entry["counts"][name] for entry in entries) for name in COUNTS}
     return {"size": size, **totals, "kept": sum(entry["kept"] for entry in entries)}
-
-
-def _check_configuration(configuration: dict[str, Any]) -> None:
-    if type(configuration.get("seed")) is not int:  # of any size
-        raise ValueError("seed is not an integer")
-    if not configuration["sizes"] or configuration["sizes"] != sorted(set(configuration["sizes"])):
-        raise ValueError("sizes do not increase")
-    COUNT(configuration.get("trained_up_to", 0))
-    Word(("misranked", "all"))(configuration.get("keep", "misranked"))
-    List(List(Integer(-1, (1 << 15) - 1), exact=2))(configuration.get("heads", []))
-
-
-def _check_counts(manifest: dict[str, Any]) -> None:
-    """Raises unless the counts of each size agree with each other."""
-    for entry in manifest["sizes"]:
-        classified = sum(entry[name] for name in COUNTS if name != "rows")  # a row is in one class
-        if max(classified, entry["kept"]) > entry["rows"]:
-            raise ValueError(f"counts of size {entry['size']} exceed its {entry['rows']} rows")
-    if [entry["size"] for entry in manifest["sizes"]] != manifest["configuration"]["sizes"]:
-        raise ValueError("sizes differ from the configuration's")
-    if len(RowCollection.listed(manifest)) < len(manifest["shards"]):
-        raise ValueError("a shard is listed twice")

@@ -56,15 +56,11 @@ def read_header(path: Path) -> dict[str, Tensor]:
         raise _unreadable(path, failure) from failure
     except (Refusal, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as failure:
         raise _damaged(path, f"its header is malformed ({failure})") from failure
-    end = 8 + length
-    for name, tensor in tensors.items():
-        if tensor.begin != end or tensor.end < end:
-            raise _damaged(path, f"{name} begins at byte {tensor.begin:,}, and not {end:,}")
-        end = tensor.end
-        if (width := _width(tensor)) not in (None, end - tensor.begin):
-            raise _damaged(path, f"{name} has {end - tensor.begin:,} bytes, and not {width:,}")
-    if end != size:
-        raise _damaged(path, f"it has {size:,} bytes, and its tensors end at {end:,}")
+    ends = [8 + length, *(tensor.end for tensor in tensors.values())]
+    begins = [*(tensor.begin for tensor in tensors.values()), size]
+    sound = all(_width(tensor) in (None, tensor.end - tensor.begin) for tensor in tensors.values())
+    if begins != ends or begins != sorted(begins) or not sound:
+        raise _damaged(path, f"its tensors do not fill its {size:,} bytes")
     return tensors
 
 
@@ -92,13 +88,11 @@ def copy_changed(
 
     Args:
       target: a new file; fsynced.
-      changes: by name of tensor.
       report: called with the bytes of each step, 16 MiB or a tensor.
     Returns:
       sha256 of the copy.
     Raises:
-      CalibrateError: a file cannot be read or written.
-      DamagedError: the source is damaged.
+      CalibrateError: a file cannot be read or written, or the source is damaged.
     """
     digest = hashlib.sha256()
     try:
@@ -116,22 +110,20 @@ def copy_changed(
 
 def _pieces(source: Path, changes: Mapping[str, Change]) -> Iterator[bytes]:
     """The bytes of the copy, in order."""
-    header, at = read_header(source), 0
-    end = source.stat().st_size
+    header = read_header(source)
     try:
         with open(source, "rb") as file:
-            for name, tensor in header.items():
-                if name in changes:
-                    yield from _chunks(file, tensor.begin - at)
-                    data = file.read(tensor.end - tensor.begin)
-                    if (changed := _changed(data, tensor, changes[name])) is None:
-                        raise CalibrateError(
-                            f"{name} in {source} becomes larger than {tensor.dtype} holds; give "
-                            "the model in bfloat16 or float32"
-                        )
-                    yield changed
-                    at = tensor.end
-            yield from _chunks(file, end - at)
+            for name in filter(changes.__contains__, header):
+                tensor = header[name]
+                yield from _chunks(file, tensor.begin - file.tell())
+                data = file.read(tensor.end - tensor.begin)
+                if (changed := _changed(data, tensor, changes[name])) is None:
+                    raise CalibrateError(
+                        f"{name} in {source} becomes larger than {tensor.dtype} holds; give the "
+                        "model in bfloat16 or float32"
+                    )
+                yield changed
+            yield from _chunks(file, source.stat().st_size - file.tell())
     except OSError as failure:
         raise _unreadable(source, failure) from failure
 

@@ -1,25 +1,22 @@
 """The fits store: its names and versions, and loading a fit by a reference.
 
 A store is a folder of NAME/VERSION.json. NAME/state.json, which a name can do without, holds the
-highest version ever used, the ids of published versions, aliases, and yanked versions. Reading
-looks through the stores in order: the one given, $CALIBRATE_FITS, ./fits, and the fits published
-with the package; the first that has the name is used. `publishing.py` writes.
+highest version ever used, aliases, and yanked versions. Reading looks through the stores in order:
+the one given, $CALIBRATE_FITS, ./fits, and the fits published with the package; the first that has
+the name is used. `publishing.py` writes.
 """
 
-import difflib
 import os
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from calibrate.errors import CoefficientsError
-from calibrate.files.atomic_io import read_file
-from calibrate.files.coefficient_file import digest, read
-from calibrate.files.coefficient_schema import DIGEST, NAME_PATTERN, VERSION
+from calibrate.files.coefficient_file import bytes_of, read
+from calibrate.files.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.json_shapes import Integer, List, Map, Object, Pattern, Word, read_field
+from calibrate.files.json_shapes import TEXT, Integer, List, Map, Object, read_field
 from calibrate.files.strict_json import parse
 
 STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the state
@@ -28,27 +25,17 @@ VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
 
-_VERSION_KEY, _ALIAS = (
-    Pattern(VERSION_PATTERN, "give a version"),
-    Pattern(ALIAS_PATTERN, "give an alias"),
-)
 _STATE = Object(
-    {
-        "highest": Integer(0, VERSION.highest),
-        "published": Map(DIGEST, _VERSION_KEY),
-        "aliases": Map(VERSION, _ALIAS),
-        "yanked": List(VERSION),
-    },
+    {"highest": Integer(0, VERSION.highest), "aliases": Map(VERSION), "yanked": List(VERSION)},
     required=True,
+    others="",
 )
-_EVENT = Word(("publish", "alias", "yank", "unyank"))
 
 
 class State(NamedTuple):
     """What a store knows of a name beside its files."""
 
     highest: int  # version ever used; the next one is higher, whatever was deleted
-    published: dict[int, str]  # id of each version, as far as it is known
     aliases: dict[str, int]
     yanked: set[int]
 
@@ -59,53 +46,33 @@ def read_state(folder: Path) -> State:
     Raises:
       CoefficientsError: the state or the log cannot be read or is damaged.
     """
-    path = folder / STATE
-    data = _bytes_of(path)
-    if data is None:
-        return _state_of_log(folder / LOG)
+    path = folder / STATE if os.path.lexists(folder / STATE) else folder / LOG
+    if not os.path.lexists(path):
+        return State(0, {}, set())
+    data = bytes_of(path, MAX_STATE_BYTES)
     try:
+        if path.name == LOG:
+            return _state_of_log(data)
         found = _STATE(parse(data))
     except CoefficientsError as refusal:
-        remedy = "or remove it, and with it aliases and yanks"
+        remedy = "restore it, or remove it and with it aliases and yanks"
         raise CoefficientsError(f"{path}: {refusal}; {remedy}") from None
-    published = {int(version): id_ for version, id_ in found["published"].items()}
-    return State(found["highest"], published, found["aliases"], set(found["yanked"]))
+    return State(found["highest"], found["aliases"], set(found["yanked"]))
 
 
-def _bytes_of(path: Path) -> bytes | None:
-    try:
-        data = read_file(path, MAX_STATE_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as failure:
-        reason = getattr(failure, "strerror", None) or failure
-        raise CoefficientsError(f"cannot read {path}: {reason}; check the path") from failure
-    if len(data) > MAX_STATE_BYTES:
-        raise CoefficientsError(f"{path} is longer than {MAX_STATE_BYTES >> 20} MiB; restore it")
-    return data
-
-
-def _state_of_log(path: Path) -> State:
+def _state_of_log(data: bytes) -> State:
     """The state after the events of a log, one a line, oldest first."""
-    highest, ids, aliases, yanked = 0, dict[int, set[str]](), dict[str, int](), set[int]()
-    for number, line in enumerate((_bytes_of(path) or b"").splitlines(), start=1):
-        try:
-            event = parse(line)
-            kind = read_field(event, "event", _EVENT)
-            version = read_field(event, "version", VERSION)
-            highest = max(highest, version)
-            if kind == "publish":
-                ids.setdefault(version, set()).add(read_field(event, "id", DIGEST))
-            elif kind == "alias":
-                aliases[read_field(event, "alias", _ALIAS)] = version
-            else:
-                (yanked.add if kind == "yank" else yanked.discard)(version)
-        except CoefficientsError as refusal:
-            remedy = "or remove the log, and with it aliases and yanks"
-            raise CoefficientsError(f"{path}, line {number}: {refusal}; {remedy}") from None
-    # Without locks two writers could log one version with two ids.
-    published = {version: id_ for version, (id_, *more) in ids.items() if not more}
-    return State(highest, published, aliases, yanked)
+    aliases, yanked, highest = dict[str, int](), set[int](), 0
+    for event in map(parse, data.splitlines()):
+        kind, version = read_field(event, "event", TEXT), read_field(event, "version", VERSION)
+        highest = max(highest, version)
+        if kind == "alias":
+            aliases[read_field(event, "alias", TEXT)] = version
+        elif kind == "yank":
+            yanked.add(version)
+        elif kind == "unyank":
+            yanked.discard(version)
+    return State(highest, aliases, yanked)
 
 
 class StoredName(NamedTuple):
@@ -144,12 +111,9 @@ class StoredName(NamedTuple):
             return self.default
         if version not in self.versions:
             present = ", ".join(f"{self.name}@{number}" for number in self.versions[-8:])
-            state = "was published, but its file is gone" if version in self.state.published else (
-                "does not exist"
-            )  # fmt: skip
             raise CoefficientsError(
-                f"'{self.name}@{which}' {state} in {self.folder.absolute()}; "
-                f"there is {'..., ' if len(self.versions) > 8 else ''}{present}"
+                f"'{self.name}@{which}' does not exist in {self.folder.absolute()}; the newest "
+                f"versions there: {present}"
             )
         return version
 
@@ -158,8 +122,7 @@ class StoredName(NamedTuple):
         if version is None:
             known = ", ".join(sorted(self.state.aliases)[:8]) or "none"
             raise CoefficientsError(
-                f"{self.name!r} in {self.folder.absolute()} has no alias {alias!r} (it has "
-                f"{known}); `calibrate fits alias {self.name}@VERSION {alias}` makes it"
+                f"{self.name!r} in {self.folder.absolute()} has no alias {alias!r}; it has {known}"
             )
         if version in self.state.yanked:
             raise CoefficientsError(
@@ -169,18 +132,12 @@ class StoredName(NamedTuple):
         return version
 
     def read(self, version: int) -> Coefficients:
-        """Reads a version, which must be the one published under that number."""
+        """Reads a version; its file must have that name and number."""
         coefficients = read(self.path(version))
         if (coefficients.name, coefficients.version) != (self.name, version):
             raise CoefficientsError(
                 f"{coefficients.path} is {coefficients.reference}; its path must have that "
                 "name and version: restore the file, or load it by its path"
-            )
-        published = self.state.published.get(version)
-        if published and digest(coefficients) != published:
-            raise CoefficientsError(
-                f"{coefficients.path}: id is not {published}, with which it was published; "
-                "versions never change: restore it, and publish yours as another"
             )
         return coefficients
 
@@ -230,8 +187,6 @@ def load(
     Warns:
       UserWarning: a yanked version that was asked for by its number.
     """
-    if fingerprint is not None and not isinstance(fingerprint, str):
-        raise CoefficientsError(f"fingerprint is {fingerprint!r}; give that of a head, a text")
     if is_path(reference):
         coefficients = read(Path(reference))
     else:
@@ -244,17 +199,12 @@ def load(
                 stacklevel=2,
             )
     if fingerprint is not None and coefficients.fingerprint != fingerprint:
-        raise CoefficientsError(_for_another_head(coefficients, fingerprint))
+        head = coefficients.source.get("head", "none in particular")
+        raise CoefficientsError(
+            f"{coefficients.reference} was made for head {head!r} ({coefficients.fingerprint}), "
+            f"not for {fingerprint}; calibrate this head, or leave `fingerprint` out if you mean it"
+        )
     return coefficients
-
-
-def _for_another_head(coefficients: Coefficients, fingerprint: str) -> str:
-    own = coefficients.fingerprint
-    made_for = f"made for head {coefficients.source.get('head', 'without a name')!r} ({own})"
-    return (
-        f"{coefficients.reference} is {made_for if own else 'made for no head in particular'}, "
-        f"not for {fingerprint}; calibrate this head, or leave `fingerprint` out if you mean it"
-    )
 
 
 def is_path(reference: str | os.PathLike[str]) -> bool:
@@ -289,10 +239,7 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredN
         if present:
             return StoredName(folder / name, present, read_state(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
-    known = [other for folder in searched for other in names(folder)]
-    similar = difflib.get_close_matches(name, known, 1)
-    remedy = f"did you mean {similar[0]!r}?" if similar else "`calibrate fit` makes one"
-    raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
+    raise CoefficientsError(f"no fit is named {name!r} in {places}; `calibrate fit` makes one")
 
 
 def open_name(store: Path, name: str) -> StoredName:
@@ -308,8 +255,7 @@ def versions(store: Path, name: str) -> list[int]:
 
 def names(store: Path) -> list[str]:
     """The names in one store, also those of which only the state is left."""
-    entries = filter(NAME_PATTERN.fullmatch, _entries(store))
-    return sorted(name for name in entries if _is_name(store, name))
+    return sorted(name for name in _entries(store) if _is_name(store, name))
 
 
 def _entries(folder: Path) -> list[str]:
@@ -323,60 +269,5 @@ def _entries(folder: Path) -> list[str]:
 
 
 def _is_name(store: Path, name: str) -> bool:
-    try:
-        beside = any(os.path.lexists(store / name / file) for file in (STATE, LOG))
-        return beside or bool(versions(store, name))
-    except CoefficientsError:
-        return True  # reading it raises the same error
-
-
-class AuditResult(NamedTuple):
-    """Whether one file, state or alias is sound."""
-
-    path: Path
-    subject: str | None  # the reference, where it is one
-    error: str | None  # None if it is sound
-    note: str | None = None  # an alias that does not load, which needs no damage to come about
-
-
-def audit_reference(reference: str, store: Path | None = None) -> list[AuditResult]:
-    """Audits a file, a version, or every version of a name.
-
-    Raises:
-      CoefficientsError: nothing has that reference.
-    """
-    if is_path(reference):
-        return [AuditResult(Path(reference), None, _error(lambda: read(Path(reference))))]
-    if "@" in reference:
-        return [_audit_version(*find(reference, store))]
-    return _audit_name(find_name(reference, store).folder)
-
-
-def audit_store(store: Path) -> list[AuditResult]:
-    """Audits every name of a store: its state, its versions and its aliases."""
-    return [result for name in names(store) for result in _audit_name(store / name)]
-
-
-def _audit_name(folder: Path) -> list[AuditResult]:
-    path = next((p for p in (folder / STATE, folder / LOG) if p.exists()), folder / STATE)
-    if error := _error(lambda: open_name(folder.parent, folder.name)):
-        return [AuditResult(path, None, error)]
-    stored = open_name(folder.parent, folder.name)
-    results = [_audit_version(stored, version) for version in stored.versions]
-    for alias in sorted(stored.state.aliases):
-        note = _error(lambda: stored.resolve(alias))  # noqa: B023
-        results.append(AuditResult(path, f"{stored.name}@{alias}", None, note))
-    return results
-
-
-def _audit_version(stored: StoredName, version: int) -> AuditResult:
-    error = _error(lambda: stored.read(version))
-    return AuditResult(stored.path(version), f"{stored.name}@{version}", error)
-
-
-def _error(check: Callable[[], Any]) -> str | None:
-    try:
-        check()
-    except CoefficientsError as failure:
-        return str(failure)
-    return None
+    entries = _entries(store / name) if NAME_PATTERN.fullmatch(name) else []
+    return any(entry in (STATE, LOG) or _VERSION_FILE.fullmatch(entry) for entry in entries)

@@ -55,18 +55,15 @@ def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS)
     """
     coarse = _largest_on_grid(a, b, box, n_points)
     steps = (math.isqrt(n_points) if all(box) else n_points) - 1
-    entropies, log_n = (
-        limits and _neighbourhood(limits, at or 0.0, steps)
-        for limits, at in zip(box, (coarse.entropy, coarse.log_n), strict=True)
-    )
-    return max(coarse, _largest_on_grid(a, b, (entropies, log_n), n_points))
-
-
-def _neighbourhood(limits: Range, at: float, steps: int) -> Range:
-    """A step of the grid to both sides."""
-    lo, hi = limits
-    step = (hi - lo) / steps
-    return max(lo, at - step), min(hi, at + step)
+    around: list[Range | None] = []
+    for limits, at in zip(box, (coarse.entropy, coarse.log_n), strict=True):
+        if limits is None or at is None:
+            around.append(None)
+            continue
+        lo, hi = limits
+        step = (hi - lo) / steps
+        around.append((max(lo, at - step), min(hi, at + step)))
+    return max(coarse, _largest_on_grid(a, b, (around[0], around[1]), n_points))
 
 
 def _largest_on_grid(a: HeadRule, b: HeadRule, box: Box, n_points: int) -> Change:

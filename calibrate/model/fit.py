@@ -16,7 +16,7 @@ from calibrate.evidence.verdict import judge, sentences
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
-from calibrate.files.provenance import provenance
+from calibrate.files.publishing import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Solution

@@ -315,4 +315,4 @@ def score_fits(
 
 def _given(model: PreTrainedModel, fit: Coefficients) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
-    return temporary_attention(model, "calibrate-score", attention_function(fit), applied(fit))
+    return temporary_attention(model, "calibrate-score", applied(fit))

@@ -56,20 +56,15 @@ def quiet_start() -> Iterator[None]:
         return
     from multiprocessing import resource_tracker
 
-    filters = os.environ.get("PYTHONWARNINGS")  # inherited by what is started
+    filters = os.environ.get("PYTHONWARNINGS", "")  # inherited by what is started
     os.environ["PYTHONWARNINGS"] = f"{filters},{_NO_COMMENT}" if filters else _NO_COMMENT
+    resource_tracker.ensure_running()  # now, as its start would unblock the signal
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        resource_tracker.ensure_running()  # now, as its start would unblock the signal
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        yield
     finally:
-        if filters is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = filters
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.environ["PYTHONWARNINGS"] = filters
 
 
 def begin_worker(threads: int, exactly: bool, parent: int) -> None:

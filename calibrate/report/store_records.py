@@ -3,20 +3,20 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.evidence import Head
 from calibrate.files import publishing
-from calibrate.files.coefficient_file import dumps
+from calibrate.files.coefficient_file import dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.store import (
-    AuditResult,
     StoredName,
-    audit_reference,
-    audit_store,
+    find,
+    is_path,
     load,
     names,
     open_name,
@@ -26,6 +26,7 @@ from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_chan
 from calibrate.report.blocks import Heading, Result, Table, Text
 from calibrate.report.rules import items, value_text
 
+Audit = dict[str, str | None]  # the "path" of what was read, and the "error", if there is one
 COLUMNS = ("name", "loads", "versions", "aliases")
 # Fields that derive from the others, or differ in any two files.
 NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
@@ -95,31 +96,52 @@ def _cells(held: NameRecord) -> tuple[str, str, str, str]:
 
 
 def audit_fits(reference: str | None, store: Path | None) -> Result:
-    """Audits a reference; or without one the given store, or every store.
+    """Reads a reference, or without one every fit and state of the given store, or of every store.
 
     Raises:
       CoefficientsError: there is no such fit, or no fit at all.
     """
     if reference:
-        results = audit_reference(reference, store)
+        found = _audit_reference(reference, store)
     else:
         folders = [folder for _, folder in _places(store)][: 1 if store else None]
-        results = [result for folder in folders for result in audit_store(folder)]
-        if not results:
-            raise CoefficientsError(
-                f"{folders[0]} holds no fits; give a store: a folder with NAME/1.json"
-            )
-    found = [result._asdict() | {"ok": result.error is None} for result in results]
-    failed = sum(result.error is not None for result in results)
-    failure = f"{failed} of {len(results)} failed; see above for each" if failed else None
-    return Result([Text(_audit_line(result)) for result in results], found, failure)
+        found = [result for folder in folders for result in audit_store(folder)]
+        if not found:
+            raise CoefficientsError(f"{folders[0]} holds no fits; give a folder with NAME/1.json")
+    errors = [result["error"] for result in found if result["error"]]
+    lines = [f"ok      {result['path']}" for result in found if not result["error"]]
+    lines += [f"FAILED  {error}" for error in errors]
+    failure = f"{len(errors)} of {len(found)} failed; see above for each" if errors else None
+    return Result([Text(line) for line in lines], found, failure)
 
 
-def _audit_line(result: AuditResult) -> str:
-    subject = f"{result.subject}  " if result.subject else ""
-    if result.error:
-        return f"FAILED  {subject}{result.error}"
-    return f"note    {result.note}" if result.note else f"ok      {subject}{result.path}"
+def audit_store(folder: Path) -> list[Audit]:
+    """Tries to read every version of a store; a name whose state is damaged is one entry."""
+    found = []
+    for name in names(folder):
+        try:
+            held = open_name(folder, name)
+        except CoefficientsError as failure:
+            found.append({"path": str(folder / name), "error": str(failure)})
+        else:
+            found += [_tried(held.path(v), partial(held.read, v)) for v in held.versions]
+    return found
+
+
+def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
+    if is_path(reference):
+        return [_tried(Path(reference), partial(read, Path(reference)))]
+    held, version = find(reference, store)
+    versions = [version] if "@" in reference else held.versions
+    return [_tried(held.path(v), partial(held.read, v)) for v in versions]
+
+
+def _tried(path: Path, act: Callable[[], Any]) -> Audit:
+    try:
+        act()
+    except CoefficientsError as failure:
+        return {"path": str(path), "error": str(failure)}
+    return {"path": str(path), "error": None}
 
 
 def move_alias(reference: str, alias: str, store: Path | None) -> Result:

@@ -14,7 +14,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
-from calibrate.files.provenance import provenance
+from calibrate.files.publishing import provenance
 from calibrate.files.rows import RowCollection
 from calibrate.maths.rule import beta_of, horner
 from calibrate.maths.rule_forms import DEGREE
