@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
@@ -21,12 +21,6 @@ DiagnosisFolder = Annotated[
 class DiagnoseRequest(Request):
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     out: DiagnosisFolder = None
-    eps: Annotated[float, Option(help="A target is lost below this coefficient.")] = 0.5
-
-    def __post_init__(self) -> None:
-        """Checks that eps is a coefficient."""
-        if not 0 < self.eps < 1:
-            raise BadParameter(f"--eps is {self.eps}; give a coefficient between 0 and 1")
 
 
 def diagnose(request: DiagnoseRequest) -> Record:
@@ -40,7 +34,6 @@ def diagnose(request: DiagnoseRequest) -> Record:
     Example: calibrate diagnose runs/try
     """
     from calibrate.cli.loading import refuse_examples
-    from calibrate.files.atomic_io import check_writable
     from calibrate.files.collection import open_collection
     from calibrate.files.rows import RowCollection
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
@@ -50,22 +43,21 @@ def diagnose(request: DiagnoseRequest) -> Record:
     refuse_examples(request.run, "diagnose")
     collection = open_collection(request.run, RowCollection)
     diagnosis.require_all_rows(collection)
-    folder = diagnosis_folder(request.run, request.out, request.run)
-    check_writable(folder / RECORD)
+    folder = diagnosis_folder(request.run, request.out, RECORD)
     n_steps = len(group_heads(collection)) * len(collection.manifest["shards"])
     with Steps(f"measuring the rows of {request.run}", n_steps) as steps:
-        result = diagnosis.diagnose(collection, request.eps, steps.advance)
+        result = diagnosis.diagnose(collection, report=steps.advance)
     stderr.print(f"drawing into {folder}")
     return save_diagnosis(folder, result)
 
 
-def diagnosis_folder(beside: Path, out: Path | None, run: Path | None) -> Path:
-    """Where a diagnosis goes, not within the folder of a collection: `out`, or beside another."""
-    from calibrate.files.manifest import MANIFEST
+def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:
+    """Where the record on a collection goes, not within its folder: `out`, or beside it."""
+    from calibrate.files.atomic_io import check_writable
 
-    named = beside if beside.name not in ("", "..") else beside.resolve()
+    named = run if run.name not in ("", "..") else run.resolve()
     folder = out or named.with_name(f"{named.name}-diagnosis")
-    within = run is not None and folder.resolve().is_relative_to(run.resolve())
-    if within or (folder / MANIFEST).exists():
+    if folder.resolve().is_relative_to(run.resolve()):
         raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    check_writable(folder / record)
     return folder

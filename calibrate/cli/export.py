@@ -1,9 +1,8 @@
 """`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
@@ -19,20 +18,14 @@ from calibrate.report.streams import stderr
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
 
-_STEP = 1 << 26  # bytes
-
 
 @dataclass(frozen=True)
 class ExportRequest(Request):
     fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or a collection.")] = None
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
-    out: Annotated[Path | None, Option(help="New folder, or .gguf file, to write.")] = None
-    format: Annotated[
-        Literal["hf", "gguf"] | None,
-        Option(
-            help="hf: safetensors, as Transformers and vLLM load; gguf: as llama.cpp and Ollama "
-            "load [default: by the name of --out]"
-        ),
+    out: Annotated[
+        Path | None,
+        Option(help="New folder, for Transformers and vLLM, or .gguf file, for llama.cpp."),
     ] = None
     any_model: Annotated[
         bool, Option("--any-model", help="Export a fit of another model, too.")
@@ -45,8 +38,6 @@ class ExportRequest(Request):
         given = [x is not None for x in (self.fit, self.model, self.out)]
         if any(given) if self.check else not all(given):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
-        if self.out and self.format not in (None, "gguf" if self.out.suffix == ".gguf" else "hf"):
-            raise BadParameter("--out ends in .gguf with --format gguf, and otherwise not")
 
 
 def export(request: ExportRequest) -> Record:
@@ -73,14 +64,13 @@ def export(request: ExportRequest) -> Record:
     assert request.model is not None
     assert request.out is not None
     to_file = request.out.suffix == ".gguf"
-    model = _gguf_in(request.model) if to_file else require_folder(request.model)
-    assert model is not None
+    (_require_gguf if to_file else require_folder)(request.model)
     check_free(request.out)
     fit, run = find_fit(request.fit, request.store)
     if run is not None:
         stderr.print(f"{fit.reference} was made of {run}")
     write = _export_file if to_file else _export_folder
-    return write(fit, model, request.out, request.any_model)
+    return write(fit, request.model, request.out, request.any_model)
 
 
 def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
@@ -98,16 +88,8 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
 
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     export = prepare(fit, ModelFolder(model), any_model)
-    done = 0
-    with Steps("writing", -(-export.n_bytes // _STEP), export.n_bytes) as steps:
-
-        def report(n_bytes: int) -> None:
-            nonlocal done
-            before, done = done // _STEP, done + n_bytes
-            for _ in range(done // _STEP - before):
-                steps.advance(work=_STEP)
-
-        return export_result(write(export, out, report))
+    stderr.print(f"writing {out}")
+    return export_result(write(export, out))
 
 
 def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
@@ -120,26 +102,20 @@ def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -
     source = GgufModel(model)
     sizes = [tensor.data.nbytes for tensor in source.tensors.values()]
     with Steps("writing", len(sizes), sum(sizes)) as steps:
-        return export_result(
-            export_gguf(fit, source, out, any_model, lambda n_bytes: steps.advance(work=n_bytes))
-        )
-
-
-def _gguf_in(model: Path) -> Path:
-    found = sorted(model.glob("*.gguf")) if model.is_dir() else [model]
-    if len(found) == 1 and found[0].suffix == ".gguf":
-        _require_gguf(found[0])
-        return found[0]
-    state = f"has {len(found)} .gguf files" if model.is_dir() else "is not a .gguf file"
-    raise CalibrateError(
-        f"{model} {state}; give one of the original model, which llama.cpp makes of its folder: "
-        "convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
-    )
+        return export_result(export_gguf(fit, source, out, any_model, steps.advance))
 
 
 def _require_gguf(path: Path) -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise CalibrateError(f"{path} cannot be read without the package gguf: {install('gguf')}")
+    """Raises CalibrateError if a path is not a .gguf file, or none can be read."""
+    if path.suffix != ".gguf" or not path.is_file():
+        raise CalibrateError(
+            f"{path} is not a .gguf file; give that of the original model, which llama.cpp makes of "
+            "its folder: convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
+        )
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise CalibrateError(f"{path} needs the package gguf: {install('gguf')}") from None
 
 
 def _read_back(path: Path) -> Record:

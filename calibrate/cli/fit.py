@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import FitFiles, FitName, Workers
+from calibrate.cli.options import FitName, Store, Workers
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FitRequest(Request, FitFiles, Workers):
+class FitRequest(Request, Workers):
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     name: FitName
     rows: Annotated[
@@ -52,23 +52,15 @@ class FitRequest(Request, FitFiles, Workers):
         float, Option(min=1 / 64, max=1, help="Least beta: below 1 for heads that are too sharp.")
     ] = 1.0
     force_polynomial: Annotated[
-        bool,
-        Option(
-            "--force-polynomial", help="Publish the polynomial even if a simpler rule is as good."
-        ),
+        bool, Option("--force-polynomial", help="Publish it even if a simpler rule is as good.")
     ] = False
     paper: Annotated[
-        bool,
-        Option(
-            "--paper", help="The paper's procedure: least squares on misranked rows, no verdict."
-        ),
+        bool, Option("--paper", help="The paper's procedure, without a verdict.")
     ] = False
     allow_partial: Annotated[
-        bool,
-        Option(
-            "--allow-partial", help="Fit an unfinished collection; the file of the fit says so."
-        ),
+        bool, Option("--allow-partial", help="Fit an unfinished collection.")
     ] = False
+    store: Store = None
 
     def __post_init__(self) -> None:
         """Checks that the paper's procedure, which has no options, is given none."""
@@ -114,7 +106,7 @@ def fit_one(collection: "RowCollection", request: FitRequest) -> "tuple[FitResul
         fit = fits.fit_collection_as_in_the_paper(collection, request.name)
     else:
         fit = fits.fit_collection(collection, request.name, _options(request), request.workers)
-    coefficients, figure = publish_fit(fit.coefficients, request)
+    coefficients, figure = publish_fit(fit.coefficients, request.store)
     return replace(fit, coefficients=coefficients), FitRecord(coefficients, figure)
 
 
@@ -130,9 +122,9 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     with Steps("fitting heads", n_groups, n_heads, at_once=at_once) as steps:
         fits = fit_heads_of_collection(
             collection, request.name, _options(request), request.workers,
-            report=lambda heads: steps.advance(work=heads),
+            report=lambda heads: steps.advance(heads),
         )  # fmt: skip
-    coefficients, figure = publish_fit(fits.coefficients, request)
+    coefficients, figure = publish_fit(fits.coefficients, request.store)
     return FitRecord(coefficients, figure, fits.heads)
 
 
@@ -146,9 +138,9 @@ def _options(request: FitRequest) -> "Options":
 
 
 def publish_fit(
-    fit: Coefficients, where: FitFiles, heads: Sequence[tuple[int, int]] | None = None
+    fit: Coefficients, store: Path | None, heads: Sequence[tuple[int, int]] | None = None
 ) -> tuple[Coefficients, Path | None]:
-    """Publishes a fit with its figure, where it is asked for or beside the fit's file.
+    """Publishes a fit, with its figure beside the fit's file.
 
     Args:
       heads: of the model that it is for.
@@ -160,16 +152,16 @@ def publish_fit(
     from calibrate.files.unchanged_fit import same_fit
     from calibrate.report.plots import save_fit_figure
 
-    published, written = publish(fit, writing_store(where.store), same_fit)
+    published, written = publish(fit, writing_store(store), same_fit)
     assert published.path is not None
     ours = published_store()
     if not written:
         stderr.print(f"{published.reference} is unchanged; no new version is written")
     elif fit.name in names(ours) and not published.path.resolve().is_relative_to(ours.resolve()):
         stderr.print(f"the package also has a fit named {fit.name!r}; yours hides it here")
-    path = where.figure or published.path.with_suffix(".png")
+    path = published.path.with_suffix(".png")
     try:
-        if written or where.figure or not path.exists():
+        if written or not path.exists():
             save_fit_figure(path, published, heads)
     except CalibrateError as error:  # the fit itself is published
         stderr.print(f"the figure is not drawn: {error}")

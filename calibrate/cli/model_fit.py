@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from calibrate.cli.fit import publish_fit
-from calibrate.cli.options import Device, FitFiles, FitName, Model
+from calibrate.cli.options import Device, FitName, Model, Store
 from calibrate.cli.progress import Steps
 from calibrate.cli.request import Request
 from calibrate.report.streams import stderr
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelFitRequest(Request, FitFiles):
+class ModelFitRequest(Request):
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")]
     name: FitName
     model: Model = None
@@ -43,13 +43,13 @@ class ModelFitRequest(Request, FitFiles):
         bool,
         Option(
             "--for-export",
-            help="Publish rules that engines run as they are, once `calibrate export` has written "
-            "them into the model: a constant for each head, or b (1 + r log n) with b for each "
-            "head and one r for all. The other kinds are fitted too, to say what that costs.",
+            help="Publish rules that `calibrate export` can write: constants, or b (1 + r log n) "
+            "with one r for all heads. The other kinds are fitted too, to say what that costs.",
         ),
     ] = False
     seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0
     device: Device = "cpu"
+    store: Store = None
 
 
 def fit(request: ModelFitRequest) -> "FitRecord":
@@ -79,7 +79,7 @@ def fit(request: ModelFitRequest) -> "FitRecord":
     if warning := nearly_none_right(collection):
         stderr.print(warning)
     found = _fit(job, collection, request, options)
-    coefficients, figure = publish_fit(found.coefficients, request, found.heads)
+    coefficients, figure = publish_fit(found.coefficients, request.store, found.heads)
     return through_model(found, coefficients, figure)
 
 
@@ -96,7 +96,7 @@ def _fit(
     from calibrate.report.terminal import as_text
 
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    steps = Steps("loading the model", 1, at_most=True)
+    steps = Steps("loading the model", 1)
 
     def begin(what: str, passes: list[list[int]]) -> None:
         work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
@@ -106,7 +106,7 @@ def _fit(
         with steps:
             return fit_through(
                 lambda: job.folder.load(job.dtype, request.device), collection, request.name,
-                options, lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed), begin,
+                options, steps.advance, begin,
                 lambda found: stderr.print(
                     f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
                 ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter, Option
 
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.parallel.jobs import Jobs
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from calibrate.model.prompts import Wanted
 
 MAX_SIZE = 1 << 20
-LEAST_BETA, MOST_BETA = 0.01, 64.0
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
 _BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(|k|M|G)B?", re.IGNORECASE)
 
@@ -43,23 +42,6 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
 
 
-def parse_betas(text: str) -> list[float]:
-    """Some constants, each once."""
-    betas = []
-    for word in filter(None, map(str.strip, text.split(","))):
-        try:
-            beta = float(word)
-        except ValueError:
-            beta = 0.0
-        if not LEAST_BETA <= beta <= MOST_BETA:
-            raise BadParameter(
-                f"--constants has {word!r}; write betas from {LEAST_BETA:g} to {MOST_BETA:g}, such "
-                "as 1.15,1.3"
-            )
-        betas.append(beta)
-    return list(dict.fromkeys(betas))
-
-
 def check_fit_name(name: str | None) -> str | None:
     """The name of a fit, at once: what is to be fitted may take long to load."""
     from calibrate.errors import CoefficientsError
@@ -75,17 +57,8 @@ def check_fit_name(name: str | None) -> str | None:
 
 def check_page(path: Path) -> Path:
     """The path of a page, an .html file in a folder that exists."""
-    if path.suffix != ".html":
-        raise BadParameter(f"{str(path)!r} is not an .html file; give --out NAME.html")
-    if not path.parent.is_dir():
-        raise BadParameter(f"the folder {str(path.parent)!r} does not exist; make it first")
-    return path
-
-
-def check_figure(path: Path | None) -> Path | None:
-    """The path of a figure, a .png file in a folder that exists."""
-    if path and (path.suffix != ".png" or not path.parent.is_dir()):
-        raise BadParameter(f"{str(path)!r} is not a .png file in an existing folder")
+    if path.suffix != ".html" or not path.parent.is_dir():
+        raise BadParameter(f"{str(path)!r} is not an .html file in an existing folder")
     return path
 
 
@@ -109,18 +82,6 @@ _MODEL = Option(
 Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
 Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
-Constants = Annotated[str, Option(help="Betas to compare on all heads, such as 1.15,1.3.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitFiles:
-    """Where a fit and its figure go."""
-
-    store: Store = None
-    figure: Annotated[
-        Path | None,
-        Option(callback=check_figure, help="Its figure [default: beside the fit, .png]"),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,37 +179,15 @@ class Examples:
     ] = "auto"
     device: Device = "cpu"
 
-    @property
-    def named(self) -> bool:
-        """Whether any examples are asked for."""
-        return bool(self.prompts or self.task or self.text)
-
     def wanted(self) -> "Wanted":
         """What is asked for."""
         from calibrate.model.prompts import Wanted, parse_task
 
-        if not self.named:
-            raise BadParameter(
-                "--model needs examples: --prompts FILE.jsonl, --task retrieval or --text FILE"
-            )
+        if not (self.prompts or self.task or self.text):
+            raise BadParameter("give --prompts FILE.jsonl, --task retrieval or --text FILE")
         try:
             templates = () if self.task is None else parse_task(self.task)
         except ValueError as failure:
             raise BadParameter(str(failure)) from None
         lengths = tuple(parse_sizes(self.lengths))
         return Wanted(self.prompts, templates, self.text, lengths, self.examples, self.seed)
-
-
-@dataclass(frozen=True)
-class RunOrExamples(Examples):
-    """A collection of examples, or a model and the examples to make for it."""
-
-    run: Annotated[Path | None, Argument(help="Folder of a collection of examples.")] = None
-    model: Model = None
-
-    def __post_init__(self) -> None:
-        """Checks that there is one of the two."""
-        if self.run is None and self.model is None:
-            raise BadParameter("give RUN, or --model FOLDER and examples for it")
-        if self.run is not None and self.named:
-            raise BadParameter("--prompts, --task and --text cannot be used with RUN")

@@ -5,20 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import BadParameter, Option
+from typer import Option
 
 from calibrate.cli.collect import CollectRequest, collect_rows
 from calibrate.cli.fit import FitRequest, fit, fit_one
-from calibrate.cli.options import (
-    Fresh,
-    HeadOrLogits,
-    MaxBytes,
-    Sets,
-    Sizes,
-    Store,
-    check_fit_name,
-    parse_bytes,
-)
+from calibrate.cli.options import Fresh, HeadOrLogits, Sets, Sizes, Store, check_fit_name
 from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 from calibrate.report.terminal import show
@@ -48,23 +39,9 @@ class RunOptions(Request):
 
 @dataclass(frozen=True)
 class RunRequest(RunOptions, HeadOrLogits):
-    held_out: Annotated[
-        float, Option(help="Share of the groups of --logits that judge the fit.")
-    ] = 0.2
-    max_bytes: MaxBytes = "1GB"
     _: KW_ONLY
     sizes: Sizes = "16..4096"
     sets: Sets = 1024
-
-    def __post_init__(self) -> None:
-        """Checks what can be checked before anything is loaded."""
-        super().__post_init__()
-        parse_bytes(self.max_bytes)
-        if not 0 < self.held_out < 1:
-            raise BadParameter(
-                f"--held-out {self.held_out:g} is not between 0 and 1; give a share such as 0.2"
-            )
-
 
 def run(request: RunRequest) -> Record:
     """Collect, fit, evaluate and report, in one command.
@@ -107,7 +84,7 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     from calibrate.rows.groups import hold_out
 
     name = request.name or name_after(logits)
-    split = hold_out(read_logits(logits), request.held_out, request.seed)
+    split = hold_out(read_logits(logits), seed=request.seed)
     collect_rows(_collect_request(request, name), split.fitted)
     record = fit(FitRequest(Path("runs") / name, name, store=request.store))
     fits = {record.coefficients.reference: record.coefficients}
@@ -116,8 +93,8 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:
     return CollectRequest(
-        Path("runs") / name, request.fresh, max_bytes=request.max_bytes, sizes=request.sizes,
-        sets=request.sets, seed=request.seed,
+        Path("runs") / name, request.fresh, sizes=request.sizes, sets=request.sets,
+        seed=request.seed,
     )  # fmt: skip
 
 

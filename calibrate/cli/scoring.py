@@ -28,7 +28,7 @@ from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rivals import by_sharpness, fitted_rules
 from calibrate.rows.solved_rows import solve_collection
-from calibrate.rows.work_units import Unit, plan_units
+from calibrate.rows.work_units import plan_units
 
 Rules = Mapping[str, Coefficients]
 
@@ -36,7 +36,7 @@ Rules = Mapping[str, Coefficients]
 def score_head(
     head: Head, sets: HeadOrLogits, fits: Rules, jobs: Jobs = ONE_PROCESS
 ) -> ScoresRecord:
-    """Scores fits on fresh sets of a head, with a line per set size."""
+    """Scores fits on fresh sets of a head."""
     return _score_head(head, sets, in_order({**fixed_rules(), **fits}), tuple(fits), jobs)
 
 
@@ -53,24 +53,17 @@ def _score_head(
     with Steps("scoring", len(sizes), at_once=jobs.uses_workers) as steps:
         evidence = heads.score_head(
             head, sizes, sets.sets, sets.seed, rules, jobs=jobs,
-            report=lambda size, sets: steps.advance(
-                f"  n = {size:>6,}  scored on {sets:,} fresh sets"
-            ),
+            report=lambda size, sets: steps.advance(),
         )  # fmt: skip
     return ScoresRecord(evidence, fits)
 
 
 def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
-    """Scores fits on logits, with a line per set size."""
+    """Scores fits on logits."""
     units = sum(len(plan_units(size, arrays.count(size))) for size in arrays.sizes)
     with Steps("scoring", units) as steps:
-
-        def report(unit: Unit) -> None:
-            count = arrays.count(unit.size)
-            done = unit.first + unit.sets == count
-            steps.advance(f"  n = {unit.size:>6,}  {count:,} rows" if done else None)
-
-        return ScoresRecord(logits.score_logits(arrays, fits, report), tuple(fits))
+        evidence = logits.score_logits(arrays, fits, lambda unit: steps.advance())
+    return ScoresRecord(evidence, tuple(fits))
 
 
 def fitted_rivals(fit: Coefficients, run: Path | None) -> Rules:

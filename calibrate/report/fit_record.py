@@ -180,19 +180,9 @@ def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | No
     return FitRecord(coefficients, figure, scores=scores, more=more)
 
 
-def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitRecord:
-    """Loads a fit, and draws its figure if one is asked for.
-
-    Raises:
-      CoefficientsError: there is no such fit.
-      CalibrateError: the figure cannot be written.
-    """
-    coefficients = load(reference, store)
-    if figure:
-        from calibrate.report.plots import save_rule_figure  # loads Matplotlib
-
-        save_rule_figure(figure, coefficients)
-    return FitRecord(coefficients, figure, of_file=True)
+def show_fit(reference: str, store: Path | None) -> FitRecord:
+    """Loads a fit; raises CoefficientsError if there is no such fit."""
+    return FitRecord(load(reference, store), None, of_file=True)
 
 
 def entry_heading(fit: Coefficients) -> str:

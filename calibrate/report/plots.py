@@ -240,11 +240,6 @@ def save_fit_figure(path: Path, fit: Coefficients, heads: Sequence[Head] | None 
     save_figure(path, figure)
 
 
-def save_rule_figure(path: Path, fit: Coefficients) -> None:
-    """beta over entropy, or over set size, as PNG."""
-    save_figure(path, draw(plot_rule, fit, size=(7.2, 4.2)))
-
-
 def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
     """Mean entropy against set size, the paper's Figure 3; the five of most gain are coloured.
 
