@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from calibrate.cli.options import Fresh, HeadOrLogits, MaxBytes, Sets, Sizes, Workers, parse_bytes
+from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Workers
 from calibrate.cli.progress import Steps
-from calibrate.cli.request import Request
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
@@ -29,7 +28,7 @@ class CollectRequest(Request, Workers, HeadOrLogits):
     keep: Annotated[
         Literal["all", "misranked"], Option(help="Up to 2,048 rows of each size, or the misranked.")
     ] = "all"
-    max_bytes: MaxBytes = "1GB"
+    max_bytes: Annotated[float, Option(min=1, max=1e18, help="Size limit of the collection.")] = 1e9
     _: KW_ONLY
     sizes: Sizes = "16..16384"
     sets: Sets = 4096
@@ -50,7 +49,6 @@ def collect(request: CollectRequest) -> Record:
     from calibrate.cli.loading import load_head, read_logits
     from calibrate.report.collection_record import rows_result
 
-    parse_bytes(request.max_bytes)
     rows = load_head(request.head) if request.logits is None else read_logits(request.logits)
     return rows_result(collect_rows(request, rows))
 
@@ -71,7 +69,7 @@ def collect_rows(request: CollectRequest, source: "Head | Arrays") -> "RowCollec
         counts = {n: source.count(n) for n in source.sizes}
     n_units = sum(len(plan_units(n, count)) for n, count in counts.items())
     n_items = sum(n * count for n, count in counts.items())
-    kept = parse_bytes(request.max_bytes)
+    kept = int(request.max_bytes)
     with Steps("collecting", n_units, n_items, request.workers.uses_workers) as steps:
 
         def report(progress: "Progress") -> None:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from calibrate.cli.options import HeadOrLogits, ReadStore, Workers
-from calibrate.cli.request import Request
+from calibrate.cli.options import HeadOrLogits, ReadStore, Request, Workers
 from calibrate.report.blocks import Record
 
 FitsToScore = Annotated[str, Option(help="Fits to score: REFERENCE,...")]
@@ -30,10 +29,11 @@ def evaluate(request: EvaluateRequest) -> Record:
     Example: calibrate evaluate --head max-retrieval-3 --sizes 16..256 --fits max-retrieval@1
     """
     from calibrate.cli import loading, scoring
+    from calibrate.evidence.baselines import fixed_rules, in_order
 
     fits = loading.load_fits(request.fits, request.store)
     if request.logits is not None:
         return scoring.score_logits(loading.read_logits(request.logits), fits)
-    for fit in fits.values():
-        fit.only  # noqa: B018 (refuses an entry per head)
-    return scoring.score_head(loading.load_head(request.head), request, fits, request.workers)
+    rules = in_order({**fixed_rules(), **fits})
+    head = loading.load_head(request.head)
+    return scoring.score_head(head, request, rules, list(fits), request.workers)

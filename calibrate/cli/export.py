@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import ReadStore
+from calibrate.cli.options import ReadStore, Request
 from calibrate.cli.progress import Steps
-from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, install
 from calibrate.files.atomic_io import check_free
 from calibrate.files.model_fingerprint import require_folder
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportRequest(Request):
-    fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or a collection.")] = None
+    fit: Annotated[str | None, Argument(help="NAME, NAME@3, or a file.")] = None
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
     out: Annotated[
         Path | None,
@@ -58,27 +57,19 @@ def export(request: ExportRequest) -> Record:
     """
     if request.check is not None:
         return _read_back(request.check)
-    from calibrate.cli.loading import find_fit
+    from calibrate.files.store import load
 
-    assert request.fit is not None
-    assert request.model is not None
-    assert request.out is not None
-    to_file = request.out.suffix == ".gguf"
-    (_require_gguf if to_file else require_folder)(request.model)
-    check_free(request.out)
-    fit, run = find_fit(request.fit, request.store)
-    if run is not None:
-        stderr.print(f"{fit.reference} was made of {run}")
-    write = _export_file if to_file else _export_folder
-    return write(fit, request.model, request.out, request.any_model)
+    model, out = request.model, request.out
+    assert request.fit and model and out
+    to_file = out.suffix == ".gguf"
+    (_require_gguf if to_file else require_folder)(model)
+    check_free(out)
+    fit = load(request.fit, request.store)
+    return (_export_file if to_file else _export_folder)(fit, model, out, request.any_model)
 
 
 def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit in the format of Hugging Face.
-
-    Raises:
-      CalibrateError: engines cannot run the fit exactly in this model, or a folder is taken.
-    """
+    """Exports a fit in the format of Hugging Face."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
@@ -93,7 +84,7 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
 
 
 def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit as a .gguf file; raises as `_export_folder`."""
+    """Exports a fit as a .gguf file."""
     from calibrate.export.gguf_file import export_gguf
     from calibrate.export.gguf_model import GgufModel
     from calibrate.report.export_record import export_result
@@ -109,7 +100,7 @@ def _require_gguf(path: Path) -> None:
     """Raises CalibrateError if a path is not a .gguf file, or none can be read."""
     if path.suffix != ".gguf" or not path.is_file():
         raise CalibrateError(
-            f"{path} is not a .gguf file; give that of the original model, which llama.cpp makes of "
+            f"{path} is not a .gguf file; give one of the original model, which llama.cpp makes of "
             "its folder: convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
         )
     try:
@@ -119,11 +110,7 @@ def _require_gguf(path: Path) -> None:
 
 
 def _read_back(path: Path) -> Record:
-    """What an exported folder or .gguf file carries.
-
-    Raises:
-      CalibrateError: it cannot be read, or is not an export.
-    """
+    """What an exported folder or .gguf file carries."""
     from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import export_result
 

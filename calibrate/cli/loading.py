@@ -3,12 +3,12 @@
 import contextlib
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files import store as fit_store
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.collection import kind_of, open_collection
+from calibrate.files.collection import open_collection
 from calibrate.files.examples import ExampleCollection
 from calibrate.files.manifest import MANIFEST, MOST_MANIFEST_BYTES
 from calibrate.files.npz import digest_of, read_bytes
@@ -74,26 +74,6 @@ def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
     return fits
 
 
-class FoundFit(NamedTuple):
-    """A fit, and the folder of the collection that it was made of, if that is known."""
-
-    fit: Coefficients
-    run: Path | None
-
-
-def find_fit(reference: str, store: Path | None) -> FoundFit:
-    """A fit by reference, or the newest of a collection's folder.
-
-    Raises:
-      CalibrateError: there is no such fit, or the collection is damaged.
-    """
-    folder = Path(reference)
-    if folder.is_dir() and (fit_store.is_path(reference) or (folder / MANIFEST).exists()):
-        return FoundFit(_newest_fit_of(folder, store), folder)
-    fit = fit_store.load(reference, store)
-    return FoundFit(fit, collection_of(fit))
-
-
 def collection_of(fit: Coefficients) -> Path | None:
     """The folder in ./runs of the collection that a fit was made of, if it is there."""
     for manifest in sorted(Path("runs").glob(f"*/{MANIFEST}")):
@@ -104,49 +84,17 @@ def collection_of(fit: Coefficients) -> Path | None:
     return None
 
 
-def _newest_fit_of(folder: Path, store: Path | None) -> Coefficients:
-    """The newest published fit of a collection that is not yanked."""
-    digest: str = open_collection(folder).digest
-    fits = []
-    for place in fit_store.stores(store):
-        for name in fit_store.names(place):
-            stored = fit_store.open_name(place, name)
-            # The highest version of a name is the newest, independent of clocks.
-            for version in sorted(set(stored.versions) - stored.state.yanked, reverse=True):
-                with contextlib.suppress(CoefficientsError):  # a damaged file is passed over
-                    fit = stored.read(version)
-                    if fit.source.get("collection") == digest:
-                        fits.append(fit)
-                        break
-    if not fits:
-        raise CalibrateError(f"{folder} has no published fit; make one with `calibrate fit`")
-    return max(fits, key=lambda fit: (fit.provenance.get("created", ""), fit.version))
-
-
-def refuse_examples(run: Path, command: str) -> None:
-    """Raises CalibrateError if a folder holds examples of a model, where rows are needed."""
-    if kind_of(run) == "examples":
-        raise CalibrateError(
-            f"{run} holds examples of a model, not rows; use `calibrate model {command} {run}`"
-        )
-
-
 def open_run(run: Path, model: Path | None, device: str) -> "tuple[Job, ExampleCollection]":
     """A collection of examples with its model; `model` is None where the collection was made.
 
     Raises:
       CalibrateError: the collection is absent, unfinished or damaged, or the model is not its own.
     """
-    if kind_of(run) != "examples":
-        raise CalibrateError(
-            f"{run} is not a collection of a model's examples; make one with `calibrate model "
-            "collect`"
-        )
+    collection = open_collection(run, ExampleCollection)
     require_transformers(device)
     from calibrate.model.collect_examples import Job
     from calibrate.transformers.folders import ModelFolder
 
-    collection = open_collection(run, ExampleCollection)
     folder = ModelFolder(model or collection.recorded_model())
     if folder.fingerprint() != collection.fingerprint:
         raise CalibrateError(

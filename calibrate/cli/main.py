@@ -19,13 +19,12 @@ from calibrate.cli import (
     fits,
     interrupts,
     model,
-    model_fit,
     report,
     run,
 )
 from calibrate.cli.compiled_programs import keep_compiled_programs
+from calibrate.cli.options import add_command
 from calibrate.cli.progress import Heartbeat
-from calibrate.cli.request import add_command
 from calibrate.errors import CalibrateError
 
 
@@ -87,7 +86,7 @@ for act in (
     export.export,
 ):  # fmt: skip
     add_command(app, act)
-for of_model in (model.run, model.collect, model.diagnose, model_fit.fit, model.evaluate):
+for of_model in (model.run, model.collect, model.diagnose, model.fit, model.evaluate):
     add_command(models, of_model)
 app.add_typer(models, name="model")
 app.add_typer(fits.app, name="fits")

@@ -1,19 +1,35 @@
-"""`calibrate model`: collect, diagnose, evaluate and run, for a whole model by its own answers."""
+"""`calibrate model`: collect, diagnose, fit, evaluate and run, for a model by its own answers."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from calibrate.cli import model_fit
 from calibrate.cli.diagnose import DiagnosisFolder, diagnosis_folder
 from calibrate.cli.evaluate import FitsToScore
-from calibrate.cli.options import Device, Examples, Fresh, Model, ReadStore, RequiredModel
-from calibrate.cli.request import Request
+from calibrate.cli.fit import publish_fit
+from calibrate.cli.options import (
+    Device,
+    Examples,
+    FitName,
+    Fresh,
+    Model,
+    ReadStore,
+    Request,
+    RequiredModel,
+    Store,
+)
+from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunOptions, name_after
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
+
+if TYPE_CHECKING:
+    from calibrate.files.examples import ExampleCollection
+    from calibrate.model.collect_examples import Job
+    from calibrate.model.fit import ModelFit
+    from calibrate.report.fit_record import FitRecord
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,7 @@ class OfExamples(Request):
     """A collection of examples, and the model that they are run through."""
 
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")]
+    _: KW_ONLY
     model: Model = None
     device: Device = "cpu"
 
@@ -94,6 +111,96 @@ def diagnose(request: DiagnoseRequest) -> Record:
     return save_first_look(
         folder, look, job.folder.name, job.configuration["fingerprint"], collection.digest
     )
+
+
+@dataclass(frozen=True)
+class FitRequest(OfExamples):
+    name: FitName
+    kind: Annotated[
+        Literal["constant", "log-size", "entropy-and-size"] | None,
+        Option(help="Kind of rule [default: the simplest as good as any]"),
+    ] = None
+    trained_up_to: Annotated[
+        int | None,
+        Option(min=0, help="Tokens that the model was trained up to, where answers are protected."),
+    ] = None
+    allowed_loss: Annotated[
+        float, Option(min=0, help="Nats a token that protected text and answers may lose.")
+    ] = 0.005
+    steps: Annotated[int, Option(min=1, help="Steps for each kind of rule, at most.")] = 100
+    for_export: Annotated[
+        bool,
+        Option(
+            "--for-export",
+            help="Publish rules that `calibrate export` can write: constants, or b (1 + r log n) "
+            "with one r for all heads. The other kinds are fitted too, to say what that costs.",
+        ),
+    ] = False
+    seed: Annotated[int, Option(min=0, help="Seed of the fit.")] = 0
+    store: Store = None
+
+
+def fit(request: FitRequest) -> "FitRecord":
+    """Fit the rules of all heads of a model, and publish them.
+
+    They follow the gradient of the mean log p of the model's answers through the model (PyTorch).
+    Kinds are chosen, and the fit is judged, on examples that it was not fitted to; plain text may
+    lose no more than --allowed-loss, and heads that gain nothing stay as they are. If the fit is
+    not worth it, nothing is published (exit code 3). The same command continues what was
+    interrupted.
+
+    Example: calibrate model fit runs/model --name mine
+    """
+    from calibrate.cli.loading import open_run
+    from calibrate.files.publishing import check_store
+
+    job, collection = open_run(request.run, request.model, request.device)
+    check_store(request.store)
+    from calibrate.report.collection_record import nearly_none_right
+    from calibrate.report.fit_record import through_model
+
+    if warning := nearly_none_right(collection):
+        stderr.print(warning)
+    found = _fit(job, collection, request)
+    return through_model(found, publish_fit(found.coefficients, request.store))
+
+
+def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
+    """Fits through the model, with a step per batch, and prints a line per kind of rule.
+
+    What is known of a refused fit at each length is printed before the refusal is raised.
+    """
+    from calibrate.export.proof import exportable
+    from calibrate.model.fit import NotWorthItError, fit_through
+    from calibrate.model.passes import batch_tokens
+    from calibrate.model.problem import ModelOptions
+    from calibrate.report.scores_record import ScoresRecord
+    from calibrate.report.terminal import as_text
+
+    options = ModelOptions(
+        request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
+        exportable(job.folder) if request.for_export else None,
+    )  # fmt: skip
+    stderr.print(f"fitting the heads of {job.folder.path} through the model")
+    steps = Steps("loading the model", 1)
+
+    def begin(what: str, passes: list[list[int]]) -> None:
+        work = [n for which in passes for n in batch_tokens(collection.set.examples, which)]
+        steps.begin(what, len(work), sum(work))
+
+    try:
+        with steps:
+            return fit_through(
+                lambda: job.folder.load(job.dtype, request.device), collection, request.name,
+                options, steps.advance, begin,
+                lambda found: stderr.print(
+                    f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
+                ),
+            )  # fmt: skip
+    except NotWorthItError as failure:
+        tables = ScoresRecord(failure.evidence).tables()
+        stderr.print("\n".join(as_text(table) for table in tables if not table.detail))
+        raise
 
 
 @dataclass(frozen=True)
@@ -142,10 +249,8 @@ def run(request: RunRequest) -> Record:
     folder = Path("runs") / name
     examples = {field: getattr(request, field) for field in Examples.__dataclass_fields__}
     collect(CollectRequest(request.model, folder, request.fresh, **examples))
-    asked = model_fit.ModelFitRequest(
-        folder, name, request.model, seed=request.seed, device=request.device, store=request.store
-    )
-    record = model_fit.fit(asked)
+    where = {"model": request.model, "device": request.device, "store": request.store}
+    record = fit(FitRequest(folder, name, seed=request.seed, **where))
     from calibrate.cli.loading import open_run
     from calibrate.cli.model_scoring import score_fit
     from calibrate.cli.scoring import end_run

@@ -40,11 +40,8 @@ def score_fit(fit: Coefficients, job: Job, collection: ExampleCollection) -> Sco
 def score_rules(
     job: Job, collection: ExampleCollection, fits: Rules, others: Rules
 ) -> ScoresRecord:
-    """Scores the examples of a model under plain softmax and other rules.
+    """Scores the examples of a model under plain softmax, fits, which get a verdict, and others.
 
-    Args:
-      collection: that the examples are of.
-      fits: get a verdict.
     Raises:
       CalibrateError: the collection has too few examples to judge a fit of its own.
       CoefficientsError: a fit names layers or heads that the model lacks.
@@ -55,7 +52,9 @@ def score_rules(
     scores = {PLAIN: Scores(*(column[which] for column in collection.scores))}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
-    scores |= _score(job, which, {**fits, **others}, collection)
+    rules, memo = {**fits, **others}, Memo(collection.folder, collection.digest)
+    with model_steps("scoring", job.examples, job.examples.units(which) * len(rules)) as steps:
+        scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
     of = Scored(job.folder.name, fingerprint, "answers")
     return ScoresRecord(compare(job.examples, which, scores, of), tuple(fits), scored=scored)
 
@@ -88,16 +87,6 @@ def _warn_of_other_models(fits: Rules, model: str, fingerprint: str) -> None:
             )
 
 
-def _score(
-    job: Job, which: Sequence[int], rules: Rules, collection: ExampleCollection
-) -> dict[str, Scores]:
-    """The scores under each rule, which the collection keeps."""
-
-    def load() -> PreTrainedModel:
-        stderr.print(f"loading {job.folder.path}")
-        return job.folder.load(job.dtype, job.device)
-
-    memo = Memo(collection.folder, collection.digest)
-    units = job.examples.units(which) * len(rules)
-    with model_steps("scoring", job.examples, units) as steps:
-        return score_fits(load, job.examples, which, rules, memo, steps.advance)
+def _load(job: Job) -> PreTrainedModel:
+    stderr.print(f"loading {job.folder.path}")
+    return job.folder.load(job.dtype, job.device)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from calibrate.report.streams import stderr
 
@@ -29,11 +29,6 @@ class Steps:
     def __init__(self, title: str, total: int, work: float | None = None, at_once: bool = False):
         self._at_once = at_once
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[done]} of {task.fields[steps]}, about"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
             console=stderr,
             transient=True,
             get_time=lambda: time.monotonic(),
@@ -49,7 +44,7 @@ class Steps:
         """Begins anew with other steps; they have a time of their own."""
         self.total, self.done = total, 0
         work = total if work is None else work
-        self._bar.reset(self._task.id, description=title, total=work, done=0, steps=total)
+        self._bar.reset(self._task.id, description=title, total=work)
         self._bar.advance(self._task.id, 0)  # the time from which rich measures speed
 
     def __enter__(self) -> "Steps":
@@ -79,7 +74,6 @@ class Steps:
     def advance(self, work: float = 1.0, resumed: bool = False) -> None:
         """Counts one step. A resumed one took no time in this run."""
         self.done += 1
-        self._bar.update(self._task.id, done=self.done)
         if resumed:
             self._bar.update(self._task.id, total=(self._task.total or 0) - work)
         self._bar.advance(self._task.id, 0 if resumed else work)

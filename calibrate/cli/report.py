@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from calibrate.cli.options import Device, HeadOrLogits, Model, ReadStore, Sizes, check_page
-from calibrate.cli.request import Request
+from calibrate.cli.options import Device, HeadOrLogits, Model, ReadStore, Request, Sizes, check_page
 from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 
@@ -18,8 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportRequest(Request, HeadOrLogits):
-    fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or a collection.")]
+    fit: Annotated[str, Argument(help="NAME, NAME@3, or a file.")]
     out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")]
+    run: Annotated[
+        Path | None, Option(help="Folder of its collection [default: found in ./runs]")
+    ] = None
     store: ReadStore = None
     model: Model = None
     device: Device = "cpu"
@@ -31,8 +33,8 @@ class ReportRequest(Request, HeadOrLogits):
 def report(request: ReportRequest) -> Record:
     """Write one self-contained page on a fit.
 
-    It has the verdict, scores, figures and provenance. If the fit's collection is in ./runs, the
-    page compares rules fitted to the same rows. A fit with an entry per head, or one made from
+    It has the verdict, scores, figures and provenance. If the fit's collection is found, the page
+    compares rules fitted to the same rows. A fit with an entry per head, or one made from
     logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
 
     A fit made through a model is scored by the model's answers, on the examples of its collection
@@ -40,10 +42,12 @@ def report(request: ReportRequest) -> Record:
 
     Example: calibrate report max-retrieval --out report.html
     """
-    from calibrate.cli.loading import find_fit
+    from calibrate.cli.loading import collection_of
     from calibrate.cli.scoring import write_report
+    from calibrate.files.store import load
 
-    fit, run = find_fit(request.fit, request.store)
+    fit = load(request.fit, request.store)
+    run = request.run or collection_of(fit)
     return write_report(request.out, fit, _scores(request, fit, run))
 
 
@@ -51,7 +55,7 @@ def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "S
     """Scores a fit on logits, by a model's answers, or on its head.
 
     Raises:
-      CalibrateError: the collection of a model's examples is not in ./runs.
+      CalibrateError: the collection of a model's examples is not found.
     """
     from calibrate.cli import loading, scoring
     from calibrate.files.atomic_io import check_writable
@@ -62,13 +66,11 @@ def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "S
     if fit.of_whole_model:
         if run is None:
             raise CalibrateError(
-                f"the collection of {fit.reference} is not in ./runs; give its folder in place of "
-                "the fit"
+                f"the collection of {fit.reference} is not in ./runs; give its folder with --run"
             )
         found = loading.open_run(run, request.model, request.device)
         from calibrate.cli.model_scoring import score_fit
 
         return score_fit(fit, *found)
-    fit.only  # noqa: B018 (refuses an entry per head)
     head = loading.load_head_of(fit, request.head)
-    return scoring.score_own(head, request, fit, scoring.fitted_rivals(fit, run))
+    return scoring.score_own(head, request, fit, scoring.fitted_rivals(run))

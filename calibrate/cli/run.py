@@ -9,10 +9,8 @@ from typer import Option
 
 from calibrate.cli.collect import CollectRequest, collect_rows
 from calibrate.cli.fit import FitRequest, fit, fit_one
-from calibrate.cli.options import Fresh, HeadOrLogits, Sets, Sizes, Store, check_fit_name
-from calibrate.cli.request import Request
+from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Store, check_fit_name
 from calibrate.report.blocks import Record
-from calibrate.report.terminal import show
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
@@ -23,18 +21,11 @@ class RunOptions(Request):
 
     name: Annotated[
         str | None,
-        Option(
-            callback=check_fit_name,
-            help="Name of the fit [default: quickstart, or that of the file or model]",
-        ),
+        Option(callback=check_fit_name, help="Name of the fit [default: as the rows' or model's]"),
     ] = None
     fresh: Fresh = False
     store: Store = None
     verbose: Annotated[bool, Option("--verbose", help="Print the evidence, too.")] = False
-
-    def show(self, record: Record) -> None:
-        """Prints the result."""
-        show(record, self.as_json, self.verbose)
 
 
 @dataclass(frozen=True)
@@ -42,6 +33,7 @@ class RunRequest(RunOptions, HeadOrLogits):
     _: KW_ONLY
     sizes: Sizes = "16..4096"
     sets: Sets = 1024
+
 
 def run(request: RunRequest) -> Record:
     """Collect, fit, evaluate and report, in one command.

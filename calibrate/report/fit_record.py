@@ -58,7 +58,6 @@ class FitRecord:
 
     Attributes:
       coefficients: the fit, as published.
-      figure: None if it was not drawn.
       heads: of a fit per head: every head, with or without a rule.
       scores: of a fit through a model: on the examples that no fit has seen.
       more: in JSON, of a fit through a model: what it was chosen among.
@@ -66,7 +65,6 @@ class FitRecord:
     """
 
     coefficients: Coefficients
-    figure: Path | None
     heads: Sequence["HeadFit"] = ()
     scores: "ScoresRecord | None" = None
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -78,7 +76,6 @@ class FitRecord:
             "reference": self.coefficients.reference,
             "path": str(self.coefficients.path),
             "load": load_line(self.coefficients),
-            "figure": self.figure,
             "fit": json.loads(dumps(self.coefficients)),
         }
         if self.heads:
@@ -141,7 +138,7 @@ class FitRecord:
         if advice := advice_on_rows(fit.quality):
             rows.append(("more rows", advice))
         rows += [*facts(fit), ("id", digest(fit))]
-        yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))
+        yield Facts(rows)
 
 
 def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
@@ -158,7 +155,7 @@ def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     yield "outside", outside(rule, fit.entries)
 
 
-def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
+def through_model(fit: "ModelFit", coefficients: Coefficients) -> FitRecord:
     """The record of a fit through a model, as it was published."""
     from calibrate.report.scores_record import ScoresRecord
 
@@ -177,12 +174,12 @@ def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | No
         "export_cost": fit.export_cost,
     }  # fmt: skip
     scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
-    return FitRecord(coefficients, figure, scores=scores, more=more)
+    return FitRecord(coefficients, scores=scores, more=more)
 
 
 def show_fit(reference: str, store: Path | None) -> FitRecord:
     """Loads a fit; raises CoefficientsError if there is no such fit."""
-    return FitRecord(load(reference, store), None, of_file=True)
+    return FitRecord(load(reference, store), of_file=True)
 
 
 def entry_heading(fit: Coefficients) -> str:

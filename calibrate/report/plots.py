@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +18,11 @@ from calibrate.report.plot_style import (
     PAPER,
     SHADE,
     STYLES,
-    draw,
     legend_below,
     plot_head_map,
     plot_size_curves,
     powers_of_two,
     rule_axis,
-    save_figure,
     short,
     sizes_axis,
 )
@@ -220,24 +217,6 @@ def _upto(numbers: list[int | None]) -> list[int | None]:
     """All numbers up to the largest; None alone if there is no number."""
     known = [number for number in numbers if number is not None]
     return [*range(max(known) + 1)] if known else [None]
-
-
-def save_fit_figure(path: Path, fit: Coefficients, heads: Sequence[Head] | None = None) -> None:
-    """What a fit gains on held-out rows, and its rule, or the map of its heads, as PNG."""
-    from calibrate.report.plot_style import new_figure
-
-    of_heads, held_out = fit.has_heads, bool(fit.quality.get("held_out"))
-    n_panels = 2 if held_out else 1
-    figure = new_figure(4.8 * n_panels, 4.2)
-    panels = figure.subfigures(1, n_panels, squeeze=False)[0]  # each with its own legend
-    axes = [panel.subplots() for panel in panels]
-    if held_out:
-        plot_held_out(axes[0], fit)
-    if of_heads:
-        plot_head_betas(axes[-1], fit, heads)
-    else:
-        plot_rule(axes[-1], fit)
-    save_figure(path, figure)
 
 
 def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":
