@@ -253,7 +253,7 @@ def call(*arguments, code=0):
 @pytest.mark.slow
 def test_table_record_and_figures_say_the_same(collection, here):
     shutil.copytree(collection.folder, "runs/model")
-    done = call("runs/model", "--eps", "0.25")
+    done = call("runs/model")
     record = json.loads(Path("runs/model-diagnosis/diagnosis.json").read_text())
     assert "1 of 6 worth calibrating" in done.stdout
     lines = done.stdout.splitlines()
@@ -284,23 +284,13 @@ def test_a_head_without_rows_is_counted(collection, here, undrawn):
 
 
 def test_the_folder_goes_beside_the_collection(collection, found, here, monkeypatch, undrawn):
-    monkeypatch.setattr(pipeline, "diagnose", lambda *arguments: found)
+    monkeypatch.setattr(pipeline, "diagnose", lambda *arguments, **options: found)
     shutil.copytree(collection.folder, "runs/model")
     monkeypatch.chdir("runs/model")
     call(".")
     assert (here / "runs/model-diagnosis/diagnosis.json").exists()
     call(".", "--out", here / "else")
     assert (here / "else/diagnosis.json").exists()
-    for inside in (".", "figures", here / "runs/model/figures"):
-        line = call(".", "--out", inside, code=1).stderr
-        assert "is a collection's folder; choose another one with --out" in line
-    assert not (here / "runs/model/figures").exists()
-
-
-@pytest.mark.parametrize("eps", ["0", "1", "-1", "nan", "inf"])
-def test_eps_is_a_coefficient(here, eps):
-    done = call("nowhere", "--eps", eps, code=2)
-    assert "give a coefficient between 0 and 1" in done.stderr
 
 
 def refusal(folder, code=1):

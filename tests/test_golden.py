@@ -272,10 +272,10 @@ def made_in_python():
     weight = [rng.uniform(0, 2, 400) for _ in z]
     group = [np.arange(400) % 200 for _ in z]
     fits = {
-        "one target": calibrate.fit(z, target, seed=3, progress=False),
-        "by entropy and size": calibrate.fit(*both, q=0, progress=False),
+        "one target": calibrate.fit(z, target, seed=3),
+        "by entropy and size": calibrate.fit(*both, q=0),
         "several targets, weights and groups": calibrate.fit(
-            z, pairs_with(z, target), weight=weight, group=group, q=0.25, progress=False
+            z, pairs_with(z, target), weight=weight, group=group, q=0.25
         ),
     }
     return {name: (fit.save(Path(f"{name[:3]}.json")), fit) for name, fit in fits.items()}

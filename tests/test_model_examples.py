@@ -371,7 +371,7 @@ def test_prompts_that_are_not_examples(model, line, message):
 def test_options_that_do_not_go_together(model):
     task = ("--task", "retrieval", "--lengths", "64")
     for arguments, message in (
-        (("--model", model), "--model needs examples: --prompts FILE.jsonl"),
+        (("--model", model), "give --prompts FILE.jsonl"),
         (task, "Missing option '--model'"),
         (("--model", model, "--task", "poetry"), "'poetry' is not a task; write retrieval"),
         (("--model", model, "--task", "retrieval:no"), "'retrieval:no' is not a task"),
@@ -577,10 +577,3 @@ def test_damage_is_found_and_other_folders_are_left_alone(model, kept, small_uni
     with pytest.raises(CalibrateError, match="full is not a collection and not empty"):
         collected(model, "full")
     assert set(os.listdir("full")) <= {".lock", "note"}
-
-
-def test_a_text_too_short_for_all_windows_is_told(model):
-    Path("text.txt").write_text("The apple is on the table. " * 30)  # 210 tokens
-    examples = ("--task", "retrieval:towns", "--lengths", "64", "--examples", "9")
-    result = call("model", "collect", "--model", model, *examples, "--text", "text.txt")
-    assert "text.txt gives 3 windows of 64 tokens, not 9: a longer text gives more" in result.stderr

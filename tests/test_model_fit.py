@@ -454,7 +454,6 @@ def test_the_command_publishes_once_and_says_what_it_found(here):
     assert "heads have a rule (constant)" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout
     assert calibrate.load("tiny@1").source["head"] == "tiny"
-    assert Path("fits/tiny/1.png").read_bytes().startswith(b"\x89PNG")
     again = call(*command, "--json")
     assert "tiny@1 is unchanged; no new version is written" in again.stderr
     assert json.loads(again.stdout)

@@ -124,8 +124,8 @@ def parse_manifest(
         if kind is None:
             expected = " or ".join(f"{k.format} {SCHEMA_VERSION}" for k in kinds)
             raise DamagedError(
-                f"{path} is {' '.join(version)}, expected {expected}; collect into a new folder "
-                "with this version of calibrate"
+                f"{path} is {' '.join(version)}, expected {expected}; use the command for "
+                "its kind, or collect into a new folder"
             )
         read_field(manifest, "status", Word((PARTIAL, COMPLETE)))
         checked = kind.checked(manifest)

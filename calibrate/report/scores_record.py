@@ -11,7 +11,7 @@ from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head
 from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
-from calibrate.report.scores_json import heads_json, scores_csv, scores_json, sizes_json
+from calibrate.report.scores_json import heads_json, scores_json, sizes_json
 from calibrate.rows.solved_rows import head_label
 
 FIRST = ("paper", HARD, "log-n", "constant")  # of the rules that are no fits of the command
@@ -223,10 +223,6 @@ class ScoresRecord:
             "heads": heads_json(self.ranked(self.rules[1])) if len(heads) > 1 else [],
             "verdicts": verdicts,
         }
-
-    def as_csv(self) -> str:
-        """A line per rule, stratum and measure."""
-        return scores_csv(self.evidence)
 
 
 class _Row(NamedTuple):
