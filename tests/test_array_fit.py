@@ -1,6 +1,5 @@
 """calibrate.fit: the numbers of the command line, on arrays in memory; and what it refuses."""
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,12 +186,6 @@ def test_an_offset_of_float64_logits_is_no_matter():
     ]
     beta = [[float(fit.only.coefficients[-1]) for fit in fits]]
     np.testing.assert_allclose(*np.transpose(beta), rtol=1e-5)
-
-
-def test_copies_have_all_that_a_fit_has(fitted):
-    again = pickle.loads(pickle.dumps(fitted))
-    assert again == fitted
-    assert again.table == fitted.table
 
 
 Z, T = scored(40, 16)

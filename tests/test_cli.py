@@ -23,7 +23,6 @@ from calibrate.cli.collect import CollectRequest
 from calibrate.cli.fit import FitRequest, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
-from calibrate.files.publishing import publish
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
 
@@ -134,21 +133,6 @@ def test_bad_input_gets_one_clear_line(here, monkeypatch, command, code, message
     monkeypatch.setitem(sys.modules, "calibrate.transformers", None)  # an import fails
     assert message in refusal(*command.split(), code=code)
     assert os.listdir(here) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    ["--rows all --gate 0.5", "--rows misranked --force-polynomial", "--paper", "--min-beta 0.5"],
-)
-def test_every_option_of_a_fit(run_a, options):
-    record = json.loads(call("fit", run_a, "--name", "mine", "--json", *options.split()).stdout)
-    entries = record["fit"]["entries"]
-    assert list(calibrate.load("mine").only.coefficients) == entries[0]["coefficients"]
-    if options != "--paper":
-        held_out = record["fit"]["quality"]["held_out"]
-        assert [size["size"] for size in held_out] == [64, 512]
-    assert record["fit"]["rule"]["min_beta"] == (0.5 if "--min-beta" in options else 1)
 
 
 def test_shuffled_targets_are_exit_3_and_why(here):
@@ -410,20 +394,6 @@ def test_evaluate_prints_a_table_or_json(here):
     shown = f"{100 * found['mean']:.1f} ({100 * found['gain']:+.1f} ± "
     assert shown in row
     assert not list(here.iterdir())  # nothing is collected, fitted or kept
-
-
-@pytest.mark.slow
-def test_a_fit_named_like_a_rule_does_not_replace_it(here):
-    small = ["--head", "max-retrieval-1", "--sizes", "512", "--sets", "256"]
-    before = json.loads(call("evaluate", *small, "--json").stdout)
-    names = ["plain", "own", "paper"]
-    for name in names:
-        publish(replace(calibrate.load("max-retrieval"), name=name), here / "fits")
-    after = json.loads(call("evaluate", *small, "--fits", ",".join(names), "--json").stdout)
-    rules = {rule["rule"]: rule for rule in after["rules"]}
-    assert {f"{name}@1" for name in names} < set(rules)
-    for rule in before["rules"]:
-        assert rules[rule["rule"]] == rule
 
 
 @pytest.mark.slow
