@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +106,7 @@ BAD = [
     ("fit nowhere --name x --q 2", 2, "--q"),
     ("fit nowhere --name x --min-beta 2", 2, "--min-beta"),
     ("fit nowhere --name x --rows some", 2, f"'some' {ONE_OF}"),
-    ("fit nowhere --name x --paper --gate 0.5", 2, "other options of the fit cannot be used with --paper"),
+    ("fit nowhere --name x --paper --gate 0.5", 2, "cannot be used with --paper"),
     ("run --name Bad-Name", 1, "not a valid fit name"),
     ("evaluate --head max-retrieval-10", 1, "no head is named 'max-retrieval-10'"),
     ("evaluate --fits nope", 1, "no fit is named 'nope'"),
@@ -352,7 +351,7 @@ def test_python_acts_on_the_same_requests(run_a):
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert as_json(fit(FitRequest(run_a, "mine", paper=True))) == record
     assert CollectRequest().sets == 4096
-    with pytest.raises(typer.BadParameter, match="other options of the fit cannot be used with --paper"):
+    with pytest.raises(typer.BadParameter, match="cannot be used with --paper"):
         FitRequest(run_a, "mine", gate=0.5, paper=True)
 
 

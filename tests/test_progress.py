@@ -52,7 +52,8 @@ def test_at_most_one_line_in_ten_seconds_with_the_time_left(capsys, clock, heart
     ("steps_of", "said"),
     [  # of different work, and done before; in no time
         ([(0, 400, True), (10, 100, False), (10, 400, False)],
-         ["working: 2 of 4 steps, about 0:00:50 left", "working: 3 of 4 steps, about 0:00:04 left"]),
+         ["working: 2 of 4 steps, about 0:00:50 left",
+          "working: 3 of 4 steps, about 0:00:04 left"]),
         ([(0, 100, False), (0, 100, False), (10, 800, False)],
          ["working: 3 of 4 steps, about 0:00:01 left"]),
     ],

@@ -166,12 +166,12 @@ def test_run_prints_its_results_though_the_page_cannot_be_written(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["max-retrieval", "--out", "nope/r.html"], 2, "'nope/r.html' is not an .html file in an existing"),
+        (["max-retrieval", "--out", "nope/r.html"], 2, "'nope/r.html' is not an .html file in an"),
         (["max-retrieval", "--out", "."], 2, "'.' is not an .html file"),
         (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
         (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is not an .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
-        (["paper", "--out", "r.html"], 1, "was made for no head that comes with the package; name its"),
+        (["paper", "--out", "r.html"], 1, "was made for no head that comes with the package"),
         (["max-retrieval", "--head", "max-retrieval-3", "--out", "r.html"], 1, "was made for"),
     ],
 )
