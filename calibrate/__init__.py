@@ -37,29 +37,26 @@ __all__ = [
     "optimal_beta",
 ]
 
-_LOADED_ON_USE = {
-    "CalibrateError": "calibrate.errors",
-    "Coefficients": "calibrate.files.coefficients",
-    "CoefficientsError": "calibrate.errors",
-    "Head": "calibrate.rows.heads",
-    "OptimalBeta": "calibrate.maths.solver",
-    "adaptive_softmax": "calibrate.softmax",
-    "SoftmaxCalibrator": "calibrate.sklearn",
-    "capture": "calibrate.capturing",
-    "entropy": "calibrate.maths.shannon_entropy",
-    "fit": "calibrate.array_fit",
-    "identity": "calibrate.files.coefficients",
-    "inverse_temperature": "calibrate.softmax",
-    "load": "calibrate.files.store",
-    "optimal_beta": "calibrate.maths.solver",
+_NAMES_OF = {
+    "array_fit": ["fit"],
+    "capturing": ["capture"],
+    "errors": ["CalibrateError", "CoefficientsError"],
+    "files.coefficients": ["Coefficients", "identity"],
+    "files.store": ["load"],
+    "maths.shannon_entropy": ["entropy"],
+    "maths.solver": ["OptimalBeta", "optimal_beta"],
+    "rows.heads": ["Head"],
+    "sklearn": ["SoftmaxCalibrator"],
+    "softmax": ["adaptive_softmax", "inverse_temperature"],
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LOADED_ON_USE:
-        value = getattr(importlib.import_module(_LOADED_ON_USE[name]), name)
-        globals()[name] = value
-        return value
+    for module, names in _NAMES_OF.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

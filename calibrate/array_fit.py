@@ -4,12 +4,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.evidence.evidence import LOG_P, Evidence
+from calibrate.evidence.evidence import Evidence
 from calibrate.evidence.verdict import judge, sentences
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.bad_rows import count_bad
@@ -18,7 +18,6 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
 from calibrate.report.scores_record import GainsTable, gains_table
-from calibrate.report.streams import spinner
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
 from calibrate.rows.groups import HELD_OUT, Split, hold_out
@@ -26,9 +25,6 @@ from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.rivals import rivals_on_logits
 from calibrate.rows.rule_fitting import Options
 from calibrate.rows.score_logits import score_logits
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 THIS_FIT = "this fit"  # what a verdict and a table call it
 
@@ -70,22 +66,6 @@ class Fit(Coefficients):
         "Hard attention" is beta = 64. Each record is (size, rows, rule, log_p, p, gain, error).
         """
         return gains_table(self.evidence, THIS_FIT)
-
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draws the gain in log p by set size, with bars of two standard errors.
-
-        Args:
-          ax: where to draw; None: a new figure of pyplot.
-        Returns:
-          The axes.
-        """
-        from calibrate.report.plots import plot_scores
-
-        if ax is None:
-            from matplotlib import pyplot
-
-            ax = pyplot.subplots(layout="constrained")[1]
-        return plot_scores(ax, self.evidence, LOG_P, own=THIS_FIT, gain=True)
 
     def save(self, path: str | Path) -> Path:
         """Writes the coefficient file, which `calibrate.load(path)` reads; returns the path.
@@ -141,16 +121,10 @@ def fit(
     held_out: float = HELD_OUT,
     seed: int = 0,
     name: str = "arrays",
-    progress: bool = True,
 ) -> Fit:
     """The rule beta that logits need, fitted to most of the rows and judged by the others.
 
-        import numpy as np, calibrate
-
-        rng = np.random.default_rng(0)
-        value = rng.uniform(0, 6, (300, 64))  # 300 queries over 64 items
-        logits = value + 0.5 * rng.standard_normal(value.shape)
-        fit = calibrate.fit(logits, target=value.argmax(axis=1))
+        fit = calibrate.fit(logits, target)
         print(fit.verdict)
         print(fit.table)
         probs = calibrate.adaptive_softmax(logits, fit)
@@ -173,10 +147,8 @@ def fit(
       held_out: share of the groups that judge the fit.
       seed: which groups those are.
       name: of the fit.
-      progress: show a spinner on stderr, if that is a terminal; the first fit of a process compiles
-        for some seconds. Otherwise nothing is printed.
     Returns:
-      Fit: Coefficients with .verdict, .outcome, .table, .plot(), .save(path) and .held_out.
+      Fit: Coefficients with .verdict, .outcome, .table, .save(path) and .held_out.
     Raises:
       CalibrateError: arrays of another shape, dtype or range.
       QualityError: too few rows, more than 1 % of bad ones (NaN, +inf or a masked target), or no
@@ -189,8 +161,7 @@ def fit(
         "weight": weight, "group": group,
     }  # fmt: skip
     split = hold_out(Arrays(name, _parts(columns)), held_out, seed)
-    with spinner(f"calibrate.fit: {len(split.is_held_out):,} rows", progress):
-        return _fit(split, options, name)
+    return _fit(split, options, name)
 
 
 def _fit(split: Split, options: Options, name: str) -> Fit:

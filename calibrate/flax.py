@@ -86,8 +86,10 @@ def _check(query: Array, key: Array, value: Array) -> None:
     q, k, v = (x.shape for x in (query, key, value))
     fits = len(q) > 2 and q[:-3] == k[:-3] == v[:-3] and q[-1] == k[-1] and k[-3:-1] == v[-3:-1]
     if not fits or q[-2] % max(1, k[-2]):
-        raise ValueError(f"query, key, value are {q}, {k}, {v}; give (..., T, N, H), (..., S, K, H)"
-                         " and (..., S, K, any width), of one batch, N a multiple of K")  # fmt: skip
+        raise ValueError(
+            f"query, key, value are {q}, {k}, {v}; give (..., T, N, H), (..., S, K, H) and "
+            "(..., S, K, any width), of one batch, N a multiple of K"
+        )
 
 
 def _attend(
@@ -113,7 +115,8 @@ def _attend(
 def _logits(query: Array, key: Array, bias: Array | None, precision: Any) -> Array:
     """(..., heads, queries, keys), in float32 or wider."""
     q, k = (_of_query_heads(x, query.shape[-2]).astype(wide(query.dtype)) for x in (query, key))
-    z = jnp.einsum("...qhd,...khd->...hqk", q, k, precision=precision) * q.shape[-1] ** -0.5
+    z: Array = jnp.einsum("...qhd,...khd->...hqk", q, k, precision=precision)
+    z = z * q.shape[-1] ** -0.5
     return z if bias is None else z + bias
 
 

@@ -76,7 +76,7 @@ class SoftmaxCalibrator(BaseEstimator):
         try:
             self.coefficients_ = fit(
                 X, y, group=groups, q=self.q, trained_up_to=self.trained_up_to,
-                held_out=self.held_out, seed=self.seed, progress=False,
+                held_out=self.held_out, seed=self.seed,
             )  # fmt: skip
             self.verdict_ = self.coefficients_.verdict
         except QualityError as refusal:

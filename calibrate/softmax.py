@@ -52,14 +52,14 @@ def inverse_temperature(
 def _inverse_temperature(
     H: ArrayLike | None, n: ArrayLike | None, coefficients: Coefficients
 ) -> jax.Array:
-    entropy = log_n = None
+    entropy, log_n, like = None, None, jnp.asarray(n if H is None else H)
     if coefficients.rule.by_entropy:
         entropy = jnp.asarray(H).astype(wide(jnp.asarray(H).dtype))
     if coefficients.rule.by_size:
         items = jnp.asarray(n)
         dtype = wide(items.dtype) if entropy is None else entropy.dtype
         log_n = jnp.log(jnp.maximum(items.astype(dtype), 1))
-        log_n = jnp.broadcast_to(log_n, jnp.shape(n if H is None else H))
+        log_n = jnp.broadcast_to(log_n, like.shape)
     x = Features(entropy, log_n)
     beta: jax.Array = beta_at(x, head_table(coefficients, x.either, -2), coefficients, jnp)
     return beta

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from calibrate.cli.collect import CollectRequest
 from calibrate.cli.fit import FitRequest, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
-from calibrate.files.publishing import publish
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
 
@@ -67,21 +65,19 @@ def test_the_main_job(here):
     plain, own = (float(rows[1][i]) for i in (2, 5))
     assert 50 < plain < own < 80
     assert len(out.split("How to use it")[0].strip().splitlines()) < 12
-    assert (here / "fits/quickstart/1.png").read_bytes().startswith(b"\x89PNG")
     assert "Use quickstart@1: right " in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 
-def test_collect_then_fit_then_load(here, run_a):
+def test_collect_then_fit_then_load(run_a):
     again = call("collect", *SMALL, "--out", run_a)
     assert "misranked" in again.stdout
     assert "runs/a is already complete" in again.stderr
     counts = json.loads(call("collect", *SMALL, "--out", run_a, "--json").stdout)
     assert [size["size"] for size in counts["sizes"]] == [64, 512]
-    published = call("fit", run_a, "--name", "mine", "--force-polynomial", "--figure", "drawn.png")
+    published = call("fit", run_a, "--name", "mine", "--force-polynomial")
     shown = ("beta(H)", "domain", "log p of the target in nats, held out", "the polynomial")
     assert all(words in published.stdout for words in shown)
-    assert (here / "drawn.png").exists()
     record = json.loads(call("fit", run_a, "--name", "mine", "--paper", "--json").stdout)
     assert record["reference"] == "mine@2"
     entries = record["fit"]["entries"]
@@ -94,40 +90,38 @@ BAD = [
     ("collect --head [/x]", 1, "no head is named '[/x]'"),
     ("collect --head no.npz", 1, "no.npz does not exist"),
     ("collect --logits no.npz", 1, "no.npz does not exist; check the path"),
-    ("collect --sizes 4..2", 2, "set sizes are 2 to 1,048,576"),
-    ("collect --sizes 16,x", 2, "'x' is not a set size; write 16..16384"),
-    ("collect --sizes 16..99999999999", 2, "are 2 to 1,048,576"),
-    (f"collect --sizes {'9' * 5_000}", 2, "is not a set size"),
+    ("collect --sizes 4..2", 2, "write set sizes, 2 to 1,048,576"),
+    ("collect --sizes 16,x", 2, "'x': write set sizes, 2 to 1,048,576: 16..256 or 16,100"),
+    ("collect --sizes 16..99999999999", 2, "write set sizes"),
+    (f"collect --sizes {'9' * 5_000}", 2, "write set sizes"),
     ("collect --sets 0", 2, "--sets"),
     ("collect --stall 0", 2, "--stall"),
-    ("collect --max-bytes lots", 2, "'lots' is an invalid size; write"),
-    ("collect --max-bytes 1e999", 2, "'1e999' is an invalid size; write"),
-    ("collect --max-bytes 1kB", 1, "give at least"),
+    ("collect --max-bytes lots", 2, "--max-bytes"),
+    ("collect --max-bytes 1e999", 2, "--max-bytes"),
+    ("collect --max-bytes 1e3", 1, "give at least"),
     ("collect --keep some", 2, f"'some' {ONE_OF}"),
     ("fit nowhere --name x", 1, "nowhere is not a collection"),
     ("fit runs/[/b] --name x", 1, "runs/[/b] is not a collection"),
-    ("fit nowhere --name ../x", 2, "'../x' is not a valid fit name"),
+    ("fit nowhere --name ../x", 1, "'../x' is not a valid fit name"),
     ("fit nowhere --name x --q 2", 2, "--q"),
     ("fit nowhere --name x --min-beta 2", 2, "--min-beta"),
     ("fit nowhere --name x --rows some", 2, f"'some' {ONE_OF}"),
-    ("fit nowhere --name x --figure .", 2, "'.' is not a .png file in an existing folder"),
-    ("fit nowhere --name x --paper --gate 0.5", 2, "-polynomial cannot be used with --paper"),
-    ("run --name Bad-Name", 2, "not a valid fit name"),
+    ("fit nowhere --name x --paper --gate 0.5", 2, "cannot be used with --paper"),
+    ("run --name Bad-Name", 1, "not a valid fit name"),
     ("evaluate --head max-retrieval-10", 1, "no head is named 'max-retrieval-10'"),
     ("evaluate --fits nope", 1, "no fit is named 'nope'"),
     ("evaluate --sets 1", 2, "--sets"),
-    ("evaluate --sizes 1", 2, "set sizes are 2 to"),
-    ("evaluate --json --csv", 2, "--csv cannot be used with --json"),
+    ("evaluate --sizes 1", 2, "set sizes, 2 to"),
     ("train", 2, "No such command"),
     ("verify nowhere", 2, "No such command"),
     ("model collect --model . --text .", 2, "'.' is a directory"),
-    ("model run --model . --name My_Fit", 2, "'My_Fit' is not a valid fit name"),
+    ("model run --model . --name My_Fit", 1, "'My_Fit' is not a valid fit name"),
     ("model run --model . --prompts no.jsonl", 2, "'no.jsonl' does not exist"),
     ("model fit nowhere --name x --allowed-loss -1", 2, "--allowed-loss"),
     ("export nofit --model . --out new", 1, "no fit is named 'nofit'"),
     *((f"{command} --model no/such", 1, "no/such is not a folder; give") for command in (
-        "model run", "model collect", "model diagnose", "model evaluate", "model fit runs/a",
-        "report paper", "export paper --out out",
+        "model run", "model collect", "model evaluate runs/a", "report paper --out x.html",
+        "export paper --out out",
     )),
 ]  # fmt: skip
 
@@ -138,21 +132,6 @@ def test_bad_input_gets_one_clear_line(here, monkeypatch, command, code, message
     monkeypatch.setitem(sys.modules, "calibrate.transformers", None)  # an import fails
     assert message in refusal(*command.split(), code=code)
     assert os.listdir(here) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    ["--rows all --gate 0.5", "--rows misranked --force-polynomial", "--paper", "--min-beta 0.5"],
-)
-def test_every_option_of_a_fit(run_a, options):
-    record = json.loads(call("fit", run_a, "--name", "mine", "--json", *options.split()).stdout)
-    entries = record["fit"]["entries"]
-    assert list(calibrate.load("mine").only.coefficients) == entries[0]["coefficients"]
-    if options != "--paper":
-        held_out = record["fit"]["quality"]["held_out"]
-        assert [size["size"] for size in held_out] == [64, 512]
-    assert record["fit"]["rule"]["min_beta"] == (0.5 if "--min-beta" in options else 1)
 
 
 def test_shuffled_targets_are_exit_3_and_why(here):
@@ -207,12 +186,10 @@ def test_a_mangled_newest_version_is_named_and_left_behind(run_a):
 
 
 def test_names_are_printed_as_they_are(run_a):
-    """And a fit that hides one of the package's is announced."""
     run_a.rename("runs/[red]a")
     result = call("fit", "runs/[red]a", "--name", "paper", "--store", "st[v1]", "--paper")
     assert "file       st[v1]/paper/1.json" in result.stdout
     assert "solving and fitting runs/[red]a" in result.stderr
-    assert "the package also has a fit named 'paper'; yours hides it" in result.stderr
 
 
 def test_debug_shows_the_traceback(here):
@@ -383,12 +360,10 @@ def test_version_and_bare_call():
     assert "collect" in CliRunner().invoke(app, []).output
 
 
-def test_sizes_and_bytes():
+def test_sizes():
     sizes = {"16..128": [16, 32, 64, 128], "5..30": [5, 10, 20], "64,16,64": [16, 64],
              "16..32,100": [16, 32, 100], "7": [7]}  # fmt: skip
     assert {text: options.parse_sizes(text) for text in sizes} == sizes
-    n_bytes = {"1GB": 10**9, "500 MB": 5 * 10**8, "2e8": 2 * 10**8, "1.5k": 1_500}
-    assert {text: options.parse_bytes(text) for text in n_bytes} == n_bytes
 
 
 def test_a_device_that_is_not_there_is_named(here):
@@ -402,7 +377,7 @@ EVALUATE = ["evaluate", "--head", "max-retrieval-1", "--sizes", "16,512", "--set
             "--fits", "max-retrieval@1"]  # fmt: skip
 
 
-def test_evaluate_prints_a_table_json_and_csv(here):
+def test_evaluate_prints_a_table_or_json(here):
     first = call(*EVALUATE)
     assert "warning: max-retrieval@1 was made for head 'max-retrieval-0'" in first.stderr
     out = first.stdout
@@ -417,25 +392,7 @@ def test_evaluate_prints_a_table_json_and_csv(here):
     row = next(line for line in out.splitlines() if line.strip().startswith("512 "))
     shown = f"{100 * found['mean']:.1f} ({100 * found['gain']:+.1f} ± "
     assert shown in row
-    lines = call(*EVALUATE, "--csv").stdout.splitlines()
-    assert lines[0] == "rule,size,template,protected,items,measure,mean,error,gain,gain_error,p"
-    assert len(lines) == 1 + 6 * 2
-    assert lines[-1].startswith("max-retrieval@1,512,,False,256,right,")
     assert not list(here.iterdir())  # nothing is collected, fitted or kept
-
-
-@pytest.mark.slow
-def test_a_fit_named_like_a_rule_does_not_replace_it(here):
-    small = ["--head", "max-retrieval-1", "--sizes", "512", "--sets", "256"]
-    before = json.loads(call("evaluate", *small, "--json").stdout)
-    names = ["plain", "own", "paper"]
-    for name in names:
-        publish(replace(calibrate.load("max-retrieval"), name=name), here / "fits")
-    after = json.loads(call("evaluate", *small, "--fits", ",".join(names), "--json").stdout)
-    rules = {rule["rule"]: rule for rule in after["rules"]}
-    assert {f"{name}@1" for name in names} < set(rules)
-    for rule in before["rules"]:
-        assert rules[rule["rule"]] == rule
 
 
 @pytest.mark.slow

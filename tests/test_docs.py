@@ -82,11 +82,6 @@ def test_each_python_block_runs_alone(block, here, monkeypatch):
     sys.modules.pop("my_head", None)
 
 
-@pytest.mark.parametrize("block", [b for b in blocks("README.md") if "calibrate.fit(" in b])
-def test_what_is_fitted_in_the_readme_is_printed(block):
-    assert "print(fit.verdict)" in block
-
-
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 180
     assert len(README.encode()) <= 14_000

@@ -6,18 +6,14 @@ import os
 import runpy
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import ToyHead
 from syscalls import Crash, Syscalls
 
-import calibrate
-from calibrate.cli.loading import find_fit
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
-from calibrate.files.publishing import publish
 from calibrate.files.rows import RowCollection, shard_name
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
@@ -207,17 +203,6 @@ def test_one_that_has_to_be_written_to_is_named(here, read_only, begin):
     with pytest.raises(CalibrateError, match=r"cannot write run/manifest\.json: .*; free some"):
         run("run")
     assert visible(Path("run")) == before
-
-
-def test_the_newest_fit_of_a_collection_is_not_the_one_with_the_latest_clock(here):
-    collection = run("run")
-    fit = fit_collection(Path("run"), "x").coefficients
-    for hour in (12, 11):  # the clock was set back in between
-        made = {**fit.provenance, "created": f"2026-01-01T{hour}:00:00+00:00"}
-        publish(replace(fit, provenance=made), Path("fits"))
-    found, _ = find_fit("./run", None)
-    assert (found.reference, found.source["collection"]) == ("x@2", collection.digest)
-    assert calibrate.load("x").version == 2
 
 
 @pytest.mark.slow

@@ -246,13 +246,10 @@ def test_a_planted_model_in_words(here):
     save(Path("planted"), planted_model(), tokenizer=False)
     prompts = write_lines("p.jsonl", prompt_lines(planted_examples()))
     arguments = ("--model", "planted", "--prompts", prompts)
-    out = call("model", "diagnose", *arguments).stdout
+    call("model", "collect", *arguments, "--out", "runs/p")
+    out = call("model", "diagnose", "runs/p").stdout
     assert "1 of 8 heads wants to be sharper: L0H0\n" in out
     assert "1 of 8 heads wants to be more diffuse: L0H2\n" in out
-    assert Path("runs/planted-diagnosis/first-look.json").exists()
-    call("model", "collect", *arguments, "--out", "runs/p")
-    same = call("model", "diagnose", "runs/p").stdout
-    assert same.replace("runs/p-", "runs/planted-") == out
 
 
 def test_the_model_of_a_collection(model, here):
@@ -266,3 +263,10 @@ def test_the_model_of_a_collection(model, here):
     line = refusal("model", "diagnose", "runs/a", "--model", other)
     assert "is not the model that runs/a was made with, or has changed since" in line
     assert "give that one with --model, or collect again" in line
+
+
+def test_each_kind_of_collection_has_its_own_command(model, here):
+    collected(model, templates=("towns",), lengths=(64,), count=2)
+    for command in (("diagnose",), ("fit", "--name", "x")):
+        assert "runs/a/manifest.json is calibrate.examples" in refusal(*command, "runs/a")
+    assert "nowhere is not a collection" in refusal("model", "diagnose", "nowhere")

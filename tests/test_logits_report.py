@@ -96,8 +96,9 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
         (["evaluate", "--logits", "held-out.npz", "--sizes", "16"], 2, "be used with --logits"),
         (["evaluate", "--logits", "none.npz"], 1, "none.npz does not exist"),
         (["evaluate", "--logits", "held-out.npz", "--fits", "nope"], 1, "nope"),
-        (["evaluate", "--fits", "lines"], 1, "score each head on logits on disk: --logits FILE"),
-        (["report", "lines", "--out", "r.html"], 1, "on logits on disk: --logits FILE.npz"),
+        (["evaluate", "--fits", "lines"], 1, "lines@1 has entries per layer"),
+        (["report", "lines", "--out", "r.html"], 1, "held-out logits with --logits FILE.npz"),
+        (["report", "lines", "--logits", "held-out.npz", "--out", "r.pdf"], 2, "is not an .html"),
         (["report", "lines", "--logits", "held-out.npz", "--out", "r.html", "--sets", "9"], 2,
          "--sets cannot be used with --logits"),
     ],
@@ -105,13 +106,6 @@ def test_rows_of_the_fit_itself_are_no_evidence(logged):
 def test_refusals(logged, arguments, code, message):
     assert message in refusal(*arguments, code=code)
     assert not (logged / "r.html").exists()
-
-
-def test_a_fit_of_arrays_is_referred_to_logits(logged):
-    publish_fits(logged, head="example")
-    said = refusal("report", "alike", "--out", "r.html")
-    assert "made for head 'example'" in said
-    assert "with --logits FILE.npz" in said
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import calibrate
-from calibrate.files.store import published_store
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -65,29 +64,6 @@ print(load_head("max-retrieval").fingerprint)
     schemas = wheel_folder / "calibrate" / "files" / "schemas"
     for version in ("1.0", "1.1", "1.2"):
         assert (schemas / f"coefficient-file-{version}.json").exists()
-
-
-def test_nothing_tells_people_to_install_a_name_that_is_somebody_elses():
-    """On the package index, `calibrate` is another package, and this one is not there."""
-    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
-    texts = [
-        ROOT / name for name in files if name.endswith((".py", ".md", ".toml", "check", "run"))
-    ]
-    told = re.compile(r"pip install (?:-\S+ )*['\"]?calibrate\b")
-    assert [path for path in texts if told.search(path.read_text(encoding="utf-8"))] == []
-
-
-def test_editable_install_finds_the_folder_beside_the_package():
-    assert published_store() == ROOT / "fits"
-    assert calibrate.load("max-retrieval").path.is_relative_to(ROOT / "fits")
-
-
-def test_published_fit_is_of_the_shipped_head():
-    from calibrate.rows.heads import load_head
-
-    assert calibrate.load("max-retrieval").source["fingerprint"] == (
-        load_head("max-retrieval").fingerprint
-    )
 
 
 @pytest.mark.parametrize(

@@ -148,12 +148,8 @@ def test_a_name_keeps_its_version():
     assert plot_style.short("$x$") == r"\$x\$"
 
 
-def test_the_figure_of_a_fit_has_its_band(make_fit, here):
+def test_the_figure_of_a_fit_has_its_band(make_fit):
     fit = replace(make_fit(), quality={"band": [[x, 1.5, 2.5] for x in np.linspace(0.2, 4, 9)]})
     band = drawn(plots.plot_rule, fit)
     assert band.get_xlabel() == plot_style.ENTROPY_LABEL
     assert band.collections[0].get_label() == "95 % bootstrap band"
-    heads = tuple(Entry((0.1 * i, 1.0), (2.0, 5.0), 0, i) for i in range(3))
-    for one in (fit, Coefficients(Rule.log_size(), heads)):
-        plots.save_fit_figure(here / "fit.png", one)
-        assert (here / "fit.png").read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,6 @@
 """The page on a fit: its text, and how it behaves in a real browser."""
 
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ from test_cli import call, refusal
 
 import calibrate
 from calibrate.evidence.evidence import OWN
+from calibrate.files.coefficient_file import dumps
 from calibrate.report.page import write_fit_page
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.score_head import score_head
@@ -85,17 +87,16 @@ def test_a_hostile_name_stays_text(toy_head, make_fit):
 
 
 @pytest.mark.slow
-def test_a_collection_is_reported_by_the_fit_that_was_made_of_it(here):
+def test_the_page_has_rules_fitted_to_the_same_rows(here):
     call("collect", "--sizes", "256,512", "--sets", "256", "--out", "runs/a")
-    no_fit = "runs/a has no published fit; make one with"
-    assert no_fit in refusal("report", "runs/a", "--out", "a.html")
     call("fit", "runs/a", "--name", "mine", "--force-polynomial")
-    done = call("report", "runs/a", "--out", "a.html", "--sizes", "256", "--sets", "128")
-    assert "mine@1" in done.stdout
-    words = " ".join(Text((here / "a.html").read_text(encoding="utf-8")).words)
-    assert "one constant, fitted" in words  # its rivals, fitted to the same rows
-    call("fits", "yank", "mine@1")
-    assert no_fit in refusal("report", "runs/a", "--out", "b.html")
+    for number, more in enumerate(([], ["--run", "elsewhere"])):
+        out = f"{number}.html"
+        call("report", "mine", "--out", out, "--sizes", "256", "--sets", "128", *more)
+        words = " ".join(Text((here / out).read_text(encoding="utf-8")).words)
+        assert "one constant, fitted" in words
+        if not more:
+            Path("runs/a").rename("elsewhere")
 
 
 def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(by_both):
@@ -124,6 +125,15 @@ def test_a_head_that_misranks_nothing_or_never_disperses_has_a_page_too(make_fit
     assert not {"nan", "inf"} & set(words.split())
 
 
+def test_a_file_names_no_path_of_this_machine(here):
+    os.mkfifo("pipe.npz")
+    fit = replace(calibrate.load("max-retrieval"), name="f", path=None)
+    write = replace(fit, source=dict(fit.source) | {"head": "pipe.npz"})
+    Path("f.json").write_text(dumps(write), encoding="utf-8")
+    message = refusal("report", "./f.json", "--out", "r.html")
+    assert "was made for no head that comes with the package; name its head with --head" in message
+
+
 @pytest.mark.slow
 def test_run_prints_its_results_though_the_page_cannot_be_written(here):
     (here / "fits/mine/1.html").mkdir(parents=True)
@@ -135,13 +145,12 @@ def test_run_prints_its_results_though_the_page_cannot_be_written(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["max-retrieval", "--out", "nope/r.html"], 2, "folder 'nope' does not exist; make it"),
+        (["max-retrieval", "--out", "nope/r.html"], 2, "'nope/r.html' is not an .html file in an"),
         (["max-retrieval", "--out", "."], 2, "'.' is not an .html file"),
         (["max-retrieval", "--out", "folder.html"], 1, "cannot write folder.html"),
-        (["runs/none", "--out", "r.html"], 1, "runs/none is not a collection"),
         (["max-retrieval", "--out", "r.pdf"], 2, "'r.pdf' is not an .html file"),
         (["nope", "--out", "r.html"], 1, "nope"),
-        (["paper", "--out", "r.html"], 1, "names no head; name the one to score: --head"),
+        (["paper", "--out", "r.html"], 1, "was made for no head that comes with the package"),
         (["max-retrieval", "--head", "max-retrieval-3", "--out", "r.html"], 1, "was made for"),
     ],
 )

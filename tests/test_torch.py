@@ -211,9 +211,7 @@ def test_compiled_in_one_graph(kind, backend, request):
 
 
 @of_the_compiler
-@pytest.mark.parametrize(
-    "kind", ["both", pytest.param("polynomial", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["both", pytest.param("polynomial", marks=pytest.mark.slow)])
 def test_two_layers_compile_for_any_length(kind):
     """Numbers of the fit are inputs then, which both layers find."""
     heads, _ = per_head(kind)

@@ -18,39 +18,26 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
     that others may write to is not used: programs are run as they are found. Nor is one of another
     processor: its programs may not run on this one.
     """
-    if any(name.startswith("JAX_COMPILATION_CACHE") for name in environment):
+    said = any(name.startswith("JAX_COMPILATION_CACHE") for name in environment)
+    if said or sys.platform == "win32":
         return
     with suppress(OSError, RuntimeError):  # without a folder, or a home, they are compiled anew
-        folder = _folder(environment)
+        base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        of_processor = hashlib.sha256(_processor().encode()).hexdigest()[:16]
+        folder = Path(base) / "calibrate" / f"compiled-{of_processor}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_ours_alone(folder):
+        found = folder.stat()
+        if found.st_uid == os.getuid() and not found.st_mode & 0o022:
             environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
             environment["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(MOST_BYTES)
             environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
-def _folder(environment: MutableMapping[str, str]) -> Path:
-    if sys.platform == "win32":
-        base = environment.get("LOCALAPPDATA")
-    else:
-        base = environment.get("XDG_CACHE_HOME")
-    of_processor = hashlib.sha256(_processor().encode()).hexdigest()[:16]
-    return Path(base or Path.home() / ".cache") / "calibrate" / f"compiled-{of_processor}"
-
-
 def _processor() -> str:
     """What programs are compiled for: the name of the machine, and the instructions it knows."""
-    try:
+    known = []
+    with suppress(OSError):  # not Linux
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             first = file.read(1 << 14).splitlines()  # long enough for the first processor
-    except OSError:  # not Linux, where platform.processor starts a process
-        return f"{platform.machine()} {platform.processor()}"
-    known = [x for x in first if x.startswith(("flags", "Features", "model name"))][:2]
+        known = [x for x in first if x.startswith(("flags", "Features", "model name"))][:2]
     return "\n".join([platform.machine(), *known])
-
-
-def _is_ours_alone(folder: Path) -> bool:
-    if sys.platform == "win32":
-        return True  # under the user's profile
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022

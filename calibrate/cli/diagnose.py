@@ -6,9 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from calibrate.cli.options import Request
 from calibrate.cli.progress import Steps
-from calibrate.cli.request import Request
-from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
 
@@ -33,19 +32,15 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
     Example: calibrate diagnose runs/try
     """
-    from calibrate.cli.loading import refuse_examples
-    from calibrate.files.atomic_io import check_writable
     from calibrate.files.collection import open_collection
     from calibrate.files.rows import RowCollection
     from calibrate.report.diagnosis_record import RECORD, save_diagnosis
     from calibrate.rows import diagnosis
     from calibrate.rows.solved_rows import group_heads
 
-    refuse_examples(request.run, "diagnose")
     collection = open_collection(request.run, RowCollection)
     diagnosis.require_all_rows(collection)
-    folder = diagnosis_folder(request.run, request.out, request.run)
-    check_writable(folder / RECORD)
+    folder = diagnosis_folder(request.run, request.out, RECORD)
     n_steps = len(group_heads(collection)) * len(collection.manifest["shards"])
     with Steps(f"measuring the rows of {request.run}", n_steps) as steps:
         result = diagnosis.diagnose(collection, steps.advance)
@@ -53,13 +48,11 @@ def diagnose(request: DiagnoseRequest) -> Record:
     return save_diagnosis(folder, result)
 
 
-def diagnosis_folder(beside: Path, out: Path | None, run: Path | None) -> Path:
-    """Where a diagnosis goes, not within the folder of a collection: `out`, or beside another."""
-    from calibrate.files.manifest import MANIFEST
+def diagnosis_folder(run: Path, out: Path | None, record: str) -> Path:
+    """Where the record on a collection goes: `out`, or beside the collection."""
+    from calibrate.files.atomic_io import check_writable
 
-    named = beside if beside.name not in ("", "..") else beside.resolve()
-    folder = out or named.with_name(f"{named.name}-diagnosis")
-    within = run is not None and folder.resolve().is_relative_to(run.resolve())
-    if within or (folder / MANIFEST).exists():
-        raise CalibrateError(f"{folder} is a collection's folder; choose another one with --out")
+    run = run.resolve()
+    folder = out or run.with_name(f"{run.name}-diagnosis")
+    check_writable(folder / record)
     return folder

@@ -1,15 +1,13 @@
 """`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import ReadStore
+from calibrate.cli.options import ReadStore, Request
 from calibrate.cli.progress import Steps
-from calibrate.cli.request import Request
 from calibrate.errors import CalibrateError, install
 from calibrate.files.atomic_io import check_free
 from calibrate.files.model_fingerprint import require_folder
@@ -19,20 +17,14 @@ from calibrate.report.streams import stderr
 if TYPE_CHECKING:
     from calibrate.files.coefficients import Coefficients
 
-_STEP = 1 << 26  # bytes
-
 
 @dataclass(frozen=True)
 class ExportRequest(Request):
-    fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or a collection.")] = None
+    fit: Annotated[str | None, Argument(help="NAME, NAME@3, or a file.")] = None
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
-    out: Annotated[Path | None, Option(help="New folder, or .gguf file, to write.")] = None
-    format: Annotated[
-        Literal["hf", "gguf"] | None,
-        Option(
-            help="hf: safetensors, as Transformers and vLLM load; gguf: as llama.cpp and Ollama "
-            "load [default: by the name of --out]"
-        ),
+    out: Annotated[
+        Path | None,
+        Option(help="New folder, for Transformers and vLLM, or .gguf file, for llama.cpp."),
     ] = None
     any_model: Annotated[
         bool, Option("--any-model", help="Export a fit of another model, too.")
@@ -45,8 +37,6 @@ class ExportRequest(Request):
         given = [x is not None for x in (self.fit, self.model, self.out)]
         if any(given) if self.check else not all(given):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
-        if self.out and self.format not in (None, "gguf" if self.out.suffix == ".gguf" else "hf"):
-            raise BadParameter("--out ends in .gguf with --format gguf, and otherwise not")
 
 
 def export(request: ExportRequest) -> Record:
@@ -67,28 +57,21 @@ def export(request: ExportRequest) -> Record:
     """
     if request.check is not None:
         return _read_back(request.check)
-    from calibrate.cli.loading import find_fit
+    from calibrate.files.store import load
 
+    model, out = request.model, request.out
     assert request.fit is not None
-    assert request.model is not None
-    assert request.out is not None
-    to_file = request.out.suffix == ".gguf"
-    model = _gguf_in(request.model) if to_file else require_folder(request.model)
     assert model is not None
-    check_free(request.out)
-    fit, run = find_fit(request.fit, request.store)
-    if run is not None:
-        stderr.print(f"{fit.reference} was made of {run}")
-    write = _export_file if to_file else _export_folder
-    return write(fit, model, request.out, request.any_model)
+    assert out is not None
+    to_file = out.suffix == ".gguf"
+    (_require_gguf if to_file else require_folder)(model)
+    check_free(out)
+    fit = load(request.fit, request.store)
+    return (_export_file if to_file else _export_folder)(fit, model, out, request.any_model)
 
 
 def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit in the format of Hugging Face.
-
-    Raises:
-      CalibrateError: engines cannot run the fit exactly in this model, or a folder is taken.
-    """
+    """Exports a fit in the format of Hugging Face."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
@@ -98,20 +81,12 @@ def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool)
 
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
     export = prepare(fit, ModelFolder(model), any_model)
-    done = 0
-    with Steps("writing", -(-export.n_bytes // _STEP), export.n_bytes) as steps:
-
-        def report(n_bytes: int) -> None:
-            nonlocal done
-            before, done = done // _STEP, done + n_bytes
-            for _ in range(done // _STEP - before):
-                steps.advance(work=_STEP)
-
-        return export_result(write(export, out, report))
+    stderr.print(f"writing {out}")
+    return export_result(write(export, out))
 
 
 def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit as a .gguf file; raises as `_export_folder`."""
+    """Exports a fit as a .gguf file."""
     from calibrate.export.gguf_file import export_gguf
     from calibrate.export.gguf_model import GgufModel
     from calibrate.report.export_record import export_result
@@ -120,34 +95,24 @@ def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -
     source = GgufModel(model)
     sizes = [tensor.data.nbytes for tensor in source.tensors.values()]
     with Steps("writing", len(sizes), sum(sizes)) as steps:
-        return export_result(
-            export_gguf(fit, source, out, any_model, lambda n_bytes: steps.advance(work=n_bytes))
-        )
-
-
-def _gguf_in(model: Path) -> Path:
-    found = sorted(model.glob("*.gguf")) if model.is_dir() else [model]
-    if len(found) == 1 and found[0].suffix == ".gguf":
-        _require_gguf(found[0])
-        return found[0]
-    state = f"has {len(found)} .gguf files" if model.is_dir() else "is not a .gguf file"
-    raise CalibrateError(
-        f"{model} {state}; give one of the original model, which llama.cpp makes of its folder: "
-        "convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
-    )
+        return export_result(export_gguf(fit, source, out, any_model, steps.advance))
 
 
 def _require_gguf(path: Path) -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise CalibrateError(f"{path} cannot be read without the package gguf: {install('gguf')}")
+    """Raises CalibrateError if a path is not a .gguf file, or none can be read."""
+    if path.suffix != ".gguf" or not path.is_file():
+        raise CalibrateError(
+            f"{path} is not a .gguf file; give one of the original model, which llama.cpp makes of "
+            "its folder: convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
+        )
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise CalibrateError(f"{path} needs the package gguf: {install('gguf')}") from None
 
 
 def _read_back(path: Path) -> Record:
-    """What an exported folder or .gguf file carries.
-
-    Raises:
-      CalibrateError: it cannot be read, or is not an export.
-    """
+    """What an exported folder or .gguf file carries."""
     from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import export_result
 

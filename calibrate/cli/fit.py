@@ -1,16 +1,13 @@
 """`calibrate fit`: publish the rule that a collection's head or heads need."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from calibrate.cli.options import FitFiles, FitName, Workers
+from calibrate.cli.options import FitName, Request, Store, Workers
 from calibrate.cli.progress import Steps
-from calibrate.cli.request import Request
-from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.streams import stderr
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FitRequest(Request, FitFiles, Workers):
+class FitRequest(Request, Workers):
     run: Annotated[Path, Argument(help="Folder of a collection of rows.")]
     name: FitName
     rows: Annotated[
@@ -33,51 +30,31 @@ class FitRequest(Request, FitFiles, Workers):
     ] = 0.0
     q: Annotated[
         float | None,
-        Option(
-            min=0,
-            max=1,
-            help="Sharpness: fit the mean of p^q of the target; 0 is log p [default: the largest "
-            "of 0, 1/4, 1/2 that keeps 90 % of the gain in log p]",
-        ),
+        Option(min=0, max=1, help="Sharpness: fit the mean of p^q; 0 is log p [default: chosen]"),
     ] = None
     trained_up_to: Annotated[
         int | None,
-        Option(
-            min=0,
-            help="Set size that the model was trained up to, where log p may fall by 0.005 nats "
-            "at most [default: what the head says]",
-        ),
+        Option(min=0, help="Set size up to which log p stays [default: what the head says]"),
     ] = None
     min_beta: Annotated[
         float, Option(min=1 / 64, max=1, help="Least beta: below 1 for heads that are too sharp.")
     ] = 1.0
     force_polynomial: Annotated[
-        bool,
-        Option(
-            "--force-polynomial", help="Publish the polynomial even if a simpler rule is as good."
-        ),
+        bool, Option("--force-polynomial", help="Publish it even if a simpler rule is as good.")
     ] = False
-    paper: Annotated[
-        bool,
-        Option(
-            "--paper", help="The paper's procedure: least squares on misranked rows, no verdict."
-        ),
-    ] = False
+    paper: Annotated[bool, Option("--paper", help="The paper's procedure, without a verdict.")] = (
+        False
+    )
     allow_partial: Annotated[
-        bool,
-        Option(
-            "--allow-partial", help="Fit an unfinished collection; the file of the fit says so."
-        ),
+        bool, Option("--allow-partial", help="Fit an unfinished collection.")
     ] = False
+    store: Store = None
 
     def __post_init__(self) -> None:
         """Checks that the paper's procedure, which has no options, is given none."""
         chosen = self.rows, self.gate or None, self.q, self.trained_up_to
         if self.paper and (self.force_polynomial or any(x is not None for x in chosen)):
-            raise BadParameter(
-                "--rows, --gate, --q, --trained-up-to and --force-polynomial cannot be used with "
-                "--paper"
-            )
+            raise BadParameter("other options of the fit cannot be used with --paper")
 
 
 def fit(request: FitRequest) -> "FitRecord":
@@ -92,11 +69,9 @@ def fit(request: FitRequest) -> "FitRecord":
 
     Example: calibrate fit runs/try --name try
     """
-    from calibrate.cli.loading import refuse_examples
     from calibrate.files.publishing import check_store
     from calibrate.rows.fit_collection import open_for_fit
 
-    refuse_examples(request.run, "fit")
     collection = open_for_fit(request.run, request.allow_partial)
     check_store(request.store)
     if collection.heads and not request.paper:
@@ -105,7 +80,7 @@ def fit(request: FitRequest) -> "FitRecord":
 
 
 def fit_one(collection: "RowCollection", request: FitRequest) -> "tuple[FitResult, FitRecord]":
-    """Fits one head, and publishes the fit with its figure."""
+    """Fits one head, and publishes the fit."""
     from calibrate.report.fit_record import FitRecord
     from calibrate.rows import fit_collection as fits
 
@@ -114,8 +89,8 @@ def fit_one(collection: "RowCollection", request: FitRequest) -> "tuple[FitResul
         fit = fits.fit_collection_as_in_the_paper(collection, request.name)
     else:
         fit = fits.fit_collection(collection, request.name, _options(request), request.workers)
-    coefficients, figure = publish_fit(fit.coefficients, request)
-    return replace(fit, coefficients=coefficients), FitRecord(coefficients, figure)
+    published = publish_fit(fit.coefficients, request.store)
+    return replace(fit, coefficients=published), FitRecord(published)
 
 
 def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
@@ -126,14 +101,11 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
 
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
-    at_once = request.workers.uses_workers
-    with Steps("fitting heads", n_groups, n_heads, at_once=at_once) as steps:
+    with Steps("fitting heads", n_groups, n_heads, request.workers.uses_workers) as steps:
         fits = fit_heads_of_collection(
-            collection, request.name, _options(request), request.workers,
-            report=lambda heads: steps.advance(work=heads),
-        )  # fmt: skip
-    coefficients, figure = publish_fit(fits.coefficients, request)
-    return FitRecord(coefficients, figure, fits.heads)
+            collection, request.name, _options(request), request.workers, report=steps.advance
+        )
+    return FitRecord(publish_fit(fits.coefficients, request.store), fits.heads)
 
 
 def _options(request: FitRequest) -> "Options":
@@ -145,33 +117,12 @@ def _options(request: FitRequest) -> "Options":
     )  # fmt: skip
 
 
-def publish_fit(
-    fit: Coefficients, where: FitFiles, heads: Sequence[tuple[int, int]] | None = None
-) -> tuple[Coefficients, Path | None]:
-    """Publishes a fit with its figure, where it is asked for or beside the fit's file.
-
-    Args:
-      heads: of the model that it is for.
-    Returns:
-      (the fit as it is in the store, the path of its figure; None if it could not be drawn).
-    """
+def publish_fit(fit: Coefficients, store: Path | None) -> Coefficients:
+    """Publishes a fit; it is returned as it is in the store."""
     from calibrate.files.publishing import publish, writing_store
-    from calibrate.files.store import names, published_store
     from calibrate.files.unchanged_fit import same_fit
-    from calibrate.report.plots import save_fit_figure
 
-    published, written = publish(fit, writing_store(where.store), same_fit)
-    assert published.path is not None
-    ours = published_store()
+    published, written = publish(fit, writing_store(store), same_fit)
     if not written:
         stderr.print(f"{published.reference} is unchanged; no new version is written")
-    elif fit.name in names(ours) and not published.path.resolve().is_relative_to(ours.resolve()):
-        stderr.print(f"the package also has a fit named {fit.name!r}; yours hides it here")
-    path = where.figure or published.path.with_suffix(".png")
-    try:
-        if written or where.figure or not path.exists():
-            save_fit_figure(path, published, heads)
-    except CalibrateError as error:  # the fit itself is published
-        stderr.print(f"the figure is not drawn: {error}")
-        return published, None
-    return published, path
+    return published

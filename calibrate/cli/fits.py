@@ -1,14 +1,12 @@
 """`calibrate fits`: list, show, compare and verify published fits, alias and yank versions."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from calibrate.cli.options import ReadStore, check_figure
-from calibrate.cli.request import Request, add_command
+from calibrate.cli.options import ReadStore, Request, add_command
 from calibrate.report.blocks import Record
 
 app = typer.Typer(
@@ -18,7 +16,6 @@ app = typer.Typer(
 )
 
 Reference = Annotated[str, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file.")]
-Pinned = Annotated[str, Argument(help="The version: NAME@3.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +36,6 @@ def list_fits(request: ListRequest) -> Record:
 @dataclass(frozen=True)
 class ShowRequest(ListRequest):
     reference: Reference
-    figure: Annotated[
-        Path | None,
-        Option(callback=check_figure, help="Draw beta over entropy or set size into this .png."),
-    ] = None
 
 
 def show(request: ShowRequest) -> Record:
@@ -52,7 +45,7 @@ def show(request: ShowRequest) -> Record:
     """
     from calibrate.report.fit_record import show_fit
 
-    return show_fit(request.reference, request.store, request.figure)
+    return show_fit(request.reference, request.store)
 
 
 @dataclass(frozen=True)
@@ -75,9 +68,7 @@ def diff(request: DiffRequest) -> Record:
 
 @dataclass(frozen=True)
 class VerifyRequest(ListRequest):
-    reference: Annotated[
-        str | None, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file [default: every fit]")
-    ] = None
+    reference: Annotated[str | None, Argument(help="A fit [default: every one]")] = None
 
 
 def verify(request: VerifyRequest) -> Record:
@@ -93,8 +84,7 @@ def verify(request: VerifyRequest) -> Record:
 
 
 @dataclass(frozen=True)
-class AliasRequest(ListRequest):
-    reference: Pinned
+class AliasRequest(ShowRequest):
     name: Annotated[str, Argument(help="The alias, such as stable.")]
 
 
@@ -111,8 +101,7 @@ def alias(request: AliasRequest) -> Record:
 
 
 @dataclass(frozen=True)
-class YankRequest(ListRequest):
-    reference: Pinned
+class YankRequest(ShowRequest):
     undo: Annotated[bool, Option("--undo", help="Undo the yank.")] = False
 
 

@@ -3,9 +3,11 @@
 import io
 import os
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 import calibrate
 from calibrate.cli import (
@@ -16,18 +18,53 @@ from calibrate.cli import (
     fit,
     fits,
     interrupts,
-    model_collect,
-    model_diagnose,
-    model_evaluate,
-    model_fit,
-    model_run,
+    model,
     report,
     run,
 )
 from calibrate.cli.compiled_programs import keep_compiled_programs
-from calibrate.cli.exit_codes import Commands
+from calibrate.cli.options import add_command
 from calibrate.cli.progress import Heartbeat
-from calibrate.cli.request import add_command
+from calibrate.errors import CalibrateError
+
+
+class Commands(TyperGroup):
+    """The app's commands; a failure is one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("default", UserWarning)
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _stop(interrupts.MESSAGE, interrupts.EXIT_CODE)
+        except (BrokenPipeError, typer.Abort):
+            raise
+        except Exception as error:
+            # What has an exit code and is not ours is Typer's own, a usage error for instance.
+            ours = isinstance(error, CalibrateError)
+            if ctx.params["debug"] or (hasattr(error, "exit_code") and not ours):
+                raise
+            _stop(_in_words(error), getattr(error, "exit_code", 1))
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, CalibrateError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror}; check the path and the disk"
+    return f"{type(error).__name__}: {error}; this is a bug; --debug shows the traceback"
+
+
+def _show_warning(message: Any, *where: Any, **also: Any) -> None:
+    print("calibrate: warning: " + " ".join(str(message).split()), file=sys.stderr)
+
+
+def _stop(message: str, exit_code: int) -> NoReturn:
+    print("calibrate: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(exit_code)
+
 
 app = typer.Typer(
     cls=Commands,
@@ -38,7 +75,7 @@ app = typer.Typer(
     help="Calibrate adaptive-temperature softmax for your own attention head or model: collect "
     "what it does, fit a versioned coefficient file, load it at inference.",
 )
-model = typer.Typer(
+models = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Collect, diagnose, fit and evaluate a whole model by its answers.",
@@ -49,12 +86,9 @@ for act in (
     export.export,
 ):  # fmt: skip
     add_command(app, act)
-for of_model in (
-    model_run.run, model_collect.collect, model_diagnose.diagnose, model_fit.fit,
-    model_evaluate.evaluate,
-):  # fmt: skip
-    add_command(model, of_model)
-app.add_typer(model, name="model")
+for of_model in (model.run, model.collect, model.diagnose, model.fit, model.evaluate):
+    add_command(models, of_model)
+app.add_typer(models, name="model")
 app.add_typer(fits.app, name="fits")
 
 

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
-from calibrate.cli.loading import collection_of
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
-from calibrate.evidence.baselines import log_size, one_constant, paper
+from calibrate.evidence.baselines import log_size, paper
 from calibrate.evidence.evidence import PLAIN, Scored
-from calibrate.files.coefficients import Coefficients, identity
-from calibrate.files.collection import open_collection
+from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare
-from calibrate.model.passes import NOWHERE, Memo, batch_tokens, score_fits
+from calibrate.model.passes import Memo, batch_tokens, score_fits
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
@@ -30,54 +28,33 @@ def model_steps(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]
     return Steps(title, len(work), sum(work))
 
 
-def score_fit(
-    fit: Coefficients, job: Job, collection: ExampleCollection | None, constants: list[float]
-) -> ScoresRecord:
-    """Scores a fit by a model's answers, beside constants and log n."""
-    trained = fit.source.get("options", {}).get("trained_up_to") or 0
-    others = rules_beside(constants, trained if trained > 1 else None)
-    return score_rules(job, collection, {fit.reference: fit}, others)
-
-
-def rules_beside(constants: list[float], trained_up_to: int | None) -> Rules:
-    """The paper's numbers on every head, and what else is asked for."""
-    rules = {"paper": paper(), **{f"constant {beta:g}": one_constant(beta) for beta in constants}}
-    by_size = {f"log n / log {n}": log_size(n) for n in [trained_up_to] if n is not None}
-    return rules | by_size
+def score_fit(fit: Coefficients, job: Job, collection: ExampleCollection) -> ScoresRecord:
+    """Scores a fit by a model's answers, beside the paper's numbers and log n."""
+    n = fit.source.get("options", {}).get("trained_up_to") or 0
+    by_size = {f"log n / log {n}": log_size(n)} if n > 1 else {}
+    return score_rules(job, collection, {fit.reference: fit}, {"paper": paper(), **by_size})
 
 
 def score_rules(
-    job: Job, collection: ExampleCollection | None, fits: Rules, others: Rules
+    job: Job, collection: ExampleCollection, fits: Rules, others: Rules
 ) -> ScoresRecord:
-    """Scores the examples of a model under plain softmax and other rules.
+    """Scores the examples of a model under plain softmax, fits, which get a verdict, and others.
 
-    Args:
-      collection: that the examples are of, if they were not made for this evaluation.
-      fits: get a verdict.
     Raises:
       CalibrateError: the collection has too few examples to judge a fit of its own.
       CoefficientsError: a fit names layers or heads that the model lacks.
     Warns:
       UserWarning: a fit was made for another model.
     """
-    rules, scores = {**fits, **others}, dict[str, Scores]()
-    todo = dict(rules)
-    if collection:
-        which, scored = _to_judge(collection, fits)
-        scores[PLAIN] = Scores(*(column[which] for column in collection.scores))
-    else:
-        which = list(range(len(job.examples.examples)))
-        scored = f"{len(which):,} examples, made for this evaluation"
-        _warn_of_seen_examples(fits, job.examples)
-        todo[PLAIN] = identity()
+    which, scored = _to_judge(collection, fits)
+    scores = {PLAIN: Scores(*(column[which] for column in collection.scores))}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
-    scores |= _score(job, which, todo, collection)
-    evidence = compare(
-        job.examples, which, {PLAIN: scores[PLAIN]} | {r: scores[r] for r in rules},
-        Scored(job.folder.name, fingerprint, "answers"),
-    )  # fmt: skip
-    return ScoresRecord(evidence, tuple(fits), scored=scored)
+    rules, memo = {**fits, **others}, Memo(collection.folder, collection.digest)
+    with model_steps("scoring", job.examples, job.examples.units(which) * len(rules)) as steps:
+        scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
+    of = Scored(job.folder.name, fingerprint, "answers")
+    return ScoresRecord(compare(job.examples, which, scores, of), tuple(fits), scored=scored)
 
 
 def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:
@@ -108,37 +85,6 @@ def _warn_of_other_models(fits: Rules, model: str, fingerprint: str) -> None:
             )
 
 
-def _warn_of_seen_examples(fits: Rules, examples: ExampleSet) -> None:
-    """Warns of examples that fits were made of, as far as their collections are in ./runs."""
-    tokens = [example.tokens.tobytes() for example in examples.examples]
-    for name, fit in fits.items():
-        if not fit.of_whole_model or (run := collection_of(fit)) is None:
-            continue
-        made_of = open_collection(run, ExampleCollection).set.examples
-        parts = zip(made_of, splits_of(made_of), strict=True)
-        seen = {example.tokens.tobytes() for example, part in parts if part != JUDGING}
-        if n_seen := sum(x in seen for x in tokens):
-            warnings.warn(
-                f"{name} was made of {n_seen:,} of these {len(tokens):,} examples ({run}): they "
-                "are not held out; give another --seed, or other prompts and text",
-                stacklevel=3,
-            )
-
-
-def _score(
-    job: Job, which: Sequence[int], rules: Rules,
-    collection: ExampleCollection | None,
-) -> dict[str, Scores]:  # fmt: skip
-    """The scores under each rule, which a collection keeps."""
-
-    def load() -> PreTrainedModel:
-        stderr.print(f"loading {job.folder.path}")
-        return job.folder.load(job.dtype, job.device)
-
-    memo = Memo(collection.folder, collection.digest) if collection else NOWHERE
-    units = job.examples.units(which) * len(rules)
-    with model_steps("scoring", job.examples, units) as steps:
-        return score_fits(
-            load, job.examples, which, rules, memo,
-            lambda tokens, resumed: steps.advance(work=tokens, resumed=resumed),
-        )  # fmt: skip
+def _load(job: Job) -> PreTrainedModel:
+    stderr.print(f"loading {job.folder.path}")
+    return job.folder.load(job.dtype, job.device)

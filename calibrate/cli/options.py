@@ -1,22 +1,60 @@
-"""Options that several commands share, and parsers of their values: sizes, bytes, files."""
+"""Requests, one frozen dataclass a command whose fields are its options; those that several share.
 
+Defaults, bounds and help stand in the fields; the command line is made from them.
+"""
+
+import functools
+import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from typer import Argument, BadParameter, Option
+from typer import BadParameter, Option, Typer
 
+from calibrate.errors import CalibrateError
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.parallel.jobs import Jobs
+from calibrate.report.blocks import Record
+from calibrate.report.terminal import show
 
 if TYPE_CHECKING:
     from calibrate.model.prompts import Wanted
 
 MAX_SIZE = 1 << 20
-LEAST_BETA, MOST_BETA = 0.01, 64.0
 _SIZE = re.compile(r"\s*[0-9]{1,18}\s*")
-_BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(|k|M|G)B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What every command is asked for."""
+
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False
+
+    def show(self, record: Record) -> None:
+        """Prints the result of the command; raises CalibrateError if that is a failed check."""
+        show(record, self.as_json, getattr(self, "verbose", False))
+        if failure := getattr(record, "failure", None):
+            raise CalibrateError(failure)
+
+
+R = TypeVar("R", bound=Request)
+
+
+def add_command(app: Typer, act: Callable[[R], Record], name: str | None = None) -> None:
+    """Gives an app the command that makes a request of its options, acts on it, shows the result.
+
+    The options are the fields of the request that `act` takes; its help is the docstring of `act`.
+    """
+    request: type[R] = act.__annotations__["request"]
+
+    def command(**options: Any) -> None:
+        asked = request(**options)
+        asked.show(act(asked))
+
+    functools.update_wrapper(command, request, updated=())  # Typer reads the request's signature
+    app.command(name or act.__name__, help=inspect.getdoc(act))(command)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -24,103 +62,47 @@ def parse_sizes(text: str) -> list[int]:
     sizes: list[int] = []
     for word in text.split(","):
         first, dots, last = word.partition("..")
-        if not _SIZE.fullmatch(first) or (dots and not _SIZE.fullmatch(last)):
-            raise BadParameter(f"{word!r} is not a set size; write 16..16384 or 16,64,256")
-        size, end = int(first), int(last) if dots else int(first)
+        ends = [first, last] if dots else [first, first]
+        size, end = (int(x) if _SIZE.fullmatch(x) else 0 for x in ends)
         if not 2 <= size <= end <= MAX_SIZE:
-            raise BadParameter(f"{word!r}: set sizes are 2 to {MAX_SIZE:,} items, the lowest first")
+            raise BadParameter(f"{word!r}: write set sizes, 2 to {MAX_SIZE:,}: 16..256 or 16,100")
         while size <= end:
             sizes.append(size)
             size *= 2
     return sorted(set(sizes))
 
 
-def parse_bytes(text: str) -> int:
-    """Decimal units: "1GB", "500 MB", "2e8"."""
-    match = _BYTES.fullmatch(text.strip())
-    if not match:
-        raise BadParameter(f"{text!r} is an invalid size; write 1GB, 500MB or 2e8")
-    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
-
-
-def parse_betas(text: str) -> list[float]:
-    """Some constants, each once."""
-    betas = []
-    for word in filter(None, map(str.strip, text.split(","))):
-        try:
-            beta = float(word)
-        except ValueError:
-            beta = 0.0
-        if not LEAST_BETA <= beta <= MOST_BETA:
-            raise BadParameter(
-                f"--constants has {word!r}; write betas from {LEAST_BETA:g} to {MOST_BETA:g}, such "
-                "as 1.15,1.3"
-            )
-        betas.append(beta)
-    return list(dict.fromkeys(betas))
-
-
 def check_fit_name(name: str | None) -> str | None:
     """The name of a fit, at once: what is to be fitted may take long to load."""
-    from calibrate.errors import CoefficientsError
     from calibrate.files.publishing import check_name
 
-    try:
-        if name is not None:
-            check_name(name)
-    except CoefficientsError as failure:
-        raise BadParameter(str(failure)) from None
+    if name is not None:
+        check_name(name)
     return name
 
 
 def check_page(path: Path) -> Path:
     """The path of a page, an .html file in a folder that exists."""
-    if path.suffix != ".html":
-        raise BadParameter(f"{str(path)!r} is not an .html file; give --out NAME.html")
-    if not path.parent.is_dir():
-        raise BadParameter(f"the folder {str(path.parent)!r} does not exist; make it first")
+    if path.suffix != ".html" or not path.parent.is_dir():
+        raise BadParameter(f"{str(path)!r} is not an .html file in an existing folder")
     return path
 
 
-def check_figure(path: Path | None) -> Path | None:
-    """The path of a figure, a .png file in a folder that exists."""
-    if path and (path.suffix != ".png" or not path.parent.is_dir()):
-        raise BadParameter(f"{str(path)!r} is not a .png file in an existing folder")
-    return path
+def _file(text: str) -> Any:
+    return Option(exists=True, dir_okay=False, help=text)
 
 
 Sizes = Annotated[str, Option(help="Set sizes: 16..16384 doubles; 16,64,256 is a list.")]
 Sets = Annotated[int, Option(min=1, help="Sets to draw of each size.")]
-MaxBytes = Annotated[str, Option(help="Size limit of the collection: 1GB, 500MB.")]
 Fresh = Annotated[bool, Option("--fresh", help="Delete the collection, and collect anew.")]
-Store = Annotated[
-    Path | None, Option(help="Store to write to [default: $CALIBRATE_FITS or ./fits]")
-]
-ReadStore = Annotated[
-    Path | None, Option(help="Store before $CALIBRATE_FITS, ./fits and the package's fits.")
-]
-FitName = Annotated[
-    str, Option(callback=check_fit_name, help="Name of the fit, whose next version is written.")
-]
-_MODEL = Option(
-    callback=require_folder,  # at once: what reads models takes seconds to load
-    help="Folder of a causal language model: config.json and safetensors, or a .gguf file.",
-)
+Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRATE_FITS, ./fits]")]
+ReadStore = Annotated[Path | None, Option(help="Store to look into before all others.")]
+FitName = Annotated[str, Option(callback=check_fit_name, help="Name of the fit.")]
+# At once: what reads models takes seconds to load.
+_MODEL = Option(callback=require_folder, help="Folder of a causal language model.")
 Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
 Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
-Constants = Annotated[str, Option(help="Betas to compare on all heads, such as 1.15,1.3.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitFiles:
-    """Where a fit and its figure go."""
-
-    store: Store = None
-    figure: Annotated[
-        Path | None,
-        Option(callback=check_figure, help="Its figure [default: beside the fit, .png]"),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +110,8 @@ class Workers:
     """Who shares the work."""
 
     jobs: Annotated[int, Option(min=1, help="Processes that share the work.")] = 1
-    dask: Annotated[
-        str | None, Option(help="Address of a Dask cluster; local: one with --jobs workers.")
-    ] = None
-    stall: Annotated[
-        float, Option(min=0.1, help="Fail after so many seconds without progress.")
-    ] = 600.0
+    dask: Annotated[str | None, Option(help="Address of a Dask cluster, or local.")] = None
+    stall: Annotated[float, Option(min=0.1, help="Seconds without progress to fail after.")] = 600.0
 
     @property
     def workers(self) -> Jobs:
@@ -146,27 +124,18 @@ class HeadOrLogits:
     """Where rows come from: a head that draws sets, or logits on disk."""
 
     head: Annotated[
-        str | None,
-        Option(
-            help="max-retrieval-0 .. -9, a weights file (.npz), or module:attribute [default: "
-            "max-retrieval, or the head that a fit names]"
-        ),
+        str | None, Option(help="max-retrieval-0 .. -9, a weights file, or module:attribute.")
     ] = None
     logits: Annotated[
         Path | None,
         Option(
-            help="Rows in place of a head: an .npz file, or a folder of them, with logits "
-            "(rows, n), target (rows,) and, optionally, mask, layer, head, group."
+            help="In place of a head, an .npz file or a folder of them: logits (rows, n), target "
+            "(rows,) and, optionally, mask, layer, head, group."
         ),
     ] = None
     sizes: Sizes = "16..16384"
     sets: Annotated[
-        int | None,
-        Option(
-            min=2,
-            help="Held-out sets of each size [default: 32,768 up to n = 256, 4,096 up to 4,096, "
-            "1,024 above]",
-        ),
+        int | None, Option(min=2, help="Held-out sets of each size [default: fewer of large ones]")
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
 
@@ -188,28 +157,13 @@ class Examples:
     """Which examples to make for a model."""
 
     prompts: Annotated[
-        Path | None,
-        Option(
-            exists=True,
-            dir_okay=False,
-            help='Prompts with their answers, a line each: {"prompt": ..., "answer": ...}, or '
-            '{"prompt_ids": [...], "answer_ids": [...]}; each "template" has equal weight.',
-        ),
+        Path | None, _file('Prompts, a line each: {"prompt": ..., "answer": ...}, or "..._ids".')
     ] = None
     task: Annotated[
-        str | None,
-        Option(
-            help="Built-in examples: retrieval, in four templates, or retrieval:numbers,json for "
-            "some of numbers, towns, json, list."
-        ),
+        str | None, Option(help="retrieval, or retrieval:numbers,json,towns,list for some of it.")
     ] = None
-    text: Annotated[
-        Path | None,
-        Option(exists=True, dir_okay=False, help="Plain text: each token is an answer."),
-    ] = None
-    lengths: Annotated[str, Option(help="Tokens of --task and --text: 256..1024, 250.")] = (
-        "256..1024"
-    )
+    text: Annotated[Path | None, _file("Plain text: each token is an answer.")] = None
+    lengths: Annotated[str, Option(help="Tokens of --task and --text: 256,1024.")] = "256..1024"
     examples: Annotated[int, Option(min=1, help="Examples of each template and length.")] = 32
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
     dtype: Annotated[
@@ -218,37 +172,15 @@ class Examples:
     ] = "auto"
     device: Device = "cpu"
 
-    @property
-    def named(self) -> bool:
-        """Whether any examples are asked for."""
-        return bool(self.prompts or self.task or self.text)
-
     def wanted(self) -> "Wanted":
         """What is asked for."""
         from calibrate.model.prompts import Wanted, parse_task
 
-        if not self.named:
-            raise BadParameter(
-                "--model needs examples: --prompts FILE.jsonl, --task retrieval or --text FILE"
-            )
+        if not (self.prompts or self.task or self.text):
+            raise BadParameter("give --prompts FILE.jsonl, --task retrieval or --text FILE")
         try:
             templates = () if self.task is None else parse_task(self.task)
         except ValueError as failure:
             raise BadParameter(str(failure)) from None
         lengths = tuple(parse_sizes(self.lengths))
         return Wanted(self.prompts, templates, self.text, lengths, self.examples, self.seed)
-
-
-@dataclass(frozen=True)
-class RunOrExamples(Examples):
-    """A collection of examples, or a model and the examples to make for it."""
-
-    run: Annotated[Path | None, Argument(help="Folder of a collection of examples.")] = None
-    model: Model = None
-
-    def __post_init__(self) -> None:
-        """Checks that there is one of the two."""
-        if self.run is None and self.model is None:
-            raise BadParameter("give RUN, or --model FOLDER and examples for it")
-        if self.run is not None and self.named:
-            raise BadParameter("--prompts, --task and --text cannot be used with RUN")

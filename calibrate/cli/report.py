@@ -4,19 +4,9 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
-from calibrate.cli.options import (
-    Constants,
-    Examples,
-    HeadOrLogits,
-    Model,
-    ReadStore,
-    Sizes,
-    check_page,
-    parse_betas,
-)
-from calibrate.cli.request import Request
+from calibrate.cli.options import Device, HeadOrLogits, Model, ReadStore, Request, Sizes, check_page
 from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 
@@ -26,40 +16,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReportRequest(Request, Examples, HeadOrLogits):
-    fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or a collection.")]
+class ReportRequest(Request, HeadOrLogits):
+    fit: Annotated[str, Argument(help="NAME, NAME@3, or a file.")]
     out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")]
+    run: Annotated[
+        Path | None, Option(help="Folder of its collection [default: found in ./runs]")
+    ] = None
     store: ReadStore = None
     model: Model = None
-    constants: Constants = ""
+    device: Device = "cpu"
     _: KW_ONLY
     sizes: Sizes = "16..4096"
     sets: Annotated[int, Option(min=2, help="Held-out sets of each size.")] = 4096
-
-    def __post_init__(self) -> None:
-        """Checks what goes together."""
-        super().__post_init__()
-        if self.named and self.model is None:
-            raise BadParameter("examples need the model: give --model FOLDER")
-        parse_betas(self.constants)
 
 
 def report(request: ReportRequest) -> Record:
     """Write one self-contained page on a fit.
 
-    It has the verdict, scores, figures and provenance. If the fit's collection is in ./runs, the
-    page compares rules fitted to the same rows. A fit with an entry per head, or one made from
+    It has the verdict, scores, figures and provenance. If the fit's collection is found, the page
+    compares rules fitted to the same rows. A fit with an entry per head, or one made from
     logits on disk, is scored on the rows of --logits; use rows that it was not fitted to.
 
-    A fit made through a model is scored by the model's answers: on the examples of its collection
-    that it has not seen, or on those that --model and the options of `model collect` make.
+    A fit made through a model is scored by the model's answers, on the examples of its collection
+    that it has not seen.
 
     Example: calibrate report max-retrieval --out report.html
     """
-    from calibrate.cli.loading import find_fit
+    from calibrate.cli.loading import collection_of
     from calibrate.cli.scoring import write_report
+    from calibrate.files.store import load
 
-    fit, run = find_fit(request.fit, request.store)
+    fit = load(request.fit, request.store)
+    run = request.run or collection_of(fit)
     return write_report(request.out, fit, _scores(request, fit, run))
 
 
@@ -67,26 +55,22 @@ def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "S
     """Scores a fit on logits, by a model's answers, or on its head.
 
     Raises:
-      CalibrateError: the fit's collection is not in ./runs, and no examples are given.
+      CalibrateError: the collection of a model's examples is not found.
     """
     from calibrate.cli import loading, scoring
     from calibrate.files.atomic_io import check_writable
 
+    check_writable(request.out)
     if request.logits is not None:
-        check_writable(request.out)
         return scoring.score_logits(loading.read_logits(request.logits), {fit.reference: fit})
-    if request.model is not None or fit.of_whole_model:
-        if run is None and not request.named:
+    if fit.of_whole_model:
+        if run is None:
             raise CalibrateError(
-                f"the collection of {fit.reference} is not in ./runs; give its folder in place of "
-                "the fit, or --model FOLDER with examples, such as --task retrieval"
+                f"the collection of {fit.reference} is not in ./runs; give its folder with --run"
             )
-        check_writable(request.out)
-        found = loading.open_or_make(request.model, request, None if request.named else run)
+        found = loading.open_run(run, request.model, request.device)
         from calibrate.cli.model_scoring import score_fit
 
-        return score_fit(fit, *found, parse_betas(request.constants))
-    loading.refuse_per_head(fit)
+        return score_fit(fit, *found)
     head = loading.load_head_of(fit, request.head)
-    check_writable(request.out)
     return scoring.score_own(head, request, fit, scoring.fitted_rivals(run))

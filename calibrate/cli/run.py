@@ -5,23 +5,12 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import BadParameter, Option
+from typer import Option
 
 from calibrate.cli.collect import CollectRequest, collect_rows
 from calibrate.cli.fit import FitRequest, fit, fit_one
-from calibrate.cli.options import (
-    Fresh,
-    HeadOrLogits,
-    MaxBytes,
-    Sets,
-    Sizes,
-    Store,
-    check_fit_name,
-    parse_bytes,
-)
-from calibrate.cli.request import Request
+from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Store, check_fit_name
 from calibrate.report.blocks import Record
-from calibrate.report.terminal import show
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
@@ -32,38 +21,18 @@ class RunOptions(Request):
 
     name: Annotated[
         str | None,
-        Option(
-            callback=check_fit_name,
-            help="Name of the fit [default: quickstart, or that of the file or model]",
-        ),
+        Option(callback=check_fit_name, help="Name of the fit [default: as the rows' or model's]"),
     ] = None
     fresh: Fresh = False
     store: Store = None
     verbose: Annotated[bool, Option("--verbose", help="Print the evidence, too.")] = False
 
-    def show(self, record: Record) -> None:
-        """Prints the result."""
-        show(record, self.as_json, self.verbose)
-
 
 @dataclass(frozen=True)
 class RunRequest(RunOptions, HeadOrLogits):
-    held_out: Annotated[
-        float, Option(help="Share of the groups of --logits that judge the fit.")
-    ] = 0.2
-    max_bytes: MaxBytes = "1GB"
     _: KW_ONLY
     sizes: Sizes = "16..4096"
     sets: Sets = 1024
-
-    def __post_init__(self) -> None:
-        """Checks what can be checked before anything is loaded."""
-        super().__post_init__()
-        parse_bytes(self.max_bytes)
-        if not 0 < self.held_out < 1:
-            raise BadParameter(
-                f"--held-out {self.held_out:g} is not between 0 and 1; give a share such as 0.2"
-            )
 
 
 def run(request: RunRequest) -> Record:
@@ -95,7 +64,7 @@ def _run_on_head(request: RunRequest) -> Record:
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
     found, record = fit_one(collection, FitRequest(Path("runs") / name, name, store=request.store))
-    assert found.choice is not None  # not the paper's procedure
+    assert found.rows is not None  # not the paper's procedure
     rivals = fitted_rules(found.rows, found.choice)
     return scoring.end_run(record, scoring.score_own(head, request, found.coefficients, rivals))
 
@@ -107,7 +76,7 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     from calibrate.rows.groups import hold_out
 
     name = request.name or name_after(logits)
-    split = hold_out(read_logits(logits), request.held_out, request.seed)
+    split = hold_out(read_logits(logits), seed=request.seed)
     collect_rows(_collect_request(request, name), split.fitted)
     record = fit(FitRequest(Path("runs") / name, name, store=request.store))
     fits = {record.coefficients.reference: record.coefficients}
@@ -116,8 +85,8 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
 
 def _collect_request(request: RunRequest, name: str) -> CollectRequest:
     return CollectRequest(
-        Path("runs") / name, request.fresh, max_bytes=request.max_bytes, sizes=request.sizes,
-        sets=request.sets, seed=request.seed,
+        Path("runs") / name, request.fresh, sizes=request.sizes, sets=request.sets,
+        seed=request.seed,
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """Scores of heads and logits, and the page on a fit and its scores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from calibrate.cli.options import HeadOrLogits
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.baselines import beside, fixed_rules, in_order
+from calibrate.evidence.baselines import beside, fixed_rules
 from calibrate.evidence.evidence import OWN
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
@@ -20,67 +20,49 @@ from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows import score_head as heads
 from calibrate.rows import score_logits as logits
-from calibrate.rows.choose_rule import choose
-from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rivals import fitted_rules
 from calibrate.rows.solved_rows import solve_collection
-from calibrate.rows.work_units import Unit, plan_units
+from calibrate.rows.work_units import plan_units
 
 Rules = Mapping[str, Coefficients]
 
 
 def score_head(
-    head: Head, sets: HeadOrLogits, fits: Rules, jobs: Jobs = ONE_PROCESS
+    head: Head, sets: HeadOrLogits, rules: Rules, fits: Sequence[str], jobs: Jobs = ONE_PROCESS
 ) -> ScoresRecord:
-    """Scores fits on fresh sets of a head, with a line per set size."""
-    return _score_head(head, sets, in_order({**fixed_rules(), **fits}), tuple(fits), jobs)
-
-
-def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, rivals: Rules) -> ScoresRecord:
-    """Scores the fit of a head on fresh sets, beside rules that are fitted to the same rows."""
-    scores = _score_head(head, sets, beside(fit, {**fixed_rules(), **rivals}), (OWN,))
-    return replace(scores, own=fit.reference)
-
-
-def _score_head(
-    head: Head, sets: HeadOrLogits, rules: Rules, fits: tuple[str, ...], jobs: Jobs = ONE_PROCESS
-) -> ScoresRecord:
+    """Scores rules, some of which are fits with a verdict, on fresh sets of a head."""
     sizes = sets.set_sizes
     with Steps("scoring", len(sizes), at_once=jobs.uses_workers) as steps:
         evidence = heads.score_head(
             head, sizes, sets.sets, sets.seed, rules, jobs=jobs,
-            report=lambda size, sets: steps.advance(
-                f"  n = {size:>6,}  scored on {sets:,} fresh sets"
-            ),
+            report=lambda size, sets: steps.advance(),
         )  # fmt: skip
-    return ScoresRecord(evidence, fits)
+    return ScoresRecord(evidence, tuple(fits))
+
+
+def score_own(head: Head, sets: HeadOrLogits, fit: Coefficients, rivals: Rules) -> ScoresRecord:
+    """Scores the fit of a head on fresh sets, beside rules that are fitted to the same rows."""
+    scores = score_head(head, sets, beside(fit, {**fixed_rules(), **rivals}), [OWN])
+    return replace(scores, own=fit.reference)
 
 
 def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
-    """Scores fits on logits, with a line per set size."""
+    """Scores fits on logits."""
     units = sum(len(plan_units(size, arrays.count(size))) for size in arrays.sizes)
     with Steps("scoring", units) as steps:
-
-        def report(unit: Unit) -> None:
-            count = arrays.count(unit.size)
-            done = unit.first + unit.sets == count
-            steps.advance(f"  n = {unit.size:>6,}  {count:,} rows" if done else None)
-
-        return ScoresRecord(logits.score_logits(arrays, fits, report), tuple(fits))
+        evidence = logits.score_logits(arrays, fits, lambda unit: steps.advance())
+    return ScoresRecord(evidence, tuple(fits))
 
 
 def fitted_rivals(run: Path | None) -> Rules:
-    """Rules fitted to a collection; none without a collection or with too few rows."""
+    """Rules fitted to a fit's collection; none without one, or if no rule gains on its rows."""
     if run is None:
         return {}
-    collection = open_collection(run, RowCollection)
     try:
-        rows = solve_collection(collection)
-        return fitted_rules(rows, choose(rows, resolve_options(collection)))
-    except QualityError as failure:
-        stderr.print(f"rules fitted to {run} are not compared: {failure}")
+        return fitted_rules(solve_collection(open_collection(run, RowCollection)))
+    except QualityError:
         return {}
 
 
@@ -97,12 +79,11 @@ def write_report(
 ) -> Result:
     """Writes the page on a fit; the path is None if it cannot be written and is not `needed`."""
     stderr.print(f"writing the report {page}")
-    path = None
     try:
         write_fit_page(page, fit, scores)
-        path = page
     except CalibrateError as error:
         if needed:
             raise
         stderr.print(f"the report is not written: {error}")
-    return report_result(scores, path)
+        return report_result(scores, None)
+    return report_result(scores, page)

@@ -264,9 +264,7 @@ def check_given(coefficients: Coefficients, H: Any, n: Any) -> None:
         ("n=, the number of unmasked items", rule.by_size, n),
     ):
         if uses and value is None:
-            raise CoefficientsError(
-                f"{coefficients.reference} is of kind {rule.kind}; give {name}"
-            )
+            raise CoefficientsError(f"{coefficients.reference} is of kind {rule.kind}; give {name}")
 
 
 make_static(Coefficients)

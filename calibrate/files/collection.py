@@ -1,6 +1,5 @@
 """A collection on disk, opened: the one reader of rows and of examples."""
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,11 +41,3 @@ def open_collection(
         raise CalibrateError(f"{folder} has no shard yet; run the same command again")
     text = manifest_text(RowCollection, found.configuration, entries, PARTIAL)
     return RowCollection(folder, json.loads(text), digest_of(text.encode()))  # type: ignore[return-value]
-
-
-def kind_of(folder: Path) -> str | None:
-    """The kind of the collection in a folder, finished or not; None if there is none to read."""
-    with contextlib.suppress(CalibrateError):
-        found = read_manifest(folder, KINDS)
-        return None if found is None else found.kind
-    return None

@@ -64,7 +64,7 @@ _PARTIAL: dict[str, Shape] = {
     **dict.fromkeys(("format", "schema_version", "status"), TEXT),
     "configuration": _CONFIGURATION,
 }
-_COMPLETE = {**_PARTIAL, "scores": List(Object(FILE, required=True))}
+_COMPLETE: dict[str, Shape] = {**_PARTIAL, "scores": List(Object(FILE, required=True))}
 
 
 class Cell(NamedTuple):
@@ -187,7 +187,8 @@ class ExampleCollection(Collection):
     def checked(manifest: dict[str, Any]) -> dict[str, Any]:
         """Refuses unknown fields, too."""
         shapes = _COMPLETE if manifest["status"] == COMPLETE else _PARTIAL
-        return Object(shapes, required=True)(manifest)
+        found: dict[str, Any] = Object(shapes, required=True)(manifest)
+        return found
 
     @staticmethod
     def listing(configuration: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:

@@ -123,8 +123,8 @@ def parse_manifest(
         expected = {f"{kind.format} {SCHEMA_VERSION}": kind for kind in kinds}
         if version not in expected:
             raise DamagedError(
-                f"{path} is {version}, expected {' or '.join(expected)}; collect into a new folder "
-                "with this version of calibrate"
+                f"{path} is {version}, expected {' or '.join(expected)}; use the command "
+                "for its kind, or collect into a new folder"
             )
         kind = expected[version]
         read_field(manifest, "status", Word((PARTIAL, COMPLETE)))

@@ -268,7 +268,7 @@ def _logits_of_targets(rows: KeptRows, path: Path, size: int) -> np.ndarray:
     """(rows,) the target's logit; of several targets, the highest, -inf without any."""
     target = rows.target
     if target.dtype == bool:
-        return rows.logits.max(axis=1, where=target, initial=-np.inf)
+        return np.asarray(rows.logits.max(axis=1, where=target, initial=-np.inf))
     require(0 <= target.min() <= target.max() < size, path, f"target is not within [0, {size})")
     return np.take_along_axis(rows.logits, target[:, None], axis=1)[:, 0]
 

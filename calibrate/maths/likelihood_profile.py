@@ -181,8 +181,8 @@ def profile(logits: np.ndarray, target: np.ndarray, low: float, high: float) -> 
     of_target, expected, moments = _evaluate(
         logits, target, np.broadcast_to(betas, (len(logits), len(betas)))
     )
-    log_p = from_nodes(*of_target, low, high)._replace(concave=target.ndim == 1)
-    return RowProfiles(log_p, from_nodes(*expected, low, high), *moments)
+    log_p = from_nodes(of_target[0], of_target[1], low, high)._replace(concave=target.ndim == 1)
+    return RowProfiles(log_p, from_nodes(expected[0], expected[1], low, high), *moments)
 
 
 def nodes(low: float, high: float) -> np.ndarray:
@@ -213,9 +213,7 @@ def _positions(target: np.ndarray) -> np.ndarray:
     return target.argmax(axis=1) if one_each else target
 
 
-def _evaluate(
-    logits: np.ndarray, target: np.ndarray, betas: np.ndarray
-) -> list[np.ndarray]:
+def _evaluate(logits: np.ndarray, target: np.ndarray, betas: np.ndarray) -> list[np.ndarray]:
     """Float32 likelihoods and moments of rows, at betas as in `log_p`.
 
     Returns log p_T and its slope in beta, (2, rows, k); the same, expected of a target that is

@@ -30,7 +30,7 @@ def as_masks(logits: np.ndarray) -> np.ndarray:
 
 def finite_masks(logits: np.ndarray, where: np.ndarray | bool = True) -> int:
     """How many finite logits mean masked, of the items that `where` leaves."""
-    return np.count_nonzero(is_masked(logits) & np.isfinite(logits) & where)
+    return int(np.count_nonzero(is_masked(logits) & np.isfinite(logits) & where))
 
 
 def warn_of_masks(subject: str, n: int) -> None:

@@ -6,6 +6,7 @@ command asks for the same passes in the same order, and those made before are re
 
 import hashlib
 import inspect
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -74,6 +75,13 @@ class Memo:
 
 
 NOWHERE = Memo(None)
+
+
+def processor(device: torch.device) -> str:
+    """What rounds the results of passes: another processor has others; threads round as little."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[int], list[Example]]]:

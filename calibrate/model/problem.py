@@ -17,7 +17,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_LOSS, Objective
-from calibrate.model.passes import Memo, Passes, Report
+from calibrate.model.passes import Memo, Passes, Report, processor
 from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 from calibrate.transformers.betas import HeadBetas
 
@@ -67,7 +67,7 @@ class ModelProblem:
         self._heads, self._options, self._began = heads, options, began
         lengths = np.array([len(example.tokens) for example in collection.set.examples])
         self._typical = typical(lengths)
-        context = collection.digest, str(model.device), *map(version, TOOLS)
+        context = collection.digest, processor(model.device), *map(version, TOOLS)
         memo = Memo(collection.folder, *context)
         self.objective = Objective(
             collection.set, collection.scores, options.trained_up_to, options.allowed

@@ -59,7 +59,6 @@ class FitRecord:
 
     Attributes:
       coefficients: the fit, as published.
-      figure: None if it was not drawn.
       heads: of a fit per head: every head, with or without a rule.
       scores: of a fit through a model: on the examples that no fit has seen.
       more: in JSON, of a fit through a model: what it was chosen among.
@@ -67,7 +66,6 @@ class FitRecord:
     """
 
     coefficients: Coefficients
-    figure: Path | None
     heads: Sequence["HeadFit"] = ()
     scores: "ScoresRecord | None" = None
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +77,6 @@ class FitRecord:
             "reference": self.coefficients.reference,
             "path": str(self.coefficients.path),
             "load": load_line(self.coefficients),
-            "figure": self.figure,
             "fit": json.loads(dumps(self.coefficients)),
         }
         if self.heads:
@@ -144,7 +141,7 @@ class FitRecord:
         yield from selection_tables(fit)
         rows = [] if all_constant(fit) else [("guards", guards(fit.rule))]
         rows += [*facts(fit), ("id", digest(fit))]
-        yield Facts(rows + ([("figure", str(self.figure))] if self.figure else []))
+        yield Facts(rows)
 
 
 def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
@@ -160,7 +157,7 @@ def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     yield "outside", outside(rule)
 
 
-def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | None) -> FitRecord:
+def through_model(fit: "ModelFit", coefficients: Coefficients) -> FitRecord:
     """The record of a fit through a model, as it was published."""
     from calibrate.report.scores_record import ScoresRecord
 
@@ -176,22 +173,12 @@ def through_model(fit: "ModelFit", coefficients: Coefficients, figure: Path | No
     ]  # fmt: skip
     more = {"heads": heads, "candidates": candidates, "losses": fit.losses}
     scores = ScoresRecord(fit.evidence, (OWN,), coefficients.reference)
-    return FitRecord(coefficients, figure, scores=scores, more=more)
+    return FitRecord(coefficients, scores=scores, more=more)
 
 
-def show_fit(reference: str, store: Path | None, figure: Path | None) -> FitRecord:
-    """Loads a fit, and draws its figure if one is asked for.
-
-    Raises:
-      CoefficientsError: there is no such fit.
-      CalibrateError: the figure cannot be written.
-    """
-    coefficients = load(reference, store)
-    if figure:
-        from calibrate.report.plots import save_fit_figure  # loads Matplotlib
-
-        save_fit_figure(figure, coefficients)
-    return FitRecord(coefficients, figure, of_file=True)
+def show_fit(reference: str, store: Path | None) -> FitRecord:
+    """Loads a fit; raises CoefficientsError if there is no such fit."""
+    return FitRecord(load(reference, store), of_file=True)
 
 
 def entry_heading(fit: Coefficients) -> str:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +19,9 @@ from calibrate.report.plot_style import (
     PAPER,
     SHADE,
     STYLES,
-    draw,
     legend_below,
     plot_head_map,
     plot_size_curves,
-    save_figure,
     short,
     sizes_axis,
 )
@@ -160,12 +157,6 @@ def plot_head_betas(ax: "Axes", fit: Coefficients, heads: Sequence[Head] | None 
     plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")
     ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)
     return ax
-
-
-def save_fit_figure(path: Path, fit: Coefficients, heads: Sequence[Head] | None = None) -> None:
-    """The rule of a fit, or the map of its heads, as PNG."""
-    drawn = draw(plot_head_betas, fit, heads) if fit.has_heads else draw(plot_rule, fit)
-    save_figure(path, drawn)
 
 
 def plot_entropy(ax: "Axes", heads: "Sequence[HeadDiagnosis]") -> "Axes":

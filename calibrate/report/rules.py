@@ -158,7 +158,8 @@ def beta_range(fit: Coefficients, entry: Entry) -> tuple[float, float]:
         within = [c.beta[c.inside] for c in size_curves(fit, entry) if not c.beyond]
         beta = np.concatenate(within)
     else:
-        _, beta = rule_curve(fit, entry, np.linspace(*entry.domain, POINTS))
+        lo, hi = entry.domain
+        _, beta = rule_curve(fit, entry, np.linspace(lo, hi, POINTS))
     return float(beta.min()), float(beta.max())
 
 

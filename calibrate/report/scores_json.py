@@ -1,7 +1,5 @@
-"""Means and gains of rules on the same items as JSON and CSV; shares, not per cent."""
+"""Means and gains of rules on the same items as JSON; shares, not per cent."""
 
-import csv
-import io
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,16 +35,3 @@ def heads_json(heads: Iterable[tuple[Head, Evidence]]) -> list[dict[str, Any]]:
         {"layer": layer, "head": head} | scores_json(part) | {"sizes": sizes_json(part)}
         for (layer, head), part in heads
     ]
-
-
-def scores_csv(evidence: Evidence) -> str:
-    """A line per rule, stratum and measure."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rule", "size", "template", "protected", "items", "measure", *NUMBERS])
-    for stratum, part in evidence.by("stratum").items():
-        for rule, measures in scores_json(part)["rules"].items():
-            for measure, numbers in measures.items():
-                shown = (f"{numbers[name]:.6g}" for name in NUMBERS)
-                writer.writerow([rule, *stratum, part.n, measure, *shown])
-    return text.getvalue()

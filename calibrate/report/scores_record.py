@@ -11,7 +11,7 @@ from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head
 from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
-from calibrate.report.scores_json import heads_json, scores_csv, scores_json, sizes_json
+from calibrate.report.scores_json import heads_json, scores_json, sizes_json
 from calibrate.report.terminal import as_text
 from calibrate.rows.solved_rows import head_label
 
@@ -241,10 +241,6 @@ class ScoresRecord:
             "heads": heads_json(self.ranked(self.rules[1])) if len(heads) > 1 else [],
             "verdicts": verdicts,
         }
-
-    def as_csv(self) -> str:
-        """A line per rule, stratum and measure."""
-        return scores_csv(self.evidence)
 
 
 def _cell(items: Evidence, rule: str, measure: str) -> str:

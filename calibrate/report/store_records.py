@@ -117,7 +117,7 @@ def audit_fits(reference: str | None, store: Path | None) -> Result:
 
 def audit_store(folder: Path) -> list[Audit]:
     """Tries to read every version of a store; a name whose state is damaged is one entry."""
-    found = []
+    found: list[Audit] = []
     for name in names(folder):
         try:
             held = open_name(folder, name)

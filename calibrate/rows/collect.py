@@ -202,7 +202,8 @@ def _rows_of_head(load_head: Callable[[], Head], seed: int, unit: Unit) -> Logge
 
 def _rows_of_files(part: Part, columns: Collection[str]) -> LoggedRows:
     """A unit of rows on disk, with those optional columns."""
-    return part.read()._replace(**{name: None for name in OF_ROWS if name not in columns})
+    left_out: dict[str, Any] = dict.fromkeys(OF_ROWS.keys() - columns)
+    return part.read()._replace(**left_out)
 
 
 def wanted_rows(units: Sequence[Unit], keep: str, n_heads: int = 1) -> dict[Unit, int]:

@@ -142,7 +142,8 @@ def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
     H = {int(n): rows.entropy[rows.size == n] for n in np.unique(rows.size)}
     sizes = [AtSize(n, len(of_size), float(of_size.mean())) for n, of_size in H.items()]
     gains = gains_of_rules(rows)
-    sink = find_sink(*look, rows.items)
+    top, share, target = look
+    sink = find_sink(top, share, target, rows.items)
     on_top = 1 - float(rows.misranked.mean())
     word, reason = too_few(rows) or judge_head(on_top, gains, sink)
     return HeadDiagnosis(

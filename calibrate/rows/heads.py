@@ -186,7 +186,7 @@ def check_batch(head: Any, batch: Any, size: int, count: int) -> None:
 
 def check_logits(head: Any, attended: Any, size: int, count: int) -> None:
     """Raises CalibrateError unless `attend` gave float logits, one row per set."""
-    logits = getattr(attended, "logits", None)
+    logits: Any = getattr(attended, "logits", None)
     found = "no .logits" if logits is None else f".logits {logits.dtype}{np.shape(logits)}"
     if np.shape(logits) != (count, size) or not np.issubdtype(np.dtype(logits.dtype), np.floating):
         raise CalibrateError(

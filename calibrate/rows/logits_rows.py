@@ -31,10 +31,10 @@ class LoggedRows(NamedTuple):
 
     logits: np.ndarray  # (rows, size) float32, -inf where masked, real items first
     target: np.ndarray  # (rows,) int32, or (rows, size) bool
-    layer: np.ndarray | None = None  # (rows,) int16, -1 if unknown
-    head: np.ndarray | None = None
-    weight: np.ndarray | None = None  # (rows,) float32
-    group: np.ndarray | None = None  # (rows,) int64, -1 if unknown
+    layer: Any = None  # (rows,) int16, -1 if unknown
+    head: Any = None
+    weight: Any = None  # (rows,) float32
+    group: Any = None  # (rows,) int64, -1 if unknown
 
 
 def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:

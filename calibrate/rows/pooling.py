@@ -111,7 +111,8 @@ class Pool:
 
     def _of_held(self) -> np.ndarray:
         """(pairs,) bool: whether the cell is held."""
-        return np.asarray(self.held.any(axis=0)[self.cell])
+        of_held: np.ndarray = np.asarray(self.held.any(axis=0))[self.cell]
+        return of_held
 
     def objective(self, block_weights: np.ndarray) -> Objective:
         """The objective of (cells,) beta, with a weight for each block."""

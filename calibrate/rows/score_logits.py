@@ -95,9 +95,7 @@ def _left_out(counts: Sequence[Mapping[str, int]], n_scored: int) -> dict[str, i
     return {**bad, WITHOUT_WEIGHT: left - sum(bad.values())}
 
 
-def _score_piece(
-    arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]
-) -> tuple[Any, ...]:
+def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> tuple[Any, ...]:
     """log p (rules, rows); stratum, head, weight and group (rows,); the counts of COUNTS."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
     good, _, H, counted = examine(rows.logits, rows.target)

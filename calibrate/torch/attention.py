@@ -103,7 +103,7 @@ def _attend_any_axes(call: Call, enable_gqa: bool) -> Tensor:
     if mask is not None:
         mask = _broadcastable("attn_mask", mask, full, lead)
         if call.is_causal and mask.dtype == torch.bool:
-            mask = mask & causal_mask(*full[-2:], mask.device)
+            mask = mask & causal_mask(full[-2], full[-1], mask.device)
             call = call._replace(is_causal=False)
     if sinks is not None:
         sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
@@ -116,7 +116,7 @@ def _check(call: Call, enable_gqa: bool) -> None:
     q, k, v = call[:3]
     N, K, of_value = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
     divides = N == K or (enable_gqa and K > 0 and N % K == 0)
-    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or K != of_value or not divides:
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or of_value != K or not divides:
         raise ValueError(
             f"query is {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)}; give "
             "(..., N, T, W), (..., K, S, W) and (..., K, S, any), K = N or with enable_gqa=True a "
@@ -224,4 +224,5 @@ def log_n_keys(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Te
         n = torch.arange(1, T + 1, device=q.device).clamp(max=S)
     else:
         n = torch.full((), S, device=q.device)
-    return n.clamp(min=1).to(wide(q.dtype)).log().expand(q.shape[:3])
+    log_n: Tensor = n.clamp(min=1).to(wide(q.dtype)).log().expand(q.shape[:3])
+    return log_n
