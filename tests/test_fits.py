@@ -142,7 +142,7 @@ def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
     for line in (
         "beta(n)    0.5 log n + 0.6\n",
         "domain     16 .. 1,024 items\n",
-        "outside    the line goes on outside\n",
+        "outside    a line that rises goes on outside, and one that falls is held at its ends\n",
     ):
         assert line in out, line
     assert re.search(r"kappa log n \+ b +-0.5000 +\+0.1250 +· +· +chosen", out)

@@ -181,7 +181,6 @@ ROWS = {
     "fits/list": "fits list",
     "fits/show": "fits show head-poly",
     "fits/diff": "fits diff head head-paper",
-    "fits/verify": "fits verify",
 }
 SHORT = (
     "collect/head", "fit/head", "fit/head by the paper", "evaluate/head", "collect/heads",

@@ -222,7 +222,7 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
     partial = visible("a")
     assert json.loads(partial["manifest.json"])["status"] == "partial"
     assert 0 < len(partial) - 2 < len(visible(kept)) - 2
-    unfinished = "a is unfinished; run the same `calibrate model collect`"
+    unfinished = "a is unfinished; run the same command again"
     with pytest.raises(CalibrateError, match=unfinished):
         open_collection(Path("a"))
     first = Path("a", files.scores_name(0))
@@ -305,7 +305,7 @@ def test_prompts_that_are_not_examples(model, line, message):
 def test_options_that_do_not_go_together(model):
     task = ("--task", "retrieval", "--lengths", "64")
     for arguments, message in (
-        (("--model", model), "--model needs examples: --prompts FILE.jsonl"),
+        (("--model", model), "give --prompts FILE.jsonl, --task retrieval or --text FILE"),
         (task, "Missing option '--model'"),
         (("--model", model, "--task", "poetry"), "'poetry' is not a task; write retrieval"),
         (("--model", model, "--task", "retrieval:no"), "'retrieval:no' is not a task"),
@@ -321,7 +321,7 @@ def test_options_that_do_not_go_together(model):
         (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
         (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
         ("nowhere", "--lengths", "64", "nowhere is not a folder"),
-        (model / "config.json", "--lengths", "64", "config.json is a file; give its folder, "),
+        (model / "config.json", "--lengths", "64", "config.json is not a folder; give a model"),
     ):
         line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
         assert message in line
@@ -399,7 +399,7 @@ def test_models_that_look_no_attention_up_or_ahead(here):
         assert message in refusal("model", "collect", "--model", folder, *few)
 
 
-def test_a_folder_without_scores_takes_other_options(model, monkeypatch):
+def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
     """As after a model that does not fit into memory."""
     arguments = ("model", "collect", "--model", model, "--task", "retrieval:list", "--out", "r")
 
@@ -409,7 +409,9 @@ def test_a_folder_without_scores_takes_other_options(model, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("transformers.AutoModelForCausalLM.from_pretrained", exhausted)
         assert "out of memory" in refusal(*arguments, "--lengths", "64")
-    call(*arguments, "--lengths", "96", "--examples", "1")
+    other = (*arguments, "--lengths", "96", "--examples", "1")
+    assert "or --fresh to replace it" in refusal(*other)
+    call(*other, "--fresh")
     assert open_collection(Path("r")).set.cells[0].length == 96
 
 
@@ -435,7 +437,7 @@ def relisted(folder, name, data):
         ("examples.npz", "start", 9_999, "an answer is not within its example"),
         ("examples.npz", "cell", 99, "a cell is not one of the manifest's"),
         ("examples.npz", "end", 2**40, "its examples do not make up its tokens"),
-        ("examples.npz", "end", None, "end is absent"),
+        ("examples.npz", "end", None, "its arrays are"),
         ("scores-00001.npz", "log_p", np.nan, "log_p is not <= 0"),
         ("scores-00001.npz", "right", 99, "right exceeds the answer's tokens"),
     ],

@@ -112,7 +112,7 @@ def test_a_fit_by_entropy_and_size_has_a_page_of_its_own(by_both):
         "over the unmasked items. n is the number of unmasked items; log is the natural",
         "beta(H, n) -0.002 H^4 + 0.02 H^3",
         "domain 0.2 .. 5 nats and sets of 16 .. 1,024 items outside H is clamped;",
-        "1 <= beta <= 64 at every entropy and set size",
+        "guards 1 <= beta <= 64",
         "Which kind of rule",
     ):  # fmt: skip
         assert part in words, part
