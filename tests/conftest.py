@@ -1,7 +1,9 @@
 """What several tests share: a head made of numbers, and fits with known behaviour."""
 
 import os
+import re
 from importlib.metadata import version
+from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -32,6 +34,27 @@ from calibrate.rows import fit_collection  # noqa: E402
 
 plot_style.DPI = 40
 fit_collection.N_RESAMPLES = 40  # test_uncertainty has as many as users
+
+
+# What tests import, and the package of an extra that it needs.
+NEEDS = {
+    "gguf": "gguf", "llama_cpp": "xllamacpp", "tiny_causal": "transformers", "torch": "torch",
+    "transformers": "transformers", "two_queries": "transformers",
+}  # fmt: skip
+LACKING = {module: package for module, package in NEEDS.items() if find_spec(package) is None}
+
+
+def pytest_report_header():
+    lacking = ", ".join(sorted(set(LACKING.values())))
+    return f"left out: tests that need {lacking}" if lacking else None
+
+
+def pytest_ignore_collect(collection_path):
+    """Tests that import what is not installed are left out."""
+    if LACKING and collection_path.suffix == ".py":
+        imports = rf"^(import|from) ({'|'.join(LACKING)})\b"
+        return re.search(imports, collection_path.read_text("utf-8"), re.MULTILINE) is not None
+    return None
 
 
 def as_users() -> dict[str, str]:

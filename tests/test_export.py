@@ -7,28 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file
+from test_cli import call, refusal
+from tiny_causal import causal_model, save_tokenizer
+from tiny_models import tiny_configuration
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from calibrate.export import checkpoint, proof
+from calibrate.export.queries import SUPPORTED
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.publishing import publish
 from calibrate.maths.rule import Rule
+from calibrate.transformers import register, verify
+from calibrate.transformers.folders import ModelFolder
 
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from test_cli import call, refusal  # noqa: E402
-from tiny_causal import causal_model, save_tokenizer  # noqa: E402
-from tiny_models import tiny_configuration  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
-
-from calibrate.export import checkpoint, proof  # noqa: E402
-from calibrate.export.queries import SUPPORTED  # noqa: E402
-from calibrate.transformers import register, verify  # noqa: E402
-from calibrate.transformers.folders import ModelFolder  # noqa: E402
-
-torch.set_num_threads(1)
 TOKENS = torch.randint(3, 60, (2, 24), generator=torch.manual_seed(1))
 N_HEADS = 4
 ONE_FOR_ALL = ("gemma2", "vaultgemma")

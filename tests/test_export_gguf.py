@@ -8,32 +8,25 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFValueType as Kind
+from llama_cpp import LlamaCpp
+from test_cli import call, refusal
+from tiny_causal import save
+from tiny_gguf import small_model, write_gguf
 
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-pytest.importorskip("transformers", reason="needs the extra transformers")
-gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
-pytest.importorskip("xllamacpp", reason="needs the extra engines")
+from calibrate.errors import CalibrateError
+from calibrate.export.gguf_file import export_gguf, read_gguf_export
+from calibrate.export.gguf_model import ARCHITECTURES, GgufModel, as_written
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.publishing import publish
+from calibrate.maths.rule import Rule
+from calibrate.transformers import register, verify
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-
-from gguf import GGMLQuantizationType as Type  # noqa: E402
-from gguf import GGUFValueType as Kind  # noqa: E402
-from llama_cpp import LlamaCpp  # noqa: E402
-from test_cli import call, refusal  # noqa: E402
-from tiny_causal import save  # noqa: E402
-from tiny_gguf import small_model, write_gguf  # noqa: E402
-
-from calibrate.errors import CalibrateError  # noqa: E402
-from calibrate.export.gguf_file import export_gguf, read_gguf_export  # noqa: E402
-from calibrate.export.gguf_model import ARCHITECTURES, GgufModel, as_written  # noqa: E402
-from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
-from calibrate.files.publishing import publish  # noqa: E402
-from calibrate.maths.rule import Rule  # noqa: E402
-from calibrate.transformers import register, verify  # noqa: E402
-
-torch.set_num_threads(1)
 VOCABULARY = 256
 # Whole words: llama.cpp gives no probabilities at parts of a character.
 WORDS = [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase][:VOCABULARY]

@@ -7,22 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_cli import call, refusal
+from test_export import by_size, constants, export, folder_of, tiny
+from tiny_causal import causal_model
 
 from calibrate.errors import CalibrateError
+from calibrate.export import checkpoint, queries
+from calibrate.export.proof import prove
+from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-from test_cli import call, refusal  # noqa: E402
-from test_export import by_size, constants, export, folder_of, tiny  # noqa: E402
-from tiny_causal import causal_model  # noqa: E402
-
-from calibrate.export import checkpoint, queries  # noqa: E402
-from calibrate.export.proof import prove  # noqa: E402
-from calibrate.files.coefficient_file import dumps  # noqa: E402
 
 
 @pytest.fixture

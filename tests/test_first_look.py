@@ -6,18 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import calibrate
-from calibrate.errors import CalibrateError
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from test_cli import call, refusal  # noqa: E402
-from test_model_examples import collected, write_lines  # noqa: E402
-from tiny_causal import (  # noqa: E402
+import torch
+from test_cli import call, refusal
+from test_model_examples import collected, write_lines
+from tiny_causal import (
     causal_model,
     planted_examples,
     planted_model,
@@ -26,10 +18,14 @@ from tiny_causal import (  # noqa: E402
     some_examples,
 )
 
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
-from calibrate.model import first_look as looking  # noqa: E402
-from calibrate.model import passes  # noqa: E402
-from calibrate.model.first_look import (  # noqa: E402
+import calibrate
+from calibrate.errors import CalibrateError
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.maths.rule import Rule
+from calibrate.model import first_look as looking
+from calibrate.model import passes
+from calibrate.model.first_look import (
     DIFFUSE,
     SHARPER,
     UNCLEAR,
@@ -37,10 +33,9 @@ from calibrate.model.first_look import (  # noqa: E402
     derivatives,
     first_look,
 )
-from calibrate.transformers import register  # noqa: E402
-from calibrate.transformers.betas import checkpointed, head_betas  # noqa: E402
+from calibrate.transformers import register
+from calibrate.transformers.betas import checkpointed, head_betas
 
-torch.set_num_threads(1)
 KINDS = ["llama", "gemma2", "gpt_oss"]  # grouped keys; a soft-cap and a window; sinks
 
 # --- the betas of a model's heads ----------------------------------------------------------------

@@ -3,22 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from test_cli import refusal
+from tiny_causal import save_tokenizer
+from tiny_gguf import PACKED, PLAIN, TOKENS, small_model, write_gguf
 
 from calibrate.errors import CalibrateError
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-pytest.importorskip("gguf", reason="needs the extra gguf")
-pytest.importorskip("accelerate", reason="needs the extra gguf")
-
-from test_cli import refusal  # noqa: E402
-from tiny_causal import save_tokenizer  # noqa: E402
-from tiny_gguf import PACKED, PLAIN, TOKENS, small_model, write_gguf  # noqa: E402
-
-from calibrate.transformers import folders  # noqa: E402
-from calibrate.transformers.folders import ModelFolder  # noqa: E402
-
-torch.set_num_threads(1)
+from calibrate.transformers import folders
+from calibrate.transformers.folders import ModelFolder
 
 
 def logits_of(model):

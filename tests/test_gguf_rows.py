@@ -1,15 +1,12 @@
 """Rows of .gguf tensors times factors, in each of their types."""
 
+import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from calibrate.errors import CalibrateError
-
-gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
-
-from gguf import GGMLQuantizationType as Type  # noqa: E402
-
-from calibrate.export.gguf_file import _SCALES, scale_rows  # noqa: E402
+from calibrate.export.gguf_file import _SCALES, scale_rows
 
 FACTORS = (1.9, 0.4, 1.0, 2.7)
 

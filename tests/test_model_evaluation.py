@@ -7,20 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import calibrate
-from calibrate.errors import CoefficientsError
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from browser import CHROMIUM  # noqa: E402
-from test_cli import call, refusal  # noqa: E402
-from test_model_examples import collected, write_lines  # noqa: E402
-from test_report import Text, check_in_a_browser  # noqa: E402
-from tiny_causal import (  # noqa: E402
+import torch
+from browser import CHROMIUM
+from test_cli import call, refusal
+from test_model_examples import collected, write_lines
+from test_report import Text, check_in_a_browser
+from tiny_causal import (
     causal_model,
     planted_examples,
     planted_model,
@@ -29,17 +21,19 @@ from tiny_causal import (  # noqa: E402
     some_examples,
 )
 
-from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
-from calibrate.files.collection import open_collection  # noqa: E402
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
-from calibrate.files.publishing import publish  # noqa: E402
-from calibrate.model import passes  # noqa: E402
-from calibrate.model.objective import compare  # noqa: E402
-from calibrate.model.passes import Memo, score_fits  # noqa: E402
-from calibrate.model.splits import JUDGING, splits_of  # noqa: E402
-from calibrate.transformers import register, verify  # noqa: E402
-
-torch.set_num_threads(1)
+import calibrate
+from calibrate.errors import CoefficientsError
+from calibrate.evidence.evidence import LOG_P, RIGHT
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.collection import open_collection
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.files.publishing import publish
+from calibrate.maths.rule import Rule
+from calibrate.model import passes
+from calibrate.model.objective import compare
+from calibrate.model.passes import Memo, score_fits
+from calibrate.model.splits import JUDGING, splits_of
+from calibrate.transformers import register, verify
 
 
 def constant(beta, layer=None, head=None, **named):

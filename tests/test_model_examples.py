@@ -12,26 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from test_cli import call, refusal
+from tiny_causal import SIZES, causal_model, save
 
 from calibrate.errors import CalibrateError, DamagedError
+from calibrate.files import examples as files
+from calibrate.files.collection import open_collection
+from calibrate.files.manifest import entry_of
+from calibrate.files.npz import pack_arrays, parse_arrays
+from calibrate.model import collect_examples as collecting
+from calibrate.model.encoding import Encoder
+from calibrate.model.prompts import Wanted
+from calibrate.model.retrieval import TEMPLATES, longest, write
+from calibrate.transformers.folders import ModelFolder
 
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from test_cli import call, refusal  # noqa: E402
-from tiny_causal import SIZES, causal_model, save  # noqa: E402
-
-from calibrate.files import examples as files  # noqa: E402
-from calibrate.files.collection import open_collection  # noqa: E402
-from calibrate.files.manifest import entry_of  # noqa: E402
-from calibrate.files.npz import pack_arrays, parse_arrays  # noqa: E402
-from calibrate.model import collect_examples as collecting  # noqa: E402
-from calibrate.model.encoding import Encoder  # noqa: E402
-from calibrate.model.prompts import Wanted  # noqa: E402
-from calibrate.model.retrieval import TEMPLATES, longest, write  # noqa: E402
-from calibrate.transformers.folders import ModelFolder  # noqa: E402
-
-torch.set_num_threads(1)
 PROMPTS = [
     {"prompt": "Where does Ada Young live?", "answer": " Oslo"},
     {"prompt_ids": [4, 5, 6], "answer_ids": [7, 8], "template": "ids"},

@@ -8,16 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-import calibrate
-from calibrate.errors import QualityError
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from test_cli import call  # noqa: E402
-from test_model_examples import collected, write_lines  # noqa: E402
-from tiny_causal import (  # noqa: E402
+import torch
+from test_cli import call
+from test_model_examples import collected, write_lines
+from tiny_causal import (
     causal_model,
     planted_examples,
     planted_model,
@@ -26,19 +20,21 @@ from tiny_causal import (  # noqa: E402
     some_examples,
 )
 
-from calibrate.evidence.estimate import Estimate  # noqa: E402
-from calibrate.evidence.evidence import LOG_P, RIGHT  # noqa: E402
-from calibrate.export.plan import ALIKE, HEAD, LAYER  # noqa: E402
-from calibrate.files.examples import Cell, Example, ExampleSet, Scores  # noqa: E402
-from calibrate.maths.rule import LOG_SIZE  # noqa: E402
-from calibrate.model import problem  # noqa: E402
-from calibrate.model.descent import Solution  # noqa: E402
-from calibrate.model.fit import fit_through, require_worth  # noqa: E402
-from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form  # noqa: E402
-from calibrate.model.objective import Objective, compare  # noqa: E402
-from calibrate.model.passes import Memo, Passes, score, score_fits  # noqa: E402
-from calibrate.model.problem import ModelOptions, ModelProblem  # noqa: E402
-from calibrate.transformers.betas import head_betas  # noqa: E402
+import calibrate
+from calibrate.errors import QualityError
+from calibrate.evidence.estimate import Estimate
+from calibrate.evidence.evidence import LOG_P, RIGHT
+from calibrate.export.plan import ALIKE, HEAD, LAYER
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.maths.rule import LOG_SIZE
+from calibrate.model import problem
+from calibrate.model.descent import Solution
+from calibrate.model.fit import fit_through, require_worth
+from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
+from calibrate.model.objective import Objective, compare
+from calibrate.model.passes import Memo, Passes, score, score_fits
+from calibrate.model.problem import ModelOptions, ModelProblem
+from calibrate.transformers.betas import head_betas
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
 FORMS += [Form(kind, LAYER, 2.0, 4.0) for kind in (CONSTANT, ONE_RATIO)]

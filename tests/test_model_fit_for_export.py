@@ -4,25 +4,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from test_cli import call
+from test_model_examples import collected, write_lines
+from test_model_fit import HEADS, numbers_of, planted, through
+from tiny_causal import causal_model, planted_examples, planted_model, save
 
 from calibrate.errors import CalibrateError
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from test_cli import call  # noqa: E402
-from test_model_examples import collected, write_lines  # noqa: E402
-from test_model_fit import HEADS, numbers_of, planted, through  # noqa: E402
-from tiny_causal import causal_model, planted_examples, planted_model, save  # noqa: E402
-
-from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan  # noqa: E402
-from calibrate.export.proof import Exportable, exportable  # noqa: E402
-from calibrate.files.publishing import publish  # noqa: E402
-from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of  # noqa: E402
-from calibrate.model.forms import CONSTANT, ONE_RATIO, Form  # noqa: E402
-from calibrate.model.problem import ModelOptions  # noqa: E402
-from calibrate.transformers import register, verify  # noqa: E402
-from calibrate.transformers.folders import ModelFolder  # noqa: E402
+from calibrate.export.plan import ALIKE, HEAD, LAYER, make_plan
+from calibrate.export.proof import Exportable, exportable
+from calibrate.files.publishing import publish
+from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, beta_of
+from calibrate.model.forms import CONSTANT, ONE_RATIO, Form
+from calibrate.model.problem import ModelOptions
+from calibrate.transformers import register, verify
+from calibrate.transformers.folders import ModelFolder
 
 EACH, BY_LAYER, SHARED = (Form(ONE_RATIO, of, 6.0, 7.0) for of in (HEAD, LAYER, ALIKE))
 ANY = Exportable(HEAD)

@@ -8,29 +8,23 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import torch
+from test_cli import call
+from test_gguf import logits_of
+from tiny_gguf import small_model, write_gguf
 
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-pytest.importorskip("transformers", reason="needs the extra transformers")
-pytest.importorskip("gguf", reason="needs the extra gguf")
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.files.publishing import publish
+from calibrate.maths.rule import Rule
+from calibrate.transformers.folders import ModelFolder
 
-from test_cli import call  # noqa: E402
-from test_gguf import logits_of  # noqa: E402
-from tiny_gguf import small_model, write_gguf  # noqa: E402
-
-from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
-from calibrate.files.publishing import publish  # noqa: E402
-from calibrate.maths.rule import Rule  # noqa: E402
-from calibrate.transformers.folders import ModelFolder  # noqa: E402
-
-torch.set_num_threads(1)
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 OPTIONS = argparse.Namespace(examples=4, fit_examples=8)
 
 
 @pytest.fixture
-def study(monkeypatch):
+def study():
     """The script as a module that works in the test's folder, on texts of at most 256 tokens."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     loader = SourceFileLoader("calibrate_smollm2", str(SCRIPTS / "calibrate_smollm2"))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     module = importlib.util.module_from_spec(spec)

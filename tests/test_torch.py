@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import reference
+import torch
 from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, in_words_of_the_reference, qkv
 from attention_cases import expected as expected_attention
 from backends import Torch
@@ -14,15 +15,12 @@ from cases import FITS, SMOOTH, SMOOTH_FITS, per_head
 
 import calibrate
 from calibrate.maths.rule import beta_of, slope_of
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-
-from calibrate.torch import adaptive_softmax, entropy, inverse_temperature  # noqa: E402
-from calibrate.torch import attention as attention_module  # noqa: E402
-from calibrate.torch import closed_form as closed_form_module  # noqa: E402
-from calibrate.torch import query_blocks as blocks_module  # noqa: E402
-from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
-from calibrate.torch.fused import kernel, kernel_of_flex  # noqa: E402
+from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
+from calibrate.torch import attention as attention_module
+from calibrate.torch import closed_form as closed_form_module
+from calibrate.torch import query_blocks as blocks_module
+from calibrate.torch import scaled_dot_product_attention as attend
+from calibrate.torch.fused import kernel, kernel_of_flex
 
 BACKEND = Torch()
 attend_to_case, in_words_of_torch = BACKEND.attend, BACKEND.in_own_words

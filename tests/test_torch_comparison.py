@@ -9,18 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from attention_cases import BY_SIZE
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-
-from calibrate.torch import inverse_temperature  # noqa: E402
-from calibrate.torch import scaled_dot_product_attention as attend  # noqa: E402
+from calibrate.torch import inverse_temperature
+from calibrate.torch import scaled_dot_product_attention as attend
 
 # No fit has a jump of beta at an entropy of 0, to which rounding takes rows of one item.
 FITS = (

@@ -5,21 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+import torch
+import transformers
 from attention_cases import BY_BOTH, BY_SIZE, expected
+from test_cli import call
+from tiny_models import tiny_configuration, tiny_model
+from transformers import AttentionInterface, AttentionMaskInterface
 
 import calibrate
+from calibrate.rows.logits_files import Arrays
+from calibrate.transformers import capture, register, verify
 
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from test_cli import call  # noqa: E402
-from tiny_models import tiny_configuration, tiny_model  # noqa: E402
-from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
-
-from calibrate.rows.logits_files import Arrays  # noqa: E402
-from calibrate.transformers import capture, register, verify  # noqa: E402
-
-torch.set_num_threads(1)  # models are tiny: threads would wait for each other
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 LENGTH, WINDOW = 40, 6  # prompts take two fused calls, single tokens a block

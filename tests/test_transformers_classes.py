@@ -6,18 +6,14 @@ import re
 import sys
 
 import pytest
+import torch
+from tiny_models import possible_inputs, tiny_model
+from torch.overrides import TorchFunctionMode
 
 import calibrate
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from tiny_models import possible_inputs, tiny_model  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
-
-from calibrate.transformers import register, verify  # noqa: E402
+from calibrate.transformers import register, verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

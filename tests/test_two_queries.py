@@ -2,14 +2,12 @@
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-pytest.importorskip("transformers", reason="needs the extra transformers")
+import torch
+import two_queries
 
 ROOT = Path(__file__).parents[1]
 RECORD = json.loads((ROOT / "scripts/results/two-queries.json").read_text())
@@ -19,12 +17,7 @@ STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8
 @pytest.fixture(scope="module")
 def study():
     """The script's names, and those of the module beside it."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        found = runpy.run_path(str(ROOT / "scripts/calibrate_two_queries"))
-        return found | vars(sys.modules["two_queries"])
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
+    return runpy.run_path(str(ROOT / "scripts/calibrate_two_queries")) | vars(two_queries)
 
 
 @pytest.fixture(scope="module")

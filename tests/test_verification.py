@@ -4,18 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from tiny_models import IDS, possible_inputs, tiny_model
+from transformers import AttentionInterface
 
 import calibrate
+from calibrate.transformers import capture, register, verify
 
-torch = pytest.importorskip("torch", reason="needs the extra torch")
-transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
-
-from tiny_models import IDS, possible_inputs, tiny_model  # noqa: E402
-from transformers import AttentionInterface  # noqa: E402
-
-from calibrate.transformers import capture, register, verify  # noqa: E402
-
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DECODED = IDS[:, :9]
 
