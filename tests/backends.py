@@ -54,10 +54,6 @@ class Jax:
             small = {"BLOCK_LOGITS": 1, "MIN_ROWS": 3, "MAX_ROWS": 3, "FEW_QUERIES": 3}
             for name, value in (small | {"CAUSAL_RUNS": 2}).items():
                 monkeypatch.setattr(query_blocks, name, value)
-        attention._attend.clear_cache()
-
-    def leave_path(self):
-        attention._attend.clear_cache()
 
 
 class Torch:
@@ -136,9 +132,6 @@ class Torch:
         if path == "many blocks":
             monkeypatch.setattr(query_blocks, "BLOCK_LOGITS", 1)
             monkeypatch.setattr(query_blocks, "MIN_ROWS", 3)
-
-    def leave_path(self):
-        pass
 
 
 def values(x):

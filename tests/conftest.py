@@ -113,6 +113,14 @@ def toy_head():
     return ToyHead()
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A folder with a random Llama and its tokenizer; no test changes it."""
+    from tiny_causal import causal_model, save
+
+    return save(tmp_path_factory.mktemp("models") / "tiny", causal_model())
+
+
 @pytest.fixture
 def paper():
     return calibrate.load("paper")

@@ -27,15 +27,19 @@ def backend(request, monkeypatch):
     kind, path = request.param
     backend = kind()
     backend.take_path(path, monkeypatch)
-    yield backend
-    backend.leave_path()
+    return backend
 
 
 @pytest.fixture
 def many_blocks(monkeypatch):
     Jax().take_path("many blocks", monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """What was compiled on one path is not for another."""
     yield
-    Jax().leave_path()
+    attention._attend.clear_cache()
 
 
 def check(backend, arrays, fit, atol=3e-6, **case):
@@ -154,10 +158,6 @@ def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatc
     backend = kind()
     backend.take_path(path, monkeypatch)
     check(backend, qkv(N=4, K=n_key_heads), FIT[by], **CASES[case])
-    backend.leave_path()
-
-
-# --- JAX alone ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)

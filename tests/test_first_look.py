@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from test_cli import call, refusal
-from test_model_examples import collected, write_lines
+from test_model_examples import collected
+from test_model_fit import planted
 from tiny_causal import (
     causal_model,
     planted_examples,
     planted_model,
-    prompt_lines,
     save,
     some_examples,
 )
@@ -37,8 +37,6 @@ from calibrate.transformers import register
 from calibrate.transformers.betas import checkpointed, head_betas
 
 KINDS = ["llama", "gemma2", "gpt_oss"]  # grouped keys; a soft-cap and a window; sinks
-
-# --- the betas of a model's heads ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,9 +138,6 @@ def test_memory_and_numbers_that_run_out(monkeypatch):
         derivatives(causal_model(vocab_size=100), examples)
 
 
-# --- means, errors, and what heads want ----------------------------------------------------------
-
-
 def test_a_head_that_must_be_sharpened_comes_out_on_top():
     examples = planted_examples()
     look = first_look(derivatives(planted_model(), examples), examples)
@@ -212,14 +207,6 @@ def test_text_at_several_lengths_is_one_text():
     assert {head.wants for head in look.heads} == {UNCLEAR}
 
 
-# --- the command ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("models") / "tiny", causal_model())
-
-
 def test_the_first_look_at_a_collection(model, here):
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collected(model, text=Path("text.txt"))
@@ -238,10 +225,7 @@ def test_the_first_look_at_a_collection(model, here):
 
 
 def test_a_planted_model_in_words(here):
-    save(Path("planted"), planted_model(), tokenizer=False)
-    prompts = write_lines("p.jsonl", prompt_lines(planted_examples()))
-    arguments = ("--model", "planted", "--prompts", prompts)
-    call("model", "collect", *arguments, "--out", "runs/p")
+    planted("runs/p", count=12)
     out = call("model", "diagnose", "runs/p").stdout
     assert "1 of 8 heads wants to be sharper: L0H0\n" in out
     assert "1 of 8 heads wants to be more diffuse: L0H2\n" in out

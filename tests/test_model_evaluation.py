@@ -10,14 +10,11 @@ import pytest
 import torch
 from browser import CHROMIUM
 from test_cli import call, refusal
-from test_model_examples import collected, write_lines
+from test_model_examples import collected
+from test_model_fit import planted
 from test_report import Text, check_in_a_browser
 from tiny_causal import (
     causal_model,
-    planted_examples,
-    planted_model,
-    prompt_lines,
-    save,
     some_examples,
 )
 
@@ -39,9 +36,6 @@ from calibrate.transformers import register, verify
 def constant(beta, layer=None, head=None, **named):
     entry = Entry((0.0, beta), (0.0, 9.0), layer=layer, head=head)
     return Coefficients(Rule.log_size(min_beta=0.5), (entry,), **named)
-
-
-# --- scores under fits ---------------------------------------------------------------------------
 
 
 def by_hand(model, examples, which):
@@ -114,57 +108,23 @@ def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
         score_fits(lambda: causal_model("bloom"), some_examples(), [0], {"ok": constant(1.1)})
 
 
-# --- the comparison ------------------------------------------------------------------------------
-
-CELLS = (Cell("a", 32, False), Cell("a", 64, False), Cell("b", 32, False), Cell("text", 32, True),
-         Cell("text", 64, True), Cell("empty", 32, False))  # fmt: skip
-
-
-def drawn(counts=(30, 8, 12, 10, 6), gain=(1.0, 1.0, 1.0, 0.0, 0.0), seed=0):
-    """Scores of plain softmax, of a rule that adds this to log p in each cell, and the examples."""
-    rng, tokens = np.random.default_rng(seed), np.zeros(12, np.int32)
-    examples = [Example(tokens, 2, cell) for cell, n in enumerate(counts) for _ in range(n)]
-    added = np.array(gain)[[e.cell for e in examples]]
-    plain = rng.uniform(-90, -60, len(examples))
-    own = np.minimum(plain + added + 0.5 * rng.standard_normal(len(examples)), 0)
-    right = rng.integers(8, 11, len(examples)).astype(np.int32)
-    more = np.where(added > 0, 10, right).astype(np.int32)
-    scores = {"own": Scores(own, more), "plain": Scores(plain, right)}
-    return ExampleSet(CELLS, tuple(examples)), scores
-
-
 def test_means_by_hand():
     """Templates and lengths have equal weight; text is per token, in tokens right."""
-    examples, scores = drawn()
-    found = compare(examples, range(66), scores)
+    cells = [Cell(*cell) for cell in (("a", 32, False), ("a", 64, False), ("text", 32, True))]
+    tokens, empty = np.zeros(12, np.int32), Cell("empty", 32, False)
+    made = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
+    examples = ExampleSet((*cells, empty), tuple(made))
+    plain = Scores(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
+    own = Scores(plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8]))
+    found = compare(examples, range(7), {"own": own, "plain": plain})
     assert found.rules == ("plain", "own")
     assert found.strata[0] == (32, "a", False)
-    cell = np.array([e.cell for e in examples.examples])
-    difference = scores["own"].log_p - scores["plain"].log_p
-    parts = [difference[cell == i].mean() for i in range(5)]
-    assert found.answers.gain("own", LOG_P).mean == pytest.approx(np.mean(parts[:3]))
-    assert found.text.gain("own", LOG_P).mean == pytest.approx(np.mean(parts[3:]) / 10)
-    plain = scores["plain"].right
-    whole = [(plain[cell == i] == 10).mean() for i in range(3)]
-    assert found.answers.mean("plain", RIGHT).mean == pytest.approx(np.mean(whole))
+    assert found.answers.gain("own", LOG_P).mean == pytest.approx((2 + 6) / 2)
+    assert found.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
+    assert found.answers.mean("plain", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)
     assert found.answers.mean("own", RIGHT).mean == pytest.approx(1)
-    share = plain[cell == 3].mean() / 10
-    assert found.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(share)
-    assert {n: part.n for n, part in found.answers.by("size").items()} == {32: 42, 64: 8}
-    which = np.flatnonzero(cell != 1)
-    some = compare(
-        examples, which, {rule: Scores(*(x[which] for x in s)) for rule, s in scores.items()}
-    )
-    of_b = (part.answers.by("template")["b"].gain("own", LOG_P) for part in (some, found))
-    assert next(of_b) == next(of_b)
-
-
-# --- the command ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("models") / "tiny", causal_model())
+    assert found.text.by("size")[32].mean("plain", RIGHT).mean == pytest.approx(5.5 / 10)
+    assert {n: part.n for n, part in found.answers.by("size").items()} == {32: 3, 64: 2}
 
 
 def scored(*arguments):
@@ -173,10 +133,7 @@ def scored(*arguments):
 
 def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     """Head 0 of layer 0 finds the answer, too diffusely; head 2 misleads."""
-    save(Path("planted"), planted_model(), tokenizer=False)
-    prompts = write_lines("p.jsonl", prompt_lines(planted_examples(count=40)))
-    call("model", "collect", "--model", "planted", "--prompts", prompts, "--out", "runs/p")
-    collection = open_collection(Path("runs/p"))
+    collection = planted("runs/p", count=40)
     publish(constant(3.0, layer=0, head=0, name="head"), Path("fits"))
     source = {"collection": collection.digest, "fingerprint": collection.fingerprint}
     publish(constant(3.0, layer=0, head=0, name="own", source=source), Path("fits"))

@@ -86,9 +86,6 @@ def test_a_fit_scores_as_its_numbers_do(passes, form):
     assert form.fit(np.zeros_like(numbers), HEADS) is None
 
 
-# --- the objective -------------------------------------------------------------------------------
-
-
 def made_up(lengths, texts=(), count=8):
     """Examples of each length whose answers are two tokens."""
     cells = [Cell("a", n, False) for n in lengths] + [Cell("text", n, True) for n in texts]
@@ -123,9 +120,6 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     assert 1 < lead.error / error < 1.1  # as wide as Student's t
     (*_, none) = protected.value(range(8, 24), none_right(log_p[8:])).losses
     assert none.mean == 0
-
-
-# --- the choice ----------------------------------------------------------------------------------
 
 
 def solved(monkeypatch, log_p_of, **options):
@@ -190,9 +184,6 @@ def test_a_search_without_hope_ends_early(monkeypatch):
     assert found.choose().form.kind == LOG_SIZE
 
 
-# --- the judgement -------------------------------------------------------------------------------
-
-
 def judged(gain=0.5):
     examples = made_up([10, 20], [])
     plain, own = (none_right(np.full(16, -1.0 + x)) for x in (0.0, gain))
@@ -219,15 +210,12 @@ def test_a_fit_without_gain_says_what_may_help(gain):
         require_worth(judged(gain), [], 0.005)
 
 
-# --- a model of which it is known what its heads want --------------------------------------------
-
-
-def planted(folder, text=False):
+def planted(run, model="tiny", text=False, count=32):
     """Examples on disk; text, if wanted, that loses by what the answers gain by."""
-    save(Path(folder), planted_model(), tokenizer=False)
-    examples = planted_examples(count=32)
+    save(Path(model), planted_model(), tokenizer=False)
+    examples = planted_examples(count=count)
     prompts = write_lines("p.jsonl", prompt_lines(examples))
-    collection = collected(folder, f"{folder}-run", prompts=prompts, templates=())
+    collection = collected(model, run, prompts=prompts, templates=())
     if not text:
         return collection
     wrong = [
@@ -245,7 +233,7 @@ def through(collection, **options):
 
 
 def test_the_heads_are_found_and_the_others_left_alone(here):
-    found = through(planted("tiny"), most_steps=40, kind="constant")
+    found = through(planted("tiny-run"), most_steps=40, kind="constant")
     fit, quality = found.coefficients, found.coefficients.quality
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
     assert betas.keys() == {(0, 0), (0, 2)}
@@ -271,7 +259,7 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
 
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
-    collection, calls = planted("tiny"), []
+    collection, calls = planted("tiny-run"), []
     real = Passes._gradient
 
     def counted(*arguments):
@@ -288,7 +276,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     n_calls = len(calls)
     kept = next(Path("tiny-run/.passes").iterdir())
     kept.write_bytes(kept.read_bytes()[:-9])  # is made again
-    whole = through(replace(collection, folder=planted("other").folder), **options)
+    whole = through(replace(collection, folder=planted("other-run", "other").folder), **options)
     assert len(calls) - n_calls == n_calls - 1  # what was interrupted is done twice
     with pytest.warns(UserWarning, match=f"{kept.name} is damaged"):
         again = through(collection, **options)
@@ -298,7 +286,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
 @pytest.mark.slow
 def test_protected_text_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
-    collection = planted("tiny", text=True)
+    collection = planted("tiny-run", text=True)
     free = through(collection, most_steps=20, allowed=10.0)
     assert free.losses["own"][0].mean > 0.5
     try:
@@ -332,11 +320,8 @@ def test_a_random_model_gets_no_fit(here):
         fit_through(causal_model, collection, "x", ModelOptions(CONSTANT, most_steps=10))
 
 
-# --- the command ---------------------------------------------------------------------------------
-
-
 def test_the_command_publishes_once_and_says_what_it_found(here):
-    planted("tiny")
+    planted("tiny-run")
     command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant")
     out = call(*command)
     assert "Use tiny: log p" in out.stdout

@@ -84,9 +84,6 @@ def test_a_simpler_rule_is_the_same_in_other_numbers(form, kind, of):
         )
 
 
-# --- fits ----------------------------------------------------------------------------------------
-
-
 def planted_for_size(folder):
     """Examples that are to be sharpened at 62 tokens, and not at 5: some want that."""
     save(Path(folder), planted_model(), tokenizer=False)
@@ -132,7 +129,7 @@ def test_what_engines_run_is_published(here):
 
 @pytest.mark.slow
 def test_constants_are_all_that_is_asked_for_or_that_engines_run(here):
-    collection = planted("tiny")
+    collection = planted("tiny-run")
     options = {"most_steps": 10, "kind": CONSTANT}
     free, found = (through(collection, engines=x, **options) for x in (None, ANY))
     assert found.coefficients.entries == free.coefficients.entries

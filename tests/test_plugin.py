@@ -5,9 +5,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import ToyHead
-from typer.testing import CliRunner
 
-from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
 from calibrate.rows.collect import collect
 from calibrate.rows.heads import load_head
@@ -66,18 +64,6 @@ def test_a_head_by_module_and_attribute(attribute):
     head = load_head(f"mine:{attribute}")
     assert head.name == "scorer"
     assert head.sample(0, 8, 3).target.shape == (3,)
-
-
-@pytest.mark.slow  # the README has such a job, and its test
-def test_the_whole_job_with_a_head_of_ones_own(mine):
-    run = CliRunner().invoke
-    head = ["--head", "mine:Scorer", "--sizes", "16..64", "--sets", "400"]
-    collected = run(app, ["collect", *head, "--out", "runs/mine"])
-    assert collected.exit_code == 0, collected.output
-    fitted = run(app, ["fit", "runs/mine", "--name", "own"])
-    assert fitted.exit_code in (0, 3), fitted.output
-    scored = run(app, ["evaluate", *head, "--json"])
-    assert scored.exit_code == 0, scored.output
 
 
 @pytest.mark.usefixtures("mine")

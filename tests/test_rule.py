@@ -60,12 +60,11 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
     assert len(set(np.round(expected, 6))) > 1
 
 
-@pytest.mark.parametrize("kind", ["clamp", "identity", "both"])
+@pytest.mark.parametrize("kind", ["clamp", "identity", "surface"])
 def test_an_undefined_entropy_has_no_beta(kind):
     """It is not taken for one at or below the gate."""
-    fit = Coefficients(RULES.get(kind, Rule()), (Entry(POWERS, DOMAIN),))
-    if kind == "both":
-        fit = Coefficients(Rule(kind=ENTROPY_AND_SIZE), (Entry(SURFACE, SURFACE_DOMAIN),))
+    entry = Entry(SURFACE, SURFACE_DOMAIN) if kind == "surface" else Entry(POWERS, DOMAIN)
+    fit = Coefficients(RULES[kind], (entry,))
     H, n = np.array([np.nan, 1.0], np.float32), np.array([20, 20])
     in_numpy = beta_of(H, np.log(n), fit.only.coefficients, fit.only.domain, fit.rule, np)
     for beta in (calibrate.inverse_temperature(H, fit, n=n), in_numpy):

@@ -17,8 +17,6 @@ from cases import CASES, FITS, HEAD_RULES, SMOOTH_FITS, per_head
 from jax.test_util import check_grads
 
 import calibrate
-from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths.rule import Rule
 
 KINDS = {name: FITS[name] for name in ("clamp", "log size", "entropy and size")}
 
@@ -192,9 +190,9 @@ def test_what_does_not_fit_is_refused(paper, by_size, by_both, backend):
             call()
 
 
-def test_the_beta_of_fits_by_size(by_both, backend):
+def test_the_beta_of_fits_by_size(by_size, by_both, backend):
     """Any number of items, with H or without; the shape is H's, and half precision widens."""
-    fit, n = size_fit(), np.array([0, 1, 16, 1024, 10**9])
+    fit, n = by_size, np.array([0, 1, 16, 1024, 10**9])
     exact = np.clip(0.5 * np.log(np.maximum(n, 1)) + 0.6, 1, 64)
     for H in (None, np.full(5, np.nan, np.float32)):
         np.testing.assert_allclose(backend.inverse_temperature(H, fit, n=n), exact, rtol=1e-6)
@@ -207,17 +205,9 @@ def test_the_beta_of_fits_by_size(by_both, backend):
     np.testing.assert_allclose(values(spread), np.full((2, 3), exact), rtol=1e-6)
 
 
-# --- JAX alone ---------------------------------------------------------------------------------
-
-
-def size_fit(kappa=0.5, b=0.6, domain=(1.0, 8.0)):
-    """beta = kappa log n + b."""
-    return Coefficients(Rule.log_size(), (Entry((kappa, b), domain),), name="by-size")
-
-
-def test_log_size_counts_each_row_and_all_its_axes():
+def test_log_size_counts_each_row_and_all_its_axes(by_size):
     """On every way of counting, and under vmap."""
-    fit = size_fit()
+    fit = by_size
     where = np.arange(30) < np.array([[1], [7], [30], [0]])
     logits = rows(30, 2.0, count=4)
     probs = np.asarray(calibrate.adaptive_softmax(logits, fit, where=where))
@@ -308,7 +298,7 @@ def test_derivatives_with_a_masked_item(kind, inner, outer):
             assert not curvature[:, 1].any(), mask
 
 
-def test_what_the_original_accepts(make_fit):
+def test_what_the_original_accepts(make_fit, by_size):
     """Several axes, masks with more axes, narrow floats, and JAX's strict modes."""
     fit, logits = make_fit(), jnp.asarray(rows(6, 1.0, count=2))
     for axis in ([0, 1], (0, 1), None):
@@ -321,7 +311,7 @@ def test_what_the_original_accepts(make_fit):
     assert calibrate.adaptive_softmax(narrow, fit).dtype == narrow.dtype
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         half = jnp.zeros((2, 4, 5, 6), "bfloat16")
-        for one in (fit, size_fit(), BY_BOTH, per_head()[0]):
+        for one in (fit, by_size, BY_BOTH, per_head()[0]):
             assert calibrate.adaptive_softmax(half, one).dtype == "bfloat16"
     assert calibrate.adaptive_softmax(3.0, fit, axis=None) == 1
     integers = calibrate.adaptive_softmax(jnp.arange(5), fit)
@@ -330,16 +320,16 @@ def test_what_the_original_accepts(make_fit):
         calibrate.adaptive_softmax(logits.astype("complex64"), fit)
 
 
-def test_gradients_keep_one_array_as_the_original_does(paper):
+def test_gradients_keep_one_array_as_the_original_does(paper, by_size):
     logits = jnp.asarray(rows(64, 1.0))
-    for fit in (paper, size_fit(), BY_BOTH):
+    for fit in (paper, by_size, BY_BOTH):
         _, backward = jax.vjp(lambda z, fit=fit: calibrate.adaptive_softmax(z, fit), logits)
         shapes = [leaf.shape for leaf in jax.tree.leaves(backward)]
         assert shapes.count(logits.shape) == 1
         assert set(shapes) <= {logits.shape, (16, 1), ()}
 
 
-def test_traced_once_per_shape_and_fit(make_fit):
+def test_traced_once_per_shape_and_fit(make_fit, by_size):
     from calibrate import softmax
 
     softmax._adaptive_softmax.clear_cache()
@@ -347,6 +337,6 @@ def test_traced_once_per_shape_and_fit(make_fit):
         for shape in ((3, 8), (3, 8), (4, 8)):
             calibrate.adaptive_softmax(jnp.zeros(shape), fit)
     assert softmax._adaptive_softmax._cache_size() == 2
-    for fit in (make_fit(max_beta=3.0), size_fit(), size_fit(), BY_BOTH, BY_BOTH):
+    for fit in (make_fit(max_beta=3.0), by_size, replace(by_size), BY_BOTH, BY_BOTH):
         calibrate.adaptive_softmax(jnp.zeros((3, 8)), fit)
     assert softmax._adaptive_softmax._cache_size() == 5

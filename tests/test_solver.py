@@ -122,9 +122,6 @@ def test_bad_input_is_named(logits, target, where, message):
         calibrate.optimal_beta(logits, target, where)
 
 
-# --- sets of targets ---------------------------------------------------------------------------
-
-
 def draw_rows(rng, n, count):
     """Rows of any range with ties and masks, whose targets lie at random or in bands."""
     gaps = 10 ** rng.uniform(-3, 1.5, (count, n))
@@ -219,19 +216,6 @@ def test_class_of_a_row(row, target, beta, dtype):
     if target.sum() == 1:
         one = calibrate.optimal_beta(z, int(target.argmax()))
         assert (one.beta, one.status) == (solved.beta, solved.status)
-
-
-def test_a_set_of_one_is_a_target():
-    rng = np.random.default_rng(4)
-    for _ in range(150):
-        z, t = draw_row(rng)
-        if is_marginal(z, t) and z[t] != z.max():
-            continue
-        z = padded(z, 300)
-        one = calibrate.optimal_beta(z, t)
-        as_set = calibrate.optimal_beta(z, np.arange(300) == t)
-        assert as_set.status == one.status
-        assert float(as_set.beta) == pytest.approx(float(one.beta), rel=1e-9)
 
 
 @pytest.mark.parametrize("factor", [2.0**-60, 2.0**40])

@@ -241,9 +241,6 @@ def test_says_what_to_install(module, tmp_path):
     assert message.endswith(f": pip install -e '.[{module}]' in a clone of calibrate")
 
 
-# --- attention ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["two calls", "one block", "many blocks"])
 def path(request, monkeypatch):
     """The same results whichever way a call takes."""
@@ -294,20 +291,6 @@ def test_logits_on_another_device_than_the_default(paper):
     with torch.device("meta"):
         assert torch.equal(adaptive_softmax(z, paper), exact)
         assert inverse_temperature(H, paper).device == z.device
-
-
-@pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
-@pytest.mark.parametrize("case", ["plain", "causal", "mask"])
-@pytest.mark.usefixtures("path")
-def test_gradients_of_attention(case, fit):
-    """Queries, keys and values have them, through the entropy too."""
-    arrays = [x.astype(np.float64) for x in qkv(T=4, S=4, N=2, K=1, B=1, H=2, scale=1.0)]
-    words = dict(ATTENTION_CASES[case])
-    if "mask" in words:
-        words["mask"] = words["mask"][:1, :, :4, :4]
-    tensors, options = in_words_of_torch(arrays, **words)
-    tensors = [x.detach().requires_grad_() for x in tensors]
-    assert torch.autograd.gradcheck(partial(attend, coefficients=fit, **options), tensors)
 
 
 @pytest.mark.parametrize("each_query", [False, True])

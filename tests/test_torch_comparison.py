@@ -128,12 +128,7 @@ def check(seed):
         close(x.double(), y, atol=32 * eps * (size**2 + exact.shape[2]))
 
 
-def test_random_calls():
-    for seed in range(60):
-        check(seed)
-
-
-@pytest.mark.slow
-def test_many_random_calls():
-    for seed in range(60, 1_500):
+@pytest.mark.parametrize("seeds", [(0, 60), pytest.param((60, 1_500), marks=pytest.mark.slow)])
+def test_random_calls(seeds):
+    for seed in range(*seeds):
         check(seed)

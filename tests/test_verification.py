@@ -130,8 +130,6 @@ def test_the_model_is_left_as_it_was():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-# --- parts -------------------------------------------------------------------------------------
-
 TEXT = {"input_ids": IDS, "decoder_input_ids": DECODED}
 CROSS, DECODER = "decoder.layers.*.encoder_attn", "decoder.layers.*.self_attn"
 ENCODER = "encoder.layers.*.self_attn"

@@ -16,19 +16,16 @@ MORE = {
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
     "gemma3": {"sliding_window": 8, "query_pre_attn_scalar": 8},
     "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 8},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
 }
-KINDS = {
-    "llama": "Llama", "gemma2": "Gemma2", "gpt_oss": "GptOss", "bloom": "Bloom", "qwen2": "Qwen2",
-    "qwen3": "Qwen3", "phi3": "Phi3", "olmo2": "Olmo2", "gemma3": "Gemma3",
-}  # fmt: skip
 
 
 def causal_model(kind="llama", **changes):
     """Random weights, four query heads and two key heads in each of two layers."""
     torch.manual_seed(0)
-    of_kind = getattr(transformers, f"{KINDS[kind]}ForCausalLM")
-    config = of_kind.config_class(**SIZES | MORE.get(kind, {}) | changes)
-    model = of_kind(config).eval().requires_grad_(False)
+    of_kind = transformers.CONFIG_MAPPING["gemma3_text" if kind == "gemma3" else kind]
+    config = of_kind(**SIZES | MORE.get(kind, {}) | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for name, x in model.named_parameters():
         if "sinks" in name:
             x.copy_(torch.randn_like(x))
