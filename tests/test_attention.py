@@ -23,7 +23,6 @@ from calibrate.attention import dot_product_attention
 
 @pytest.fixture(params=PATHS)
 def backend(request, monkeypatch):
-    """The same results whichever way a call takes."""
     kind, path = request.param
     backend = kind()
     backend.take_path(path, monkeypatch)
@@ -162,7 +161,6 @@ def test_agrees_with_the_reference(kind, path, n_key_heads, by, case, monkeypatc
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_reference_is_the_original_wherever_a_key_is_seen(case):
-    """So that what agrees with the one agrees with the other."""
     arrays, words = qkv(N=4, K=2), in_words_of_the_reference(CASES[case])
     masks = {k: words[k] for k in ("is_causal", "window", "mask", "lengths") if k in words}
     sees = np.moveaxis(allowed((2, 4, 11, 11), **masks).any(-1), 1, 2)
@@ -235,7 +233,6 @@ def test_a_window_without_an_end():
 
 
 def test_all_heads_at_once_as_on_an_accelerator(monkeypatch, paper):
-    """And mapped over a batch."""
     arrays = qkv()
     monkeypatch.setattr(attention, "_all_at_once", lambda: True)
     attention._attend.clear_cache()

@@ -48,7 +48,6 @@ FAMILIES = ("gemma2", "gpt2", "gpt_neox", "gpt_oss", "olmo2", "qwen2", "qwen3")
 
 
 def tiny(model_type):
-    """A model with random weights everywhere."""
     small = tiny_configuration(CONFIG_MAPPING[model_type])
     config = type(small)(**small.to_dict() | MORE.get(model_type, {}))
     generator = torch.Generator().manual_seed(3)
@@ -60,7 +59,6 @@ def tiny(model_type):
 
 
 def constants(config, layers=(0, 1), alike=False, one=False):
-    """A fit of betas for each head, alike in a layer, or one for all."""
     heads = config.num_attention_heads
     betas = np.random.default_rng(5).uniform(0.5, 2.0, (1 + max(layers), heads))
     if alike or one:
@@ -85,7 +83,6 @@ def logits(model):
 
 
 def under(fit, model):
-    """Logits of a model whose attention applies the fit."""
     register("calibrate-exported", fit)
     model.set_attn_implementation("calibrate-exported")
     verify(model)
@@ -93,7 +90,6 @@ def under(fit, model):
 
 
 def stock(folder):
-    """The folder as anybody loads it."""
     loaded, report = AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True, dtype="auto", attn_implementation="eager"
     )
@@ -225,7 +221,7 @@ def test_the_command_and_its_check(here):
     assert "4 of 4" in shown
     record = json.loads(call("export", "--check", "new/out", "--json").stdout)
     assert (record["fit"], record["faults"]) == ("made@1", [])
-    assert record["id"] == fit_id(fit)
+    assert record["id"] == json.loads(fit.path.read_text())["id"]
     assert record["ratio"] == pytest.approx(0.2)
     assert record["factors"]["1"] == [
         pytest.approx(e.coefficients[1]) for e in fit.entries if e.layer == 1
@@ -235,12 +231,7 @@ def test_the_command_and_its_check(here):
     refusal("export", "made", "--check", "new/out", code=2)
 
 
-def fit_id(fit):
-    return json.loads(fit.path.read_text())["id"]
-
-
 def test_the_page_that_documents_it(here):
-    """Its commands and its Python, on a tiny model and a fit named as there."""
     page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
     page = page.split("\n## Export\n")[1].split("\n## ")[0]
     folder_of(causal_model(), "model")

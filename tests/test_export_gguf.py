@@ -38,7 +38,6 @@ ERRORS = {"gemma3": 3e-3}
 
 
 def lines(*of_layers):
-    """A fit with kappa log n + b for each head of each layer, where it is not None."""
     entries = [
         Entry(line, (0.0, 9.0), layer, head)
         for layer, heads in enumerate(of_layers)
@@ -53,7 +52,6 @@ def constants(*of_layers):
 
 
 def make(kind="llama", folder="m", packing=Type.F32, **changes):
-    """A model whose norms and biases matter, and its file."""
     model = small_model(kind, vocab_size=VOCABULARY, **changes)
     for name, weight in model.named_parameters():
         if "norm" in name or "bias" in name:
@@ -68,7 +66,6 @@ def export(fit, file, out="out.gguf"):
 
 
 def our_log_p(model, fit, tokens):
-    """log p of the token after each of the tokens, by our runtime."""
     register("made-up", fit)
     model.set_attn_implementation("made-up")
     verify(model)
@@ -78,7 +75,6 @@ def our_log_p(model, fit, tokens):
 
 
 def assert_same_answers(file, model, fit, error=1e-4):
-    """Probabilities at several lengths, and greedy text; and the fit is at work."""
     engine = LlamaCpp(file)
     ours = our_log_p(model, fit, PROMPT)
     for length in (2, 17, len(PROMPT)):
@@ -94,13 +90,11 @@ def assert_same_answers(file, model, fit, error=1e-4):
     assert np.abs(plain - ours[-1]).max() > 100 * error
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        k if k in ("llama", "gemma3") else pytest.param(k, marks=pytest.mark.slow)
-        for k in ARCHITECTURES
-    ],
-)
+QUICK = ("llama", "gemma3")
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ARCHITECTURES if kind not in QUICK]
+
+
+@pytest.mark.parametrize("kind", [*QUICK, *SLOW])
 def test_llama_cpp_answers_as_we_do(kind):
     model, file = make(kind)
     of_layer = (2.2,) * 4 if kind in ONE_NORM else FACTORS
@@ -232,7 +226,6 @@ def published(fit):
 
 
 def test_the_command_and_its_check():
-    """From a file, and from a folder; by entries of a fit that was published."""
     _, file = make("qwen2", packing=Type.MXFP4)
     reference = published(constants(FACTORS, (1.0, 1.5, 1.0, 1.0)))
     said = json.loads(

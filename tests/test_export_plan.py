@@ -15,7 +15,6 @@ SIZES = np.arange(1, 1025)
 
 
 def log_size(*lines, bounds=(0.25, 16.0), domain=DOMAIN):
-    """Lines (kappa, b) by head of the first two layers, two heads each."""
     entries = [Entry(line, domain, i // 2, i % 2) for i, line in enumerate(lines)]
     return Coefficients(Rule.log_size(*bounds), tuple(entries))
 
@@ -62,34 +61,30 @@ def test_other_kinds_without_terms_of_entropy(kind):
     assert_is_beta(fit, plan)
 
 
-@pytest.mark.parametrize(
-    ("line", "bounds", "domain", "context", "numbers"),
-    [
-        ((0.5, 0.1), (0.25, 16.0), DOMAIN, 1024, "0.25 at n = 1 and .* instead of 0.1 and"),
-        ((2.0, 4.0), (0.25, 16.0), DOMAIN, 1024, "16 at n = 1,024, instead of 4 and 17.86"),
-        ((-0.1, 2.0), (0.25, 16.0), DOMAIN, 1024, "1.376 at n = 1,024, instead of 2 and 1.307"),
-        ((-0.1, 2.0), (0.25, 16.0), (2.0, 7.0), 1024, "1.8 at n = 1 and .* instead of 2 and"),
-        ((0.1, 1.0), (0.25, 7.0), DOMAIN, None, "7 at n = 6,235,.* instead of 1 and"),
-    ],
-)
-def test_bounds_within_the_context_are_refused(line, bounds, domain, context, numbers):
-    fit = log_size(*[line] * 4, bounds=bounds, domain=domain)
-    with pytest.raises(CoefficientsError, match=rf"layer 0, head 0: .*{numbers}.*--for-export$"):
-        make_plan(fit, 2, 2, context)
+ALIKE = [(0.1, 1.0)] * 4
 
 
 @pytest.mark.parametrize(
-    ("lines", "heads", "message"),
+    ("lines", "options", "context", "message"),
     [
-        ([(0.1, 1.0), (0.1, 1.0), (0.1, 1.0), (0.3, 1.0)], 2, "kappa / b: 0.1 to 0.3; engines"),
-        ([(0.1, 1.0)], 2, "0 to 0.1; engines have one"),
-        ([(0.0, 1.1), (0.0, 1.2)], 1, "entry for head 1, and the model has 1 heads"),
-        ([(0.0, 1.1)] * 5, 2, "entry for layer 2, and the model has 2 layers"),
+        ([(0.5, 0.1)] * 4, {}, 1024, "0.25 at n = 1 and .* instead of 0.1 and.*--for-export$"),
+        ([(2.0, 4.0)] * 4, {}, 1024, "head 0: .*16 at n = 1,024, instead of 4 and 17.86"),
+        ([(-0.1, 2.0)] * 4, {}, 1024, "1.376 at n = 1,024, instead of 2 and 1.307"),
+        ([(-0.1, 2.0)] * 4, {"domain": (2.0, 7.0)}, 1024, "1.8 at n = 1 and .* instead of 2 and"),
+        (ALIKE, {"bounds": (0.25, 7.0)}, None, "layer 0, .*7 at n = 6,235,.* instead of 1 and"),
+        ([*ALIKE[:3], (0.3, 1.0)], {}, 1024, "kappa / b: 0.1 to 0.3; engines"),
+        (ALIKE[:1], {}, 1024, "0 to 0.1; engines have one"),
+        ([(0.0, 1.1)] * 5, {}, 1024, "entry for layer 2, and the model has 2 layers"),
     ],
 )
-def test_lines_that_engines_cannot_run_are_refused(lines, heads, message):
+def test_lines_that_engines_cannot_run_are_refused(lines, options, context, message):
     with pytest.raises(CoefficientsError, match=message):
-        make_plan(log_size(*lines), 2, heads, 1024)
+        make_plan(log_size(*lines, **options), 2, 2, context)
+
+
+def test_heads_that_a_model_lacks_are_refused():
+    with pytest.raises(CoefficientsError, match="entry for head 1, and the model has 1 heads"):
+        make_plan(log_size((0.0, 1.1), (0.0, 1.2)), 2, 1, 1024)
 
 
 def test_rules_of_entropy_are_refused(paper, by_both):

@@ -18,11 +18,8 @@ from tiny_causal import (
     some_examples,
 )
 
-import calibrate
 from calibrate.errors import CalibrateError
-from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.maths.rule import Rule
 from calibrate.model import first_look as looking
 from calibrate.model import passes
 from calibrate.model.first_look import (
@@ -33,37 +30,9 @@ from calibrate.model.first_look import (
     derivatives,
     first_look,
 )
-from calibrate.transformers import register
 from calibrate.transformers.betas import checkpointed, head_betas
 
 KINDS = ["llama", "gemma2", "gpt_oss"]  # grouped keys; a soft-cap and a window; sinks
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_betas_are_those_of_a_fit_with_the_same_constants(kind):
-    """Against the runtime, which computes attention by other code."""
-    model, tokens = causal_model(kind), torch.randint(3, 500, (2, 20))
-    betas = np.random.default_rng(1).uniform(0.6, 1.6, (2, 4))
-    entries = tuple(
-        Entry((0.0, 0.0, 0.0, 0.0, float(betas[layer, head])), (0.0, 9.0), layer=layer, head=head)
-        for layer in range(2) for head in range(4)
-    )  # fmt: skip
-    rule = Rule(min_entropy=0.0, min_beta=0.5)
-    register("constants", Coefficients(rule, entries, name="constants"))
-    plain = model(tokens, use_cache=False).logits
-    before = model.config._attn_implementation
-    with head_betas(model) as heads:
-        np.testing.assert_allclose(model(tokens, use_cache=False).logits, plain, atol=1e-4)
-        heads.betas = torch.tensor(betas, dtype=torch.float32).reshape(1, 8)
-        assert heads.heads == [(layer, head) for layer in range(2) for head in range(4)]
-        ours = model(tokens, use_cache=False).logits
-        heads.betas = heads.betas[..., None].expand(1, 8, 20)  # one for each query
-        np.testing.assert_allclose(model(tokens, use_cache=False).logits, ours, atol=1e-5)
-    assert model.config._attn_implementation == before
-    model.set_attn_implementation("constants")
-    calibrate.transformers.verify(model)
-    np.testing.assert_allclose(ours, model(tokens, use_cache=False).logits, atol=1e-4)
-    assert (ours - plain).abs().max() > 0.01
 
 
 def by_differences(model, examples, h=0.02):
@@ -157,7 +126,6 @@ def test_a_head_that_must_be_sharpened_comes_out_on_top():
 
 
 def noise(counts, n_heads=1, shift=0.0, text=()):
-    """Derivatives drawn from a normal distribution, so many in each cell."""
     rng = np.random.default_rng(len(counts) + n_heads)
     cells = tuple(Cell(f"t{i % 2}", 64 << (i // 2), i in text) for i in range(len(counts)))
     tokens = np.zeros(4, np.int32)

@@ -41,7 +41,6 @@ def in_linen(fit, x=X, sow=False, mask=None, **options):
 
 
 def softmax_of_the_matrix(fit):
-    """Attention as text books have it, to check ours: the whole matrix, masked structurally."""
 
     def attend(query, key, value, mask=None, **_):
         z = jnp.einsum("...qhd,...khd->...hqk", query, key) / query.shape[-1] ** 0.5
@@ -106,7 +105,6 @@ def test_dtype_is_honoured(paper, module, dtype):
 
 @pytest.mark.parametrize("kind", ["paper", "by_size", "by_both"])
 def test_bias_batch_axes_and_groups(kind, request):
-    """Precision takes the whole matrix to the same result."""
     rng = np.random.default_rng(1)
     q = rng.standard_normal((3, 2, T, 4, 8)).astype(np.float32) * 2
     k, v = rng.standard_normal((2, 3, 2, T, 2, 8)).astype(np.float32)
@@ -170,7 +168,6 @@ def test_softmax_in_float32_can_be_forced(forced, paper):
 
 
 def test_a_decoding_cache(paper):
-    """Token by token equals all at once."""
     module = nnx.MultiHeadAttention(
         HEADS, FEATURES, decode=True, attention_fn=attention_fn(paper), rngs=nnx.Rngs(0)
     )

@@ -98,19 +98,8 @@ NEARLY_ALIKE = np.float32([0, 0.02, -0.11, -0.05, 0.04, -0.08, -0.01])
 
 
 def sets(z, targets, count):
-    """Rows of one kind, some of whose items are targets."""
     wins = np.isin(np.arange(len(z)), targets)
     return profile(np.tile(z, (count, 1)), np.tile(wins, (count, 1)), LOW, HIGH).target
-
-
-def test_of_several_peaks_of_constants_the_highest_is_found():
-    """log p_T falls up to beta 8, and is highest at 64."""
-    rows = sets(NEARLY_ALIKE, [2, 3, 4], 100)
-    solution = best(rows, constant_form(100, LOW, HIGH), np.ones(100))
-    assert solution.value == pytest.approx(-0.333, abs=1e-3)
-    assert solution.value - rows.log_p(np.full(100, LOW)).mean() > 0.5
-    assert solution.coefficients[0] > 60
-    assert np.isnan(solution.gap)  # nothing bounds what an objective of several peaks may gain
 
 
 def test_a_resample_may_prefer_another_peak():
@@ -123,6 +112,7 @@ def test_a_resample_may_prefer_another_peak():
         for start in (None, np.array([LOW]), np.array([HIGH])):
             found = maximised(Objective(rows, weight), form, start, tolerance=None)
             assert found.coefficients[0] == pytest.approx(expected, rel=0.01)
+            assert np.isnan(found.gap)  # nothing bounds what an objective of several peaks may gain
 
 
 def test_rows_of_sets_that_want_far_apart_betas_get_a_rule_that_follows_them():

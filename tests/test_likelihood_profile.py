@@ -10,7 +10,6 @@ LOW, HIGH = 1.0, 64.0
 
 
 def rows(n, count=200, spread=6.0, seed=0):
-    """Logits of a noisy scorer, whose target is the item with the highest value."""
     rng = np.random.default_rng(seed)
     value = rng.uniform(0, spread, (count, n))
     logits = (value + 0.3 * rng.standard_normal((count, n))).astype(np.float32)
@@ -18,7 +17,6 @@ def rows(n, count=200, spread=6.0, seed=0):
 
 
 def exact(logits, target, beta):
-    """log of the target's probability, or of the targets', in float64."""
     p = softmax(logits, beta=np.asarray(beta, float)[:, None])
     if target.ndim == 1:
         target = np.arange(logits.shape[1]) == target[:, None]
@@ -29,7 +27,6 @@ def exact(logits, target, beta):
 @pytest.mark.parametrize("n", [2, 50, 3000])
 @pytest.mark.parametrize("spread", [0.1, 6.0, 150.0])
 def test_values_between_the_bounds(n, spread):
-    """Masked items have no part."""
     logits, target = rows(n, spread=spread)
     masked = np.concatenate([logits, np.full((200, 7), -np.inf, np.float32)], axis=1)
     series = profile(masked, target, LOW, HIGH).target

@@ -39,7 +39,6 @@ def constant(beta, layer=None, head=None, **named):
 
 
 def by_hand(model, examples, which):
-    """log p of the answers, token by token."""
     found = []
     for i in which:
         tokens = torch.tensor(examples.examples[i].tokens.tolist())[None]
@@ -184,7 +183,6 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
 
 @pytest.fixture
 def reported(model, here):
-    """A collection with text, and a fit whose file says that it was made of it."""
     Path("text.txt").write_text("The apple is on the table. " * 60)
     collection = collected(model, text=Path("text.txt"), count=8)
     source = {

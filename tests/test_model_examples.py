@@ -51,7 +51,6 @@ def collected(model, folder="runs/a", **options):
 
 
 def read(folder):
-    """The examples and scores of a collection."""
     collection = open_collection(folder, files.ExampleCollection)
     return collection.set, collection.scores
 
@@ -125,7 +124,6 @@ def test_an_answer_that_would_share_a_token_with_the_prompt_stands_alone():
 
 
 def test_scores_are_those_of_the_model(model, prompts, here):
-    """Against log-softmax token by token, with the attention the model comes with."""
     Path("text.txt").write_text("The apple is on the table. " * 30)
     collection = collected(model, prompts=prompts, templates=(), text=Path("text.txt"))
     own = transformers.AutoModelForCausalLM.from_pretrained(model)

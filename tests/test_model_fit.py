@@ -71,7 +71,6 @@ def test_gradients_are_those_of_finite_differences(passes, form):
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
 def test_a_fit_scores_as_its_numbers_do(passes, form):
-    """The runtime, by the coefficients in a file, and the rules that the descent goes by."""
     numbers, which = numbers_of(form), list(range(4))
     n_entries = 1
     if form.of != ALIKE:  # of two layers, or eight heads
@@ -87,7 +86,6 @@ def test_a_fit_scores_as_its_numbers_do(passes, form):
 
 
 def made_up(lengths, texts=(), count=8):
-    """Examples of each length whose answers are two tokens."""
     cells = [Cell("a", n, False) for n in lengths] + [Cell("text", n, True) for n in texts]
     made = [
         Example(np.zeros(cell.length, np.int32), 1 if cell.text else cell.length - 2, i)
@@ -162,7 +160,6 @@ def solved(monkeypatch, log_p_of, **options):
     [(0.3, 0.1, HEAD), (0.205, 0.0, ALIKE), (0.3, 3.0, ALIKE), (None, 0.0, None)],
 )
 def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, noise, chosen):
-    """A lead of 0.01 nats, and beyond chance."""
     error = noise * np.random.default_rng(2).standard_normal(80)
 
     def log_p_of(form, start):

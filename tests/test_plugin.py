@@ -12,33 +12,12 @@ from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import score_head
 
 MINE = """
-from typing import NamedTuple
-import numpy as np
+from conftest import ToyHead
 
-class Batch(NamedTuple):
-    logits: np.ndarray
-    target: np.ndarray
-
-class Scorer:
-    name = "scorer"
-    fingerprint = "sha256:" + 64 * "0"
-
-    def sample(self, seed, size, count):
-        rng = np.random.default_rng(seed)
-        value = rng.uniform(0, 6, (count, size))
-        logits = value + 0.7 * rng.standard_normal((count, size))
-        return Batch(logits.astype(np.float32), value.argmax(axis=1).astype(np.int32))
-
-    def attend(self, batch):
-        return batch
-
-    def correct(self, attended, weights):
-        return np.asarray(weights).argmax(axis=1) == attended.target
-
-ready = Scorer()
+ready = ToyHead()
 
 def make():
-    return Scorer()
+    return ToyHead()
 
 def fails():
     raise OSError("no weights")
@@ -57,12 +36,11 @@ def mine(here, monkeypatch):
     sys.modules.pop("mine", None)
 
 
-@pytest.mark.parametrize("attribute", ["ready", "Scorer", "make", "Heads.first"])
+@pytest.mark.parametrize("attribute", ["ready", "ToyHead", "make", "Heads.first"])
 @pytest.mark.usefixtures("mine")
 def test_a_head_by_module_and_attribute(attribute):
-    """A head, or what gives one when called."""
     head = load_head(f"mine:{attribute}")
-    assert head.name == "scorer"
+    assert head.name == "toy"
     assert head.sample(0, 8, 3).target.shape == (3,)
 
 

@@ -27,7 +27,6 @@ RULES = {
 
 
 def around(value):
-    """The value and its float32 neighbours."""
     value = np.float32(value)
     return [np.nextafter(value, np.float32(-9)), value, np.nextafter(value, np.float32(9))]
 
@@ -62,7 +61,6 @@ def test_backends_follow_the_rule_around_every_threshold(rule, backend):
 
 @pytest.mark.parametrize("kind", ["clamp", "identity", "surface"])
 def test_an_undefined_entropy_has_no_beta(kind):
-    """It is not taken for one at or below the gate."""
     entry = Entry(SURFACE, SURFACE_DOMAIN) if kind == "surface" else Entry(POWERS, DOMAIN)
     fit = Coefficients(RULES[kind], (entry,))
     H, n = np.array([np.nan, 1.0], np.float32), np.array([20, 20])

@@ -41,7 +41,6 @@ def study():
 
 
 def pack(folder, licence="Apache-2.0", of_model="apache-2.0"):
-    """A wheel with a tiny model, where the script downloads its own."""
     model = small_model()
     file = write_gguf(Path("gguf"), model, licence=of_model) / "tiny.gguf"
     folder.mkdir(parents=True)

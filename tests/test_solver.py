@@ -9,7 +9,6 @@ from calibrate.maths import solver, solver_kernels
 
 
 def draw_row(rng):
-    """One row of any shape: n, range, distribution and rank of the target vary."""
     n = int(rng.choice([2, 3, 5, 17, 64, 300]))
     kind = rng.integers(4)
     z = [
@@ -38,8 +37,7 @@ def test_classes_match_the_definitions(dtype):
         if is_marginal(z.astype(float), t) and z[t] != z.max():
             continue
         # Masked items at the end make one shape of all, and so one compilation.
-        longest = np.concatenate([z, np.full(300 - len(z), -np.inf, dtype)])
-        beta, status = calibrate.optimal_beta(longest, t)
+        beta, status = calibrate.optimal_beta(padded(z, 300), t)
         expected = reference.optimal_beta(z, t)
         assert status == {np.inf: solver.SHARP, 0.0: solver.FLAT}.get(expected, solver.INTERIOR)
         assert float(beta) == pytest.approx(expected, rel=2e-3 if dtype == np.float32 else 1e-8)
@@ -58,7 +56,6 @@ def test_any_length_and_range(n, spread):
 
 
 def targets(z, sets):
-    """A target of each row, or a set of two."""
     order = np.argsort(z, axis=-1)
     if not sets:
         return order[..., -3]

@@ -38,7 +38,6 @@ def normal(*shape, scale=2.0, seed=0, dtype=torch.float32):
 
 
 def test_what_the_original_takes(paper):
-    """Scalars, dtype=, logits that are views; nothing is written into them."""
     assert adaptive_softmax(torch.tensor(3.0), paper) == 1
     assert entropy(torch.zeros(3, 0)).shape == (3,)
     assert inverse_temperature(3.0, paper) == inverse_temperature(torch.tensor(3.0), paper) > 1
@@ -102,7 +101,6 @@ def test_gradients_keep_what_the_caller_has(masked, fit, dtype):
 
 @pytest.mark.parametrize("fit", [fit for fit in FITS.values() if fit.rule.by_entropy])
 def test_the_slope_of_beta_is_that_of_autograd(fit):
-    """Within the domain and beyond it."""
     entry, H = fit.only, torch.linspace(0.003, 9, 500, dtype=torch.float64, requires_grad=True)
     for log_n in (0.1, 3.0, 12.0, torch.linspace(0, 14, 500, dtype=torch.float64)):
         beta = beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, torch)
@@ -118,7 +116,6 @@ def test_the_softmax_of_jax_names_that_of_torch():
 
 @pytest.mark.parametrize("kind", SMOOTH_FITS)
 def test_many_rows_are_as_few(kind, monkeypatch):
-    """Few are NumPy's; and of heads too."""
     for fit in (SMOOTH_FITS[kind], per_head(kind)[0]):
         results = []
         for few in (closed_form_module.FEW_ROWS, 0):
@@ -132,7 +129,6 @@ def test_many_rows_are_as_few(kind, monkeypatch):
 @of_the_compiler
 @pytest.mark.parametrize("kind", SMOOTH_FITS)
 def test_transforms_of_torch_func(kind):
-    """Forward mode, with masks and with heads; forward over reverse; and rows mapped."""
     fit, (heads, _) = SMOOTH_FITS[kind], per_head(kind)
     close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-9)
     z = normal(3, 7, scale=1.0, dtype=torch.float64).requires_grad_()
@@ -156,7 +152,6 @@ def test_transforms_of_torch_func(kind):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit")
 @pytest.mark.parametrize("fit", SMOOTH_FITS.values(), ids=SMOOTH_FITS)
 def test_what_looks_at_operations_sees_them(fit):
-    """Traces hold no number of the example's; tangents and batches of gradients pass."""
     softmax = partial(adaptive_softmax, coefficients=fit)
     z = normal(3, 7, scale=1.0, dtype=torch.float64)
     make_fx = torch.fx.experimental.proxy_tensor.make_fx
@@ -181,7 +176,6 @@ def test_what_looks_at_operations_sees_them(fit):
 
 
 def same_compiled(function, shapes, **options):
-    """Forward and backward in one graph, as without the compiler."""
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, **options)
     for shape in shapes:
@@ -243,7 +237,6 @@ def test_says_what_to_install(module, tmp_path):
 
 @pytest.fixture(params=["two calls", "one block", "many blocks"])
 def path(request, monkeypatch):
-    """The same results whichever way a call takes."""
     BACKEND.take_path(request.param, monkeypatch)
 
 
@@ -297,7 +290,6 @@ def test_logits_on_another_device_than_the_default(paper):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.usefixtures("path")
 def test_a_sink_is_an_item_without_a_value(is_causal, each_query, paper):
-    """As a key that every query sees, with that logit, and the value 0."""
     q, k, v = (tensor(x, torch.float64).transpose(1, 2) for x in qkv(K=4))
     sinks = normal(4) if not each_query else normal(2, 4, 11, 1)
     z = q @ k.mT * 8**-0.5
@@ -327,7 +319,6 @@ def test_dropout_comes_after_the_entropy(paper):
 
 @pytest.mark.usefixtures("path")
 def test_leading_axes(paper):
-    """None, one, or several, broadcast as in the original."""
     q, k, v = normal(3, 2, 4, 11, 8), normal(1, 2, 4, 11, 8, seed=1), normal(2, 4, 11, 5, seed=2)
     mask = normal(3, 1, 1, 11, 11, seed=3) < 1
     mask[..., 0] = True
@@ -383,7 +374,6 @@ def test_under_autocast(dtype, given, paper):
 
 @pytest.mark.parametrize("length", [5, 64])
 def test_tensors_without_numbers(length, paper):
-    """On the device "meta"."""
     x = torch.zeros(2, 4, length, 8, device="meta", requires_grad=True)
     mask = torch.ones(length, length, dtype=bool, device="meta")
     out = attend(x, x, x[..., :5], mask, is_causal=True, coefficients=paper)
@@ -469,7 +459,6 @@ def test_without_the_private_kernel_it_goes_on_in_blocks(monkeypatch):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("case", ["plain", "causal", "mask", "mask of one row", "causal window"])
 def test_the_kernel_of_accelerators(case, paper, monkeypatch):
-    """flex_attention, here as it is before compilation."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def of_flex(q, k, v, mask, is_causal, scale):

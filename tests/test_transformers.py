@@ -48,7 +48,6 @@ def family(request):
 
 @pytest.fixture
 def llama():
-    """One that a test may change."""
     return make_model("llama")
 
 
@@ -96,7 +95,6 @@ def test_a_fit_changes_it_and_no_token_sees_later_ones(family, fit):
 
 @pytest.mark.parametrize("fit", FITS)
 def test_padding_changes_nothing(family, fit):
-    """The entropy, and n, are of real tokens."""
     _, model = family
     padded = logits(model, fit, attention_mask=PADDED, position_ids=POSITIONS)[0, 7:]
     alone = logits(model, fit, IDS[:1, 7:])[0]
@@ -297,7 +295,6 @@ def test_half_precision_and_autocast(family):
 
 
 def test_training_reaches_every_weight(llama):
-    """Gradients through the fit, and dropout while training alone."""
     llama.requires_grad_().set_attn_implementation("calibrate-paper")
     llama(IDS, labels=IDS).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in llama.parameters())
@@ -331,7 +328,6 @@ def test_what_register_refuses(paper, llama, monkeypatch):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_captured_logits_are_those_behind_the_models_own_weights(family, padded, here):
-    """In every layer and query head: masks, windows, soft-cap and sinks included."""
     _, model = family
     inputs = {"attention_mask": PADDED, "position_ids": POSITIONS} if padded else {}
     model.set_attn_implementation("eager")

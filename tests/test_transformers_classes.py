@@ -111,7 +111,6 @@ class PlainSoftmax(TorchFunctionMode):
 
 
 def outputs(model, attention, inputs):
-    """All floating tensors of the result."""
     model.set_attn_implementation(attention)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -168,7 +167,6 @@ def test_a_fit_reaches_all_attention(model_type):
 
 @pytest.mark.parametrize("model_type", NOT_ALL_RUNS)
 def test_what_does_not_run_is_named(model_type):
-    """And where it is excepted, the rest is verified."""
     model, inputs, own = runs(model_type)
     assert is_changed_by_the_fit_alone(model, inputs, own)
     with pytest.raises(calibrate.CoefficientsError, match="did not run") as failure:

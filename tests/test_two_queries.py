@@ -16,7 +16,6 @@ STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8
 
 @pytest.fixture(scope="module")
 def study():
-    """The script's names, and those of the module beside it."""
     return runpy.run_path(str(ROOT / "scripts/calibrate_two_queries")) | vars(two_queries)
 
 
@@ -27,7 +26,6 @@ def model(study):
 
 @pytest.mark.parametrize("kind", ["one", "many"])
 def test_the_answer_is_in_the_items(study, kind):
-    """Read off the tokens alone, item by item."""
     prompts = study["draw"](np.random.default_rng(0), 24, 64, kind)
     assert len(prompts.answer) > 40
     for tokens, answer, asked in zip(prompts.tokens.numpy(), prompts.answer, prompts.asked,

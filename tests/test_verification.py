@@ -88,7 +88,6 @@ def test_attention_is_known_by_what_it_does():
 
 @pytest.mark.parametrize("model_type", ["mixtral", "albert", "t5", "bart"])
 def test_models_of_which_all_attention_is_reached(model_type):
-    """On inputs made for them; the softmax of routers is none."""
     verify(with_fit(model_type, "sharp"))
 
 
@@ -154,7 +153,6 @@ def test_layer_numbers_that_mean_several_things_are_refused(layered):
 
 @pytest.mark.parametrize("part", [CROSS, DECODER, ENCODER])
 def test_a_fit_of_one_part_leaves_the_others(part, layered):
-    """Against attention chosen by hand, module by module."""
     register("layered", layered, part=part)
     register("all-of-part", layered.layer(0), part=part)
     model = with_fit("bart", "layered")
