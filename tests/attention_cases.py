@@ -83,7 +83,7 @@ BY_BOTH = Coefficients(
 
 
 def in_words_of_the_reference(arguments):
-    names = {"local_window_size": "window"}
+    names = {"local_window_size": "window", "logits_soft_cap": "cap"}
     lengths = tuple(arguments.get(f"{x}_seq_lengths") for x in ("query", "key_value"))
     rest = {names.get(k, k): v for k, v in arguments.items() if "lengths" not in k}
     return rest | {"lengths": lengths}

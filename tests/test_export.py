@@ -12,7 +12,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_cli import call, refusal
-from tiny_causal import causal_model, save_tokenizer
+from tiny_causal import causal_model, save
 from tiny_models import tiny_configuration
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -151,13 +151,6 @@ def test_rules_by_size_are_those_of_our_runtime(kind, window):
     assert_alike(ours, logits(theirs), under(b, stock("m")))
 
 
-def folder_of(model, name="m", tokenizer=False, **options):
-    model.save_pretrained(name, **options)
-    if tokenizer:
-        save_tokenizer(name)
-    return Path(name)
-
-
 def tensors_of(folder):
     return {
         name: x for path in sorted(Path(folder).glob("*.safetensors"))
@@ -171,7 +164,7 @@ def test_only_queries_change_and_are_rounded_once():
     for name, x in model.named_parameters():
         if name.endswith("bias"):
             x.copy_(torch.randn_like(x))
-    source = folder_of(model, max_shard_size="20KB")
+    source = save(Path("m"), model, tokenizer=False, max_shard_size="20KB")
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     fit = constants(model.config)
     out = export(fit, source)
@@ -194,7 +187,7 @@ def test_only_queries_change_and_are_rounded_once():
 
 
 def test_what_goes_with_the_weights():
-    source = folder_of(causal_model(), tokenizer=True)
+    source = save(Path("m"), causal_model())
     for name in ("LICENSE", "modeling_tiny.py", "tokenizer_tricks.py", "old.bin", "README.md"):
         (source / name).write_text("x")
     (source / "chat_template.jinja").write_text("{{ messages }}")
@@ -211,7 +204,7 @@ def test_what_goes_with_the_weights():
 
 
 def test_the_command_and_its_check(here):
-    source = folder_of(causal_model())
+    source = save(Path("m"), causal_model(), tokenizer=False)
     fit = replace(by_size(), source={"fingerprint": ModelFolder(source).fingerprint(), "head": "m"})
     fit, _ = publish(fit, here / "fits")
     shown = call("export", "made", "--model", "m", "--out", "new/out").stdout
@@ -234,7 +227,7 @@ def test_the_command_and_its_check(here):
 def test_the_page_that_documents_it(here):
     page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
     page = page.split("\n## Export\n")[1].split("\n## ")[0]
-    folder_of(causal_model(), "model")
+    save(Path("model"), causal_model(), tokenizer=False)
     publish(replace(by_size(), name="mine"), here / "fits")
     for line in re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines():
         call(*line.split("#")[0].split()[1:])

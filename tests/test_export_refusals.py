@@ -11,8 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from test_cli import call, refusal
-from test_export import by_size, constants, export, folder_of, tiny
-from tiny_causal import causal_model
+from test_export import by_size, constants, export, tiny
+from tiny_causal import causal_model, save
 
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint, queries
@@ -24,7 +24,7 @@ from calibrate.maths.rule import Rule
 
 @pytest.fixture
 def llama(here):
-    return folder_of(causal_model())
+    return save(Path("m"), causal_model(), tokenizer=False)
 
 
 ALL_ALIKE = Coefficients(Rule.log_size(0.25, 16.0), (Entry((0.0, 1.3), (0.0, 6.0)),))
@@ -83,7 +83,7 @@ def test_fits_of_other_models_need_a_word(llama, here):
 
 
 def test_layers_without_attention(here):
-    folder = folder_of(tiny("lfm2"))
+    folder = save(Path("m"), tiny("lfm2"), tokenizer=False)
     kinds = json.loads((folder / "config.json").read_text())["layer_types"]
     fit = replace(ALL_ALIKE, entries=(replace(ALL_ALIKE.only, layer=kinds.index("conv")),))
     refused(fit, folder, "entries for layers .*, which have no attention")
@@ -178,7 +178,8 @@ def test_the_proof_finds_a_bias_that_was_left_out(monkeypatch):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
-    return export(by_size(0.2), folder_of(causal_model(), folder / "m"), folder / "out")
+    source = save(folder / "m", causal_model(), tokenizer=False)
+    return export(by_size(0.2), source, folder / "out")
 
 
 OTHER = replace(ALL_ALIKE, name="other")

@@ -8,54 +8,32 @@ import numpy as np
 import pytest
 import torch
 from test_cli import call, refusal
+from test_model_evaluation import constant
 from test_model_examples import collected
 from test_model_fit import planted
-from tiny_causal import (
-    causal_model,
-    planted_examples,
-    planted_model,
-    save,
-    some_examples,
-)
+from tiny_causal import causal_model, planted_examples, planted_model, save, some_examples
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.model import first_look as looking
 from calibrate.model import passes
-from calibrate.model.first_look import (
-    DIFFUSE,
-    SHARPER,
-    UNCLEAR,
-    Derivatives,
-    derivatives,
-    first_look,
-)
+from calibrate.model.first_look import Derivatives, derivatives, first_look
+from calibrate.model.passes import score_fits
 from calibrate.transformers.betas import checkpointed, head_betas
 
 KINDS = ["llama", "gemma2", "gpt_oss"]  # grouped keys; a soft-cap and a window; sinks
 
 
 def by_differences(model, examples, h=0.02):
-    """The derivatives from log p at beta e^h and e^-h of one head at a time.
-
-    The classes' normalisers round to float32 even in float64 models: a smaller h shows that.
-    """
-    found = np.zeros((len(examples.examples), 8))
-    with head_betas(model) as heads, torch.no_grad():
-        for row, example in enumerate(examples.examples):
-            tokens = torch.tensor(example.tokens.tolist())[None]
-            at = torch.arange(example.start, len(example.tokens))
-            for i in range(8):
-                ends = []
-                for sign in (1, -1):
-                    heads.betas = torch.ones(1, 8)
-                    heads.betas[0, i] = np.exp(sign * h)
-                    logits = model(tokens, use_cache=False).logits[0].double().log_softmax(-1)
-                    ends.append(logits[at - 1, tokens[0, at]].sum().item())
-                found[row, i] = (ends[0] - ends[1]) / (2 * h)
-            if examples.cells[example.cell].text:
-                found[row] /= len(at)
-    return found
+    """The derivatives from log p under fits of beta e^h and e^-h of one head at a time."""
+    heads = [divmod(i, 4) for i in range(8)]
+    ends = [{head: constant(np.exp(sign * h), *head) for head in heads} for sign in (1, -1)]
+    which = range(len(examples.examples))
+    up, down = (score_fits(lambda: model, examples, which, fits) for fits in ends)
+    found = np.stack([(up[head].log_p - down[head].log_p) / (2 * h) for head in heads], axis=1)
+    n_tokens = [len(e.tokens) - e.start if examples.cells[e.cell].text else 1
+                for e in examples.examples]  # fmt: skip
+    return found / np.array(n_tokens)[:, None]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,10 +89,10 @@ def test_a_head_that_must_be_sharpened_comes_out_on_top():
     examples = planted_examples()
     look = first_look(derivatives(planted_model(), examples), examples)
     first, second, *others = look.heads
-    assert (first.layer, first.head, first.wants) == (0, 0, SHARPER)
-    assert (second.layer, second.head, second.wants) == (0, 2, DIFFUSE)
-    assert {head.wants for head in others} == {UNCLEAR}
-    assert look.wanting(SHARPER) == [first]
+    assert (first.layer, first.head, first.wants) == (0, 0, looking.SHARPER)
+    assert (second.layer, second.head, second.wants) == (0, 2, looking.DIFFUSE)
+    assert {head.wants for head in others} == {looking.UNCLEAR}
+    assert look.wanting(looking.SHARPER) == [first]
     with head_betas(model := planted_model()) as heads:
         heads.betas = torch.ones(1, 8)
         heads.betas[0, 0] = 1.1
@@ -159,7 +137,7 @@ def test_text_is_kept_apart():
     alone, examples = noise([20], shift=1.0, text=(0,))
     look = first_look(alone, examples)
     assert (look.answers, look.by_length) == (None, {})
-    assert look.heads[0].wants == SHARPER
+    assert look.heads[0].wants == looking.SHARPER
 
 
 def test_text_at_several_lengths_is_one_text():
@@ -172,7 +150,7 @@ def test_text_at_several_lengths_is_one_text():
     look, alone = first_look(found, ExampleSet(cells, three)), first_look(one, examples)
     np.testing.assert_allclose(look.text.slope.error, alone.text.slope.error)
     assert look.text.slope.freedom == pytest.approx(11)
-    assert {head.wants for head in look.heads} == {UNCLEAR}
+    assert {head.wants for head in look.heads} == {looking.UNCLEAR}
 
 
 def test_the_first_look_at_a_collection(model, here):

@@ -13,10 +13,7 @@ from test_cli import call, refusal
 from test_model_examples import collected
 from test_model_fit import planted
 from test_report import Text, check_in_a_browser
-from tiny_causal import (
-    causal_model,
-    some_examples,
-)
+from tiny_causal import causal_model, some_examples
 
 import calibrate
 from calibrate.errors import CoefficientsError

@@ -121,9 +121,8 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
 
 
 def solved(monkeypatch, log_p_of, **options):
-    """What is begun, and the problem, where descents come by log p = log_p_of(form, start)."""
-    examples, begun = made_up([10, 20], [], count=40), []
-    which = list(range(80))
+    """The problem where descents come by log p = log_p_of(form, start)."""
+    examples, which = made_up([10, 20], [], count=40), list(range(80))
 
     class Known:
         def __init__(self, passes, objective, *_):
@@ -145,14 +144,12 @@ def solved(monkeypatch, log_p_of, **options):
         set=examples, scores=none_right(np.full(80, -1.0)), folder=None, digest=""
     )
     model, heads = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(heads=HEADS)
-    found = ModelProblem(
-        model, heads, collection, ModelOptions(**options), None, lambda what, _: begun.append(what)
-    )
+    found = ModelProblem(model, heads, collection, ModelOptions(**options), None, lambda *_: None)
     for form in found.forms():
         found.solve(form)
         if found.is_hopeless():
             break
-    return begun, found
+    return found
 
 
 @pytest.mark.parametrize(
@@ -167,16 +164,16 @@ def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, n
             return -1.0
         return -0.8 if form.of == ALIKE else gain_of_each - 1 + error - error.mean()
 
-    _, found = solved(monkeypatch, log_p_of)
+    found = solved(monkeypatch, log_p_of)
     best = found.choose()
     assert (best and best.form.of) == chosen
     assert best is None or best.form.kind == CONSTANT
 
 
 def test_a_search_without_hope_ends_early(monkeypatch):
-    assert len(solved(monkeypatch, lambda *_: -1.0)[1].solved) == 3
+    assert len(solved(monkeypatch, lambda *_: -1.0).solved) == 3
     for options, n_solved in (({"trained_up_to": 10}, 5), ({"kind": LOG_SIZE}, 4)):
-        _, found = solved(monkeypatch, lambda *_: -1.0, **options)
+        found = solved(monkeypatch, lambda *_: -1.0, **options)
         assert len(found.solved) == n_solved
     assert found.choose().form.kind == LOG_SIZE
 

@@ -192,11 +192,8 @@ def test_layers_and_heads_that_a_model_lacks(llama, make_fit):
 
 def test_a_model_that_would_go_on_with_plain_softmax():
     """Planted: Bloom takes any registered name, and looks none up."""
-    torch.manual_seed(0)
-    config = transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=60)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="calibrate-paper"
-    )
+    model = causal_model("bloom")
+    model.config._attn_implementation = "calibrate-paper"
     with pytest.raises(calibrate.CoefficientsError, match="continues with plain softmax"):
         verify(model)
     with pytest.raises(calibrate.CoefficientsError, match="attention implementation 'sdpa'; reg"):

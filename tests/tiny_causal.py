@@ -32,9 +32,9 @@ def causal_model(kind="llama", **changes):
     return model
 
 
-def save(folder, model, tokenizer=True):
+def save(folder, model, tokenizer=True, **options):
     """The folder, with the model and, if wanted, a tokenizer."""
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **options)
     if tokenizer:
         save_tokenizer(folder)
     return folder
