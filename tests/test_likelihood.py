@@ -56,10 +56,6 @@ def test_bounds_hold_on_the_whole_domain():
     assert beta.min() < LOW + 0.05  # and it is reached
 
 
-def equal(count):
-    return np.full(count, 1 / count)
-
-
 def test_of_constants_within_tolerance_it_is_the_least():
     """Far above fifteen others, any beta from 1.5 up has the target win."""
     z = np.tile(np.float32([9.6] + [0] * 15), (100, 1))
@@ -71,7 +67,7 @@ def test_of_constants_within_tolerance_it_is_the_least():
     assert solution.coefficients[0] == pytest.approx(least, abs=0.01)
     assert solution.value >= values.max() - 1.01 * TOLERANCE
     form, start = constant_form(100, LOW, HIGH), np.array([20.0])  # as a resample has
-    again = maximised(Objective(rows, equal(100)), form, start, tolerance=None)
+    again = maximised(Objective(rows, np.full(100, 1 / 100)), form, start, tolerance=None)
     assert again.coefficients[0] == pytest.approx(least, abs=0.01)
 
 
@@ -90,7 +86,7 @@ def test_rules_are_not_sharper_than_what_some_sizes_tell():
         none = best(flat, form._replace(design=form.design[len(H) :]), np.ones(3_000))
         assert (form.design @ none.coefficients).max() < 1.6
         lower = LOW * form.ones + NEAR * (none.coefficients - LOW * form.ones)
-        value = Objective(flat, equal(3_000)).values(form.design[len(H) :] @ lower)
+        value = Objective(flat, np.full(3_000, 1 / 3_000)).values(form.design[len(H) :] @ lower)
         assert value < none.value  # nothing to spare
 
 
@@ -120,7 +116,7 @@ def test_rows_of_sets_that_want_far_apart_betas_get_a_rule_that_follows_them():
     sharp, soft = sets(NEARLY_ALIKE, [2, 3, 4], 50), sets(3 * NEARLY_ALIKE, [0, 2, 3], 50)
     rows = sharp._replace(series=np.concatenate([sharp.series, soft.series]))
     x = np.repeat([1.0, 3.0], 50)
-    objective = Objective(rows, equal(100))
+    objective = Objective(rows, np.full(100, 1 / 100))
     best_of_each = objective.of_constants(np.geomspace(LOW, HIGH, 500)).max(axis=1).sum()
     for form in (log_size_form(x, LOW, HIGH), polynomial_form(x, (1, 3), LOW, HIGH)):
         assert maximised(objective, form).value == pytest.approx(best_of_each, abs=1e-4)

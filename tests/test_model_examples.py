@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -353,18 +354,15 @@ def test_models_that_cannot_be_used(model, change, message):
 
 def test_models_that_look_no_attention_up_or_ahead(here):
     sizes = {k: SIZES[k] for k in ("vocab_size", "hidden_size", "num_attention_heads")}
-    small = {"num_layers": 1, "num_heads": 4, "d_model": 32, "d_kv": 8}
+    bert = transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=48)
+    t5 = transformers.T5Config(vocab_size=512, num_layers=1, num_heads=4, d_model=32, d_kv=8)
     few = ("--task", "retrieval:list", "--lengths", "64")
-    for name, config, message in (
-        ("BloomForCausalLM", transformers.BloomConfig(**sizes, n_layer=1),
-         "BloomForCausalLM does not look attention up by name"),
-        ("BertLMHeadModel",
-         transformers.BertConfig(**sizes, num_hidden_layers=1, intermediate_size=48),
-         "BertLMHeadModel sees later tokens: it is not a causal model"),
-        ("T5ForConditionalGeneration", transformers.T5Config(vocab_size=512, **small),
-         "Unrecognized configuration class"),
-    ):  # fmt: skip
-        folder = save(Path(name), getattr(transformers, name)(config))
+    for model, message in (
+        (causal_model("bloom"), "BloomForCausalLM does not look attention up by name"),
+        (transformers.BertLMHeadModel(bert), "BertLMHeadModel sees later tokens: it is not a caus"),
+        (transformers.T5ForConditionalGeneration(t5), "Unrecognized configuration class"),
+    ):
+        folder = save(Path(type(model).__name__), model)
         assert message in refusal("model", "collect", "--model", folder, *few)
 
 
@@ -423,8 +421,7 @@ def test_what_no_collection_has(kept, small_units, change, message):
     change(manifest, folder)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedError) as failure:
-        found = open_collection(folder, files.ExampleCollection)
-        assert found.set.examples and found.scores
+        attrgetter("set", "scores")(open_collection(folder, files.ExampleCollection))
     assert message in str(failure.value)
 
 

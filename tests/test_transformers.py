@@ -366,6 +366,13 @@ def test_from_a_model_to_its_fit(llama, here):
     assert "none of 2 gains" in call("fit", "runs/captured", "--name", "mine", code=3).stderr
 
 
+def run_captured(model, folder, ids, positions, **inputs):
+    with torch.no_grad(), capture(model, folder / "more") as recorder:
+        if positions:
+            recorder.next(**positions)
+        model(ids, **inputs)
+
+
 def test_targets_out_of_sight_are_left_out_and_lost_keys_refused(here):
     model = make_model("mistral")  # with a window of 6
     with torch.no_grad(), capture(model, here / "captured") as recorder:
@@ -378,13 +385,8 @@ def test_targets_out_of_sight_are_left_out_and_lost_keys_refused(here):
     with torch.no_grad():
         cache = model(IDS[:, :-1], use_cache=True).past_key_values
 
-    def run():
-        with torch.no_grad(), capture(model, here / "lost") as recorder:
-            recorder.next(query=-1, target=3)
-            model(IDS[:, -1:], past_key_values=cache)
-
     with pytest.raises(calibrate.CalibrateError, match="layer 0 has 6 keys at position 39"):
-        run()
+        run_captured(model, here, IDS[:, -1:], {"query": -1, "target": 3}, past_key_values=cache)
 
 
 def test_a_calibrated_model_is_captured_as_it_runs_and_is_left_so_after_an_error(llama, here):
@@ -413,11 +415,5 @@ def test_a_calibrated_model_is_captured_as_it_runs_and_is_left_so_after_an_error
     ],
 )
 def test_positions_that_are_not_there(positions, message, llama, here):
-    def run():
-        with torch.no_grad(), capture(llama, here / "captured") as recorder:
-            if positions:
-                recorder.next(**positions)
-            llama(IDS)
-
     with pytest.raises(calibrate.CalibrateError, match=message):
-        run()
+        run_captured(llama, here, IDS, positions)
