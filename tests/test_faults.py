@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import ToyHead
+from conftest import ToyHead, bytes_of
 from syscalls import Crash, Syscalls
 
 from calibrate.errors import CalibrateError
@@ -41,9 +41,8 @@ def run(folder, head=None, report=lambda progress: None, seed=0):
 
 def visible(folder: Path) -> dict[str, bytes]:
     """All files but hidden ones: the lock, and attempts under way."""
-    if not folder.exists():
-        return {}
-    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name[0] != "."}
+    found = bytes_of(folder) if folder.exists() else {}
+    return {name: data for name, data in found.items() if name[0] != "."}
 
 
 def read_all(folder: Path) -> int:

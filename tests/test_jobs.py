@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ToyHead
+from conftest import ToyHead, bytes_of
 from tasks import die, double, fail, is_deaf, span
 from typer.testing import CliRunner
 
@@ -57,10 +57,6 @@ def collected(folder, jobs=TWO, head=None, sizes=SIZES, sets=SETS):
     """The bytes of a collection."""
     collect(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs)
     return bytes_of(folder)
-
-
-def bytes_of(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize("jobs", [Jobs(), TWO])

@@ -56,11 +56,8 @@ print(load_head("max-retrieval").fingerprint)
     assert fingerprint == calibrate.load("max-retrieval").source["fingerprint"]
     published = wheel_folder / "calibrate" / "published_fits"
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
-    assert listed == {
-        "max-retrieval/1.json",
-        "max-retrieval/2.json",
-        "paper/1.json",
-    }  # and nothing of a user's
+    # And nothing of a user's.
+    assert listed == {"max-retrieval/1.json", "max-retrieval/2.json", "paper/1.json"}
     schemas = wheel_folder / "calibrate" / "files" / "schemas"
     for version in ("1.0", "1.1", "1.2"):
         assert (schemas / f"coefficient-file-{version}.json").exists()
@@ -88,14 +85,10 @@ def test_public_names_exist_and_are_documented():
     public = {name for name in dir(calibrate) if not name.startswith("__")}
     assert public == set(calibrate.__all__)
     assert {"__version__", "__doc__"} <= set(dir(calibrate))
+    # `import calibrate.x` would put a module in the place of a function.
+    assert not public & {path.stem for path in (ROOT / "calibrate").iterdir()}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         calibrate.nonsense  # noqa: B018
-
-
-def test_no_public_function_bears_a_modules_name():
-    """`import calibrate.x` would put the module in the place of the function."""
-    modules = {path.stem for path in (ROOT / "calibrate").iterdir()}
-    assert not modules & set(calibrate.__all__)
 
 
 # Lowest first; no room imports from one beside it.
@@ -122,9 +115,7 @@ def test_a_folder_imports_only_from_its_floor_and_below():
 def scripts_names():
     """(script, module of the package, name) of every import."""
     for script in sorted((ROOT / "scripts").iterdir()):
-        is_python = script.is_file() and script.read_bytes()[:64].partition(b"\n")[0].endswith(
-            b"python"
-        )
+        is_python = script.is_file() and script.read_bytes().split(b"\n")[0].endswith(b"python")
         if is_python or script.suffix == ".py":
             for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("calibrate"):
@@ -142,12 +133,12 @@ def test_scripts_import_what_the_package_has():
         assert is_module or defined, f"{script}: {module} has no {name}"
 
 
-def is_run(path):
-    """Whether a file is a script in Python, and no module of others."""
-    return path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
-
-
-SCRIPTS = [path for path in sorted((ROOT / "scripts").iterdir()) if is_run(path)]
+# In Python, and no modules of others.
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "scripts").iterdir())
+    if path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
+]
 
 
 @pytest.mark.slow

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ToyHead
+from conftest import ToyHead, reopen
 from typer.testing import CliRunner
 
 import calibrate
 from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
-from calibrate.files.manifest import PARTIAL, manifest_text
 from calibrate.files.npz import pack_arrays, read_arrays
 from calibrate.files.rows import RowCollection
 from calibrate.rows import work_units
@@ -38,20 +37,6 @@ def run(here, original, monkeypatch):
     """A copy of the collection."""
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
     return Path(shutil.copytree(original, here / "run"))
-
-
-def reopen(folder: Path, *lost: str) -> None:
-    """Makes it an unfinished one, without the shards that are lost."""
-    configuration = open_collection(folder, allow_partial=True).configuration
-    text = manifest_text(RowCollection, configuration, None, PARTIAL)
-    (folder / "manifest.json").write_text(text)
-    for name in lost:
-        (folder / name).unlink()
-
-
-def read_all(folder: Path) -> list:
-    """The rows of every shard, also of an unfinished collection."""
-    return list(open_collection(folder, RowCollection, allow_partial=True).shards())
 
 
 def forge(**changes) -> None:
@@ -91,12 +76,12 @@ def test_a_forged_shard_is_refused(here, forgery, status):
     if status == "partial":
         reopen(Path("run"))
     with pytest.raises(CalibrateError, match=r"n00016-unit00001.npz"):
-        read_all(Path("run"))
+        list(open_collection(Path("run"), RowCollection, allow_partial=True).shards())
 
 
 def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
-    whole = open_collection(Path("run"))
-    assert open_for_fit(Path("run"), allow_partial=True) == whole
+    whole = open_for_fit(Path("run"), allow_partial=True)
+    assert whole == open_collection(Path("run"))
     reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")
     fit = ["fit", "run", "--name", "part"]
     done = CliRunner().invoke(app, fit)
