@@ -37,7 +37,6 @@ def fitted():
 
 
 def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
-    """Bad ones, by a warning; and those of weight 0."""
     logits, target = by_size()
     weight = [np.where(np.arange(300) % 3, 1.0, 0.0)] * 2
     bad = [np.array(z) for z in logits]
@@ -73,7 +72,6 @@ def test_the_numbers_are_those_of_the_command_line(fitted, here):
 
 
 def test_a_collection_in_memory_is_the_one_on_disk(here):
-    """More rows than are kept of a size, too."""
     logits, target = scored(2_900, 8)
     part = {"logits": logits, "target": target, "group": np.arange(2_900) // 2}
     np.savez("mine.npz", **part)

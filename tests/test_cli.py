@@ -44,7 +44,6 @@ def refusal(*arguments, code=1):
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory):
-    """A collection that keeps all rows, made once."""
     folder = tmp_path_factory.mktemp("collected") / "a"
     call("collect", *SMALL, "--out", folder)
     return folder
@@ -52,7 +51,6 @@ def collected(tmp_path_factory):
 
 @pytest.fixture
 def run_a(here, collected):
-    """A copy of it as runs/a."""
     return Path(shutil.copytree(collected, "runs/a"))
 
 
@@ -277,7 +275,6 @@ def test_the_first_interrupt_may_wait_for_the_step_and_none_is_lost(interruptibl
 
 
 def commands(group=None, words=()):
-    """Every command: its words, and Typer's object."""
     for name, command in (group or typer.main.get_command(app)).commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*words, name))

@@ -117,7 +117,6 @@ DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT = (json.loads(dumps(fit)) for fit in F
 
 @pytest.fixture
 def document():
-    """A valid file as JSON data, to be mutated."""
     return copy.deepcopy(DOCUMENT)
 
 
@@ -129,7 +128,6 @@ def sealed(document):
 
 
 def refusal(data):
-    """The one line that bytes or a document are refused with."""
     if isinstance(data, dict):
         data = json.dumps(data)
     with pytest.raises(calibrate.CoefficientsError) as caught:
@@ -236,7 +234,6 @@ def test_every_schema_has_its_golden_files():
 
 
 def test_the_schemas_are_what_the_loader_checks(monkeypatch):
-    """`python scripts/write_schemas.py` writes them."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     write_schemas = runpy.run_path(str(ROOT / "scripts" / "write_schemas.py"))
     for path, text in write_schemas["schema_files"]().items():
@@ -256,7 +253,6 @@ def variants(value):
 
 @pytest.mark.parametrize("minor", ["1.2", "1.7"])
 def test_what_the_loader_accepts_of_mistakes_is_valid_and_written_again(minor):
-    """Nothing but CoefficientsError escapes, whatever one value of a file is."""
     seen = set()
     for original in (DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT):
         for path in paths(original):
@@ -519,7 +515,6 @@ def test_what_cannot_be_read_is_named(tmp_path, make, message):
 
 
 def paths(value, path=()):
-    """The paths of a document's values."""
     yield path
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):

@@ -323,7 +323,6 @@ def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
 
 
 def test_file_overheads_are_upper_bounds(tmp_path):
-    """The byte budget counts on them."""
     collection = run(tmp_path / "run", sizes=[8, 9, 10, 16384], sets=200)
     for entry in collection.manifest["shards"]:
         rows = entry["kept"] * row_bytes(entry["size"])

@@ -45,7 +45,6 @@ def gain_of(*arguments, **options):
 
 
 def covered(draw, studies=300):
-    """How many of the intervals of so many studies hold 0, the truth."""
     inside = 0
     for seed in range(studies):
         low, high = draw(np.random.default_rng(seed)).interval
@@ -54,14 +53,12 @@ def covered(draw, studies=300):
 
 
 def shared_by_sizes(rng):
-    """Eight prompts at three sizes."""
     group, size = np.tile(np.repeat(np.arange(8), 20), 3), np.repeat([16, 64, 256], 160)
     x = rng.standard_normal(8)[group] + rng.standard_normal(480)
     return gain_of(x, size, group)
 
 
 def nested_in_sizes(rng):
-    """Eight prompts of each of three sizes."""
     group, size = np.repeat(np.arange(24), 20), np.repeat([16, 64, 256], 160)
     return gain_of(rng.standard_normal(24)[group] + rng.standard_normal(480), size, group)
 

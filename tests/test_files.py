@@ -124,7 +124,6 @@ def test_every_flipped_bit_in_the_data_is_noticed(npz):
 
 
 def test_no_bytes_crash_the_reader(npz):
-    """Whatever is changed in headers and directory, it is arrays or one clear error."""
     data, rng = npz.read_bytes(), np.random.default_rng(0)
     headers = [i for i in range(len(data)) if not 128 <= i < 128 + 800]
     for at in rng.choice(headers, 300):

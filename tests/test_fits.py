@@ -41,7 +41,6 @@ def shipped(tmp_path_factory, monkeypatch):
 
 
 def cells(table):
-    """The rows of a printed table, by their first cell."""
     rows = (re.split(r" {2,}", line.strip()) for line in table.splitlines())
     return {first: rest for first, *rest in rows}
 
@@ -147,7 +146,6 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
 
 
 def diff(a, b, folder=Path()):
-    """What `fits diff` says of two fits, as text and as JSON."""
     for name, fit in (("a.json", a), ("b.json", b)):
         (folder / name).write_text(dumps(fit))
     text, record = (call("fits", "diff", "./a.json", "./b.json", *x) for x in ([], ["--json"]))

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from conftest import ToyHead, bytes_of
 from tasks import die, double, fail, is_deaf, span
-from typer.testing import CliRunner
+from test_cli import call, refusal
 
-from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel.jobs import Jobs, run, with_cluster
 from calibrate.rows import heads, work_units
@@ -54,7 +53,6 @@ def hang():
 
 
 def collected(folder, jobs=TWO, head=None, sizes=SIZES, sets=SETS):
-    """The bytes of a collection."""
     collect(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs)
     return bytes_of(folder)
 
@@ -63,8 +61,7 @@ def collected(folder, jobs=TWO, head=None, sizes=SIZES, sets=SETS):
 def test_results_are_in_the_order_of_the_tasks_and_each_is_reported(jobs):
     seen = []
     tasks = (partial(double, i) for i in range(20))
-    assert run(tasks, jobs, seen.append) == [2 * i for i in range(20)]
-    assert sorted(seen) == [2 * i for i in range(20)]
+    assert run(tasks, jobs, seen.append) == sorted(seen) == [2 * i for i in range(20)]
     assert run([], jobs) == []
 
 
@@ -102,8 +99,7 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
     Path("head_of_jobs.py").write_text(MODULE)
     common = ["collect", "--head", "head_of_jobs:Head", "--sizes", "8,64", "--sets", "300"]
     for n in (1, 2):
-        done = CliRunner().invoke(app, [*common, "--out", f"runs/{n}", "--jobs", str(n)])
-        assert done.exit_code == 0, done.output
+        call(*common, "--out", f"runs/{n}", "--jobs", n)
     assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
 
 
@@ -215,9 +211,8 @@ def test_a_worker_whose_parent_is_killed_before_it_begins_does_not_work(here):
 
 def test_dask_that_is_absent_is_one_line(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    done = CliRunner().invoke(app, ["collect", "--sizes", "8", "--dask", "local", "--out", "r"])
-    assert done.exit_code == 1
-    assert "pip install -e '.[dask]'" in done.stderr.strip().splitlines()[-1]
+    message = refusal("collect", "--sizes", "8", "--dask", "local", "--out", "r")
+    assert "pip install -e '.[dask]'" in message
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +227,8 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, 
     ) as cluster:  # fmt: skip
         jobs = Jobs(dask=cluster.scheduler_address)
         seen = []
-        assert run((partial(double, i) for i in range(20)), jobs, seen.append) == [
-            2 * i for i in range(20)
-        ]
-        assert sorted(seen) == [2 * i for i in range(20)]
+        found = run((partial(double, i) for i in range(20)), jobs, seen.append)
+        assert found == sorted(seen) == [2 * i for i in range(20)]
         with pytest.warns(UserWarning, match="a shard is damaged"):
             _, pid = run([partial(warnings.warn, "a shard is damaged"), os.getpid], jobs)
         assert pid != os.getpid()
@@ -244,9 +237,7 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, 
         assert "in fail" in failure.value.__notes__[0]
         with pytest.raises(CalibrateError, match=r"no worker finished a task for 0\.5 s"):
             run([partial(time.sleep, 3)], Jobs(dask=jobs.dask, stall=0.5))
-        with pytest.raises(
-            CalibrateError, match="a task failed on the Dask cluster .*KilledWorker"
-        ):
+        with pytest.raises(CalibrateError, match="a task failed on the Dask .*KilledWorker"):
             run([die], jobs)
 
 

@@ -122,7 +122,6 @@ def test_positions_and_masks_of_targets_go_together(here):
 
 
 def test_a_collection_of_arrays(here):
-    """Entropies, counts of bad rows, and the same bytes again."""
     logits, target = scores(3_000, 50)
     logits[0, 3], logits[1, 2] = np.nan, 1e300  # beyond float32
     mask = np.ones_like(logits, bool)

@@ -23,7 +23,6 @@ SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compile
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The report on the shipped fit."""
     path = tmp_path_factory.mktemp("report") / "report.html"
     call("report", "max-retrieval@1", "--out", path, *SIZES)
     return path
@@ -38,8 +37,6 @@ def write_toy_page(fit, head, sizes=(16, 64)):
 
 
 class Text(HTMLParser):
-    """Tags, addresses, and the words of a page."""
-
     def __init__(self, html):
         super().__init__()
         self.tags, self.addresses, self.words = [], [], []

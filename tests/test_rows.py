@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ToyHead, reopen
-from typer.testing import CliRunner
+from test_cli import call, refusal
 
 import calibrate
-from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
 from calibrate.files.npz import pack_arrays, read_arrays
@@ -24,7 +23,6 @@ SHARD = Path("run/n00016-unit00001.npz")
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A collection of two sizes with three shards each."""
     folder = tmp_path_factory.mktemp("original") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
@@ -34,7 +32,6 @@ def original(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def run(here, original, monkeypatch):
-    """A copy of the collection."""
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
     return Path(shutil.copytree(original, here / "run"))
 
@@ -83,12 +80,9 @@ def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
     whole = open_for_fit(Path("run"), allow_partial=True)
     assert whole == open_collection(Path("run"))
     reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")
-    fit = ["fit", "run", "--name", "part"]
-    done = CliRunner().invoke(app, fit)
-    assert done.exit_code == 1
-    assert done.stderr.splitlines()[-1].startswith("calibrate: run is unfinished; run the same")
-    done = CliRunner().invoke(app, [*fit, "--allow-partial"])
-    assert done.exit_code == 0, done.stderr
+    message = refusal("fit", "run", "--name", "part")
+    assert message.startswith("calibrate: run is unfinished; run the same")
+    done = call("fit", "run", "--name", "part", "--allow-partial")
     assert "warning: run is unfinished; the fit is made of its 4 finished shards" in done.stderr
     found = calibrate.load("part")
     assert found.source["options"]["partial"] is True

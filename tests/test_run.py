@@ -34,7 +34,6 @@ def own_rows(here):
 
 
 def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
-    """As calibrate.fit does of the same arrays."""
     done = call("run", "--logits", "Own Rows", "--seed", "3", "--json")
     record, fit = json.loads(done.stdout), calibrate.fit(*by_size(), seed=3)
     published = calibrate.load("own-rows")
@@ -83,7 +82,6 @@ def test_what_does_not_go_together_is_refused(own_rows, options, code, message):
 
 @pytest.fixture
 def own_model(here, monkeypatch):
-    """What `calibrate run` is told of a tiny model, which is fitted in few steps."""
     pytest.importorskip("transformers", reason="needs the extra transformers")
     from tiny_causal import planted_examples, planted_model, save
 

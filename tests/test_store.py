@@ -36,7 +36,6 @@ def fit(name="made", ceiling=64.0):
 
 
 def refuses(message, call, *arguments, **options):
-    """In one printable line."""
     with pytest.raises(calibrate.CoefficientsError, match=message) as caught:
         call(*arguments, **options)
     assert str(caught.value).isprintable()
@@ -48,7 +47,6 @@ def failures(store):
 
 
 def test_versions_count_up_and_the_highest_is_the_default(tmp_path):
-    """As numbers: 10 comes after 9."""
     for number in range(1, 12):
         assert publish(fit(ceiling=number + 1.0), tmp_path)[0].version == number
     assert versions(tmp_path, "made") == list(range(1, 12))
@@ -239,7 +237,6 @@ def test_a_fit_for_another_head_or_none_is_refused():
 
 @pytest.fixture
 def three(tmp_path):
-    """A store with three versions of one name."""
     for ceiling in (2.0, 3.0, 4.0):
         publish(fit(ceiling=ceiling), tmp_path)
     return tmp_path
@@ -328,7 +325,6 @@ def test_one_bad_name_does_not_hide_the_others(three):
 
 
 def publish_calls():
-    """The system calls of publishing into a store that holds a version, and what they are."""
     with tempfile.TemporaryDirectory() as folder:
         publish(fit(), Path(folder))
         with Syscalls() as syscalls:
@@ -390,7 +386,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def attempt(self, at, call, *arguments):
-        """Whether the call came to its end."""
         try:
             with Syscalls(at):
                 call(*arguments)

@@ -25,7 +25,6 @@ class SharpHead(ToyHead):
 
 
 def answers(shares, chosen_on=0, seed=None, sets=2_000):
-    """Rules that are right on the first so many sets, or on random ones."""
     draw = np.arange(sets) / sets if seed is None else np.random.default_rng(seed).random(sets)
     return Answers(64, {rule: draw < share for rule, share in shares.items()}, chosen_on, 3.0)
 
