@@ -88,6 +88,8 @@ BAD = [
     ("collect --head [/x]", 1, "no head is named '[/x]'"),
     ("collect --head no.npz", 1, "no.npz does not exist"),
     ("collect --logits no.npz", 1, "no.npz does not exist; check the path"),
+    *((f"collect --logits x.npz {option}", 2, "cannot be used with --logits")
+      for option in ("--sizes 16", "--head max-retrieval", "--sets 1")),
     ("collect --sizes 4..2", 2, "write set sizes, 2 to 1,048,576"),
     ("collect --sizes 16,x", 2, "'x': write set sizes, 2 to 1,048,576: 16..256 or 16,100"),
     ("collect --sizes 16..99999999999", 2, "write set sizes"),
@@ -105,6 +107,8 @@ BAD = [
     ("fit nowhere --name x --min-beta 2", 2, "--min-beta"),
     ("fit nowhere --name x --rows some", 2, f"'some' {ONE_OF}"),
     ("fit nowhere --name x --paper --gate 0.5", 2, "cannot be used with --paper"),
+    ("run --logits x.npz --sizes 16", 2, "--sizes and --sets cannot be used with --logits"),
+    ("run --task retrieval", 2, "No such option: --task"),
     ("run --name Bad-Name", 1, "not a valid fit name"),
     ("evaluate --head max-retrieval-10", 1, "no head is named 'max-retrieval-10'"),
     ("evaluate --fits nope", 1, "no fit is named 'nope'"),

@@ -138,9 +138,6 @@ def refusal(data):
     return message
 
 
-# What it keeps
-
-
 finite = st.floats(allow_nan=False, allow_infinity=False)
 printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=20)
 
@@ -327,9 +324,6 @@ def test_numpys_numbers_become_floats():
     assert loads(dumps(rich_fit(entries=(entry,))).encode()).entries == (entry,)
 
 
-# Newer minor versions
-
-
 def test_a_newer_minor_version_may_add_fields_but_never_to_what_determines_beta(document):
     document |= {"schema_version": "1.7", "novelty": {"a": [1.5]}}
     document["quality"]["rows"]["novel"] = 3
@@ -341,9 +335,6 @@ def test_a_newer_minor_version_may_add_fields_but_never_to_what_determines_beta(
     assert json.loads(dumps(fit)) == document
     remedy = "novel is not a known field; remove it, or upgrade calibrate"
     check_refusals(document, [(f"{x}.novel", 1, remedy) for x in ("rule", "entries.0", "source")])
-
-
-# What it refuses
 
 
 REVERSED = [-1.791, 4.917, -2.3, 0.481, -0.037]
@@ -511,9 +502,6 @@ def test_what_cannot_be_read_is_named(tmp_path, make, message):
         read(tmp_path / "fit.json")
 
 
-# Whatever the loader accepts, the schema accepts; nothing but CoefficientsError escapes
-
-
 def paths(value, path=()):
     yield path
     if isinstance(value, dict | list):
@@ -564,9 +552,6 @@ def test_peak_memory_stays_within_64_mb(name, tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 64e6
-
-
-# In memory
 
 
 def test_equal_by_what_they_do_and_hashable(make_fit):

@@ -185,9 +185,6 @@ def test_one_group_in_several_heads_is_one_group():
     assert records[0]["after"] == pytest.approx(gain.mean() + 0.5)
 
 
-# --- the prior of a gain -----------------------------------------------------------------------
-
-
 def cautious(rows, beta, prior_rows=0.0):
     evidence = evidence_of(rows).with_rule(OWN, scores_at(rows, np.full(len(rows.size), beta)))
     return cautious_gain(evidence, OWN, prior_rows=prior_rows)

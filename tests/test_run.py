@@ -67,19 +67,6 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        ("--logits Own --sizes 16", 2, "--sizes and --sets cannot be used with --logits"),
-        ("--task retrieval", 2, "No such option: --task"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(own_rows, options, code, message):
-    own_rows.rename("Own")
-    assert message in refusal("run", *options.split(), code=code)
-    assert not Path("runs").exists()
-
-
 @pytest.fixture
 def own_model(here, monkeypatch):
     pytest.importorskip("transformers", reason="needs the extra transformers")

@@ -232,9 +232,6 @@ def test_a_fit_for_another_head_or_none_is_refused():
     refuses("for head 'none in particular' .*, not for", calibrate.load, "paper", fingerprint=other)
 
 
-# Aliases and yanked versions
-
-
 @pytest.fixture
 def three(tmp_path):
     for ceiling in (2.0, 3.0, 4.0):
@@ -319,9 +316,6 @@ def test_one_bad_name_does_not_hide_the_others(three):
     (failure,) = failures(three)
     assert "gone/state.json: the file is not JSON" in failure
     assert len(audit_store(three)) == 4
-
-
-# Faults
 
 
 def publish_calls():
