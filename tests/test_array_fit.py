@@ -51,11 +51,10 @@ def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
 
 def test_the_numbers_are_those_of_the_command_line(fitted, here):
     """Fitted to the same rows, and judged by the same rows."""
-    (here / "rows").mkdir()
-    (here / "others").mkdir()
     logits, target = by_size()
     for i, held in enumerate(np.split(fitted.held_out, [300])):
         for folder, chosen in (("rows", ~held), ("others", held)):
+            Path(folder).mkdir(exist_ok=True)
             np.savez(f"{folder}/{i}.npz", logits=logits[i][chosen], target=target[i][chosen])
     call("collect", "--logits", "rows")
     call("fit", "runs/rows", "--name", "mine")
@@ -131,15 +130,10 @@ def test_verdict_and_table_tell_what_it_gains(fitted):
     assert verdict.startswith("Use this fit: log p ")
     assert "on 120 rows of arrays, which it was not made of" in verdict
     assert {row.size for row in table} == {*SIZES, None}
-    plain, own = (next(row for row in table if row.rule == rule) for rule in
-                  ("plain softmax", "this fit"))  # fmt: skip
+    rows = {row.rule: row for row in reversed(table)}
+    plain, own = rows["plain softmax"], rows["this fit"]
     assert own.log_p - plain.log_p == pytest.approx(own.gain)
     assert plain.gain == 0 < own.error
-    hard = next(row for row in table if row.rule == "hard attention")
-    logits, target = by_size()
-    held = fitted.held_out[:300]
-    on_top = (logits[0].argmax(axis=1) == target[0])[held].mean()
-    assert hard.p == pytest.approx(on_top, abs=0.05)
     assert f"({own.gain:+.3f} ± {own.error:.3f})" in str(table).splitlines()[3]
 
 

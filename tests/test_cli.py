@@ -163,9 +163,7 @@ def test_too_few_rows_or_the_wrong_ones_are_refused(here):
 def test_a_store_that_cannot_be_written_is_found_before_the_work(command, run_a):
     before = sorted(Path("runs").rglob("*"))
     Path("fits").write_text("")
-    result = CliRunner().invoke(app, [*command, "--store", "fits/mine"])
-    assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
+    (line,) = call(*command, "--store", "fits/mine", code=1).stderr.splitlines()
     assert line.endswith(
         "cannot write fits/mine/state.json: Not a directory; free some space or choose a folder"
         " that you may write to"
@@ -210,6 +208,7 @@ def test_interrupt_is_130_and_the_same_command_carries_on(here, jobs):
     assert bytes_of("runs/a") == bytes_of("runs/b")
 
 
+INTERRUPTED = 130, "calibrate: interrupted; run the same command again to continue\n"
 FORGETFUL = """
 import os, signal, time
 
@@ -226,13 +225,10 @@ def test_an_interrupt_while_modules_are_loaded_is_not_lost(here):
     Path("forgetful.py").write_text(FORGETFUL)
     command = [sys.executable, "-m", "calibrate", "collect", "--head", "forgetful:x"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 130
-    assert done.stderr.splitlines()[1:] == [
-        "calibrate: interrupted; run the same command again to continue"
-    ]
+    assert (done.returncode, "".join(done.stderr.splitlines(keepends=True)[1:])) == INTERRUPTED
 
 
-INTERRUPTED = """
+INTERRUPTING = """
 import importlib.abc, os, runpy, signal, sys
 
 awaited = sys.argv.pop(1)
@@ -250,10 +246,9 @@ runpy.run_module("calibrate", run_name="__main__")
 
 @pytest.mark.parametrize("module", ["calibrate.errors", "typer", "calibrate.cli.main"])
 def test_an_interrupt_while_the_command_itself_is_loaded_is_quiet(module):
-    command = [sys.executable, "-c", INTERRUPTED, module, "fits", "verify"]
+    command = [sys.executable, "-c", INTERRUPTING, module, "fits", "verify"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 130
-    assert done.stderr == "calibrate: interrupted; run the same command again to continue\n"
+    assert (done.returncode, done.stderr) == INTERRUPTED
 
 
 @pytest.fixture
@@ -350,17 +345,14 @@ def test_a_device_that_is_not_there_is_named(here):
     assert line.endswith("; give cpu")
 
 
-EVALUATE = ["evaluate", "--head", "max-retrieval-1", "--sizes", "16,512", "--sets", "256",
-            "--fits", "max-retrieval@1"]  # fmt: skip
-
-
 def test_evaluate_prints_a_table_or_json(here):
-    first = call(*EVALUATE)
+    command = "evaluate --head max-retrieval-1 --sizes 16,512 --sets 256 --fits max-retrieval@1"
+    first = call(*command.split())
     assert "warning: max-retrieval@1 was made for head 'max-retrieval-0'" in first.stderr
     out = first.stdout
     assert "max-retrieval-1: Accuracy, %" in out
     assert "…" not in out  # no cell is cut
-    record = json.loads(call(*EVALUATE, "--json").stdout)
+    record = json.loads(call(*command.split(), "--json").stdout)
     assert record["of"]["name"] == "max-retrieval-1"
     assert [rule["rule"] for rule in record["rules"]] == [
         "plain", "max-retrieval@1", "paper", "hard", "log-n", "rounded",

@@ -115,11 +115,6 @@ FITS = {"entropy": rich_fit(), "size": rich_size_fit(), "both": rich_surface_fit
 DOCUMENT, SIZE_DOCUMENT, SURFACE_DOCUMENT = (json.loads(dumps(fit)) for fit in FITS.values())
 
 
-@pytest.fixture
-def document():
-    return copy.deepcopy(DOCUMENT)
-
-
 def sealed(document):
     """The document with its id recomputed, as a forger would; by the words of fits/README.md."""
     digested = {key: document.get(key) for key in ("rule", "entries", "source")}
@@ -304,10 +299,10 @@ def test_whole_numbers_have_one_meaning_however_they_are_spelled():
         assert dumps(loads(respelled.encode())) == text
 
 
-def test_layout_is_free(document):
-    text = json.dumps(document, indent=7).replace("\n", "\r\n")
+def test_layout_is_free():
+    text = json.dumps(DOCUMENT, indent=7).replace("\n", "\r\n")
     assert loads(text.encode()) == rich_fit()
-    shuffled = dict(reversed(document.items()))
+    shuffled = dict(reversed(DOCUMENT.items()))
     assert dumps(loads(json.dumps(shuffled).encode())) == dumps(rich_fit())
 
 
@@ -324,8 +319,8 @@ def test_numpys_numbers_become_floats():
     assert loads(dumps(rich_fit(entries=(entry,))).encode()).entries == (entry,)
 
 
-def test_a_newer_minor_version_may_add_fields_but_never_to_what_determines_beta(document):
-    document |= {"schema_version": "1.7", "novelty": {"a": [1.5]}}
+def test_a_newer_minor_version_may_add_fields_but_never_to_what_determines_beta():
+    document = copy.deepcopy(DOCUMENT) | {"schema_version": "1.7", "novelty": {"a": [1.5]}}
     document["quality"]["rows"]["novel"] = 3
     document["quality"]["held_out"][0]["novel"] = "x"
     document["provenance"]["novel"] = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ToyHead, bytes_of
-from syscalls import Crash, Syscalls
+from syscalls import Crash, Syscalls, failing
 
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
@@ -140,10 +140,7 @@ def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch
 
 
 def test_without_locks_both_finish_with_the_same_bytes(here, monkeypatch):
-    def refuse(descriptor, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     run("whole")
     others = here / "run/.n00008-unit00001.npz.0123abcd.tmp"
 
@@ -159,11 +156,7 @@ def test_without_locks_both_finish_with_the_same_bytes(here, monkeypatch):
 
 def make_read_only(monkeypatch):
     """A disk that takes nothing, for root too."""
-
-    def refuse(*arguments, **options):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    opened, allowed = os.open, os.access
+    refuse, opened, allowed = failing(errno.EROFS), os.open, os.access
 
     def open_to_read(path, flags, *mode, **options):
         changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)

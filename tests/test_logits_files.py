@@ -25,6 +25,7 @@ def scores(rows=300, n=40, seed=0):
 
 
 def save(path, **arrays):
+    path.parent.mkdir(exist_ok=True)
     np.savez(path, **arrays)
     return path
 
@@ -67,7 +68,6 @@ def test_masked_items_are_left_out_and_targets_move_along(masked_by, several, he
 
 def test_a_folder_of_files_of_several_lengths(here):
     folder = here / "logged"
-    folder.mkdir()
     for i, n in enumerate((10, 16, 17, 100)):
         logits, target = scores(20, n, seed=i)
         save(folder / f"{i}.npz", logits=logits, target=target)
@@ -104,7 +104,6 @@ def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
 
 def test_positions_and_masks_of_targets_go_together(here):
     folder = here / "mixed"
-    folder.mkdir()
     save(folder / "a.npz", logits=LOGITS, target=TARGET)
     save(folder / "b.npz", logits=LOGITS, target=np.arange(8) == TARGET[:, None])
     arrays = Arrays(folder)
@@ -177,7 +176,6 @@ def test_rows_keep_their_weights(here):
 def test_rows_keep_their_groups(here):
     logits, target = scores(300, 20)
     group = np.random.default_rng(0).integers(0, 2**62, 40)[np.arange(300) % 40]
-    (here / "mine").mkdir()
     for i, part in enumerate(np.array_split(np.arange(300), 2)):
         save(here / "mine" / f"{i}.npz", logits=logits[part], target=target[part],
              group=group[part])  # fmt: skip
@@ -248,10 +246,8 @@ def test_what_is_no_array_file(here):
     (here / "empty").mkdir()
     (here / "vast.npz").touch()
     os.truncate(here / "vast.npz", 1 << 40)  # sparse
-    mixed = here / "mixed"
-    mixed.mkdir()
-    save(mixed / "a.npz", logits=LOGITS, target=TARGET)
-    save(mixed / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
+    save(here / "mixed" / "a.npz", logits=LOGITS, target=TARGET)
+    save(here / "mixed" / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
     for name, message in (
         ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
         ("objects.npz", "Python objects"), ("mine.pt", "Python objects"),

@@ -58,9 +58,8 @@ print(load_head("max-retrieval").fingerprint)
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
     # And nothing of a user's.
     assert listed == {"max-retrieval/1.json", "max-retrieval/2.json", "paper/1.json"}
-    schemas = wheel_folder / "calibrate" / "files" / "schemas"
-    for version in ("1.0", "1.1", "1.2"):
-        assert (schemas / f"coefficient-file-{version}.json").exists()
+    schemas = (wheel_folder / "calibrate" / "files" / "schemas").glob("*.json")
+    assert len(list(schemas)) == 3
 
 
 @pytest.mark.parametrize(
@@ -112,18 +111,24 @@ def test_a_folder_imports_only_from_its_floor_and_below():
             assert below or beside, f"{path} imports {imported}"
 
 
-def scripts_names():
+# In Python, and no modules of others.
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "scripts").iterdir())
+    if path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
+]
+
+
+def imports_of(script):
     """(script, module of the package, name) of every import."""
-    for script in sorted((ROOT / "scripts").iterdir()):
-        is_python = script.is_file() and script.read_bytes().split(b"\n")[0].endswith(b"python")
-        if is_python or script.suffix == ".py":
-            for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("calibrate"):
-                    yield from ((script.name, node.module, alias.name) for alias in node.names)
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("calibrate"):
+            yield from ((script.name, node.module, alias.name) for alias in node.names)
 
 
 def test_scripts_import_what_the_package_has():
-    found = list(scripts_names())
+    modules = (ROOT / "scripts").glob("*.py")
+    found = [name for script in {*SCRIPTS, *modules} for name in imports_of(script)]
     assert len({script for script, *_ in found}) > 10
     for script, module, name in found:
         path = ROOT / module.replace(".", "/")
@@ -131,14 +136,6 @@ def test_scripts_import_what_the_package_has():
         is_module = (path / f"{name}.py").exists() or (path / name).is_dir()
         defined = re.search(rf"\b{name}\b", file.read_text(encoding="utf-8"))
         assert is_module or defined, f"{script}: {module} has no {name}"
-
-
-# In Python, and no modules of others.
-SCRIPTS = [
-    path
-    for path in sorted((ROOT / "scripts").iterdir())
-    if path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
-]
 
 
 @pytest.mark.slow

@@ -81,10 +81,10 @@ def test_a_map_of_betas_is_at_the_largest_size_of_the_fit():
     assert sum(line.get_marker() == "x" for line in ax.lines) == 2  # heads without a rule
 
 
-def evidence(measure=RIGHT, rules=tuple(LABELS)):
-    values = np.random.default_rng(0).random((len(rules), 40))
+def evidence():
+    values = {RIGHT: np.random.default_rng(0).random((len(LABELS), 40))}
     return Evidence(
-        rules, {measure: values}, (Stratum(16, "a"), Stratum(64, "b")), np.arange(40) % 2,
+        tuple(LABELS), values, (Stratum(16, "a"), Stratum(64, "b")), np.arange(40) % 2,
         np.full(40, -1), np.ones(40), Scored("x", items="sets"),
     )  # fmt: skip
 

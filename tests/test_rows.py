@@ -103,8 +103,7 @@ def test_a_manifest_that_says_more_than_the_command_is_another_collection(run):
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["configuration"]["heads"] = [[0, head] for head in range(1_000)]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        CalibrateError, match=r"heads is \[\[0, 0\], .* in the folder and None in"
-    ) as no:
+    message = r"heads is \[\[0, 0\], .* in the folder and None in"
+    with pytest.raises(CalibrateError, match=message) as no:
         collect(ToyHead(), [16, 64], 300, 0, run)
     assert len(str(no.value)) < 500

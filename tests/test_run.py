@@ -122,8 +122,8 @@ def test_a_run_interrupted_again_and_again(of, request):
 
 
 def names(folder):
-    paths = (path.relative_to(folder) for path in Path(folder).rglob("*"))
-    return {str(path) for path in paths if not any(part[0] == "." for part in path.parts)}
+    paths = (str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+    return {path for path in paths if "/." not in f"/{path}"}
 
 
 @contextmanager

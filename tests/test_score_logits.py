@@ -145,9 +145,8 @@ def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
     made_of_it = replace(FITS["lines"], source={"fingerprint": arrays.fingerprint})
     with pytest.warns(UserWarning, match=r"lines was made of these very rows \(seen\): they are"):
         evidence = score_logits(arrays, FITS | {"lines": made_of_it})
-    assert [evidence.is_held_out(name) for name in ("paper", "lines", "bent")] == [
-        True, False, True,
-    ]  # fmt: skip
+    held_out = [evidence.is_held_out(name) for name in ("paper", "lines", "bent")]
+    assert held_out == [True, False, True]
 
 
 def test_fits_of_other_heads_are_refused(here):
@@ -160,9 +159,8 @@ def test_fits_of_other_heads_are_refused(here):
         with pytest.raises(CalibrateError, match=rf"{name} names none .* give arrays `layer` and"):
             score_logits(arrays, {name: FITS[name]})
     other = save(here / "other.npz", planted(heads=((7, 0), (7, 1))))
-    with pytest.raises(
-        CalibrateError, match=r"names none of the 2 heads .* \(such as layer 7, head 0\)"
-    ):
+    message = r"names none of the 2 heads .* \(such as layer 7, head 0\)"
+    with pytest.raises(CalibrateError, match=message):
         score_logits(other, {"lines": FITS["lines"]})
 
 
