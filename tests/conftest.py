@@ -4,6 +4,7 @@ import os
 import re
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -28,6 +29,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import calibrate  # noqa: E402
 from calibrate.files.coefficients import Coefficients, Entry  # noqa: E402
+from calibrate.files.collection import open_collection  # noqa: E402
+from calibrate.files.manifest import PARTIAL, manifest_text  # noqa: E402
+from calibrate.files.rows import RowCollection  # noqa: E402
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule  # noqa: E402
 from calibrate.report import plot_style  # noqa: E402
 from calibrate.rows import fit_collection  # noqa: E402
@@ -98,6 +102,20 @@ class ToyHead:
 
     def correct(self, attended, weights):
         return np.asarray(weights).argmax(axis=1) == attended.target
+
+
+def bytes_of(folder) -> dict[str, bytes]:
+    """The files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def reopen(folder: Path, *lost: str) -> None:
+    """Makes a collection of rows an unfinished one, without the shards that are lost."""
+    configuration = open_collection(folder, allow_partial=True).configuration
+    text = manifest_text(RowCollection, configuration, None, PARTIAL)
+    (folder / "manifest.json").write_text(text)
+    for name in lost:
+        (folder / name).unlink()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,15 @@ class Crash(BaseException):
     """The process ends here: no handler may run after it, and none that runs gets anywhere."""
 
 
+def failing(code):
+    """A system call that fails each time."""
+
+    def call(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
 class Syscalls:
     """Counts the calls of the code under test, and does something at one of them.
 

@@ -2,25 +2,19 @@
 
 import json
 import os
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import reference
-from conftest import ToyHead
+from conftest import ToyHead, bytes_of, reopen
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import bad_rows
 from calibrate.files import rows as files
 from calibrate.files.collection import open_collection
-from calibrate.files.manifest import PARTIAL, manifest_text
 from calibrate.files.resuming import discard_collection
-from calibrate.files.rows import (
-    SHARD_OVERHEAD,
-    RowCollection,
-    row_bytes,
-    shard_name,
-)
+from calibrate.files.rows import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.maths.row_batches import hashes
 from calibrate.rows import collect as pipeline
 from calibrate.rows import work_units
@@ -39,10 +33,6 @@ def small_units(monkeypatch):
 def run(folder, head=None, **changes):
     options = {"sizes": SIZES, "sets": SETS, "seed": 0, "keep": "misranked"} | changes
     return collect(head or ToyHead(), folder=folder, **options)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def test_keeps_exactly_the_misranked_rows(tmp_path):
@@ -73,7 +63,7 @@ def test_every_row_is_the_set_that_its_index_says(tmp_path):
 def test_same_configuration_same_bytes_which_say_what_not_where_or_when(tmp_path):
     run(tmp_path / "one")
     run(tmp_path / "two")
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
     text = (tmp_path / "one" / "manifest.json").read_text()
     assert str(tmp_path) not in text
     assert json.loads(text)["configuration"] == {
@@ -81,12 +71,10 @@ def test_same_configuration_same_bytes_which_say_what_not_where_or_when(tmp_path
         "max_bytes": 10**9,
     }  # fmt: skip
     run(tmp_path / "three", seed=1)
-    assert files_of(tmp_path / "one") != files_of(tmp_path / "three")
+    assert bytes_of(tmp_path / "one") != bytes_of(tmp_path / "three")
 
 
 def test_collect_and_evaluate_never_share_a_set():
-    unit = work_units.plan_units(64, SETS)[0]
-    assert work_units.unit_seed("collect", 0, unit) != work_units.unit_seed("evaluate", 0, unit)
     seeds = {
         work_units.unit_seed(stream, seed, unit)
         for stream in ("collect", "evaluate")
@@ -115,12 +103,12 @@ def test_an_interrupted_run_carries_on_to_the_same_bytes(tmp_path):
     assert resumed == [True] * 4 + [False] * 5
     run(tmp_path / "halves", head)  # it is complete
     assert head.attended == len(SIZES) * SETS  # nothing was computed twice
-    assert files_of(tmp_path / "whole") == files_of(tmp_path / "halves")
+    assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "halves")
 
 
 def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alone(tmp_path):
     run(tmp_path / "run")
-    before = files_of(tmp_path / "run")
+    before = bytes_of(tmp_path / "run")
     for changes, message in (
         ({"sets": 400, "seed": 1}, "sets is 300 in the folder and 400 in this call; seed is 0 in"),
         ({"head": ToyHead(noise=1.0)}, "head toy has changed since .*run was made"),
@@ -128,7 +116,7 @@ def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alon
     ):
         with pytest.raises(CalibrateError, match=message):
             run(tmp_path / "run", **changes)
-    assert files_of(tmp_path / "run") == before
+    assert bytes_of(tmp_path / "run") == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("important")
     with pytest.raises(CalibrateError, match="is not a collection and not empty; choose a new"):
@@ -148,7 +136,7 @@ def test_a_collection_is_discarded_and_nothing_else(tmp_path):
         (folder / "manifest.json").write_text(others)
         with pytest.raises(CalibrateError, match="is not the manifest of a collection; choose"):
             discard_collection(folder)
-        assert files_of(folder).keys() == {".lock", "manifest.json"}
+        assert bytes_of(folder).keys() == {".lock", "manifest.json"}
 
 
 def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path):
@@ -156,7 +144,7 @@ def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path):
     wholes = [shard for _, shard in every.shards()]
 
     def measure(progress):
-        assert sum(map(len, files_of(tmp_path / f"{budget}").values())) <= budget
+        assert sum(map(len, bytes_of(tmp_path / f"{budget}").values())) <= budget
 
     for budget in (28_000, 35_000, 60_000):
         few = run(tmp_path / f"{budget}", max_bytes=budget, report=measure)
@@ -180,20 +168,12 @@ def three_bad_rows(logits):
     logits[0, 3], logits[1, 5], logits[2, :] = np.nan, np.inf, -np.inf
 
 
-def ties(logits):
-    logits[:] = 1.0
-
-
-def masked_items(logits):
-    logits[:, -2:] = -np.inf
-
-
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
         (three_bad_rows, {"nan": 4, "inf": 4, "masked_target": 4, "ties": 0}),  # of four units
-        (ties, {"ties": 2_048, "misranked": 0, "kept": 0}),
-        (masked_items, {"nan": 0, "inf": 0}),
+        (lambda logits: logits.fill(1), {"ties": 2_048, "misranked": 0, "kept": 0}),
+        (lambda logits: logits[:, -2:].fill(-np.inf), {"nan": 0, "inf": 0}),
     ],
 )
 def test_rows_are_counted_by_reason_and_bad_ones_left_out(tmp_path, monkeypatch, spoil, expected):
@@ -201,7 +181,7 @@ def test_rows_are_counted_by_reason_and_bad_ones_left_out(tmp_path, monkeypatch,
     collection = run(tmp_path / "run", ToyHead(spoil=spoil), sizes=[300], sets=2_048)
     (counts,) = collection.manifest["sizes"]
     assert {name: counts[name] for name in expected} == expected
-    assert (counts["kept"] > 0) == (spoil is not ties)
+    assert (counts["kept"] > 0) == ("kept" not in expected)
     for _, shard in collection.shards():
         assert not (np.isnan(shard.logits) | (shard.logits == np.inf)).any()
 
@@ -210,29 +190,9 @@ def test_too_many_bad_rows_are_exit_3(tmp_path):
     def spoil(logits):
         logits[::10, 0] = np.nan
 
-    with pytest.raises(QualityError, match=r"of 900 rows are bad \(.* nan\), more than 1%") as e:
+    with pytest.raises(QualityError, match=r"of 900 rows are bad \(.* nan\), more than 1%"):
         run(tmp_path / "run", ToyHead(spoil=spoil))
-    assert e.value.exit_code == 3
-
-
-def reopen(folder):
-    """Makes a complete collection an unfinished one, all of whose shards are there."""
-    configuration = open_collection(folder).configuration
-    text = manifest_text(RowCollection, configuration, None, PARTIAL)
-    (folder / "manifest.json").write_text(text)
-
-
-@pytest.mark.parametrize("other", [(64, 0), (8, 1), (8, 2)])
-def test_a_foreign_shard_in_an_unfinished_run_is_collected_again(tmp_path, other):
-    """Another size, other sets of the same size, fewer of them."""
-    folder = tmp_path / "run"
-    run(folder)
-    before = files_of(folder)
-    reopen(folder)
-    (folder / shard_name(8, 0)).write_bytes((folder / shard_name(*other)).read_bytes())
-    with pytest.warns(UserWarning, match="n00008-unit00000.npz is damaged; it is collected again"):
-        run(folder)
-    assert files_of(folder) == before
+    assert QualityError.exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -280,40 +240,43 @@ def state(folder):
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
-def exchange(path):
-    """A sound shard, of a collection with another seed."""
-    other = path.parent.with_name("other")
-    run(other, seed=1)
-    path.write_bytes((other / path.name).read_bytes())
+def flip(path, at):
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+
+def exchange(path, *other, seed=0):
+    """A sound shard, of a collection with another seed or of another unit."""
+    folder = path.parent.with_name("other")
+    run(folder, seed=seed)
+    path.write_bytes((folder / (shard_name(*other) if other else path.name)).read_bytes())
 
 
 DAMAGES = {
     "lost": (lambda path: path.unlink(), "missing"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "damaged"),
     "flipped": (lambda path: flip(path, 700), "damaged"),
-    "exchanged": (exchange, "damaged"),
+    "of another seed": (partial(exchange, seed=1), "damaged"),
+    "of another size": (lambda path: exchange(path, 8, 1), "damaged"),
+    "of other sets": (lambda path: exchange(path, 64, 0), "damaged"),
+    "of fewer sets": (lambda path: exchange(path, 64, 2), "damaged"),
     "vast": (lambda path: os.truncate(path, 1 << 40), "damaged"),  # and sparse
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "damaged"),
     "endless": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "damaged"),
 }
 
 
-def flip(path, at):
-    data = path.read_bytes()
-    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-
-
 @pytest.mark.parametrize(
     ("damage", "complete"),
     [
         *((d, True) for d in DAMAGES),
-        *((d, False) for d in sorted({*DAMAGES} - {"lost", "exchanged"})),
+        *((d, False) for d in sorted({*DAMAGES} - {"lost", "of another seed"})),
     ],
 )
 def test_a_damaged_shard_is_collected_again_and_no_other(tmp_path, damage, complete):
     folder = tmp_path / "run"
     run(folder)
-    before = files_of(folder)
+    before = bytes_of(folder)
     if not complete:
         reopen(folder)
     untouched, path = state(folder), folder / shard_name(64, 1)
@@ -327,7 +290,7 @@ def test_a_damaged_shard_is_collected_again_and_no_other(tmp_path, damage, compl
         run(str(folder), report=lambda p: resumed.append(p.resumed))
     assert resumed.count(False) == 1
     assert resumed.count(True) == (0 if complete else 8)
-    assert files_of(folder) == before
+    assert bytes_of(folder) == before
     after = state(folder)
     changed = {name for name in after if after[name] != untouched[name]}
     assert changed == {path.name} | ({"manifest.json"} if not complete else set())
@@ -350,7 +313,6 @@ def test_repair_does_not_bless_other_bytes_than_are_listed(tmp_path):
 
 
 def test_file_overheads_are_upper_bounds(tmp_path):
-    """The byte budget counts on them."""
     collection = run(tmp_path / "run", sizes=[8, 9, 10, 16384], sets=200)
     for entry in collection.manifest["shards"]:
         rows = entry["kept"] * row_bytes(entry["size"])
@@ -372,10 +334,8 @@ def test_all_good_rows_are_kept_up_to_a_share_of_each_size(tmp_path, monkeypatch
         shard.logits.max(axis=1) > np.take_along_axis(shard.logits, shard.target[:, None], 1)[:, 0]
         for _, shard in every.shards()
     ]
-    share = np.mean(np.concatenate(ranks))
-    assert share == pytest.approx(
-        sum(s["misranked"] for s in some.manifest["sizes"]) / 2_000, abs=0.1
-    )
+    of_all = sum(s["misranked"] for s in some.manifest["sizes"]) / 2_000
+    assert np.mean(np.concatenate(ranks)) == pytest.approx(of_all, abs=0.1)
 
 
 class SeveralTargets(ToyHead):
@@ -401,7 +361,7 @@ def test_sets_of_targets(tmp_path):
         assert (shard.logits.max(axis=1) > best).all()
         assert set(shard.index) < set(narrow.index)  # two are easier to rank first than one
     again = run(tmp_path / "again", SeveralTargets(), sizes=[16, 64], sets=512, max_bytes=30_000)
-    assert sum(map(len, files_of(tmp_path / "again").values())) <= 30_000
+    assert sum(map(len, bytes_of(tmp_path / "again").values())) <= 30_000
     assert again.manifest["sizes"][1]["kept"] < collection.manifest["sizes"][1]["kept"]
     head = SeveralTargets(spoil=lambda logits: None)  # a row of each unit marks no target
     marks_none = run(tmp_path / "bad", head, sizes=[16], sets=512)
@@ -409,14 +369,10 @@ def test_sets_of_targets(tmp_path):
 
 
 def test_a_tie_is_with_an_item_that_is_no_target():
-    """Among several targets, too; two targets at the top are no tie."""
-    cases = {
-        "tie with a target below the other": ([2, 1, 2, 0], [1, 1, 0, 0], 1),
-        "tie with both targets": ([2, 2, 2, 0], [1, 1, 0, 0], 1),
-        "two targets at the top": ([2, 2, 1, 0], [1, 1, 0, 0], 0),
-        "targets below the other": ([2, 1, 1, 0], [1, 1, 1, 0], 0),
-        "misranked": ([1, 0, 2, 2], [1, 1, 0, 0], 0),
-    }
-    for name, (logits, target, ties) in cases.items():
-        *_, counts = pipeline.examine(np.array([logits], np.float32), np.array([target], bool))
-        assert dict(zip(bad_rows.COUNTS, counts.tolist(), strict=True))["ties"] == ties, name
+    """Among several targets, too; two targets at the top are no tie, nor are misranked rows."""
+    logits = [[2, 1, 2, 0], [2, 2, 2, 0], [2, 2, 1, 0], [2, 1, 1, 0], [1, 0, 2, 2]]
+    targets = [2, 2, 2, 3, 2]  # the first so many
+    for z, n_targets, ties in zip(logits, targets, [1, 1, 0, 0, 0], strict=True):
+        target = np.arange(4)[None] < n_targets
+        *_, counts = pipeline.examine(np.array([z], np.float32), target)
+        assert dict(zip(bad_rows.COUNTS, counts.tolist(), strict=True))["ties"] == ties, z

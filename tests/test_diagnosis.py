@@ -10,9 +10,8 @@ import pytest
 import reference
 from matplotlib.figure import Figure
 from planted import grouped_nulls
-from typer.testing import CliRunner
+from test_cli import call, refusal
 
-from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
 from calibrate.files.collection import open_collection
@@ -59,7 +58,6 @@ def planted(kind, n, rng):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """Files of planted heads, one for each set size."""
     rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("planted") / "model"
     folder.mkdir()
     for n in SIZES:
@@ -105,31 +103,26 @@ def test_planted_heads_get_their_verdicts(found):
 
 
 def check_against_plain_formulas(head, shards):
-    """Every number of a head, row by row, in float64."""
-    by_size = {
-        size: [(z.astype(float), t if np.ndim(t) else np.arange(len(z)) == t) for z, t in rows]
-        for size, rows in shards
-    }
-    everything = [row for rows in by_size.values() for row in rows]
-    assert head.rows == len(everything)
-    assert head.on_top == pytest.approx(np.mean([t[z.argmax()] for z, t in everything]))
-    for at, (size, rows) in zip(head.sizes, by_size.items(), strict=True):
-        H = [reference.entropy(z) for z, _ in rows]
-        assert (at.size, at.rows) == (size, len(rows))
-        assert at.entropy == pytest.approx(np.mean(H), abs=1e-5)
+    """Every number of a head, row by row."""
+    on_top = []
+    for at, (size, z, target) in zip(head.sizes, shards, strict=True):
+        assert (at.size, at.rows) == (size, len(z))
+        assert at.entropy == pytest.approx(reference.entropy(z).mean(), abs=1e-5)
+        masks = target if target.ndim == 2 else np.arange(size) == target[:, None]
+        on_top += [t[row.argmax()] for row, t in zip(z, masks, strict=True)]
+    assert (head.rows, head.on_top) == (len(on_top), pytest.approx(np.mean(on_top)))
 
 
 def test_numbers_are_those_of_plain_formulas(collection, found):
     for head in found.heads[:2]:
         check_against_plain_formulas(head, [
-            (n, [*zip(shard.logits[mine], shard.target[mine], strict=True)])
+            (n, shard.logits[mine], shard.target[mine])
             for n, shard in collection.shards()
             if any(mine := (shard.layer == head.layer) & (shard.head == head.head))
         ])  # fmt: skip
 
 
 def test_sets_of_targets_masks_and_no_name():
-    """Any of three may win; rows of 40 to 64 real items."""
     rng = np.random.default_rng(1)
     mask = np.arange(64) < rng.integers(40, 65, 240)[:, None]
     z = rng.uniform(-1, 1, (240, 64))
@@ -141,9 +134,7 @@ def test_sets_of_targets_masks_and_no_name():
     (head,) = diagnose(collection).heads
     assert (head.name, head.layer, head.head) == ("logged", None, None)
     assert set(head.gains) == {"constant", "log-size", "polynomial", "entropy-and-size"}
-    check_against_plain_formulas(
-        head, [(n, [*zip(x.logits, x.target, strict=True)]) for n, x in collection.shards()]
-    )
+    check_against_plain_formulas(head, [(n, x.logits, x.target) for n, x in collection.shards()])
 
 
 def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):
@@ -160,8 +151,6 @@ def test_one_shard_is_in_memory_at_a_time(collection, monkeypatch):
     diagnose(collection)
     assert len(alive) == len(SIZES)
 
-
-# --- gains, sinks and words ----------------------------------------------------------------------
 
 N = 24
 
@@ -265,24 +254,14 @@ def test_targets_in_one_place_are_not_a_sink():
     assert find_sink(*attended(z, targets[:, ::-1]), np.full(50, 6))
 
 
-# --- the command ---------------------------------------------------------------------------------
-
-
-def call(*arguments, code=0):
-    done = CliRunner().invoke(app, ["diagnose", *map(str, arguments)])
-    assert done.exit_code == code, done.output + repr(done.exception)
-    return done
-
-
 @pytest.mark.slow
 def test_table_record_and_figure_say_the_same(collection, here):
     shutil.copytree(collection.folder, "runs/model")
-    done = call("runs/model")
+    done = call("diagnose", "runs/model")
     record = json.loads(Path("runs/model-diagnosis/diagnosis.json").read_text())
     assert "1 of 5 worth calibrating" in done.stdout
-    lines = done.stdout.splitlines()
     for head in record["heads"]:
-        assert f"  {head['name']}: {head['reason']}" in lines
+        assert f"\n  {head['name']}: {head['reason']}\n" in done.stdout
     assert "calibrate fit runs/model --name NAME" in done.stdout
     assert sorted(path.name for path in Path("runs").iterdir()) == ["model", "model-diagnosis"]
     (figure,) = map(Path, record["figures"])
@@ -290,26 +269,15 @@ def test_table_record_and_figure_say_the_same(collection, here):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """No figures: they take most of the time."""
-    monkeypatch.setattr(diagnosis_record, "save_figure", lambda path, figure: None)
-
-
-def test_the_folder_goes_beside_the_collection(collection, found, here, monkeypatch, undrawn):
+def test_the_folder_goes_beside_the_collection(collection, found, here, monkeypatch):
+    monkeypatch.setattr(diagnosis_record, "save_figure", lambda path, figure: None)  # takes long
     monkeypatch.setattr(pipeline, "diagnose", lambda *arguments, **options: found)
     shutil.copytree(collection.folder, "runs/model")
     monkeypatch.chdir("runs/model")
-    call(".")
+    call("diagnose", ".")
     assert (here / "runs/model-diagnosis/diagnosis.json").exists()
-    call(".", "--out", here / "else")
+    call("diagnose", ".", "--out", here / "else")
     assert (here / "else/diagnosis.json").exists()
-
-
-def refusal(folder, code=1):
-    done = call(folder, code=code)
-    assert done.stdout == ""
-    return done.stderr.strip().splitlines()[-1]
 
 
 def test_misranked_rows_alone_are_refused(logged, here):
@@ -317,7 +285,7 @@ def test_misranked_rows_alone_are_refused(logged, here):
     collect_arrays(Arrays(logged), folder, keep="misranked")
     with pytest.raises(CalibrateError, match="needs a sample of all rows"):
         diagnose(open_collection(folder))
-    assert refusal(folder).endswith("collect with --keep all into another folder")
+    assert refusal("diagnose", folder).endswith("collect with --keep all into another folder")
     assert not (here / "run-diagnosis").exists()
 
 
@@ -327,7 +295,7 @@ def test_no_rows_at_all_is_exit_3(collection, here):
     manifest["shards"] = []
     manifest["sizes"] = [size | {"kept": 0} for size in manifest["sizes"]]
     Path("run/manifest.json").write_text(json.dumps(manifest))
-    assert "run has no rows of any weight; collect more sets" in refusal("run", code=3)
+    assert "run has no rows of any weight; collect more sets" in refusal("diagnose", "run", code=3)
 
 
 def test_rows_without_weight_are_left_out(here):

@@ -7,15 +7,7 @@ from planted import planted_rows
 from scipy import stats
 
 from calibrate.evidence.estimate import evident_among
-from calibrate.evidence.evidence import (
-    LOG_P,
-    OWN,
-    PLAIN,
-    Evidence,
-    Scored,
-    Stratum,
-    join,
-)
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.verdict import judge
 from calibrate.rows.row_problem import evidence_of, scores_at
@@ -45,7 +37,6 @@ def gain_of(*arguments, **options):
 
 
 def covered(draw, studies=300):
-    """How many of the intervals of so many studies hold 0, the truth."""
     inside = 0
     for seed in range(studies):
         low, high = draw(np.random.default_rng(seed)).interval
@@ -54,14 +45,12 @@ def covered(draw, studies=300):
 
 
 def shared_by_sizes(rng):
-    """Eight prompts at three sizes."""
     group, size = np.tile(np.repeat(np.arange(8), 20), 3), np.repeat([16, 64, 256], 160)
     x = rng.standard_normal(8)[group] + rng.standard_normal(480)
     return gain_of(x, size, group)
 
 
 def nested_in_sizes(rng):
-    """Eight prompts of each of three sizes."""
     group, size = np.repeat(np.arange(24), 20), np.repeat([16, 64, 256], 160)
     return gain_of(rng.standard_normal(24)[group] + rng.standard_normal(480), size, group)
 
@@ -141,10 +130,9 @@ def test_too_few_to_tell_is_unknown(evidence):
 
 
 def test_six_that_all_differ_alike_are_no_chance():
-    assert gain_of(np.ones(6)).sign == 1
-    assert gain_of(np.ones(6)).p == pytest.approx(1 / 32)
-    assert np.isnan(gain_of(np.zeros(6)).p)
-    assert gain_of(np.zeros(6)).sign == 0
+    alike, none = gain_of(np.ones(6)), gain_of(np.zeros(6))
+    assert (alike.sign, alike.p) == (1, pytest.approx(1 / 32))
+    assert (none.sign, none.p) == (0, pytest.approx(np.nan, nan_ok=True))
 
 
 def test_protected_text_is_apart():
@@ -161,11 +149,12 @@ def test_protected_text_is_apart():
 def test_parts_are_the_items_of_each():
     size = np.array([64, 16, 64, 16])
     evidence = made(np.arange(4.0), size, heads=((0, 1), (2, 3)), head=np.array([0, 0, 1, 1]))
-    assert {n: part.scores(OWN, LOG_P).tolist() for n, part in evidence.by("size").items()} == {
-        16: [1, 3], 64: [0, 2],
-    }  # fmt: skip
-    assert [part.n for part in evidence.by("head").values()] == [2, 2]
-    assert list(evidence.by("head")) == [(0, 1), (2, 3)]
+    by_size, by_head = (
+        {key: part.scores(OWN, LOG_P).tolist() for key, part in evidence.by(what).items()}
+        for what in ("size", "head")
+    )
+    assert by_size == {16: [1, 3], 64: [0, 2]}
+    assert by_head == {(0, 1): [0, 1], (2, 3): [2, 3]}
     assert evidence.best(LOG_P) == OWN
     assert evidence.where(np.array([1])).gain(OWN, LOG_P).mean == 1
 
@@ -186,9 +175,6 @@ def test_one_group_in_several_heads_is_one_group():
     assert [record["size"] for record in records] == [16, 64]
     assert records[0]["rows"] == 480
     assert records[0]["after"] == pytest.approx(gain.mean() + 0.5)
-
-
-# --- the prior of a gain -----------------------------------------------------------------------
 
 
 def cautious(rows, beta, prior_rows=0.0):
@@ -236,10 +222,7 @@ def test_one_prompt_with_nearly_all_rows_is_no_evidence():
 
 def test_many_share_one_rate_of_false_discoveries():
     """As Benjamini and Hochberg count; one alone is judged by its own interval."""
-    assert evident_among([]) == []
-    assert evident_among([0.04]) == [True]
-    assert evident_among([0.06]) == [False]
     assert evident_among([0.04, np.nan]) == [False, False]
-    assert evident_among([0.012, 0.024, 1.0, 1.0]) == [True, True, False, False]
-    p = np.random.default_rng(0).random(270) ** 3
-    assert evident_among(p.tolist()) == (stats.false_discovery_control(p) <= 0.05).tolist()
+    many = np.random.default_rng(0).random(270) ** 3
+    for p in ([], [0.04], [0.06], [0.012, 0.024, 1.0, 1.0], many.tolist()):
+        assert evident_among(p) == (stats.false_discovery_control(p) <= 0.05).tolist()

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import ToyHead
-from syscalls import Crash, Syscalls
+from conftest import ToyHead, bytes_of
+from syscalls import Crash, Syscalls, failing
 
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
@@ -41,13 +41,11 @@ def run(folder, head=None, report=lambda progress: None, seed=0):
 
 def visible(folder: Path) -> dict[str, bytes]:
     """All files but hidden ones: the lock, and attempts under way."""
-    if not folder.exists():
-        return {}
-    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name[0] != "."}
+    found = bytes_of(folder) if folder.exists() else {}
+    return {name: data for name, data in found.items() if name[0] != "."}
 
 
 def read_all(folder: Path) -> int:
-    """How many shards are there, each of them sound."""
     try:
         return len(list(open_collection(folder, RowCollection, allow_partial=True).shards()))
     except CalibrateError as failure:
@@ -141,15 +139,8 @@ def test_of_two_collectors_one_waits_and_nothing_is_done_twice(here, monkeypatch
     assert read_all(Path("run")) == 4
 
 
-@pytest.fixture
-def no_locks(monkeypatch):
-    def refuse(descriptor, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-
-
-def test_without_locks_both_finish_with_the_same_bytes(here, no_locks):
+def test_without_locks_both_finish_with_the_same_bytes(here, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     run("whole")
     others = here / "run/.n00008-unit00001.npz.0123abcd.tmp"
 
@@ -163,31 +154,23 @@ def test_without_locks_both_finish_with_the_same_bytes(here, no_locks):
     assert others.exists()
 
 
-@pytest.fixture
-def read_only(monkeypatch):
+def make_read_only(monkeypatch):
     """A disk that takes nothing, for root too."""
+    refuse, opened, allowed = failing(errno.EROFS), os.open, os.access
 
-    def make():
-        def refuse(*arguments, **options):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    def open_to_read(path, flags, *mode, **options):
+        changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        return refuse() if changes else opened(path, flags, *mode, **options)
 
-        opened, allowed = os.open, os.access
-
-        def open_to_read(path, flags, *mode, **options):
-            changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            return refuse() if changes else opened(path, flags, *mode, **options)
-
-        monkeypatch.setattr(os, "open", open_to_read)
-        monkeypatch.setattr(os, "access", lambda p, mode: mode != os.W_OK and allowed(p, mode))
-        for name in ("mkdir", "replace", "link", "unlink"):
-            monkeypatch.setattr(os, name, refuse)
-
-    return make
+    monkeypatch.setattr(os, "open", open_to_read)
+    monkeypatch.setattr(os, "access", lambda p, mode: mode != os.W_OK and allowed(p, mode))
+    for name in ("mkdir", "replace", "link", "unlink"):
+        monkeypatch.setattr(os, name, refuse)
 
 
-def test_a_complete_collection_on_a_read_only_disk_is_as_good(here, read_only):
+def test_a_complete_collection_on_a_read_only_disk_is_as_good(here, monkeypatch):
     run("run")
-    read_only()
+    make_read_only(monkeypatch)
     head = ToyHead()
     assert run("run", head).manifest["status"] == "complete"
     assert head.attended == 0
@@ -196,10 +179,10 @@ def test_a_complete_collection_on_a_read_only_disk_is_as_good(here, read_only):
 
 
 @pytest.mark.parametrize("begin", [interrupted, damaged])
-def test_one_that_has_to_be_written_to_is_named(here, read_only, begin):
+def test_one_that_has_to_be_written_to_is_named(here, monkeypatch, begin):
     begin(Path("run"))
     before = visible(Path("run"))
-    read_only()
+    make_read_only(monkeypatch)
     with pytest.raises(CalibrateError, match=r"cannot write run/manifest\.json: .*; free some"):
         run("run")
     assert visible(Path("run")) == before
@@ -207,7 +190,6 @@ def test_one_that_has_to_be_written_to_is_named(here, read_only, begin):
 
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_nothing(here, monkeypatch):
-    """scripts/soak.py does it by the hundred."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     counts = runpy.run_path(str(ROOT / "scripts" / "soak.py"))["soak"](12, seed=0, place=here)
     assert (counts["kills"], counts["bytes_lost"], counts["problems"]) == (12, 0, 0)

@@ -41,7 +41,6 @@ def shipped(tmp_path_factory, monkeypatch):
 
 
 def cells(table):
-    """The rows of a printed table, by their first cell."""
     rows = (re.split(r" {2,}", line.strip()) for line in table.splitlines())
     return {first: rest for first, *rest in rows}
 
@@ -60,10 +59,8 @@ def test_list_says_where_each_came_from(store, shipped, make_fit, monkeypatch):
         ("max-retrieval", package, "package", False),
         ("paper", package, "package", False),
     ]
-    assert records[1]["versions"] == [1, 2]
-    assert records[1]["yanked"] == [2]
-    assert records[1]["aliases"] == {"stable": 1}
-    assert records[1]["default"] == 1
+    expected = {"versions": [1, 2], "yanked": [2], "aliases": {"stable": 1}, "default": 1}
+    assert records[1].items() >= expected.items()
     table = call("fits", "list").stdout
     assert cells(table)["made"] == ["@1 (hidden)", "1, 2 (yanked)", "stable = 1"]
     assert f"./fits  {store}\n" in table
@@ -81,16 +78,32 @@ def test_list_goes_on_after_a_damaged_log(store):
     assert "damaged" in call("fits", "list").stdout
 
 
-def test_show_has_polynomial_quality_source_and_load_line(here, store):
-    out = call("fits", "show", "max-retrieval@1").stdout
-    for part in (
-        "-0.0170319 H^4 + 0.200013 H^3 - 1.09131 H^2 + 3.25278 H - 1.17759",
-        "0.6472 .. 5.022 nats\n", "H is clamped to it",
-        calibrate.load("max-retrieval").fingerprint, "17,396 used of 45,056 seen",
-        'fit = calibrate.load("max-retrieval@1")',
-    ):  # fmt: skip
-        assert part in out, part
-    assert "beta is 1 outside" in call("fits", "show", "paper").stdout
+def test_show_has_rule_quality_source_and_load_line(here, store, by_size, by_both):
+    candidates = [{"kind": "log-size", "log_p": -0.5, "gain": 0.125}]
+    publish(replace(by_size, quality={"candidates": candidates}), store)
+    publish(by_both, store)
+    for name, parts in {
+        "max-retrieval@1": [
+            "-0.0170319 H^4 + 0.200013 H^3 - 1.09131 H^2 + 3.25278 H - 1.17759 ",
+            "0.6472 .. 5.022 nats outside H is clamped to it",
+            calibrate.load("max-retrieval").fingerprint,
+            "17,396 used of 45,056 seen",
+            'fit = calibrate.load("max-retrieval@1")',
+        ],
+        "paper": ["beta is 1 outside"],
+        "by-size": [
+            "beta(n) 0.5 log n + 0.6 domain 16 .. 1,024 items",
+            "outside a line that rises goes on outside, and one that falls is held at its ends",
+            "kappa log n + b -0.5000 +0.1250 · · chosen",
+        ],
+        "by-both": [
+            "beta(H, n) -0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n"
+            " - 0.01 (log n)^2 + 0.4 log n domain 0.2 .. 5 nats"
+        ],
+    }.items():
+        out = " ".join(call("fits", "show", name).stdout.split())
+        for part in parts:
+            assert part in out, part
     record = json.loads(call("fits", "show", "made@1", "--json").stdout)
     assert record["fit"] == json.loads((store / "made/1.json").read_text())
     assert record["load"] == f'calibrate.load("{Path("fits/made/1.json").absolute()}")'
@@ -132,39 +145,23 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
     assert "set_attn_implementation" not in usage(publish(make_fit(), here / "other")[0]).text
 
 
-def test_show_of_a_log_size_fit_is_by_set_size(here, by_size):
-    quality = {
-        "rows": {"rows": 900, "used": 700, "interior": 650},
-        "candidates": [{"kind": "log-size", "log_p": -0.5, "gain": 0.125}],
-    }  # fmt: skip
-    publish(replace(by_size, quality=quality), here / "fits")
-    out = call("fits", "show", "by-size").stdout
-    for line in (
-        "beta(n)    0.5 log n + 0.6\n",
-        "domain     16 .. 1,024 items\n",
-        "outside    a line that rises goes on outside, and one that falls is held at its ends\n",
-    ):
-        assert line in out, line
-    assert re.search(r"kappa log n \+ b +-0.5000 +\+0.1250 +· +· +chosen", out)
-
-
-def test_show_of_a_fit_by_entropy_and_size(here, by_both):
-    publish(by_both, here / "fits")
-    out = call("fits", "show", "by-both").stdout
-    terms = "-0.002 H^4 + 0.02 H^3 - 0.1 H^2 + 0.4 H + 0.2 - 0.05 H log n - 0.01 (log n)^2"
-    assert f"beta(H, n) {terms} + 0.4 log n domain 0.2 .. 5 nats" in " ".join(out.split())
-
-
 def diff(a, b, folder=Path()):
-    """What `fits diff` says of two fits, as text and as JSON."""
     for name, fit in (("a.json", a), ("b.json", b)):
         (folder / name).write_text(dumps(fit))
     text, record = (call("fits", "diff", "./a.json", "./b.json", *x) for x in ([], ["--json"]))
     return text.stdout, json.loads(record.stdout)
 
 
-def test_diff_of_two_kinds_is_over_entropies_and_sizes(by_size, make_fit):
-    """H + 1, and 1 up to the gate at 0.5 nats, against 0.5 log n + 0.6."""
+def test_diff_is_over_entropies_and_sizes_that_rows_can_have(by_size, make_fit):
+    """H + 1, and 1 up to the gate at 0.5 nats, against 0.5 log n + 0.6.
+
+    A change of H log n / 10 is largest at the largest H and n; entropy is at most log n.
+    """
+    numbers = (0.0, 0.0, 0.0, 0.0, 1.5, 0.0, 0.0, 0.5)
+    fits = (
+        surface_fit((*numbers[:5], both, *numbers[6:]), (0.5, 6.0, 2.0, 5.0)) for both in (0, 0.1)
+    )
+    assert "beta changes by at most 2.5: from 4 to 6.5 at H = 5, n = 148\n" in diff(*fits)[0]
     out, record = diff(make_fit(), by_size)
     assert "beta changes by at most 3.066: from 1 to 4.066 at H = 0.2, n = 1,024\n" in out
     assert record["change"]["log_n"] == pytest.approx(np.log(1024))
@@ -172,19 +169,9 @@ def test_diff_of_two_kinds_is_over_entropies_and_sizes(by_size, make_fit):
     assert record["fields"]["rule.kind"] == ["entropy-polynomial", "log-size"]
 
 
-def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0), name="both", min_entropy=0.0):
-    rule = Rule(min_entropy, 0.1, kind="entropy-and-size")
-    return Coefficients(rule, (Entry(coefficients, domain),), name=name)
-
-
-def test_diff_of_rules_of_entropy_and_size_is_largest_where_rows_can_be():
-    """A change of H log n / 10 is largest at the largest H and n; entropy is at most log n."""
-    one, other = (
-        surface_fit((0.0, 0.0, 0.0, 0.0, 1.5, both, 0.0, 0.5), (0.5, 6.0, 2.0, 5.0))
-        for both in (0.0, 0.1)
-    )
-    out, _ = diff(one, other)
-    assert "beta changes by at most 2.5: from 4 to 6.5 at H = 5, n = 148\n" in out
+def surface_fit(coefficients, domain=(0.5, 6.0, 2.0, 8.0)):
+    rule = Rule(0.0, 0.1, kind=ENTROPY_AND_SIZE)
+    return Coefficients(rule, (Entry(coefficients, domain),), name="both")
 
 
 def test_a_refit_of_a_rule_of_both_is_compared_over_its_domain_of_both():
@@ -212,8 +199,7 @@ def test_diff_finds_the_largest_change_and_the_fields(store):
 
 def test_diff_matches_heads_and_compares_as_json(paper):
     per_head = replace(paper, entries=(replace(paper.only, layer=0, head=1),))
-    change = diff(paper, per_head)[1]["change"]
-    assert change["largest"] == 0
+    assert diff(paper, per_head)[1]["change"]["largest"] == 0
     moved = replace(paper.only, layer=0, head=2, coefficients=(0, 0, 0, 0, 9.0), check=())
     other = replace(paper, entries=(*per_head.entries, moved))
     out, record = diff(paper, other)
@@ -241,16 +227,15 @@ def test_show_and_diff_of_a_hostile_newer_file(here, make_fit):
     assert r"\u001b[2J\nhello" in out
 
 
-CONSTANTS = {
-    "by entropy": (Rule(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
-    "by size": (Rule.log_size(0.5), (0, 1.73), (2, 6)),
-    "by both": (Rule(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 1.73, 0, 0, 0), (0, 3, 2, 6)),
-}
+CONSTANTS = [
+    (Rule(0.0), (0, 0, 0, 0, 1.73), (0, 3)),
+    (Rule.log_size(0.5), (0, 1.73), (2, 6)),
+    (Rule(0.0, kind=ENTROPY_AND_SIZE), (0, 0, 0, 0, 1.73, 0, 0, 0), (0, 3, 2, 6)),
+]
 
 
-@pytest.mark.parametrize("kind", CONSTANTS)
-def test_show_of_a_constant_is_one_line(here, kind):
-    rule, coefficients, domain = CONSTANTS[kind]
+@pytest.mark.parametrize(("rule", "coefficients", "domain"), CONSTANTS)
+def test_show_of_a_constant_is_one_line(here, rule, coefficients, domain):
     entry = Entry(tuple(map(float, coefficients)), tuple(map(float, domain)))
     heads = tuple(replace(entry, layer=1, head=i) for i in range(24))
     for name, entries in (("one", (entry,)), ("of-head", heads[2:3]), ("many", heads)):
@@ -278,15 +263,10 @@ def test_the_largest_change_is_found_to_six_digits_against_a_finer_grid(paper):
     assert found.largest == pytest.approx(np.abs(one - other).max(), rel=1e-6)
 
 
-@pytest.mark.usefixtures("shipped")
-def test_verify_is_green_on_what_is_shipped():
-    out = call("fits", "verify").stdout
-    assert out.count("ok ") == 3
-
-
 def test_verify_names_file_and_field_of_a_flipped_digit(here):
-    """In a copy of the shipped store."""
+    """In a copy of the shipped store, which is green."""
     shutil.copytree(published_store() / "max-retrieval", here / "copy" / "max-retrieval")
+    assert call("fits", "verify", "--store", "copy").stdout.count("ok ") == 2
     path = here / "copy" / "max-retrieval" / "1.json"
     path.write_text(path.read_text().replace("0.200012", "0.200013", 1))
     result = call("fits", "verify", "--store", "copy", code=1)

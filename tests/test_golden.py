@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import conftest  # compiles as the tests do, with as few resamples  # noqa: F401
 import numpy as np
 import pytest
+from reference import entropy, softmax
 from typer.testing import CliRunner
 
 import calibrate
@@ -40,8 +41,6 @@ TOLERANCES = {
 # Ill-conditioned, or said elsewhere in the record.
 LEFT_OUT = {"coefficients", "condition", "standard_errors", "band", "bytes"}
 
-# --- inputs --------------------------------------------------------------------------------------
-
 SIZES = (16, 64, 256)
 # The beta that each head's targets are drawn at, by set size.
 ONE = {(0, 0): lambda n: 0.8 * np.log(n) - 1}
@@ -53,24 +52,17 @@ HEADS = {
 }
 
 
-def softmax(z):
-    p = np.exp(z - z.max(axis=1, keepdims=True))
-    return p / p.sum(axis=1, keepdims=True)
-
-
 def drawn(rng, beta, n, count, spread=2):
     """(rows, n) logits, and (rows,) targets drawn from softmax at beta, or beta(entropy, log n)."""
     z = rng.uniform(0.3, spread, (count, 1)) * rng.standard_normal((count, n))
     z = z.astype(np.float32)
     if callable(beta):
-        p = softmax(z.astype(float))
-        beta = beta(-(p * np.log(p)).sum(axis=1, keepdims=True), np.log(n))
-    p = softmax(beta * z.astype(float))
+        beta = beta(entropy(z)[:, None], np.log(n))
+    p = softmax(z, beta=beta)
     return z, (p.cumsum(axis=1) > rng.random((count, 1))).argmax(axis=1)
 
 
 def drawn_at_sizes(rng, beta, count):
-    """A list of logits, and one of targets."""
     parts = [drawn(rng, beta, n, count, spread=3) for n in SIZES]
     return [z for z, _ in parts], [target for _, target in parts]
 
@@ -131,7 +123,12 @@ def write_models():
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
     fast.save_pretrained("planted")
-    write_prompts("prompts.jsonl", planted_examples(count=24))
+    lines = [
+        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist(),
+         "template": f"n{e.cell}"}
+        for e in planted_examples(count=24).examples
+    ]  # fmt: skip
+    Path("prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     k = np.random.default_rng(6).integers(0, 8, (600, 3))
     wrong = np.stack([10 + k[:, 0], 20 + k[:, 1], 10 + k[:, 2], np.full(600, 30),
                       10 + (k[:, 1] + 3) % 8], axis=1)  # fmt: skip
@@ -139,17 +136,6 @@ def write_models():
     Path("wrong.txt").write_text(" ".join(f"w{i}" for i in wrong.ravel()))
     write_gguf(Path("packed"), small_model())
 
-
-def write_prompts(name, examples):
-    lines = [
-        {"prompt_ids": e.tokens[: e.start].tolist(), "answer_ids": e.tokens[e.start :].tolist(),
-         "template": f"n{e.cell}"}
-        for e in examples.examples
-    ]  # fmt: skip
-    Path(name).write_text("\n".join(map(json.dumps, lines)))
-
-
-# --- commands, in order --------------------------------------------------------------------------
 
 ROWS = {
     "collect/head": "collect --head max-retrieval --sizes 256,512 --sets 400 --out runs/head",
@@ -204,27 +190,28 @@ MODEL = {
 }
 
 
-def made_in_python():
-    """Fits of arrays."""
+def of_arrays():
     rng = np.random.default_rng(7)
     z, target = drawn_at_sizes(rng, 4.0, 400)
     both = drawn_at_sizes(rng, lambda H, log_n: np.maximum(1, 1.2 * log_n - H), 400)
     weight = [rng.uniform(0, 2, 400) for _ in z]
     group = [np.arange(400) % 200 for _ in z]
-    return {
+    fits = {
         "one target": calibrate.fit(z, target, seed=3),
         "by entropy and size": calibrate.fit(*both, q=0),
         "several targets, weights and groups": calibrate.fit(
             z, pairs_with(z, target), weight=weight, group=group, q=0.25
         ),
     }
-
-
-# --- the test ------------------------------------------------------------------------------------
+    found = []
+    for name, fit in fits.items():
+        table = [row._asdict() for row in fit.table]
+        file = json.loads(fit.save(Path(f"{name[:3]}.json")).read_text())
+        found += numbers_in([file, table, int(fit.held_out.sum())], f"python/{name}")
+    return dict(found)
 
 
 def numbers_in(record, name):
-    """(name, number) of every number in a JSON document."""
     if isinstance(record, dict):
         left_out = LEFT_OUT | ({"sizes"} if "strata" in record else set())
         record = {key: x for key, x in record.items() if key not in left_out}
@@ -235,34 +222,22 @@ def numbers_in(record, name):
 
 
 def run(cases):
-    """The numbers of each case."""
     return dict(found for case, line in cases.items() for found in numbers_in(result(line), case))
 
 
 def result(command):
-    """The JSON of a command, or its exit code where it has none."""
     done = CliRunner().invoke(app, [*command.split(), "--json"])
     assert done.exit_code in (0, 3), f"{command}: {done.output}{done.exception!r}"
     return json.loads(done.stdout) if done.exit_code == 0 else {"exit": done.exit_code}
 
 
+def of_rows(cases=tuple(ROWS)):
+    write_rows()
+    return run({case: ROWS[case] for case in cases})
+
+
 def of_rows_in_short():
-    write_rows()
-    return run({case: ROWS[case] for case in SHORT})
-
-
-def of_rows():
-    write_rows()
-    return run(ROWS)
-
-
-def of_arrays():
-    found = []
-    for name, fit in made_in_python().items():
-        table = [row._asdict() for row in fit.table]
-        file = json.loads(fit.save(Path(f"{name[:3]}.json")).read_text())
-        found += numbers_in([file, table, int(fit.held_out.sum())], f"python/{name}")
-    return dict(found)
+    return of_rows(SHORT)
 
 
 def of_models():
@@ -273,12 +248,10 @@ def of_models():
 
 
 def differences(found, stored):
-    """A line for each number that is not what was written down."""
     for name in sorted(found.keys() | stored.keys()):
         x, was = found.get(name), stored.get(name)
         relative, absolute = next(TOLERANCES[words] for words in TOLERANCES if words in name)
-        alike = None not in (x, was) and math.isclose(x, was, rel_tol=relative, abs_tol=absolute)
-        if not alike:
+        if None in (x, was) or not math.isclose(x, was, rel_tol=relative, abs_tol=absolute):
             yield f"{name} is {x}, was {was}"
 
 
@@ -307,7 +280,6 @@ def test_every_case_is_written_down():
 
 
 def write():
-    """Makes all numbers anew, and writes them down."""
     os.environ.pop("CALIBRATE_FITS", None)
     found = {}
     for numbers in (of_rows, of_arrays, of_models):

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ToyHead
+from conftest import ToyHead, bytes_of
 from tasks import die, double, fail, is_deaf, span
-from typer.testing import CliRunner
+from test_cli import call, refusal
 
-from calibrate.cli.main import app
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.parallel.jobs import Jobs, run, with_cluster
 from calibrate.rows import heads, work_units
@@ -49,26 +48,19 @@ class Once(ToyHead):
         return super().attend(batch)
 
 
-def hang():
-    time.sleep(3_600)
+hang = partial(time.sleep, 3_600)
 
 
 def collected(folder, jobs=TWO, head=None, sizes=SIZES, sets=SETS):
-    """The bytes of a collection."""
     collect(head or ToyHead(), sizes, sets, 0, folder, jobs=jobs)
     return bytes_of(folder)
-
-
-def bytes_of(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize("jobs", [Jobs(), TWO])
 def test_results_are_in_the_order_of_the_tasks_and_each_is_reported(jobs):
     seen = []
     tasks = (partial(double, i) for i in range(20))
-    assert run(tasks, jobs, seen.append) == [2 * i for i in range(20)]
-    assert sorted(seen) == [2 * i for i in range(20)]
+    assert run(tasks, jobs, seen.append) == sorted(seen) == [2 * i for i in range(20)]
     assert run([], jobs) == []
 
 
@@ -82,9 +74,8 @@ def test_what_a_task_warns_of_is_warned_of_here(jobs, capfd):
 @pytest.mark.slow
 def test_arrays_are_read_where_they_are(here):
     Path("logits").mkdir()
-    rng = np.random.default_rng(0)
     for i in range(3):
-        z = rng.standard_normal((200, 40)).astype(np.float32)
+        z = np.random.default_rng(i).standard_normal((200, 40)).astype(np.float32)
         np.savez(f"logits/{i}.npz", logits=z, target=z.argmax(axis=1), head=np.arange(200) % 4)
     arrays = Arrays(Path("logits"))
     for n in (1, 2):
@@ -106,8 +97,7 @@ def test_a_head_of_ones_own_is_found_by_workers(here):
     Path("head_of_jobs.py").write_text(MODULE)
     common = ["collect", "--head", "head_of_jobs:Head", "--sizes", "8,64", "--sets", "300"]
     for n in (1, 2):
-        done = CliRunner().invoke(app, [*common, "--out", f"runs/{n}", "--jobs", str(n)])
-        assert done.exit_code == 0, done.output
+        call(*common, "--out", f"runs/{n}", "--jobs", n)
     assert bytes_of(Path("runs/1")) == bytes_of(Path("runs/2"))
 
 
@@ -161,9 +151,8 @@ def test_a_head_is_sent_by_the_reference_that_it_was_loaded_by(here, monkeypatch
     assert there.args == ("max-retrieval-1", here, head.fingerprint)
     monkeypatch.setattr(heads, "_loaded", {})  # as in another process
     loaded = there()
-    assert loaded is not head
+    assert there() is loaded is not head
     assert loaded.fingerprint == head.fingerprint
-    assert there() is loaded
     elsewhere = partial(there.func, "max-retrieval-2", here, head.fingerprint)
     with pytest.raises(CalibrateError, match="'max-retrieval-2' is sha256:.* in a worker and"):
         elsewhere()
@@ -219,9 +208,8 @@ def test_a_worker_whose_parent_is_killed_before_it_begins_does_not_work(here):
 
 def test_dask_that_is_absent_is_one_line(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    done = CliRunner().invoke(app, ["collect", "--sizes", "8", "--dask", "local", "--out", "r"])
-    assert done.exit_code == 1
-    assert "pip install -e '.[dask]'" in done.stderr.strip().splitlines()[-1]
+    message = refusal("collect", "--sizes", "8", "--dask", "local", "--out", "r")
+    assert "pip install -e '.[dask]'" in message
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +224,8 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, 
     ) as cluster:  # fmt: skip
         jobs = Jobs(dask=cluster.scheduler_address)
         seen = []
-        assert run((partial(double, i) for i in range(20)), jobs, seen.append) == [
-            2 * i for i in range(20)
-        ]
-        assert sorted(seen) == [2 * i for i in range(20)]
+        found = run((partial(double, i) for i in range(20)), jobs, seen.append)
+        assert found == sorted(seen) == [2 * i for i in range(20)]
         with pytest.warns(UserWarning, match="a shard is damaged"):
             _, pid = run([partial(warnings.warn, "a shard is damaged"), os.getpid], jobs)
         assert pid != os.getpid()
@@ -248,9 +234,7 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, 
         assert "in fail" in failure.value.__notes__[0]
         with pytest.raises(CalibrateError, match=r"no worker finished a task for 0\.5 s"):
             run([partial(time.sleep, 3)], Jobs(dask=jobs.dask, stall=0.5))
-        with pytest.raises(
-            CalibrateError, match="a task failed on the Dask cluster .*KilledWorker"
-        ):
+        with pytest.raises(CalibrateError, match="a task failed on the Dask .*KilledWorker"):
             run([die], jobs)
 
 
@@ -264,14 +248,8 @@ def test_no_scheduler_and_no_worker_are_one_line(distributed):
             run([partial(double, 1)], jobs)
 
 
-@pytest.fixture(scope="module")
-def cluster(distributed):
-    with with_cluster(Jobs(2, "local")) as jobs:
-        yield jobs
-
-
 @pytest.mark.slow
-def test_a_cluster_loses_a_worker_in_mid_task_and_the_run_goes_on(tmp_path, cluster):
+def test_a_cluster_loses_a_worker_in_mid_task_and_the_run_goes_on(tmp_path, distributed):
     """Killed from outside; the cluster gives its task to another worker."""
     whole = collected(tmp_path / "whole", Jobs())
     marker = tmp_path / "marker"
@@ -283,7 +261,8 @@ def test_a_cluster_loses_a_worker_in_mid_task_and_the_run_goes_on(tmp_path, clus
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    assert collected(tmp_path / "run", cluster, Once(marker, hang)) == whole
+    with with_cluster(Jobs(2, "local")) as jobs:
+        assert collected(tmp_path / "run", jobs, Once(marker, hang)) == whole
     killer.join()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-from test_cli import call, refusal
+from test_cli import call
 
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
@@ -25,6 +25,7 @@ def scores(rows=300, n=40, seed=0):
 
 
 def save(path, **arrays):
+    path.parent.mkdir(exist_ok=True)
     np.savez(path, **arrays)
     return path
 
@@ -42,12 +43,10 @@ def test_masked_items_are_left_out_and_targets_move_along(masked_by, several, he
     targets = logits > 4 if several else target
     given = {"logits": logits, "target": targets}
     fill = {"-inf": -np.inf, "finfo.min": np.finfo(float).min}.get(masked_by)
-    one = masked_by == "one mask for all"
-    given |= (
-        {"mask": real[0] if one else real}
-        if fill is None
-        else {"logits": np.where(real, logits, fill)}
-    )
+    if fill is None:
+        given["mask"] = real[0] if masked_by == "one mask for all" else real
+    else:
+        given["logits"] = np.where(real, logits, fill)
     arrays = Arrays(save(here / "mine.npz", **given))
     n_real = real.sum(axis=1)
     bins = 2 ** np.ceil(np.log2(np.maximum(n_real, 2)))
@@ -69,7 +68,6 @@ def test_masked_items_are_left_out_and_targets_move_along(masked_by, several, he
 
 def test_a_folder_of_files_of_several_lengths(here):
     folder = here / "logged"
-    folder.mkdir()
     for i, n in enumerate((10, 16, 17, 100)):
         logits, target = scores(20, n, seed=i)
         save(folder / f"{i}.npz", logits=logits, target=target)
@@ -100,15 +98,12 @@ def test_a_file_that_is_changed_after_it_was_checked_is_refused(here, rows):
     arrays = Arrays(save(here / "mine.npz", logits=logits, target=target))
     part = arrays.part(16, 0, 20)
     save(here / "mine.npz", logits=-logits[:rows], target=target[:rows])
-    with pytest.raises(
-        CalibrateError, match="mine.npz changed while it was in use; run the command"
-    ):
+    with pytest.raises(CalibrateError, match="mine.npz changed while it was in use; run the com"):
         part.read()
 
 
 def test_positions_and_masks_of_targets_go_together(here):
     folder = here / "mixed"
-    folder.mkdir()
     save(folder / "a.npz", logits=LOGITS, target=TARGET)
     save(folder / "b.npz", logits=LOGITS, target=np.arange(8) == TARGET[:, None])
     arrays = Arrays(folder)
@@ -122,7 +117,6 @@ def test_positions_and_masks_of_targets_go_together(here):
 
 
 def test_a_collection_of_arrays(here):
-    """Entropies, counts of bad rows, and the same bytes again."""
     logits, target = scores(3_000, 50)
     logits[0, 3], logits[1, 2] = np.nan, 1e300  # beyond float32
     mask = np.ones_like(logits, bool)
@@ -132,8 +126,8 @@ def test_a_collection_of_arrays(here):
     assert (arrays.name, arrays.sizes, arrays.count(50)) == ("mine", [50], 3_000)
     collection = collect_arrays(arrays, here / "run")
     (counts,) = collection.manifest["sizes"]
-    assert [counts[k] for k in ("rows", "nan", "inf", "masked_target")] == [3_000, 1, 1, 1]
-    assert counts["kept"] == 2_048
+    expected = {"rows": 3_000, "nan": 1, "inf": 1, "masked_target": 1, "kept": 2_048}
+    assert counts.items() >= expected.items()
     ((size, shard),) = collection.shards()
     assert size == 50
     assert shard.layer is shard.head is shard.group is None
@@ -157,8 +151,7 @@ def test_heads_stay_apart(here):
     np.testing.assert_array_equal(shard.head, head[shard.index])
     one = Arrays(save(here / "one.npz", logits=logits, target=target, head=np.full(200, 7)))
     ((_, shard),) = collect_arrays(one, here / "of-one").shards()
-    assert (shard.layer == -1).all()
-    assert (shard.head == 7).all()
+    assert (set(shard.layer), set(shard.head)) == ({-1}, {7})
 
 
 def test_rows_keep_their_weights(here):
@@ -183,7 +176,6 @@ def test_rows_keep_their_weights(here):
 def test_rows_keep_their_groups(here):
     logits, target = scores(300, 20)
     group = np.random.default_rng(0).integers(0, 2**62, 40)[np.arange(300) % 40]
-    (here / "mine").mkdir()
     for i, part in enumerate(np.array_split(np.arange(300), 2)):
         save(here / "mine" / f"{i}.npz", logits=logits[part], target=target[part],
              group=group[part])  # fmt: skip
@@ -254,10 +246,8 @@ def test_what_is_no_array_file(here):
     (here / "empty").mkdir()
     (here / "vast.npz").touch()
     os.truncate(here / "vast.npz", 1 << 40)  # sparse
-    mixed = here / "mixed"
-    mixed.mkdir()
-    save(mixed / "a.npz", logits=LOGITS, target=TARGET)
-    save(mixed / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
+    save(here / "mixed" / "a.npz", logits=LOGITS, target=TARGET)
+    save(here / "mixed" / "b.npz", logits=LOGITS, target=TARGET, layer=TARGET)
     for name, message in (
         ("absent.npz", "does not exist"), ("text.npz", "not a readable npz"),
         ("objects.npz", "Python objects"), ("mine.pt", "Python objects"),
@@ -280,9 +270,6 @@ def test_the_commands(here):
     source = calibrate.load("example").source
     assert source["fingerprint"] == Arrays(here / "model.v1.npz").fingerprint
     assert "is already complete" in call("collect", "--logits", "model.v1.npz").stderr
-    for option in (["--sizes", "16"], ["--head", "max-retrieval"], ["--sets", "1"]):
-        line = refusal("collect", "--logits", "model.v1.npz", *option, code=2)
-        assert "cannot be used with --logits" in line
 
 
 def test_the_budget_holds_for_the_names_of_many_heads(here):
@@ -315,9 +302,8 @@ def test_finite_masks_mask_as_infinity_does(here, dtype, mask, recwarn):
     one, other = (open_collection(here / name).manifest for name in ("inf", "finite"))
     assert (one["sizes"], one["shards"]) == (other["sizes"], other["shards"])
     assert [size["size"] for size in one["sizes"]] == [12, 32]
-    messages = [str(warning.message) for warning in recwarn]
-    assert len(messages) == (dtype != "float64")  # beyond float32, and so infinite
-    for message in messages:
+    assert len(recwarn) == (dtype != "float64")  # beyond float32, and so infinite
+    for message in (str(warning.message) for warning in recwarn):
         assert f"finite.npz has {masked.sum():,} finite logits that count as masked" in message
         assert "of -9,000 and less do); write -inf for masked" in message
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import bytes_of
 
 from calibrate.errors import CalibrateError
 from calibrate.files import logits_recorder
@@ -90,26 +91,23 @@ def test_layers_and_heads_that_are_asked_for(here):
 def test_the_budget_is_kept_by_a_sample_that_depends_on_no_order(here):
     most = 20_000
     record(Recorder(here / "run", most), 60)
-    files = {path.name for path in (here / "run").iterdir()}
-    sizes = [path.stat().st_size for path in (here / "run").iterdir()]
-    assert sum(sizes) <= most  # its bound of a file's own bytes is one
-    arrays = np.load(here / "run" / min(files))
-    held = sum(array.nbytes for array in arrays.values())
-    assert held < sizes[0] <= held + logits_recorder.FILE_OVERHEAD
-    assert 3 < len(files) < 30
+    files = bytes_of("run")
+    assert sum(map(len, files.values())) <= most  # its bound of a file's own bytes is one
+    name, data = files.popitem()
+    held = sum(array.nbytes for array in np.load(here / "run" / name).values())
+    assert held < len(data) <= held + logits_recorder.FILE_OVERHEAD
     record(Recorder(here / "more", 10 * most), 60)
-    more = {path.name for path in (here / "more").iterdir()}
-    assert files < more  # the lowest hashes stay, whatever else there is
+    assert files.keys() < bytes_of("more").keys()  # the lowest hashes stay, whatever else there is
     numbers = sorted(int(name[4:10]) for name in files)
+    assert 3 < len(numbers) < 30
     assert numbers[-1] > 30 > numbers[0]  # neither the first ones nor the last
 
 
 def test_short_passes_do_not_take_the_place_of_long_ones(here):
     recorder = Recorder(here / "run", 100_000)
-    n_keys = [4_000 if number % 2 else 20 for number in range(100)]
-    for number, n in enumerate(n_keys):
-        record(recorder, 1, n_keys=n, first=number)
-    kept = {int(path.name[4:10]) for path in (here / "run").iterdir()}
+    for number in range(100):
+        record(recorder, 1, n_keys=4_000 if number % 2 else 20, first=number)
+    kept = {int(name[4:10]) for name in bytes_of("run")}
     by_hash = np.argsort(hashes(np.arange(100))).tolist()
     assert kept == set(by_hash[: len(kept)])
     assert len(kept) > 1

@@ -56,14 +56,10 @@ print(load_head("max-retrieval").fingerprint)
     assert fingerprint == calibrate.load("max-retrieval").source["fingerprint"]
     published = wheel_folder / "calibrate" / "published_fits"
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
-    assert listed == {
-        "max-retrieval/1.json",
-        "max-retrieval/2.json",
-        "paper/1.json",
-    }  # and nothing of a user's
-    schemas = wheel_folder / "calibrate" / "files" / "schemas"
-    for version in ("1.0", "1.1", "1.2"):
-        assert (schemas / f"coefficient-file-{version}.json").exists()
+    # And nothing of a user's.
+    assert listed == {"max-retrieval/1.json", "max-retrieval/2.json", "paper/1.json"}
+    schemas = (wheel_folder / "calibrate" / "files" / "schemas").glob("*.json")
+    assert len(list(schemas)) == 3
 
 
 @pytest.mark.parametrize(
@@ -88,14 +84,10 @@ def test_public_names_exist_and_are_documented():
     public = {name for name in dir(calibrate) if not name.startswith("__")}
     assert public == set(calibrate.__all__)
     assert {"__version__", "__doc__"} <= set(dir(calibrate))
+    # `import calibrate.x` would put a module in the place of a function.
+    assert not public & {path.stem for path in (ROOT / "calibrate").iterdir()}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         calibrate.nonsense  # noqa: B018
-
-
-def test_no_public_function_bears_a_modules_name():
-    """`import calibrate.x` would put the module in the place of the function."""
-    modules = {path.stem for path in (ROOT / "calibrate").iterdir()}
-    assert not modules & set(calibrate.__all__)
 
 
 # Lowest first; no room imports from one beside it.
@@ -119,20 +111,24 @@ def test_a_folder_imports_only_from_its_floor_and_below():
             assert below or beside, f"{path} imports {imported}"
 
 
-def scripts_names():
+# In Python, and no modules of others.
+SCRIPTS = [
+    path
+    for path in sorted((ROOT / "scripts").iterdir())
+    if path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
+]
+
+
+def imports_of(script):
     """(script, module of the package, name) of every import."""
-    for script in sorted((ROOT / "scripts").iterdir()):
-        is_python = script.is_file() and script.read_bytes()[:64].partition(b"\n")[0].endswith(
-            b"python"
-        )
-        if is_python or script.suffix == ".py":
-            for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("calibrate"):
-                    yield from ((script.name, node.module, alias.name) for alias in node.names)
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("calibrate"):
+            yield from ((script.name, node.module, alias.name) for alias in node.names)
 
 
 def test_scripts_import_what_the_package_has():
-    found = list(scripts_names())
+    modules = (ROOT / "scripts").glob("*.py")
+    found = [name for script in {*SCRIPTS, *modules} for name in imports_of(script)]
     assert len({script for script, *_ in found}) > 10
     for script, module, name in found:
         path = ROOT / module.replace(".", "/")
@@ -140,14 +136,6 @@ def test_scripts_import_what_the_package_has():
         is_module = (path / f"{name}.py").exists() or (path / name).is_dir()
         defined = re.search(rf"\b{name}\b", file.read_text(encoding="utf-8"))
         assert is_module or defined, f"{script}: {module} has no {name}"
-
-
-def is_run(path):
-    """Whether a file is a script in Python, and no module of others."""
-    return path.is_file() and b'\nif __name__ == "__main__":\n' in path.read_bytes()
-
-
-SCRIPTS = [path for path in sorted((ROOT / "scripts").iterdir()) if is_run(path)]
 
 
 @pytest.mark.slow

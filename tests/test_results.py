@@ -48,34 +48,6 @@ def test_readme_dispersal_is_the_file():
     assert f"| measured | {cells} |" in STUDIES
 
 
-def test_what_the_readme_says_of_table_1():
-    rules = {
-        rule["rule"]: {key: np.array(rule[key], float) for key in ten_heads.ARRAYS}
-        for rule in RECORD["rules"]
-    }
-    size = np.array(RECORD["sizes"])
-    own, hard, procedure = (rules[r] for r in ("own", "hard", "procedure"))
-    lead, ahead, better = (
-        a["accuracy"] - b["accuracy"]
-        for a, b in ((own, rules["paper"]), (own, procedure), (hard, own))
-    )
-    assert ((lead > 0) & (own["p_paper"] < 0.0005))[size <= 4096].all()
-    assert (own["p_paper"][size > 4096] > 0.07).all()
-    assert ((ahead > 0) & (procedure["p_own"] < 0.006))[size <= 1024].all()
-    assert (procedure["p_own"][size > 1024] > 0.3).all()
-    assert ((better > 0) & (better < 0.0185) & (hard["p_own"] < 0.02))[size <= 4096].all()
-    share = (own["headroom"] / procedure["headroom"])[(size == 64) | (size == 128)]
-    np.testing.assert_allclose(share, [4, 2], atol=0.3)
-    sharp = {q: rules[f"own fit, q = {q}"] for q in ("0", "0.25", "0.5")}
-    assert (sharp["0.5"]["accuracy"] > procedure["accuracy"]).all()
-    recovered = sharp["0.5"]["headroom"][(size >= 32) & (size <= 4096)]
-    assert (recovered.min(), recovered.max()) == pytest.approx((0.89, 0.94), abs=0.005)
-    for rule in ("constant", "polynomial", "kappa-log-n"):
-        assert (abs(rules[rule]["accuracy"] - sharp["0"]["accuracy"]) < 0.002).all(), rule
-    same = {q: (r["per_head"] == own["per_head"]).all(axis=1).sum() for q, r in sharp.items()}
-    assert same == {"0": 1, "0.25": 9, "0.5": 0}
-
-
 def test_the_record_is_of_the_shipped_heads_at_full_size_and_agrees_with_itself():
     script = names_of("reproduce_table1")
     assert RECORD["heads"] == [f"max-retrieval-{i}" for i in range(10)]

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ToyHead
-from typer.testing import CliRunner
+from conftest import ToyHead, reopen
+from test_cli import call, refusal
 
 import calibrate
-from calibrate.cli.main import app
 from calibrate.errors import CalibrateError
 from calibrate.files.collection import open_collection
-from calibrate.files.manifest import PARTIAL, manifest_text
 from calibrate.files.npz import pack_arrays, read_arrays
 from calibrate.files.rows import RowCollection
 from calibrate.rows import work_units
@@ -25,7 +23,6 @@ SHARD = Path("run/n00016-unit00001.npz")
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A collection of two sizes with three shards each."""
     folder = tmp_path_factory.mktemp("original") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
@@ -35,23 +32,8 @@ def original(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def run(here, original, monkeypatch):
-    """A copy of the collection."""
     monkeypatch.setattr(work_units, "SETS_PER_UNIT", (1, 128))
     return Path(shutil.copytree(original, here / "run"))
-
-
-def reopen(folder: Path, *lost: str) -> None:
-    """Makes it an unfinished one, without the shards that are lost."""
-    configuration = open_collection(folder, allow_partial=True).configuration
-    text = manifest_text(RowCollection, configuration, None, PARTIAL)
-    (folder / "manifest.json").write_text(text)
-    for name in lost:
-        (folder / name).unlink()
-
-
-def read_all(folder: Path) -> list:
-    """The rows of every shard, also of an unfinished collection."""
-    return list(open_collection(folder, RowCollection, allow_partial=True).shards())
 
 
 def forge(**changes) -> None:
@@ -91,19 +73,16 @@ def test_a_forged_shard_is_refused(here, forgery, status):
     if status == "partial":
         reopen(Path("run"))
     with pytest.raises(CalibrateError, match=r"n00016-unit00001.npz"):
-        read_all(Path("run"))
+        list(open_collection(Path("run"), RowCollection, allow_partial=True).shards())
 
 
 def test_an_unfinished_collection_is_fitted_if_asked_and_the_fit_says_so(here):
-    whole = open_collection(Path("run"))
-    assert open_for_fit(Path("run"), allow_partial=True) == whole
+    whole = open_for_fit(Path("run"), allow_partial=True)
+    assert whole == open_collection(Path("run"))
     reopen(Path("run"), "n00016-unit00002.npz", "n00064-unit00000.npz")
-    fit = ["fit", "run", "--name", "part"]
-    done = CliRunner().invoke(app, fit)
-    assert done.exit_code == 1
-    assert done.stderr.splitlines()[-1].startswith("calibrate: run is unfinished; run the same")
-    done = CliRunner().invoke(app, [*fit, "--allow-partial"])
-    assert done.exit_code == 0, done.stderr
+    message = refusal("fit", "run", "--name", "part")
+    assert message.startswith("calibrate: run is unfinished; run the same")
+    done = call("fit", "run", "--name", "part", "--allow-partial")
     assert "warning: run is unfinished; the fit is made of its 4 finished shards" in done.stderr
     found = calibrate.load("part")
     assert found.source["options"]["partial"] is True
@@ -124,8 +103,7 @@ def test_a_manifest_that_says_more_than_the_command_is_another_collection(run):
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["configuration"]["heads"] = [[0, head] for head in range(1_000)]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        CalibrateError, match=r"heads is \[\[0, 0\], .* in the folder and None in"
-    ) as no:
+    message = r"heads is \[\[0, 0\], .* in the folder and None in"
+    with pytest.raises(CalibrateError, match=message) as no:
         collect(ToyHead(), [16, 64], 300, 0, run)
     assert len(str(no.value)) < 500

@@ -34,7 +34,6 @@ def own_rows(here):
 
 
 def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
-    """As calibrate.fit does of the same arrays."""
     done = call("run", "--logits", "Own Rows", "--seed", "3", "--json")
     record, fit = json.loads(done.stdout), calibrate.fit(*by_size(), seed=3)
     published = calibrate.load("own-rows")
@@ -68,22 +67,8 @@ def test_logits_are_fitted_and_judged_by_rows_held_out(own_rows):
     assert open_collection(Path("runs/own-rows")).manifest["configuration"]["sizes"] == [SIZES[1]]
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        ("--logits Own --sizes 16", 2, "--sizes and --sets cannot be used with --logits"),
-        ("--task retrieval", 2, "No such option: --task"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(own_rows, options, code, message):
-    own_rows.rename("Own")
-    assert message in refusal("run", *options.split(), code=code)
-    assert not Path("runs").exists()
-
-
 @pytest.fixture
 def own_model(here, monkeypatch):
-    """What `calibrate run` is told of a tiny model, which is fitted in few steps."""
     pytest.importorskip("transformers", reason="needs the extra transformers")
     from tiny_causal import planted_examples, planted_model, save
 
@@ -137,8 +122,8 @@ def test_a_run_interrupted_again_and_again(of, request):
 
 
 def names(folder):
-    paths = (path.relative_to(folder) for path in Path(folder).rglob("*"))
-    return {str(path) for path in paths if not any(part[0] == "." for part in path.parts)}
+    paths = (str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+    return {path for path in paths if "/." not in f"/{path}"}
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import pytest
 import reference
 from scipy.special import stdtrit
 
-import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.evidence import LOG_P, P
 from calibrate.files.coefficients import Coefficients, Entry
@@ -78,18 +77,9 @@ def by_loop(columns, fit):
     return p
 
 
-def by_t(rows):
-    """How much wider Student's t makes the errors of so many rows."""
-    return stdtrit(rows - 1, 0.975) / 1.959964
-
-
 def mean_and_error(x):
-    return x.mean(), by_t(len(x)) * x.std(ddof=1) / np.sqrt(len(x))
-
-
-def parts_of(evidence):
-    """All items, and those of each head, by head; None is all."""
-    return {None: evidence, **evidence.by("head")}
+    """The error is as much wider as Student's t makes it."""
+    return x.mean(), stdtrit(len(x) - 1, 0.975) / 1.959964 * x.std(ddof=1) / np.sqrt(len(x))
 
 
 @pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -106,7 +96,7 @@ def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
         p = by_loop(columns, fit)
         log_p, gain = np.log(p[:, 1]), np.log(p[:, 1]) - np.log(p[:, 0])
         for size, part in evidence.by("size").items():
-            for head, found in parts_of(part).items():
+            for head, found in {None: part, **part.by("head")}.items():
                 mine = of_size == size
                 if head is not None:
                     mine &= (columns["layer"] == head[0]) & (columns["head"] == head[1])
@@ -125,7 +115,6 @@ def test_scores_are_those_of_a_loop_in_float64(several, here, monkeypatch):
 
 
 def test_rows_without_weight_are_as_none(here):
-    """Also where they would make a size count more."""
     columns = planted(rows=60)
     kept = np.arange(len(columns["target"])) % 2 == 0
     alone = score_logits(save(here / "alone.npz", {k: x[kept] for k, x in columns.items()}), FITS)
@@ -133,23 +122,6 @@ def test_rows_without_weight_are_as_none(here):
     assert among.of.left_out["without_weight"] == (~kept).sum()
     for rule in among.rules:
         assert among.mean(rule, LOG_P) == alone.mean(rule, LOG_P)
-
-
-def test_the_runtime_gives_the_same_probabilities(here):
-    """adaptive_softmax with fit.layer(i), on logits (heads, queries, items)."""
-    rng = np.random.default_rng(3)
-    logits = (2 * rng.standard_normal((3, 4, 50, 24))).astype(np.float32)
-    target = rng.integers(0, 24, (3, 4, 50))
-    layer, head, _ = np.indices(target.shape)
-    columns = {"logits": logits.reshape(-1, 24), "target": target.ravel()}
-    columns |= {"layer": layer.ravel(), "head": head.ravel()}
-    by_head = score_logits(save(here / "held-out.npz", columns), FITS).by("head")
-    for name, fit in FITS.items():
-        for i in range(3):
-            probs = np.asarray(calibrate.adaptive_softmax(logits[i], fit.layer(i)))
-            p = np.take_along_axis(probs, target[i][..., None], axis=-1)[..., 0]
-            for j in range(4):
-                np.testing.assert_allclose(by_head[i, j].scores(name, P), p[j], rtol=1e-4)
 
 
 def test_bad_rows_are_counted_and_left_out(here):
@@ -173,9 +145,8 @@ def test_rows_that_a_fit_was_made_of_are_not_held_out(here):
     made_of_it = replace(FITS["lines"], source={"fingerprint": arrays.fingerprint})
     with pytest.warns(UserWarning, match=r"lines was made of these very rows \(seen\): they are"):
         evidence = score_logits(arrays, FITS | {"lines": made_of_it})
-    assert [evidence.is_held_out(name) for name in ("paper", "lines", "bent")] == [
-        True, False, True,
-    ]  # fmt: skip
+    held_out = [evidence.is_held_out(name) for name in ("paper", "lines", "bent")]
+    assert held_out == [True, False, True]
 
 
 def test_fits_of_other_heads_are_refused(here):
@@ -188,9 +159,8 @@ def test_fits_of_other_heads_are_refused(here):
         with pytest.raises(CalibrateError, match=rf"{name} names none .* give arrays `layer` and"):
             score_logits(arrays, {name: FITS[name]})
     other = save(here / "other.npz", planted(heads=((7, 0), (7, 1))))
-    with pytest.raises(
-        CalibrateError, match=r"names none of the 2 heads .* \(such as layer 7, head 0\)"
-    ):
+    message = r"names none of the 2 heads .* \(such as layer 7, head 0\)"
+    with pytest.raises(CalibrateError, match=message):
         score_logits(other, {"lines": FITS["lines"]})
 
 

@@ -25,7 +25,6 @@ class SharpHead(ToyHead):
 
 
 def answers(shares, chosen_on=0, seed=None, sets=2_000):
-    """Rules that are right on the first so many sets, or on random ones."""
     draw = np.arange(sets) / sets if seed is None else np.random.default_rng(seed).random(sets)
     return Answers(64, {rule: draw < share for rule, share in shares.items()}, chosen_on, 3.0)
 
@@ -57,15 +56,13 @@ def test_a_study_of_three_heads_that_carries_on(here):
         f"toy-{x}: {y}" for x in (0.2, 0.25) for y in ("collected and fitted", "scored")
     ]
     before = [head.attended for head in heads]
-    first = study(heads, SIZES, 200, CALIBRATION, here / "s")
-    again = study(heads, SIZES, 200, CALIBRATION, here / "s")
+    first, again = (study(heads, SIZES, 200, CALIBRATION, here / "s") for _ in range(2))
     # The first two heads were collected and scored already.
     assert [head.attended for head in heads] == [*before[:2], 3 * 600 + 3 * 200]
     for name, values in vars(first).items():
         np.testing.assert_array_equal(getattr(again, name), values)
-    assert first.rules[:2] == ["plain", "paper"]
-    assert first.rules[-4:] == ["own fit, q = 0", "own fit, q = 0.25", "own fit, q = 0.5",
-                                "hindsight"]  # fmt: skip
+    sharp = ["own fit, q = 0", "own fit, q = 0.25", "own fit, q = 0.5"]
+    assert first.rules[:2] + first.rules[-4:] == ["plain", "paper", *sharp, "hindsight"]
     assert first.per_head.shape == (len(first.rules), 3, 3)
     plain, own, hard = (first.rules.index(rule) for rule in ("plain", "own", "hard"))
     assert (first.accuracy[own] > first.accuracy[plain] + 0.04).all(), first.accuracy
@@ -122,9 +119,9 @@ def test_paired_tests_and_errors_are_scipys():
     comparison = planted(6, 0.15)
     i, j, k = (comparison.rules.index(rule) for rule in ("own", "plain", "paper"))
     own, plain, paper = comparison.per_head[[i, j, k], :, 0]
-    assert comparison.p_plain[i, 0] == pytest.approx(stats.ttest_rel(own, plain).pvalue)
-    assert comparison.p_paper[i, 0] == pytest.approx(stats.ttest_rel(own, paper).pvalue)
-    assert comparison.p_own[k, 0] == pytest.approx(stats.ttest_rel(paper, own).pvalue)
+    found = comparison.p_plain[i, 0], comparison.p_paper[i, 0], comparison.p_own[k, 0]
+    pairs = (own, plain), (own, paper), (paper, own)
+    assert found == pytest.approx([stats.ttest_rel(*pair).pvalue for pair in pairs])
     assert np.isnan([comparison.p_own[i, 0], comparison.p_plain[j, 0]]).all()
     assert comparison.error[i, 0] == pytest.approx(stats.sem(own))
     assert comparison.accuracy[i, 0] == pytest.approx(own.mean())
