@@ -129,6 +129,9 @@ def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alon
         with pytest.raises(CalibrateError, match=message):
             run(tmp_path / "run", **changes)
     assert files_of(tmp_path / "run") == before
+    with pytest.raises(CalibrateError, match="cannot collect into .*seed is 18446744073709551616"):
+        run(tmp_path / "new", seed=1 << 64)
+    assert not (tmp_path / "new" / "manifest.json").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("important")
     with pytest.raises(CalibrateError, match="is not a collection and not empty; choose a new"):
