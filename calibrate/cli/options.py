@@ -100,7 +100,7 @@ ReadStore = Annotated[Path | None, Option(help="Store to look into before all ot
 FitName = Annotated[str, Option(callback=check_fit_name, help="Name of the fit.")]
 # At once: what reads models takes seconds to load.
 _MODEL = Option(
-    callback=require_folder, help="Folder of a causal language model, or of a .gguf file."
+    callback=require_folder, help="Folder of a causal language model: safetensors, or a .gguf file."
 )
 Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
