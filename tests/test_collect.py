@@ -129,9 +129,6 @@ def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alon
         with pytest.raises(CalibrateError, match=message):
             run(tmp_path / "run", **changes)
     assert files_of(tmp_path / "run") == before
-    with pytest.raises(CalibrateError, match="cannot collect into .*seed is 18446744073709551616"):
-        run(tmp_path / "new", seed=1 << 64)
-    assert not (tmp_path / "new" / "manifest.json").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("important")
     with pytest.raises(CalibrateError, match="is not a collection and not empty; choose a new"):
@@ -409,6 +406,12 @@ def test_sets_of_targets(tmp_path):
     head = SeveralTargets(spoil=lambda logits: None)  # a row of each unit marks no target
     marks_none = run(tmp_path / "bad", head, sizes=[16], sets=512)
     assert marks_none.manifest["sizes"][0]["masked_target"] == 4
+
+
+def test_what_could_not_be_read_back_is_not_begun(tmp_path):
+    with pytest.raises(CalibrateError, match="cannot collect into .*seed is 18446744073709551616"):
+        run(tmp_path, seed=1 << 64)
+    assert not (tmp_path / "manifest.json").exists()
 
 
 def test_a_tie_is_with_an_item_that_is_no_target():
