@@ -92,6 +92,7 @@ class SoftmaxCalibrator(BaseEstimator):
         X = validate_data(self, X, reset=False, **_LOGITS)
         _refuse_infinite(X)
         X = as_masks(X).astype(np.float64)
+        X -= np.maximum(X.max(axis=1, keepdims=True), np.finfo(X.dtype).min)  # beta X overflows not
         entry, rule = self.coefficients_.only, self.coefficients_.rule
         with np.errstate(divide="ignore", invalid="ignore"):  # a row without items is NaN
             H, log_n = entr(softmax(X, axis=1)).sum(axis=1), np.log(np.isfinite(X).sum(axis=1))

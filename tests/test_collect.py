@@ -368,6 +368,12 @@ def test_sets_of_targets(tmp_path):
     assert marks_none.manifest["sizes"][0]["masked_target"] == 4
 
 
+def test_what_could_not_be_read_back_is_not_begun(tmp_path):
+    with pytest.raises(CalibrateError, match="cannot collect into .*seed is 18446744073709551616"):
+        run(tmp_path, seed=1 << 64)
+    assert not (tmp_path / "manifest.json").exists()
+
+
 def test_a_tie_is_with_an_item_that_is_no_target():
     """Among several targets, too; two targets at the top are no tie, nor are misranked rows."""
     logits = [[2, 1, 2, 0], [2, 2, 2, 0], [2, 2, 1, 0], [2, 1, 1, 0], [1, 0, 2, 2]]

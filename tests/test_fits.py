@@ -294,6 +294,7 @@ def test_alias_and_yank_say_what_came_of_it(store):
     assert call("fits", "yank", "made@1").stdout == (
         "made@1 is yanked, in fits; made has no version left to load\n"
     )
+    assert call("fits", "verify", "made").stdout.count("ok ") == 2
     row = cells(call("fits", "list").stdout)["made"]
     assert row == ["nothing", "1 (yanked), 2 (yanked)", "stable = 1"]
     record = json.loads(call("fits", "yank", "made@2", "--undo", "--json").stdout)

@@ -239,6 +239,8 @@ def test_a_cluster_gives_results_warnings_and_failures_or_gives_up_a_task(here, 
 
 
 def test_no_scheduler_and_no_worker_are_one_line(distributed):
+    with pytest.raises(CalibrateError, match="names no certificates"):
+        run([partial(abs, -1)], Jobs(dask="tls://127.0.0.1:9"))
     for address in ("nonsense", ""):
         with pytest.raises(CalibrateError, match=f"no Dask scheduler answers at '{address}'"):
             run([partial(double, 1)], Jobs(dask=address))

@@ -57,6 +57,7 @@ def test_large_negative_numbers_mask_as_they_do_in_a_fit():
     mask = np.arange(16) < 8
     found = [calibrator.predict_proba(np.where(mask, logits, x)) for x in (-np.inf, -1e9)]
     np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(calibrator.predict_proba(1e307 * mask[None])[0, :8], 1 / 8)
 
 
 def test_where_nothing_gains_softmax_stays_as_it_is_with_a_warning():

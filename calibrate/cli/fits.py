@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 
 Reference = Annotated[str, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file.")]
+Pinned = Annotated[str, Argument(help="The version: NAME@3.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,8 @@ def verify(request: VerifyRequest) -> Record:
 
 
 @dataclass(frozen=True)
-class AliasRequest(ShowRequest):
+class AliasRequest(ListRequest):
+    reference: Pinned
     name: Annotated[str, Argument(help="The alias, such as stable.")]
 
 
@@ -101,7 +103,8 @@ def alias(request: AliasRequest) -> Record:
 
 
 @dataclass(frozen=True)
-class YankRequest(ShowRequest):
+class YankRequest(ListRequest):
+    reference: Pinned
     undo: Annotated[bool, Option("--undo", help="Undo the yank.")] = False
 
 

@@ -99,7 +99,9 @@ Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRA
 ReadStore = Annotated[Path | None, Option(help="Store to look into before all others.")]
 FitName = Annotated[str, Option(callback=check_fit_name, help="Name of the fit.")]
 # At once: what reads models takes seconds to load.
-_MODEL = Option(callback=require_folder, help="Folder of a causal language model.")
+_MODEL = Option(
+    callback=require_folder, help="Folder of a causal language model: safetensors, or a .gguf file."
+)
 Model = Annotated[Path | None, _MODEL]
 RequiredModel = Annotated[Path, _MODEL]
 Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]

@@ -73,4 +73,4 @@ def _scores(request: ReportRequest, fit: "Coefficients", run: Path | None) -> "S
 
         return score_fit(fit, *found)
     head = loading.load_head_of(fit, request.head)
-    return scoring.score_own(head, request, fit, scoring.fitted_rivals(run))
+    return scoring.score_own(head, request, fit, scoring.fitted_rivals(fit, run))

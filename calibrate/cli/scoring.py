@@ -20,6 +20,8 @@ from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 from calibrate.rows import score_head as heads
 from calibrate.rows import score_logits as logits
+from calibrate.rows.choose_rule import choose
+from calibrate.rows.fit_collection import resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.rivals import fitted_rules
@@ -56,12 +58,16 @@ def score_logits(arrays: Arrays, fits: Rules) -> ScoresRecord:
     return ScoresRecord(evidence, tuple(fits))
 
 
-def fitted_rivals(run: Path | None) -> Rules:
+def fitted_rivals(fit: Coefficients, run: Path | None) -> Rules:
     """Rules fitted to a fit's collection; none without one, or if no rule gains on its rows."""
     if run is None:
         return {}
+    collection = open_collection(run, RowCollection)
+    if collection.digest != fit.source.get("collection"):
+        raise CalibrateError(f"{fit.reference} was not made of {run}; give its own collection")
     try:
-        return fitted_rules(solve_collection(open_collection(run, RowCollection)))
+        rows = solve_collection(collection)
+        return fitted_rules(rows, choose(rows, resolve_options(collection)))
     except QualityError:
         return {}
 

@@ -22,7 +22,6 @@ class Verdict(NamedTuple):
 
     outcome: str  # GAIN, LOSS, SAME, or UNKNOWN where items are too few to tell
     measure: str  # by which it was judged
-    whole: Estimate  # gain over plain softmax on all items that are not protected
     better: list[int]  # sizes at which it is better beyond chance, among so many sizes
     worse: list[int]
 
@@ -46,7 +45,7 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
         word = GAIN
     elif worse and word != GAIN:
         word = LOSS
-    return Verdict(word, measure, whole, better, worse)
+    return Verdict(word, measure, better, worse)
 
 
 def judged_items(evidence: Evidence) -> Evidence:
@@ -90,7 +89,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True
     """
     told = (
         sentence(evidence, rule, name), _on_heads(evidence, rule), _on_protected(evidence, rule),
-        _on_rivals(evidence, rule, name) if rivals else "",
+        _on_rivals(evidence, rule) if rivals else "",
     )  # fmt: skip
     return [text for text in told if text]
 
@@ -169,7 +168,7 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
     )
 
 
-def _on_rivals(evidence: Evidence, rule: str, name: str) -> str:
+def _on_rivals(evidence: Evidence, rule: str) -> str:
     """Rules that do better, and simpler ones that do as well; "" without any."""
     items, measure = judged_items(evidence), main_measure(evidence)
     rivals = [other for other in items.not_behind(rule, measure) if other != PLAIN]

@@ -8,7 +8,7 @@ these files, and a digest of the configuration.
 import fnmatch
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,6 @@ class Export:
     plan: Plan  # what engines apply
     changes: Mapping[str, Change]  # of tensors, by name
     configuration: dict[str, Any]  # of config.json, without the digests of what is written
-
-    @property
-    def n_bytes(self) -> int:
-        """The size of the weights."""
-        return sum(path.stat().st_size for path in self.folder.shards)
 
 
 def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> Export:
@@ -142,9 +137,7 @@ def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Cha
     return {places[place]: change for place, change in wanted.items()}
 
 
-def write(
-    export: Export, out: Path, report: Callable[[int], None] = lambda n_bytes: None
-) -> Carried:
+def write(export: Export, out: Path) -> Carried:
     """Writes the folder of an export, which appears whole or not at all.
 
     Raises:
@@ -158,7 +151,7 @@ def write(
         for path in export.folder.shards:
             names = read_header(path).keys() & export.changes.keys()
             of_file = {name: export.changes[name].apply for name in names}
-            files[path.name] = copy_changed(path, folder / path.name, of_file, report)
+            files[path.name] = copy_changed(path, folder / path.name, of_file)
         if (source / INDEX) in export.folder.files:
             files[INDEX] = _write(folder / INDEX, (source / INDEX).read_bytes())
         files[FIT] = _write(folder / FIT, dumps(export.fit).encode())

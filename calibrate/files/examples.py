@@ -137,7 +137,7 @@ class Scores(NamedTuple):
 class ExampleCollection(Collection):
     """A collection of examples."""
 
-    kind, format, shard_names = "examples", "calibrate.examples", "scores-*.npz"
+    kind, format = "examples", "calibrate.examples"
 
     @property
     def set(self) -> ExampleSet:

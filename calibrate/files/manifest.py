@@ -41,7 +41,6 @@ class Collection:
 
     kind: ClassVar[str]
     format: ClassVar[str]
-    shard_names: ClassVar[str]  # as a glob
 
     folder: Path
     manifest: dict[str, Any]

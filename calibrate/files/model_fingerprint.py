@@ -17,7 +17,7 @@ def require_folder(path: Path | None) -> Path | None:
       CalibrateError: it is not a folder.
     """
     if path is not None and not path.is_dir():
-        raise CalibrateError(f"{path} is not a folder; give a model that Transformers can load")
+        raise CalibrateError(f"{path} is not a folder; give that of a model for Transformers")
     return path
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
 from calibrate.files.atomic_io import (
     LOCK,
     check_writable,
@@ -105,6 +105,10 @@ def fill(
         with _collection_lock(folder):
             if not (folder / MANIFEST).exists():
                 data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
+                try:  # or it is in the way afterwards
+                    plan.kind.checked(parse(data))
+                except (CoefficientsError, ValueError) as failure:
+                    raise CalibrateError(f"cannot collect into {folder}: {failure}") from failure
                 # Without locks another process may come first: then its configuration stays.
                 with contextlib.suppress(FileExistsError):
                     write_atomically(folder / MANIFEST, data, exclusive=True)

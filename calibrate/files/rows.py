@@ -134,7 +134,7 @@ def check_unit(size: int, unit: int, sets: range, data: bytes, path: Path) -> En
 class RowCollection(Collection):
     """A collection of rows."""
 
-    kind, format, shard_names = "rows", "calibrate.collection", "n*-unit*.npz"
+    kind, format = "rows", "calibrate.collection"
 
     @property
     def heads(self) -> Heads:

@@ -80,17 +80,11 @@ def _tensors(header: dict[str, Any], data: int) -> dict[str, Tensor]:
     return dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)))
 
 
-def copy_changed(
-    source: Path, target: Path, changes: Mapping[str, Change],
-    report: Callable[[int], None] = lambda n_bytes: None,
-) -> str:  # fmt: skip
-    """Copies a file, with some of its tensors changed and rounded to their own dtype.
+def copy_changed(source: Path, target: Path, changes: Mapping[str, Change]) -> str:
+    """Copies a file to a new one, which is fsynced; sha256 of the copy.
 
-    Args:
-      target: a new file; fsynced.
-      report: called with the bytes of each step, 16 MiB or a tensor.
-    Returns:
-      sha256 of the copy.
+    Some of its tensors are changed, and rounded to their own dtype.
+
     Raises:
       CalibrateError: a file cannot be read or written, or the source is damaged.
     """
@@ -100,7 +94,6 @@ def copy_changed(
             for piece in _pieces(source, changes):
                 copy.write(piece)
                 digest.update(piece)
-                report(len(piece))
             copy.flush()
             os.fsync(copy.fileno())
     except OSError as failure:

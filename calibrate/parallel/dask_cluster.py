@@ -85,6 +85,9 @@ def _connected(address: str, stall: float) -> Iterator[Any]:
     try:
         # First: a client that fails later lingers.
         distributed.comm.get_address_host_port(address)
+        tls = distributed.Security().get_connection_args("client")
+        if address.startswith("tls:") and not tls.get("ssl_context"):
+            raise ValueError("Dask's configuration names no certificates, distributed.comm.tls")
         client = distributed.Client(address, timeout=SECONDS_TO_CONNECT, set_as_default=False)
     except (OSError, ValueError) as failure:
         raise CalibrateError(

@@ -69,9 +69,10 @@ def as_detail(blocks: Iterable[Block]) -> Iterable[Block]:
     return (dataclasses.replace(block, detail=True) for block in blocks)
 
 
-def and_more(total: int, shown: int = SHOWN_HEADS) -> str:
+def and_more(total: int) -> str:
     """A sentence on the rows that a table leaves out; "" if it shows all."""
-    return f" And {total - shown:,} more (--json lists them all)." if total > shown else ""
+    more = total - SHOWN_HEADS
+    return f" And {more:,} more (--json lists them all)." if more > 0 else ""
 
 
 class Record(Protocol):

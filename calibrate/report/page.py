@@ -103,7 +103,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
     """The choice in the words of the fit's file; nothing if the file has none."""
     if tables := selection_tables(fit):
         verdict = value_text(fit.quality.get("verdict", ""))
-        yield Heading("Which kind of rule, and how sharp")
+        yield Heading("Which kind of rule")
         yield Text(f"{verdict[:1].upper()}{verdict[1:]}.")
         yield from tables
 

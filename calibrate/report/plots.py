@@ -144,15 +144,12 @@ def _plot_rule_of_one_variable(ax: "Axes", fit: Coefficients) -> None:
     ax.set_xlim(across[0], across[-1])
 
 
-def plot_head_betas(ax: "Axes", fit: Coefficients, heads: Sequence[Head] | None = None) -> "Axes":
+def plot_head_betas(ax: "Axes", fit: Coefficients) -> "Axes":
     """A map of log2 beta at the largest n of the fit and half the entropy it can have; x: no rule.
 
-    Args:
-      ax: where to draw.
-      fit: with entries for layers or heads.
-      heads: of the model; None for those of the fit.
+    The fit has entries for layers or heads.
     """
-    betas = typical_betas(fit, heads or [(entry.layer, entry.head) for entry in fit.entries])
+    betas = typical_betas(fit, [(entry.layer, entry.head) for entry in fit.entries])
     values = {name: None if beta is None else math.log2(beta) for name, beta in betas.items()}
     plot_head_map(ax, values, r"$\log_2 \beta$", "RdBu_r")
     ax.set_title("red is sharper, blue more diffuse than plain softmax", fontsize=10)

@@ -26,14 +26,12 @@ POINTS = 201  # of a curve
 
 def polynomial(coefficients: tuple[float, ...]) -> str:
     """The bare rule, without guards, written out with six digits; terms of 0 are left out."""
-    terms = [
-        f"{'-' if value < 0 else '+'} {abs(value):.6g}{factor}"
-        for value, factor in zip(coefficients, TERMS[len(coefficients)], strict=True)
-        if value
-    ]
-    if not terms:
-        return "0"
-    return " ".join(terms).removeprefix("+ ").replace("- ", "-", terms[0].startswith("-"))
+    text = ""
+    for value, factor in zip(coefficients, TERMS[len(coefficients)], strict=True):
+        sign = "-" if value < 0 else "+"
+        if value:
+            text += f" {sign} {abs(value):.6g}{factor}" if text else f"{value:.6g}{factor}"
+    return text or "0"
 
 
 def span(domain: Sequence[float], kind: str) -> str:
@@ -81,8 +79,6 @@ def facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     used = rows.get("used", rows.get("interior"))
     if used is not None and "rows" in rows:
         yield "rows", f"{used:,} used of {rows['rows']:,} seen: {_pairs(rows)}"
-    if quality.get("learning_curve"):
-        yield "learning", "; ".join(map(_pairs, quality["learning_curve"]))
     for key in ("head", "fingerprint", "collection", "seed", "citation"):
         if key in source:
             yield key, str(source[key])

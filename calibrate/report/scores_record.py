@@ -159,7 +159,8 @@ class ScoresRecord:
 
     def _title(self, measure: str, by: str) -> str:
         of = self.evidence.of
-        return f"{of.name}: {TITLES.get((measure, of.items), measure)}, by {by}"
+        name = f"{of.name}: " if of.name else ""
+        return f"{name}{TITLES.get((measure, of.items), measure)}, by {by}"
 
     def _table(
         self, by: str, rows: _Rows, means: _Rows, measure: str, rules: Sequence[str]

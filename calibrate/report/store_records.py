@@ -16,6 +16,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.store import (
     StoredName,
     find,
+    find_name,
     is_path,
     load,
     names,
@@ -131,9 +132,11 @@ def audit_store(folder: Path) -> list[Audit]:
 def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
     if is_path(reference):
         return [_tried(Path(reference), partial(read, Path(reference)))]
-    held, version = find(reference, store)
-    versions = [version] if "@" in reference else held.versions
-    return [_tried(held.path(v), partial(held.read, v)) for v in versions]
+    if "@" in reference:
+        held, version = find(reference, store)
+        return [_tried(held.path(version), partial(held.read, version))]
+    held = find_name(reference, store)  # its versions may all be yanked
+    return [_tried(held.path(v), partial(held.read, v)) for v in held.versions]
 
 
 def _tried(path: Path, act: Callable[[], Any]) -> Audit:

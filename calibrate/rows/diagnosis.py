@@ -8,11 +8,11 @@ from threadpoolctl import threadpool_limits
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.baselines import kind_label
-from calibrate.evidence.prior import LEAST_GAIN, Gain
+from calibrate.evidence.prior import Gain
 from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.rows import Heads, RowCollection
 from calibrate.rows.choose_rule import unbeaten
-from calibrate.rows.groups import MIN_ROWS, require_groups
+from calibrate.rows.groups import require_groups
 from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import KINDS, Options, require_rows
 from calibrate.rows.solved_rows import (
@@ -28,7 +28,6 @@ LEAST_SINK = 0.5  # share of the attention
 LEAST_SAMPLE = 20  # rows whose target is elsewhere, for a sink
 
 WORTH, SINK, NOT_WORTH, FEW = "worth calibrating", "sink", "not worth it", "too few rows"
-THRESHOLDS = {"min_rows": MIN_ROWS, "least_gain": LEAST_GAIN, "least_sink": LEAST_SINK}
 
 
 class AtSize(NamedTuple):
