@@ -291,7 +291,7 @@ def test_options_that_do_not_go_together(model):
         (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
         (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
         ("nowhere", "--lengths", "64", "nowhere is not a folder"),
-        (model / "config.json", "--lengths", "64", "config.json is not a folder; give a model"),
+        (model / "config.json", "--lengths", "64", "config.json is not a folder; give that of a model"),
     ):
         line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
         assert message in line

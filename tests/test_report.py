@@ -158,13 +158,20 @@ def test_refusals(here, arguments, code, message):
     assert not (here / "r.html").exists()
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="there is no chromium on this machine")
+browser = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium on this machine")
+
+
+@browser
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [(390, "dark"), *(pytest.param(*case, marks=pytest.mark.slow)
                       for case in [(390, "light"), (1280, "light"), (1280, "dark")])],
 )  # fmt: skip
 def test_in_a_browser(page, width, scheme):
+    check_in_a_browser(page, width, scheme)
+
+
+def check_in_a_browser(page, width, scheme):
     """It requests nothing, logs nothing, and fits into the window."""
     with Browser() as window:
         events = window.open(page.as_uri(), width, prefers_color_scheme=scheme)
