@@ -40,6 +40,7 @@ from calibrate.model.objective import Multipliers, Objective, compare  # noqa: E
 from calibrate.model.passes import Memo, Passes, score, score_fits  # noqa: E402
 from calibrate.model.problem import ModelOptions, ModelProblem  # noqa: E402
 from calibrate.transformers.betas import head_betas  # noqa: E402
+from calibrate.transformers.folders import ModelFolder  # noqa: E402
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
 FORMS += [Form(kind, LAYER, 2.0, 4.0) for kind in (CONSTANT, ONE_RATIO)]
@@ -382,11 +383,17 @@ def test_the_options_of_a_run_reach_its_fit(monkeypatch, here):
     assert found == [tuple(options.values())]
 
 
-def test_the_command_publishes_once_and_says_what_it_found(here):
+def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
     planted("tiny")
+    load, devices = ModelFolder.load, []
+    monkeypatch.setattr(
+        ModelFolder, "load",
+        lambda folder, dtype, device=None: devices.append(device) or load(folder, dtype),
+    )  # fmt: skip
     command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant",
                "--allowed-loss", "0.01")  # fmt: skip
     out = call(*command)
+    assert set(devices) == {"cpu"}
     assert "Use tiny: log p" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout
     source = calibrate.load("tiny@1").source
