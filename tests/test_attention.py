@@ -138,7 +138,8 @@ OF_JAX = [
         "causal", "causal window", "mask", "mask of one column", "bias", "lengths", "all")),
     *(("one block", 2, "paper", case) for case in ("plain", "causal window", "bias", "all")),
     *(("many blocks", n, "paper", case) for n in (4, 1) for case in ("mask", "all")),
-    *(("many blocks", 2, "size", case) for case in ("causal", "additive -inf", "query lengths")),
+    *(("many blocks", 2, "size", case) for case in (
+        "causal", "additive -inf", "query lengths", "lengths")),
     *(("many blocks", 2, "both", case) for case in ("causal window", "mask", "all")),
 ]  # fmt: skip
 OF_TORCH = [

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 import calibrate
 from calibrate.cli import options
 from calibrate.cli.collect import CollectRequest
-from calibrate.cli.fit import FitRequest, fit
+from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
+from calibrate.rows.rule_fitting import Options
 
 SMALL = ["--sizes", "64,512", "--sets", "512"]
 
@@ -307,6 +308,15 @@ def test_every_option_is_documented_and_tested(words):
 def test_summaries_of_help_are_whole(group):
     listed = call(*group, "--help").stdout.split("Commands:")[1]
     assert "..." not in listed
+
+
+def test_every_option_of_a_fit_reaches_it():
+    request = FitRequest(
+        Path("run"), "x", rows="misranked", gate=0.25, q=0.5, trained_up_to=64, min_beta=0.5,
+        force_polynomial=True,
+    )  # fmt: skip
+    asked = {"q": 0.5, "trained_up_to": 64, "force": "polynomial", "min_beta": 0.5}
+    assert _options(request) == Options("misranked", 0.25, **asked)
 
 
 def test_python_acts_on_the_same_requests(run_a):

@@ -3,6 +3,7 @@
 import json
 import os
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from calibrate.maths.row_batches import hashes
 from calibrate.rows import collect as pipeline
 from calibrate.rows import work_units
 from calibrate.rows.collect import collect
+from calibrate.rows.score_head import score_head
 
 SIZES, SETS = [8, 64, 100], 300
 
@@ -83,6 +85,19 @@ def test_collect_and_evaluate_never_share_a_set():
         for unit in work_units.plan_units(size, SETS)
     }
     assert len(seeds) == 2 * 5 * len(SIZES) * 3
+    drawn = []
+
+    class Spy(ToyHead):
+        def sample(self, seed, size, count):
+            drawn.append((seed, size))
+            return super().sample(seed, size, count)
+
+    run(Path("run"), Spy())
+    collected = set(drawn)
+    drawn.clear()
+    score_head(Spy(), SIZES, SETS, 0, {})
+    assert len(collected) == len(set(drawn)) == len(SIZES) * 3
+    assert collected.isdisjoint(drawn)
 
 
 def test_an_interrupted_run_carries_on_to_the_same_bytes(tmp_path):

@@ -135,6 +135,14 @@ def test_six_that_all_differ_alike_are_no_chance():
     assert (none.sign, none.p) == (0, pytest.approx(np.nan, nan_ok=True))
 
 
+def test_the_error_in_a_file_is_of_the_gain_not_of_the_score():
+    gain, luck = np.random.default_rng(0).standard_normal((2, 50))
+    evidence = made(gain)
+    noisy = evidence.with_only(evidence.rules, {LOG_P: evidence.values[LOG_P] + 9 * luck})
+    (record,) = noisy.gain_records()
+    assert record["error"] == pytest.approx(float(gain_of(gain).error))
+
+
 def test_protected_text_is_apart():
     rng = np.random.default_rng(0)
     gain = np.repeat([1.0, -1.0], 40) + 0.1 * rng.standard_normal(80)
@@ -211,6 +219,14 @@ def test_a_large_gain_is_no_chance_and_none_may_be():
     rows = planted_rows(lambda H, n: 3 * np.ones_like(H), (64,), count=200)
     assert cautious(rows, 3.0).p < 1e-6
     assert cautious(rows, 1.0).p == 1  # the same rule
+
+
+def test_the_interval_of_a_few_rows_is_students():
+    rows = planted_rows(lambda H, n: 2 + 0 * H, (16,), count=8)
+    gained = rows.log_p(np.full(8, 2.0)) - rows.log_p(np.ones(8))
+    gain, exact = cautious(rows, 2.0), stats.ttest_1samp(gained, 0)
+    assert (gain.low, gain.high) == pytest.approx(exact.confidence_interval(0.95), rel=1e-4)
+    assert gain.p == pytest.approx(exact.pvalue, rel=1e-3)
 
 
 def test_one_prompt_with_nearly_all_rows_is_no_evidence():

@@ -44,7 +44,7 @@ MORE = {
     "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
 }  # fmt: skip
-FAMILIES = ("gemma2", "gpt2", "gpt_neox", "gpt_oss", "olmo2", "qwen2", "qwen3")
+FAMILIES = ("gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "olmo2", "qwen2", "qwen3")
 
 
 def tiny(model_type):
@@ -222,6 +222,11 @@ def test_the_command_and_its_check(here):
     assert "exists already" in refusal("export", "made", "--model", "m", "--out", "new/out")
     assert "within the model's folder" in refusal("export", "made", "--model", "m", "--out", "m/x")
     refusal("export", "made", "--check", "new/out", code=2)
+    weights = here / "new/out/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert "new/out is not what was exported" in call("export", "--check", "new/out", code=1).stderr
 
 
 def test_the_page_that_documents_it(here):

@@ -26,7 +26,7 @@ from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model import collect_examples as collecting
 from calibrate.model.encoding import Encoder
 from calibrate.model.prompts import Wanted
-from calibrate.model.retrieval import TEMPLATES, longest, write
+from calibrate.model.retrieval import TEMPLATES, longest, retrieval, write
 from calibrate.transformers.folders import ModelFolder
 
 PROMPTS = [
@@ -100,6 +100,14 @@ def test_an_example_is_as_long_as_fits(model):
             assert sum(map(len, more)) > length
     with pytest.raises(CalibrateError, match="template json with one fact alone is longer than 10"):
         longest(encoder, "json", 5, 10, 1)
+
+
+def test_each_length_asks_for_facts_of_its_own(model):
+    folder = ModelFolder(model)
+    encoder = Encoder(folder.tokenizer(), folder.context, folder.vocabulary)
+    made = retrieval(encoder, ["numbers"], [64, 96], 8, 0)
+    asked = {tuple(encoded.tokens[encoded.start - 4 : encoded.start]) for _, encoded in made}
+    assert len(asked) == 16
 
 
 class Merging:
@@ -253,7 +261,7 @@ def test_sharded_weights_and_bfloat16(model):
         ({"prompt": "a", "answer": ""}, 'line 2: answer is ""; give a text'),
         ({"prompt": "a", "answer_ids": [1]}, "line 2: the line is not a prompt with its answer"),
         ({"prompt_ids": [1], "answer_ids": []}, "line 2: a prompt and an answer need a token each"),
-        ({"prompt_ids": [1], "answer_ids": [600]}, "line 2 has token 600; this model knows 0 to"),
+        ({"prompt_ids": [1], "answer_ids": [512]}, "2 has token 512; this model knows 0 to 511"),
         ({"prompt_ids": [1], "answer_ids": [-1]}, "answer_ids[0] is -1; give an integer from 0"),
         ({"prompt_ids": [1] * 256, "answer_ids": [1]},
          "prompt and answer have 256 + 1 tokens, and the model's context is 256; shorten"),
@@ -291,7 +299,12 @@ def test_options_that_do_not_go_together(model):
         (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
         (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
         ("nowhere", "--lengths", "64", "nowhere is not a folder"),
-        (model / "config.json", "--lengths", "64", "config.json is not a folder; give that of a model"),
+        (
+            model / "config.json",
+            "--lengths",
+            "64",
+            "config.json is not a folder; give that of",
+        ),
     ):
         line = refusal("model", "collect", "--model", at, "--out", "r", *task, option, value)
         assert message in line
@@ -350,6 +363,20 @@ def two_gguf(folder):
 def test_models_that_cannot_be_used(model, change, message):
     few = ("--task", "retrieval:towns", "--lengths", "64", "--examples", "1")
     assert message in refusal("model", "collect", "--model", spoilt(model, change), *few)
+
+
+def test_code_in_the_folder_of_a_model_is_not_run(model):
+    folder = Path(shutil.copytree(model, "own"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_lines(folder / "own.py", [
+        "from pathlib import Path", "Path('ran').touch()",
+        "from transformers import LlamaConfig", "class Own(LlamaConfig): model_type = 'own'",
+    ])  # fmt: skip
+    with pytest.raises(CalibrateError, match="cannot read the configuration in own"):
+        ModelFolder(folder)
+    assert not Path("ran").exists()
 
 
 def test_models_that_look_no_attention_up_or_ahead(here):

@@ -21,6 +21,7 @@ from tiny_causal import (
 )
 
 import calibrate
+from calibrate.cli import model as commands
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, RIGHT
@@ -31,10 +32,11 @@ from calibrate.model import problem
 from calibrate.model.descent import Solution
 from calibrate.model.fit import fit_through, require_worth
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
-from calibrate.model.objective import Objective, compare
+from calibrate.model.objective import Multipliers, Objective, compare
 from calibrate.model.passes import Memo, Passes, score, score_fits
 from calibrate.model.problem import ModelOptions, ModelProblem
 from calibrate.transformers.betas import head_betas
+from calibrate.transformers.folders import ModelFolder
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
 FORMS += [Form(kind, LAYER, 2.0, 4.0) for kind in (CONSTANT, ONE_RATIO)]
@@ -120,13 +122,30 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     assert none.mean == 0
 
 
+def test_a_step_weighs_protected_answers_and_text_by_the_token(protected):
+    weights = Multipliers(protected).weights(range(24), 16)
+    expected = [1 / 16 + 2 / 2 / 8, 1 / 16, 2 / 29 / 8]  # protected answers, others, text
+    np.testing.assert_allclose(weights, np.repeat(expected, 8))
+
+
+def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
+    examples = made_up([10], [20, 30])
+    objective = Objective(examples, none_right(np.full(24, -1.0)))
+    log_p = np.array([-1.0] * 8 + [-1.2] * 8 + [-1.6] * 2)
+    (loss,) = objective.value(range(18), none_right(log_p)).losses
+    assert loss.mean == pytest.approx((0.2 / 19 + 0.6 / 29) / 2)
+
+
+# --- the choice ----------------------------------------------------------------------------------
+
+
 def solved(monkeypatch, log_p_of, **options):
     """The problem where descents come by log p = log_p_of(form, start)."""
     examples, which = made_up([10, 20], [], count=40), list(range(80))
 
     class Known:
         def __init__(self, passes, objective, *_):
-            self.objective = objective
+            self.passes, self.objective = passes, objective
 
         def work(self, form):
             return []
@@ -150,6 +169,20 @@ def solved(monkeypatch, log_p_of, **options):
         if found.is_hopeless():
             break
     return found
+
+
+@pytest.mark.parametrize("what", ["version", "processor"])
+def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
+    """Passes of another version of PyTorch, or on another processor, are made again."""
+
+    def kept(made):
+        found = solved(monkeypatch, lambda *_: -1.0)
+        memo = Memo(here, *found._descent.passes.memo._context)
+        return memo.get(b"key", lambda: made, lambda data, _: data)
+
+    assert (kept(b"first"), kept(b"second")) == (b"first", b"first")
+    monkeypatch.setattr(problem, what, lambda _: "another")
+    assert kept(b"third") == b"third"
 
 
 @pytest.mark.parametrize(
@@ -314,13 +347,38 @@ def test_a_random_model_gets_no_fit(here):
         fit_through(causal_model, collection, "x", ModelOptions(CONSTANT, most_steps=10))
 
 
-def test_the_command_publishes_once_and_says_what_it_found(here):
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_options_of_a_run_reach_its_fit(monkeypatch, here):
+    def refused(request):
+        found.append((request.name, request.seed, request.device, request.store))
+        raise QualityError("")
+
+    found = []
+    monkeypatch.setattr(commands, "collect", lambda request: None)
+    monkeypatch.setattr(commands, "fit", refused)
+    options = {"name": "x", "seed": 3, "device": "cuda", "store": here / "store"}
+    with pytest.raises(QualityError):
+        commands.run(commands.RunRequest(here, task="retrieval", **options))
+    assert found == [tuple(options.values())]
+
+
+def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
     planted("tiny-run")
-    command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant")
+    load, devices = ModelFolder.load, []
+    monkeypatch.setattr(
+        ModelFolder, "load",
+        lambda folder, dtype, device=None: devices.append(device) or load(folder, dtype),
+    )  # fmt: skip
+    command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant",
+               "--allowed-loss", "0.01")  # fmt: skip
     out = call(*command)
+    assert set(devices) == {"cpu"}
     assert "Use tiny: log p" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout
-    assert calibrate.load("tiny@1").source["head"] == "tiny"
+    source = calibrate.load("tiny@1").source
+    assert (source["head"], source["options"]["allowed_loss"]) == ("tiny", 0.01)
     again = call(*command, "--json")
     assert "tiny@1 is unchanged; no new version is written" in again.stderr
     assert json.loads(again.stdout)

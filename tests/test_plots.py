@@ -103,11 +103,14 @@ def test_scores_are_means_or_gains_with_two_errors():
     for gain, estimate in ((False, found.mean), (True, found.gain)):
         ax = drawn(plots.plot_scores, found, RIGHT, gain=gain)
         lines = {c.get_label(): c.lines[0] for c in ax.containers}
+        bars = {c.get_label(): c.lines[2][0].get_segments() for c in ax.containers}
         assert len(lines) == 5 - gain  # of more curves none can be told from another
         own = lines[label("own")].get_ydata()
         by_size = found.by("size").values()
         expected = [x.gain("own", RIGHT) if gain else x.mean("own", RIGHT) for x in by_size]
         np.testing.assert_allclose(own, [100 * one.mean for one in expected])
+        height = [np.ptp(bar[:, 1]) for bar in bars[label("own")]]
+        np.testing.assert_allclose(height, [400 * one.error for one in expected])
         assert np.mean(own) == pytest.approx(100 * estimate("own", RIGHT).mean)
     by_template = drawn(plots.plot_scores, found, RIGHT, by="template")
     assert [text.get_text() for text in by_template.get_xticklabels()] == ["a", "b"]

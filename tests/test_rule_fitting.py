@@ -52,6 +52,14 @@ def test_folds_at_once_have_the_rules_that_each_has_alone(rows, q, trained_up_to
         assert len(np.unique(alone[:, -1])) == 3
 
 
+def test_sizes_have_equal_weight_however_many_rows_they_have():
+    rows = planted_rows(lambda H, n: np.full_like(H, np.log2(n) / 2), (16, 256), count=200)
+    more = concatenate_rows([rows, rows.take(rows.size == 16)])
+    options = Options(q=0.0, prior_rows=0.0)
+    one, other = (fit_rule(x, "constant", options).only.coefficients[-1] for x in (rows, more))
+    assert other == pytest.approx(one, rel=1e-3)
+
+
 def test_a_line_that_falls_is_still_on_at_sizes_beyond_those_fitted():
     fit = fit_rule(planted_rows(lambda H, n: np.full_like(H, 10 - 1.5 * np.log(n))), "log-size")
     assert fit.only.coefficients[0] < -1

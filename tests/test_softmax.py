@@ -160,6 +160,16 @@ def test_a_fit_per_head_applies_each_to_its_own(kind, backend):
     np.testing.assert_allclose(unmasked, exact, atol=1e-7, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", HEAD_RULES)
+def test_gradients_of_a_fit_per_head_are_those_of_each_alone(kind, backend):
+    fit, alone = per_head(kind)
+    logits, weights = rows(30, 2.0, count=20).reshape(4, 5, 30), np.arange(30, dtype=np.float32)
+    found = values(backend.softmax_gradient(fit)(logits, None, weights))
+    for head, own in enumerate(alone):
+        exact = values(backend.softmax_gradient(own)(logits[head], None, weights))
+        np.testing.assert_allclose(found[head], exact, rtol=1e-4, atol=1e-5)
+
+
 def zeros(*shape):
     return np.zeros(shape, np.float32)
 

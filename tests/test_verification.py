@@ -151,6 +151,16 @@ def test_layer_numbers_that_mean_several_things_are_refused(layered):
     verify(with_fit("llama", "identity"))
 
 
+def test_a_layer_that_another_part_has_alone_is_absent(layered):
+    second = replace(layered, entries=(replace(layered.entries[0], layer=1),))
+    register("layered", second, part=DECODER)
+    model = with_fit("bart", "layered")
+    verify(model)
+    model.decoder.layers = model.decoder.layers[:1]
+    with pytest.raises(calibrate.CoefficientsError, match=r"entries for layers \[1\], which Bart"):
+        verify(model)
+
+
 @pytest.mark.parametrize("part", [CROSS, DECODER, ENCODER])
 def test_a_fit_of_one_part_leaves_the_others(part, layered):
     register("layered", layered, part=part)
