@@ -96,7 +96,9 @@ def test_the_mean_decides_though_few_rows_have_wide_errors(rows):
     some = rows.take(np.flatnonzero(rows.size == 16)[:30])
     evidence = row_problem.evidence_of(some)
     log_p = evidence.scores("plain", "log_p") - 0.02 + np.tile([0.3, -0.3], 15)
-    worse = evidence.with_rule("worse", {**row_problem.scores_at(some, np.ones(30)), "log_p": log_p})
+    worse = evidence.with_rule(
+        "worse", {**row_problem.scores_at(some, np.ones(30)), "log_p": log_p}
+    )
     assert not worse.gain("worse", "log_p").beyond_chance
     with pytest.raises(QualityError, match="it costs 0.0200 ± 0.0"):
         row_problem.refuse_harm(worse, "worse", some.items, 16)

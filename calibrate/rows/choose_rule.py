@@ -76,7 +76,10 @@ def choose_from(
         right = accuracy({c.name: c.fit for c in trade})
         chosen = right.best(RIGHT, [c.name for c in trade])
         choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
-        told = f", with which the head is right on {right.mean(chosen, RIGHT).mean:.1%} of sets"
+        own, plain = (right.mean(name, RIGHT).mean for name in (chosen, PLAIN))
+        told = (
+            f", for which the head is right on {own:.1%} of sets that chose q ({plain:.1%} plain)"
+        )
     return replace(choice, verdict=_verdict(choice, unforced, told))
 
 
