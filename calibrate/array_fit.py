@@ -23,7 +23,7 @@ from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collectio
 from calibrate.rows.groups import HELD_OUT, Split, hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
 from calibrate.rows.rivals import rivals_on_logits
-from calibrate.rows.rule_fitting import Options
+from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
 from calibrate.rows.score_logits import score_logits
 
 THIS_FIT = "this fit"  # what a verdict and a table call it
@@ -115,9 +115,9 @@ def fit(
     weight: Array | Sequence[Array] | None = None,
     layer: Array | Sequence[Array] | None = None,
     head: Array | Sequence[Array] | None = None,
-    q: float | None = None,
+    q: float = 0.0,
     trained_up_to: int | None = None,
-    min_beta: float = 1.0,
+    min_beta: float = LEAST_MIN_BETA,
     held_out: float = HELD_OUT,
     seed: int = 0,
     name: str = "arrays",
@@ -130,8 +130,8 @@ def fit(
         probs = calibrate.adaptive_softmax(logits, fit)
         fit.save("mine.json")  # calibrate.load("./mine.json") reads it
 
-    As `calibrate run --logits` on a file of the same arrays, and in memory. The kind of rule and
-    its sharpness are chosen by scores on five folds; see `calibrate fit --help`.
+    As `calibrate run --logits` on a file of the same arrays, and in memory. The kind of rule is
+    chosen by scores on five folds; see `calibrate fit --help`.
 
     Args:
       logits: (rows, n) float, the scores before softmax, -inf where masked; or, if n differs, a
@@ -141,9 +141,9 @@ def fit(
       group: (rows,) int, the prompt, or whatever makes rows dependent; each its own if None.
       weight: (rows,) float, of a row among those of its size; 1 if None.
       layer, head: (rows,) int, the head of each row: each head then gets a rule of its own.
-      q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p); None: chosen.
-      trained_up_to: set size up to which log p may fall by 0.005 nats at most.
-      min_beta: the least beta of a rule, from 1/64 to 1; less than 1 lets it be more diffuse.
+      q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p).
+      trained_up_to: set size up to which the mean of log p may fall by 0.005 nats at most.
+      min_beta: the least beta of a rule, from 1/64 to 1; 1 makes none more diffuse than softmax.
       held_out: share of the groups that judge the fit.
       seed: which groups those are.
       name: of the fit.

@@ -14,6 +14,7 @@ from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.masking import as_masks
 from calibrate.maths.rule import beta_of
 from calibrate.rows.groups import HELD_OUT
+from calibrate.rows.rule_fitting import LEAST_MIN_BETA
 
 _NO_POSITIONS = "its y has the classes 0, 1 and 2, and its X two columns: 2 is not a position"
 # For scikit-learn's check_estimator; all others pass.
@@ -40,7 +41,7 @@ class SoftmaxCalibrator(BaseEstimator):
     and `coefficients_` leaves softmax as it is. `predict_proba` computes in float64.
 
     Args:
-      q, trained_up_to, held_out, seed: as of `calibrate.fit`.
+      q, trained_up_to, min_beta, held_out, seed: as of `calibrate.fit`.
     Attributes:
       coefficients_: the Fit, or calibrate.identity().
       verdict_: what it does to rows held out, or why there is none, in a sentence.
@@ -51,12 +52,14 @@ class SoftmaxCalibrator(BaseEstimator):
 
     def __init__(
         self,
-        q: float | None = None,
+        q: float = 0.0,
         trained_up_to: int | None = None,
+        min_beta: float = LEAST_MIN_BETA,
         held_out: float = HELD_OUT,
         seed: int = 0,
     ) -> None:
-        self.q, self.trained_up_to, self.held_out, self.seed = q, trained_up_to, held_out, seed
+        self.q, self.trained_up_to, self.min_beta = q, trained_up_to, min_beta
+        self.held_out, self.seed = held_out, seed
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> "SoftmaxCalibrator":
         """Fits the rule.
@@ -76,7 +79,7 @@ class SoftmaxCalibrator(BaseEstimator):
         try:
             self.coefficients_ = fit(
                 X, y, group=groups, q=self.q, trained_up_to=self.trained_up_to,
-                held_out=self.held_out, seed=self.seed,
+                min_beta=self.min_beta, held_out=self.held_out, seed=self.seed,
             )  # fmt: skip
             self.verdict_ = self.coefficients_.verdict
         except QualityError as refusal:

@@ -19,9 +19,10 @@ from calibrate.evidence.estimate import Strata
 from calibrate.evidence.evidence import OWN, PLAIN, RIGHT
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.files.npz import read_arrays, write_arrays
+from calibrate.parallel.jobs import ONE_PROCESS
 from calibrate.rows.choose_rule import choose
 from calibrate.rows.collect import collect
-from calibrate.rows.fit_collection import resolve_options
+from calibrate.rows.fit_collection import accuracy_of, resolve_options
 from calibrate.rows.heads import Head
 from calibrate.rows.rivals import fitted_rules
 from calibrate.rows.score_head import score_head
@@ -139,7 +140,8 @@ def calibrate_head(head: Head, calibration: Calibration, folder: Path) -> Rules:
     rules: Rules = dict(fixed_rules())
     try:
         rows = solve_collection(collection)
-        choice = choose(rows, resolve_options(collection))
+        accuracy = accuracy_of(head, collection, ONE_PROCESS)
+        choice = choose(rows, resolve_options(collection), accuracy)
         rules |= fitted_rules(rows, choice)
         rules |= {f"own fit, q = {c.q:g}": c.fit for c in choice.trade}
     except QualityError as failure:

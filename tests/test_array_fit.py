@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_command_line(fitted, here):
             Path(folder).mkdir(exist_ok=True)
             np.savez(f"{folder}/{i}.npz", logits=logits[i][chosen], target=target[i][chosen])
     call("collect", "--logits", "rows")
-    call("fit", "runs/rows", "--name", "mine")
+    call("fit", "runs/rows", "--name", "mine", "--min-beta", 1 / 64)
     published = calibrate.load("mine")
     assert published == fitted
     assert published.quality == fitted.quality
@@ -202,16 +202,16 @@ def test_too_little_is_refused_with_what_would_do():
     with pytest.raises(QualityError, match=r"rows are bad \(\d+ nan\), more than 1%"):
         calibrate.fit(logits, target)
     with pytest.raises(QualityError, match="no rule beats plain softmax"):
-        calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16)
+        calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16, min_beta=1)
 
 
 def test_heads_that_are_too_sharp_may_be_made_more_diffuse():
     logits, target = scored(300, 16)
     with pytest.raises(QualityError, match="allow less beta"):
-        calibrate.fit(8 * logits, target)
-    fit = calibrate.fit(8 * logits, target, min_beta=1 / 8)
+        calibrate.fit(8 * logits, target, min_beta=1)
+    fit = calibrate.fit(8 * logits, target)
     assert fit.outcome == "gain"
-    assert fit.rule.min_beta == fit.source["options"]["min_beta"] == 1 / 8
+    assert fit.rule.min_beta == fit.source["options"]["min_beta"] == 1 / 64
     again = calibrate.load(fit.save("diffuse.json"))
     assert float(calibrate.inverse_temperature(1.0, again, n=16)) < 0.7
     for wrong in (0, 1.5):

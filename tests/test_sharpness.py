@@ -5,12 +5,16 @@ import pytest
 from planted import planted_rows
 from reference import entropy, softmax
 
-from calibrate.errors import QualityError
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.evidence import PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.maths.likelihood_profile import plain_power, profile
-from calibrate.rows.choose_rule import KEPT, SHARPER, choose
+from calibrate.rows.choose_rule import choose
+from calibrate.rows.collect import collect
+from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
-from calibrate.rows.row_problem import fit_rule
+from calibrate.rows.row_problem import RowProblem, fit_rule
 from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
+from calibrate.rows.score_head import score_head
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
 QS = (0.25, 0.5, 1.0)
@@ -72,22 +76,66 @@ def test_the_sharper_the_more_often_p_and_the_less_log_p(head_rows, kind):
     assert (np.diff(found[:, 2]) > 0).all()
 
 
-def test_a_head_with_one_right_answer_is_made_sharper(head_rows):
-    choice = choose(head_rows, Options())
-    assert [c.q for c in choice.trade] == [0, *SHARPER]
-    assert choice.chosen.q > 0
-    assert choice.chosen.gain.mean >= KEPT * choice.trade[0].gain.mean
-    assert choice.chosen.mean_p > choice.trade[0].mean_p
-    assert f"fitted with q = {choice.chosen.q:g}" in choice.verdict
-    fixed = choose(head_rows, Options(q=0.0))
-    assert (fixed.chosen.q, len(fixed.trade)) == (0, 1)
+def planted_accuracy(best):
+    """Evidence of a head that is right most often under the rule called `best`."""
+
+    def accuracy(rules):
+        asked.append(list(rules))
+        shares = [0.5, *(0.9 if name == best else 0.7 for name in rules)]
+        right = np.array([np.arange(100) < 100 * share for share in shares], np.float32)
+        columns = np.zeros(100, int), np.full(100, -1), np.ones(100)
+        return Evidence(
+            (PLAIN, *rules), {RIGHT: right}, (Stratum(16),), *columns, Scored("planted")
+        )
+
+    asked = []
+    accuracy.asked = asked
+    return accuracy
 
 
-def test_a_calibrated_head_is_refused_and_one_nearly_so_is_not_made_sharper():
+def test_without_a_head_q_is_0_and_with_one_that_of_the_highest_accuracy(head_rows):
+    alone = choose(head_rows, Options())
+    assert (alone.chosen.q, len(alone.trade)) == (0, 1)
+    accuracy = planted_accuracy("constant, q = 0.5")
+    choice = choose(head_rows, Options(), accuracy)
+    tried = [c.q for c in choice.trade]
+    assert accuracy.asked == [[c.name for c in choice.trade]]
+    assert (choice.chosen.q, tried[:3]) == (0.5, [0, 0.25, 0.5])
+    told = (
+        "fitted with q = 0.5, for which the head is right on 90.0% of sets that chose q (50.0% pl"
+    )
+    assert told in choice.verdict
+    assert choose(head_rows, Options(q=0.25), accuracy).chosen.q == 0.25
+    assert len(accuracy.asked) == 1
+
+
+def test_the_sharpest_rule_costs_no_log_p_and_a_sharper_one_would(head_rows):
+    trade = choose(head_rows, Options(), planted_accuracy("none")).trade
+    last = trade[-1]
+    assert all(c.gain.mean >= 0 for c in trade)
+    assert 0.5 < last.q < 1
+    problem = RowProblem(head_rows, Options())
+    assert problem.solve(last.kind, last.q + 1 / 16).gain.mean < 0
+
+
+def test_a_head_chooses_by_sets_of_its_own_stream(tmp_path):
+    head = load_head("max-retrieval-3")
+    collection = collect(head, [16, 64, 256], 300, 0, tmp_path / "run")
+    found = fit_collection(collection, "x", head=head)
+    rules = {c.name: c.fit for c in found.choice.trade}
+    on_choosing = score_head(head, [16, 64, 256], 1024, 0, rules, stream="sharpness")
+    assert on_choosing.best(RIGHT, list(rules)) == found.choice.chosen.name
+    assert found.choice.chosen.q > 0
+    judged = score_head(head, [64], 64, 0, {})
+    chosen = score_head(head, [64], 64, 0, {}, stream="sharpness")
+    assert (judged.scores(PLAIN, RIGHT) != chosen.scores(PLAIN, RIGHT)).any()
+    with pytest.raises(CalibrateError, match="was made of head 'max-retrieval-3'"):
+        fit_collection(collection, "x", head=load_head("max-retrieval-4"))
+
+
+def test_a_calibrated_head_is_refused():
     calibrated = planted_rows(lambda H, n: np.ones_like(H))
     with pytest.raises(QualityError, match="not for this head"):
         choose(calibrated, Options())
     with pytest.raises(QualityError, match="not for this head"):
         choose(calibrated, Options(q=0.5))
-    nearly = planted_rows(lambda H, n: np.full_like(H, 1.4), count=2_000)
-    assert choose(nearly, Options()).chosen.q == 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from calibrate.files.rows import RowCollection
     from calibrate.report.fit_record import FitRecord
     from calibrate.rows.fit_collection import FitResult
+    from calibrate.rows.heads import Head
     from calibrate.rows.rule_fitting import Options
 
 
@@ -30,7 +31,16 @@ class FitRequest(Request, Workers):
     ] = 0.0
     q: Annotated[
         float | None,
-        Option(min=0, max=1, help="Sharpness: fit the mean of p^q; 0 is log p [default: chosen]"),
+        Option(
+            min=0,
+            max=1,
+            help="Sharpness: fit the mean of p^q; 0 is log p [default: that with which the head is "
+            "right most often, or 0 without a head]",
+        ),
+    ] = None
+    head: Annotated[
+        str | None,
+        Option(help="Head of the collection, module:attribute [default: if it is built in]"),
     ] = None
     trained_up_to: Annotated[
         int | None,
@@ -62,10 +72,10 @@ def fit(request: FitRequest) -> "FitRecord":
 
     Every row is solved for its optimal beta. Four kinds of rule are fitted and compared on held-out
     rows: a constant, kappa log n + b, a degree-4 polynomial of entropy, and one of entropy and size
-    together. The simplest that no other one beats is made as sharp as its gain in log p allows
-    (--q), and published as the next version of NAME, unless the newest version is unchanged. If no
-    rule beats plain softmax, nothing is published (exit code 3). If the rows name a layer and head,
-    each head is fitted separately, and the file has an entry for each head that gains.
+    together. The simplest that no other one beats is made as sharp (--q) as makes its head right
+    most often, and published as the next version of NAME, unless the newest version is unchanged.
+    If no rule beats plain softmax, nothing is published (exit code 3). If the rows name a layer and
+    head, each head is fitted separately, and the file has an entry for each head that gains.
 
     Example: calibrate fit runs/try --name try
     """
@@ -79,18 +89,39 @@ def fit(request: FitRequest) -> "FitRecord":
     return fit_one(collection, request)[1]
 
 
-def fit_one(collection: "RowCollection", request: FitRequest) -> "tuple[FitResult, FitRecord]":
-    """Fits one head, and publishes the fit."""
+def fit_one(
+    collection: "RowCollection", request: FitRequest, head: "Head | None" = None
+) -> "tuple[FitResult, FitRecord]":
+    """Fits one head, which the request may name, and publishes the fit."""
     from calibrate.report.fit_record import FitRecord
     from calibrate.rows import fit_collection as fits
 
+    if head is None and request.q is None and not request.paper:
+        head = _head_of(collection, request.head)
     stderr.print(f"solving and fitting {collection.folder}")
     if request.paper:
         fit = fits.fit_collection_as_in_the_paper(collection, request.name)
     else:
-        fit = fits.fit_collection(collection, request.name, _options(request), request.workers)
+        options = _options(request)
+        fit = fits.fit_collection(collection, request.name, options, request.workers, head)
     published = publish_fit(fit.coefficients, request.store)
     return replace(fit, coefficients=published), FitRecord(published)
+
+
+def _head_of(collection: "RowCollection", reference: str | None) -> "Head | None":
+    """The head that was asked for, or the built-in one that the collection was made of."""
+    from calibrate.cli.loading import load_head
+    from calibrate.rows.heads import is_built_in
+
+    if reference is not None:
+        return load_head(reference)
+    made_of = collection.manifest["configuration"]
+    if is_built_in(made_of["head"]):  # of others no code runs because a file names it
+        head = load_head(made_of["head"])
+        if head.fingerprint == made_of["fingerprint"]:
+            return head
+    stderr.print("q is 0: no head (--head) tells how often it is right with a larger one")
+    return None
 
 
 def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":

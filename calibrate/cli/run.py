@@ -63,7 +63,8 @@ def _run_on_head(request: RunRequest) -> Record:
 
     name, head = request.name or "quickstart", load_head(request.head)
     collection = collect_rows(_collect_request(request, name), head)
-    found, record = fit_one(collection, FitRequest(Path("runs") / name, name, store=request.store))
+    wanted = FitRequest(Path("runs") / name, name, store=request.store)
+    found, record = fit_one(collection, wanted, head)
     assert found.rows is not None  # not the paper's procedure
     rivals = fitted_rules(found.rows, found.choice)
     return scoring.end_run(record, scoring.score_own(head, request, found.coefficients, rivals))

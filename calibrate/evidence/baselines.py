@@ -49,6 +49,14 @@ def chosen_kind(fit: Coefficients) -> str:
     return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
 
 
+def described(fit: Coefficients) -> str:
+    """The rule of a fit in a few words: "one constant, beta = 18.7"; "" of one with many rules."""
+    if fit.has_heads:
+        return ""
+    kind, powers = chosen_kind(fit), fit.entries[0].coefficients
+    return kind_label(kind) + (f", beta = {powers[-1]:.3g}" if kind == "constant" else "")
+
+
 def paper() -> Coefficients:
     """The paper's numbers, from the package even if a user's store has a fit named "paper"."""
     return load("paper@1", published_store())

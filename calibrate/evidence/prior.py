@@ -6,9 +6,10 @@ there were m more rows, with the logits of the others and targets drawn from pla
 lower end of an interval allows for them. They are the prior of a Dirichlet process (Ferguson 1973),
 that the head is calibrated as it is: the posterior's mean is that of N + m rows, and its variance
 counts what such targets may do. N counts groups, as all rows of a few may lack what others show; m
-is 10, but N / 4 at most, so fits to few groups are less sharp. scripts/results/README.md shows what
-other values do. Where rows have sets of targets, plain softmax draws one item: such fits are
-somewhat less sharp than they need be.
+is 10, but N / 4 at most. scripts/results/README.md shows what other values do. A fit needs fewer of
+them, the more failures its rows do show: m falls as 1 / (1 + f / 10) with f misranked ones. What
+judges a fit has all of them. Where rows have sets of targets, plain softmax draws one item: such
+fits are somewhat less sharp than they need be.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE
 
 PRIOR_ROWS = 10.0
 MOST_PRIOR = 0.25  # of the number of groups
+SHOWN_FAILURES = 10.0  # misranked rows that halve the prior of a fit
 LEAST_GAIN = 0.01  # nats: a user would not notice less
 LEAST_LEAD = 0.001  # nats, of one kind of rule over a simpler one
 # A rule of entropy and size extrapolates to pairs of them that no row had: it has to be worth it.
@@ -51,6 +53,11 @@ class Gain(NamedTuple):
     def is_at_least(self, nats: float) -> bool:
         """Whether it is beyond chance, and so many nats or more."""
         return self.low > 0 and self.mean >= nats
+
+
+def prior_of_fit(prior_rows: float, failures: float) -> float:
+    """The number of pseudo-rows that a fit needs, whose rows show so many failures."""
+    return prior_rows / (1 + failures / SHOWN_FAILURES)
 
 
 def prior_share(groups: float, prior_rows: float) -> tuple[float, float]:

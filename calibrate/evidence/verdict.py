@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.baselines import label
+from calibrate.evidence.baselines import described, label
 from calibrate.evidence.estimate import Estimate, evident_among
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, P
 
@@ -101,7 +101,10 @@ def sentence(evidence: Evidence, rule: str, name: str = "") -> str:
     if verdict.measure == LOG_P:
         numbers += [_change(items, rule, m) for m in (P, RIGHT) if m in items.values]
     seen = f"on {items.n:,} {items.of.items}{_whose(evidence, rule)}"
-    return f"{_advice(items, verdict, name or label(rule))}: {', '.join(numbers)} {seen}."
+    name, fit = name or label(rule), evidence.fits.get(rule)
+    if fit is not None and (words := described(fit)):
+        name = f"{name} ({words})"
+    return f"{_advice(items, verdict, name)}: {', '.join(numbers)} {seen}."
 
 
 def _advice(items: Evidence, verdict: Verdict, name: str) -> str:
@@ -164,7 +167,9 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
     return (
         f"{up:,} of {n_rules:,} {_verb(n_rules, 'head', 'heads')} with a rule "
         f"{_verb(up, 'gains', 'gain')}, {down:,} {_verb(down, 'loses', 'lose')} and {same:,} "
-        f"{_verb(same, 'does', 'do')} neither beyond chance among them all{unchanged}."
+        f"{_verb(same, 'does', 'do')} neither beyond chance among them all{unchanged}. The model "
+        "that the heads belong to was not judged, and may lose where each of them gains: "
+        "`calibrate model evaluate` judges it by its answers."
     )
 
 

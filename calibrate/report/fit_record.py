@@ -234,6 +234,10 @@ def usage(fit: Coefficients) -> Code:
     lines += ["", f"probs = calibrate.{call}  # JAX, for jax.nn.softmax(logits)"]
     lines += ["", "from calibrate.torch import adaptive_softmax"]
     lines += [f"probs = {call}  # PyTorch, for torch.softmax(logits, -1)"]
+    if all_constant(fit) and not fit.has_heads:
+        beta = f"{fit.entries[0].coefficients[-1]:.4g}"
+        lines += ["", f"# One constant needs no library: softmax({beta} * logits), or in attention"]
+        lines += [f"query = {beta} * query  # in any engine; argmax is also sure where it is wrong"]
     shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
     ship = "" if _published(fit) else "; ship this one file, and load it by its new path"
     return Code(f"How to use it{shape}{ship}:", "\n".join(lines))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from calibrate.evidence.baselines import label
+from calibrate.evidence.baselines import described, label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
 from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
@@ -298,4 +298,6 @@ def gains_table(evidence: Evidence, fit: str) -> GainsTable:
         for rule in record.rules
     )  # fmt: skip
     made.tables = record.size_tables(LOG_P)
+    if words := described(evidence.fits[fit]):
+        made.tables[0] = replace(made.tables[0], note=f"{fit}: {words}")
     return made

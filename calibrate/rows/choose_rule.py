@@ -1,23 +1,29 @@
 """Choosing the rule that a head needs, and how sharp, by scores on held-out rows; and the reasons.
 
-The dial of sharpness is q: a fit maximises the mean of p^q, and of log p at q = 0.
+The dial of sharpness is q: a fit maximises the mean of p^q, and of log p at q = 0. Rows show no
+more than the probability of the target, for which q = 0 is best. A head that can be scored is more
+often right with a larger q, and chooses it by that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import kind_label
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
+from calibrate.files.coefficients import Coefficients
 from calibrate.rows.row_problem import Candidate, RowProblem
 from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options
 from calibrate.rows.solved_rows import Rows
 
-SHARPER = (0.25, 0.5)  # values of q that are tried beyond 0
-KEPT = 0.9  # of the gain in log p, by a sharper rule
+SHARPER = (0.25, 0.5, 0.75, 1.0)  # values of q that are tried beyond 0
+STEP_OF_Q = 1 / 32  # to which the largest q that costs no log p is found
+
+# Scores rules, by name, on sets that neither fit nor judge: Evidence with RIGHT.
+Accuracy = Callable[[Mapping[str, Coefficients]], Evidence]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +45,19 @@ class Choice:
         return evidence.with_only((PLAIN, OWN), {LOG_P: np.array(log_p, np.float32)})
 
 
-def choose(rows: Rows, options: Options) -> Choice:
+def choose(rows: Rows, options: Options, accuracy: Accuracy | None = None) -> Choice:
     """Fits every kind of rule, and chooses one; see `choose_from`."""
-    return choose_from(RowProblem(rows, options))
+    return choose_from(RowProblem(rows, options), accuracy=accuracy)
 
 
-def choose_from(problem: RowProblem, kinds: Sequence[str] = KINDS) -> Choice:
-    """The simplest rule that no other beats beyond chance, as sharp as its gain allows.
+def choose_from(
+    problem: RowProblem, kinds: Sequence[str] = KINDS, accuracy: Accuracy | None = None
+) -> Choice:
+    """The simplest rule that no other beats beyond chance, and the q that its head needs.
 
-    Unless q is given, the kind is chosen at q = 0, and then the largest q of 0, 1/4 and 1/2 whose
-    rule evidently beats plain softmax and keeps 90 % of the gain in log p. The problem's options
-    may force a kind, if that beats plain softmax.
+    The kind is chosen at q = 0, or the q of the options. Where they leave q open and `accuracy` is
+    known, q is that with which the head is right most often, of those that cost no log p, held out.
+    The options may force a kind, if that beats plain softmax.
 
     Raises:
       QualityError: too few rows for any fit, or none that evidently beats plain softmax.
@@ -61,10 +69,18 @@ def choose_from(problem: RowProblem, kinds: Sequence[str] = KINDS) -> Choice:
     best = next((c for c in candidates if c.kind == force), unforced)
     if unforced is None or best is None or not best.gain.evident:
         raise QualityError(_refusal(problem, candidates))
-    trade = [best, *_sharper(problem, best)]
-    kept = [c for c in trade if c.gain.evident and c.gain.mean >= KEPT * best.gain.mean]
-    choice = Choice(kept[-1], candidates, trade, left_out, problem, "")
-    return replace(choice, verdict=_verdict(choice, unforced))
+    choice = Choice(best, candidates, [best], left_out, problem, "")
+    told = ""
+    if problem.options.q is None and accuracy is not None:
+        trade = _sharper(problem, best)
+        right = accuracy({c.name: c.fit for c in trade})
+        chosen = right.best(RIGHT, [c.name for c in trade])
+        choice = replace(choice, chosen=next(c for c in trade if c.name == chosen), trade=trade)
+        own, plain = (right.mean(name, RIGHT).mean for name in (chosen, PLAIN))
+        told = (
+            f", for which the head is right on {own:.1%} of sets that chose q ({plain:.1%} plain)"
+        )
+    return replace(choice, verdict=_verdict(choice, unforced, told))
 
 
 def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -73,22 +89,38 @@ def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate 
 
 
 def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
-    """Where q is to be found, rules of the same kind with larger q."""
-    trade: list[Candidate] = []
-    for q in SHARPER if problem.options.q is None else ():
-        try:
-            trade.append(problem.solve(best.kind, q))
-        except QualityError:  # beyond what the sizes that the head was trained on allow
+    """Rules of the same kind with larger q, up to where log p is that of plain softmax."""
+    kept, beyond = [best], None
+    for q in SHARPER:
+        if found := _keeping(problem, best.kind, q):
+            kept.append(found)
+        else:
+            beyond = q
             break
-    return trade
+    while beyond is not None and beyond - kept[-1].q > STEP_OF_Q:
+        q = (kept[-1].q + beyond) / 2
+        if found := _keeping(problem, best.kind, q):
+            kept.append(found)
+        else:
+            beyond = q
+    return kept
 
 
-def _verdict(choice: Choice, unforced: Candidate) -> str:
+def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
+    """The rule of a kind and q; None if it costs log p, held out."""
+    try:
+        found = problem.solve(kind, q)
+    except QualityError:  # too much at sizes that the head was trained on
+        return None
+    return found if found.gain.mean >= 0 else None
+
+
+def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
     """The choice, its gain over plain softmax, and kinds left out."""
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
     told = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
-        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}"
+        f"(95 % interval {low:.4f} to {high:.4f}), fitted with q = {best.q:g}{told_of_q}"
     ]
     if best.kind != unforced.kind:
         told.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")

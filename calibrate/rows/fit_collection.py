@@ -19,14 +19,17 @@ from calibrate.files.rows import RowCollection
 from calibrate.maths.rule import beta_of, horner
 from calibrate.maths.rule_forms import DEGREE
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
-from calibrate.rows.choose_rule import Choice, choose
+from calibrate.rows.choose_rule import Accuracy, Choice, choose
 from calibrate.rows.groups import N_BLOCKS
+from calibrate.rows.heads import Head
 from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
 from calibrate.rows.rivals import fit_as_in_the_paper, refuse_negative
 from calibrate.rows.row_problem import Candidate
 from calibrate.rows.rule_fitting import KindFit, Options, applied_beta
+from calibrate.rows.score_head import CHOOSING, score_head
 from calibrate.rows.solved_rows import Rows, solve_collection
 
+CHOOSING_SETS = 1_024  # of each size, that choose q
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
@@ -61,6 +64,7 @@ def fit_collection(
     name: str,
     options: Options | None = None,
     jobs: Jobs = ONE_PROCESS,
+    head: Head | None = None,
 ) -> FitResult:
     """Solves a collection, and fits the rule that its head needs.
 
@@ -68,20 +72,43 @@ def fit_collection(
       collection: or its folder.
       name: of the fit.
       options: of the fit; None are the defaults.
-      jobs: where solver and bootstrap run; the result does not depend on it.
+      jobs: where solver, bootstrap and head run; the result does not depend on it.
+      head: of the collection, whose accuracy chooses q if the options leave it open; without one
+        that can be scored q is 0.
     Raises:
-      CalibrateError: the collection is absent, unfinished or damaged, names heads, or lacks the
-        rows asked for; or an option is out of range.
+      CalibrateError: the collection is absent, unfinished or damaged, names heads, lacks the rows
+        asked for, or is of another head; or an option is out of range.
       QualityError: too few rows, too many bad ones, or no rule that is worth publishing.
     """
     collection = _opened(collection)
     options = resolve_options(collection, options)
     with with_cluster(jobs) as running:
         rows = solve_collection(collection, running, options.min_beta)
-        choice = choose(rows, options)
+        accuracy = None if head is None else accuracy_of(head, collection, running)
+        choice = choose(rows, options, accuracy)
         quality = _quality(collection, rows, choice, running)
     fit = _add_metadata(choice.chosen.fit, name, collection, quality, options.record())
     return FitResult(fit, rows, choice)
+
+
+def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:
+    """Scores rules on sets that neither fit nor judge; None of a head that cannot be scored.
+
+    Raises:
+      CalibrateError: the collection is of another head.
+    """
+    made_of = collection.manifest["configuration"]
+    if head.fingerprint != made_of["fingerprint"]:
+        raise CalibrateError(
+            f"{collection.folder} was made of head {made_of['head']!r} ({made_of['fingerprint']}), "
+            f"not of {head.name!r} ({head.fingerprint}); give that head"
+        )
+    if getattr(head, "correct", None) is None:
+        return None
+    sizes = [size["size"] for size in collection.manifest["sizes"]]
+    return partial(
+        score_head, head, sizes, CHOOSING_SETS, made_of["seed"], jobs=jobs, stream=CHOOSING
+    )
 
 
 def fit_heads_of_collection(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import prior_share
+from calibrate.evidence.prior import prior_of_fit, prior_share
 from calibrate.maths.climbing import Held, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
 from calibrate.rows.groups import N_BLOCKS
@@ -21,6 +21,7 @@ N_CELLS = 512
 MOST_SIZES = 64  # more are put together with their neighbours
 FEWEST_PER_SIZE = 8
 HARM = 0.005  # nats of log p that a rule may cost at a size that the head was trained on
+HELD_TO = HARM / 2  # by the rows of a fit: what others show to cost more than HARM is refused
 
 
 class Cells(NamedTuple):
@@ -141,7 +142,7 @@ class Pool:
             return share @ value, slopes
 
         plain, _ = of_rows(np.ones(held.shape[1]))
-        return Held(of_rows, plain - HARM)
+        return Held(of_rows, plain - HELD_TO)
 
 
 def _ranks(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +172,9 @@ def pool(
     cells, cell = assign_cells(rows.entropy, np.log(rows.items), domain)
     weight, place = rows.shares(), cell * N_BLOCKS + block
     of_group = np.bincount(rows.group_index(), weight)
-    share, _ = prior_share(float(1 / (of_group @ of_group)), prior_rows)
+    n_groups = float(1 / (of_group @ of_group))
+    failures = n_groups * float(weight @ rows.misranked)
+    share, _ = prior_share(n_groups, prior_of_fit(prior_rows, failures))
     held = _held_cells(cells, trained_up_to)
 
     def added_up(q: float, some: np.ndarray | slice) -> tuple[np.ndarray, Profile]:

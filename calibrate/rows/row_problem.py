@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.estimate import NORMAL
 from calibrate.evidence.evidence import (
     BETA,
     ENOUGH_ROWS,
@@ -63,8 +62,8 @@ class RowProblem:
         """The best rule of its kind at q, or that of the options; each is fitted once.
 
         Raises:
-          QualityError: too few rows, rows that do not determine such a rule, or it evidently costs
-            more than HARM at a size that the head was trained on.
+          QualityError: too few rows, rows that do not determine such a rule, or it costs more than
+            HARM at a size that the head was trained on.
         """
         key = kind, (self.options.q or 0.0) if q is None else q
         if key not in self._solved:
@@ -88,10 +87,21 @@ class RowProblem:
         return candidates, left_out
 
     def gain(self, candidate: Candidate, over: Candidate | None = None) -> Gain:
-        """What a candidate gains over another, or over plain softmax, held out."""
-        return cautious_gain(
-            self.evidence, candidate.name, over.name if over else PLAIN, self.options.prior_rows
-        )
+        """What a candidate gains over another, or over plain softmax, held out.
+
+        Of two splits into folds, that with the lower end of the interval: which folds a richer
+        kind was fitted to must not decide.
+        """
+        evidence, rule, other = self.evidence, candidate.name, PLAIN
+        first = cautious_gain(evidence, rule, over.name if over else PLAIN, self.options.prior_rows)
+        if over is None or not first.is_at_least(0):
+            return first
+        for one in (candidate, over):
+            beta = self._held_out_beta(one.kind_fit, one.solution, second=True)
+            evidence = evidence.with_rule(f"{one.name}, second", scores_at(self.rows, beta))
+        rule, other = (f"{one.name}, second" for one in (candidate, over))
+        second = cautious_gain(evidence, rule, other, self.options.prior_rows)
+        return min(first, second, key=lambda gain: gain.low)
 
     def kind_fit(self, kind: str, q: float) -> KindFit:
         """The fit of a kind of rule to the usable rows; raises QualityError as `solve`."""
@@ -117,10 +127,13 @@ class RowProblem:
         fit = kind_fit.checked_coefficients(solution)
         return Candidate(name, kind, q, kind_fit, solution, fit, gain, *means)
 
-    def _held_out_beta(self, kind_fit: KindFit, start: np.ndarray) -> np.ndarray:
+    def _held_out_beta(
+        self, kind_fit: KindFit, start: np.ndarray, second: bool = False
+    ) -> np.ndarray:
         """(rows,) beta that a fit to the other folds gives to each row."""
-        beta, fold = np.empty(len(self.block)), self.block % N_FOLDS
-        others = np.arange(N_BLOCKS) % N_FOLDS != np.arange(N_FOLDS)[:, None]
+        fold_of = np.arange(N_BLOCKS) // (N_FOLDS if second else 1) % N_FOLDS
+        beta, fold = np.empty(len(self.block)), fold_of[self.block]
+        others = fold_of != np.arange(N_FOLDS)[:, None]
         for left_out, c in enumerate(kind_fit.solve_each(others.astype(float), start)):
             fit, in_fold = kind_fit.coefficients(c), fold == left_out
             beta[in_fold] = applied_beta(fit, self.rows, in_fold)
@@ -153,13 +166,17 @@ def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int) -> None:
-    """Raises QualityError if a rule evidently costs more than HARM at a size of the training."""
+    """Raises QualityError if a rule costs more than HARM, in the mean, at a size of the training.
+
+    The mean decides: the error of few rows allows for any loss.
+    """
     for n, part in evidence.where(items <= trained_up_to).by("size").items():
         gain = part.gain(name, LOG_P)
-        if gain.mean + NORMAL * np.nan_to_num(gain.error) < -HARM:
+        if gain.mean < -HARM:
             raise QualityError(
-                f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, a size that the "
-                f"head was trained on; {HARM:g} are allowed"
+                f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, where "
+                f"trained_up_to = {trained_up_to} allows {HARM:g}; give more rows of that size, or "
+                "a lower trained_up_to if it may cost more"
             )
 
 

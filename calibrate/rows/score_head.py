@@ -18,7 +18,7 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
-STREAM = "evaluate"
+STREAM, CHOOSING = "evaluate", "sharpness"  # of the sets that judge, and that choose q
 # Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
@@ -38,18 +38,19 @@ def score_head(
     *,
     report: Callable[[int, int], None] = lambda size, sets: None,
     jobs: Jobs = ONE_PROCESS,
+    stream: str = STREAM,
 ) -> Evidence:
     """Scores plain softmax and other rules on the same sets; the head runs once per set.
 
     Args:
       head: one whose attention can be scored (`correct`); processes load it as in `collect`.
       sizes: set sizes n.
-      sets: how many sets of each size, drawn from the stream "evaluate", which no fit has seen.
-        None is `held_out_sets`.
+      sets: how many sets of each size; None is `held_out_sets`.
       seed: of the data.
       rules: by name; plain softmax is the first, given or not.
       report: called after each size, with it and its number of sets.
       jobs: where it runs, a set size at a time; the scores do not depend on it.
+      stream: of sets; two streams never share one.
     Returns:
       Evidence: RIGHT of every rule on every set, sizes in order; each set is a group of its own.
     Raises:
@@ -65,7 +66,9 @@ def score_head(
             )
     load_head, fits = head_loader(head), list(rules.values())
     counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
-    tasks = [partial(_score_size, load_head, n, count, seed, fits) for n, count in counts.items()]
+    tasks = [
+        partial(_score_size, load_head, n, count, seed, fits, stream) for n, count in counts.items()
+    ]
     of_sizes = run(tasks, jobs, lambda scored: report(scored[0], scored[1].shape[1]))
     stratum = np.repeat(np.arange(len(counts)), list(counts.values()))
     return Evidence(
@@ -81,13 +84,18 @@ def score_head(
 
 
 def _score_size(
-    load_head: Callable[[], Head], size: int, sets: int, seed: int, fits: Sequence[Coefficients]
+    load_head: Callable[[], Head],
+    size: int,
+    sets: int,
+    seed: int,
+    fits: Sequence[Coefficients],
+    stream: str,
 ) -> tuple[int, np.ndarray]:
     """Runs the head over all sets of one size, once: the size, and bool (fits, sets)."""
     head = load_head()
     right = np.empty((len(fits), sets), bool)
     for unit in plan_units(size, sets):
-        for part, _, attended in one_ahead(attended_pieces(head, STREAM, seed, unit)):
+        for part, _, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
             rows = slice(unit.first + part.start, unit.first + part.stop)
             right[:, rows] = _right(head, attended, attention_weights(attended.logits, fits)).T
     return size, right
