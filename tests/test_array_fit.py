@@ -127,7 +127,7 @@ def test_a_fit_is_used_saved_and_loaded_like_any_other(fitted, here):
 def test_verdict_and_table_tell_what_it_gains(fitted):
     verdict, table = fitted.verdict, fitted.table
     assert fitted.outcome == "gain"
-    assert verdict.startswith("Use this fit: log p ")
+    assert verdict.startswith("Use this fit (")
     assert "on 120 rows of arrays, which it was not made of" in verdict
     assert {row.size for row in table} == {*SIZES, None}
     rows = {row.rule: row for row in reversed(table)}

@@ -58,15 +58,14 @@ def test_fitted_rules_are_what_the_rows_call_for_and_every_other_kind():
     rows = planted_rows(rising, (16, 64, 1024))
     choice = choose(rows, Options())
     rules = fitted_rules(rows, choice)
-    assert choice.chosen.kind == "polynomial"
-    sharp = Options(q=choice.chosen.q)
-    assert rules["own"] == choice.chosen.fit == fit_rule(rows, "polynomial", sharp)
+    kind = choice.chosen.kind
+    assert rules["own"] == choice.chosen.fit == fit_rule(rows, kind)
     assert rules["polynomial"] == fit_rule(rows, "polynomial")
     assert rules["entropy-and-size"] == fit_rule(rows, "entropy-and-size")
     assert rules["constant"] == fit_rule(rows, "constant")
     assert rules["kappa-log-n"] == fit_rule(rows, "log-size")
     assert rules["procedure"] == fit_as_in_the_paper(rows)
-    assert rules["own-512"] == fit_rule(rows.take(rows.size <= 512), "polynomial", sharp)
+    assert rules["own-512"] == fit_rule(rows.take(rows.size <= 512), kind)
     assert [rules[name].name for name in rules] == list(rules)
 
 

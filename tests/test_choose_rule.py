@@ -56,14 +56,6 @@ def test_one_constant_where_nothing_else_does_better():
     assert b == pytest.approx(2.5, abs=0.15)
 
 
-@pytest.mark.parametrize(("wants", "q"), [(2.5, 0), (4.0, 0.25)])
-def test_it_is_as_sharp_as_keeps_nine_tenths_of_the_gain(wants, q):
-    rows = planted_rows(lambda H, n: np.full_like(H, wants), (16, 64), count=500)
-    choice = choose(rows, Options())
-    assert [candidate.q for candidate in choice.trade] == [0, 0.25, 0.5]
-    assert choice.chosen.q == q
-
-
 def test_the_polynomial_may_be_forced():
     choice = choose(flat_rows(), OPTIONS._replace(force="polynomial"))
     assert choice.chosen.kind == "polynomial"

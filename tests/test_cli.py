@@ -64,7 +64,7 @@ def test_the_main_job(here):
     plain, own = (float(rows[1][i]) for i in (2, 5))
     assert 50 < plain < own < 80
     assert len(out.split("How to use it")[0].strip().splitlines()) < 12
-    assert "Use quickstart@1: right " in out
+    assert "Use quickstart@1 (one constant, beta = " in out
     assert "quickstart@1" in (here / "fits/quickstart/1.html").read_text(encoding="utf-8")
 
 

@@ -62,7 +62,7 @@ def test_the_page_holds_what_it_must(page):
         fit.source["collection"],
         fit.provenance["created"],
         "hard attention",
-        "max-retrieval@1 makes no difference beyond chance: right",
+        "max-retrieval@1 (the polynomial) makes no difference beyond chance: right",
     ):
         assert part in words, part
     assert text.tags.count("img") == text.tags.count("figcaption")

@@ -48,7 +48,7 @@ def test_every_set_counts_once_at_its_size(toy_head):
 
 
 def test_a_fit_for_another_head_is_scored_with_a_warning(toy_head):
-    with pytest.warns(UserWarning, match="max-retrieval@2 was made for head 'max-retrieval-0'"):
+    with pytest.warns(UserWarning, match="max-retrieval@3 was made for head 'max-retrieval-0'"):
         score_head(toy_head, [8], 10, 0, {"own": calibrate.load("max-retrieval")})
 
 
