@@ -80,8 +80,10 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), seed=request.seed)
     collect_rows(_collect_request(request, name), split.fitted)
-    wanted = FitRequest(Path("runs") / name, name, store=request.store, min_beta=LEAST_MIN_BETA)
-    record = fit(wanted)  # as `calibrate.fit`
+    wanted = FitRequest(
+        Path("runs") / name, name, q=0.0, min_beta=LEAST_MIN_BETA, store=request.store
+    )
+    record = fit(wanted)
     fits = {record.coefficients.reference: record.coefficients}
     return scoring.end_run(record, scoring.score_logits(split.held_out, fits))
 
