@@ -29,7 +29,7 @@ from calibrate.rows.rule_fitting import KindFit, Options, applied_beta
 from calibrate.rows.score_head import CHOOSING, score_head
 from calibrate.rows.solved_rows import Rows, solve_collection
 
-CHOOSING_SETS = 1_024  # of each size, that choose q
+CHOOSING_SETS, CHOOSING_ITEMS = 1_024, 1 << 19  # of each size, at most, that choose q
 N_RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
@@ -106,9 +106,8 @@ def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy |
     if getattr(head, "correct", None) is None:
         return None
     sizes = [size["size"] for size in collection.manifest["sizes"]]
-    return partial(
-        score_head, head, sizes, CHOOSING_SETS, made_of["seed"], jobs=jobs, stream=CHOOSING
-    )
+    sets = {n: min(CHOOSING_SETS, max(1, CHOOSING_ITEMS // n)) for n in sizes}
+    return partial(score_head, head, sizes, sets, made_of["seed"], jobs=jobs, stream=CHOOSING)
 
 
 def fit_heads_of_collection(

@@ -32,7 +32,7 @@ def held_out_sets(size: int) -> int:
 def score_head(
     head: Head,
     sizes: Sequence[int],
-    sets: int | None,
+    sets: int | Mapping[int, int] | None,
     seed: int,
     rules: Mapping[str, Coefficients],
     *,
@@ -45,7 +45,7 @@ def score_head(
     Args:
       head: one whose attention can be scored (`correct`); processes load it as in `collect`.
       sizes: set sizes n.
-      sets: how many sets of each size; None is `held_out_sets`.
+      sets: how many sets of each size, or by size; None is `held_out_sets`.
       seed: of the data.
       rules: by name; plain softmax is the first, given or not.
       report: called after each size, with it and its number of sets.
@@ -65,7 +65,7 @@ def score_head(
                 stacklevel=2,
             )
     load_head, fits = head_loader(head), list(rules.values())
-    counts = {n: held_out_sets(n) if sets is None else sets for n in sorted(set(sizes))}
+    counts = _counts(sizes, sets)
     tasks = [
         partial(_score_size, load_head, n, count, seed, fits, stream) for n, count in counts.items()
     ]
@@ -81,6 +81,14 @@ def score_head(
         of=Scored(head.name, head.fingerprint, "sets"),
         fits={name: fit for name, fit in rules.items() if name != PLAIN},
     )
+
+
+def _counts(sizes: Sequence[int], sets: int | Mapping[int, int] | None) -> dict[int, int]:
+    """How many sets of each size, sizes rising."""
+    in_order = sorted(set(sizes))
+    if isinstance(sets, Mapping):
+        return {n: sets[n] for n in in_order}
+    return {n: held_out_sets(n) if sets is None else sets for n in in_order}
 
 
 def _score_size(
