@@ -6,7 +6,7 @@ import reference
 from planted import planted_rows
 from scipy import stats
 
-from calibrate.evidence.estimate import evident_among
+from calibrate.evidence.chance import evident_among
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence, Scored, Stratum, join
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.verdict import judge

@@ -108,7 +108,7 @@ def test_the_shipped_fit_is_of_the_present_default():
     assert fit.source["options"] == {
         "degree": 4, "rows": "all", "gate": 0.0, "prior_rows": 10.0, "trained_up_to": 16,
     }  # fmt: skip
-    assert fit.quality["q"] == 0.59375
+    assert fit.quality["q"] == 0.5625
 
 
 @pytest.mark.slow

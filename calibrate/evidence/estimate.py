@@ -1,44 +1,21 @@
-"""Means over strata and their errors: the one estimator; and what "beyond chance" means.
+"""Means over strata and their errors: the one estimator.
 
 Strata (set sizes; templates and lengths) are fixed by design: they have equal weight, or less with
 few items, and resampling would keep them. Items of one group, such as a prompt, may be alike;
 groups are independent.
 """
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-CHANCE = 0.05  # how often "beyond chance" is said where nothing differs, up or down
-NORMAL = 1.959964  # standard errors: half of the interval that chance leaves, the normal's
+from calibrate.evidence.chance import NORMAL, widening
+
 MIN_EFFECTIVE = 1.5  # groups: with fewer, their spread is unknown
 LEAST_ALIKE = 6  # groups that all differ alike: of fewer, chance gives one sign too often
 ROUNDING = 1e-12
 NOTHING = "·"  # shown for what is not defined
-
-
-def widening(freedom: ArrayLike) -> np.ndarray:
-    """A 95 % interval by Student's t over that by the normal distribution, 1 or more.
-
-    For degrees of freedom of any shape; NaN where there are 0 or NaN. Two standard errors that are
-    as wide are beyond chance for any number of examples.
-    """
-    from scipy.special import stdtrit
-
-    known = np.asarray(freedom, float)
-    factor: np.ndarray = stdtrit(np.where(known > 0, known, np.nan), 1 - CHANCE / 2) / NORMAL
-    return factor
-
-
-def evident_among(p: Sequence[float]) -> list[bool]:
-    """Which of many two-sided p-values are beyond chance, by Benjamini and Hochberg (1995)."""
-    from scipy.stats import false_discovery_control
-
-    known = np.nan_to_num(np.asarray(p, float), nan=1.0)
-    return (false_discovery_control(known) <= CHANCE).tolist() if len(known) else []
 
 
 class Estimate(NamedTuple):

@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrate.evidence.estimate import CHANCE, MIN_EFFECTIVE
+from calibrate.evidence.chance import CHANCE
+from calibrate.evidence.estimate import MIN_EFFECTIVE
 from calibrate.evidence.evidence import BETA, EXPECTED, LOG_P, PLAIN, Evidence
 from calibrate.maths.rule import ENTROPY_AND_SIZE
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.evidence.baselines import described, label
-from calibrate.evidence.estimate import Estimate, evident_among
+from calibrate.evidence.chance import evident_among
+from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, P
 
 GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"

@@ -16,6 +16,7 @@ from typing import Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.atomic_io import read_file
+from calibrate.files.check_pairs import check_pairs
 from calibrate.files.coefficient_schema import (
     FORMAT,
     KIND,
@@ -26,11 +27,10 @@ from calibrate.files.coefficient_schema import (
 )
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.json_shapes import Object, read_field
-from calibrate.files.strict_json import Refusal, Where, parse, refuse
-from calibrate.maths.rule import TERMS, Rule, bare_value
+from calibrate.files.strict_json import Refusal, parse, refuse
+from calibrate.maths.rule import Rule
 
 MAX_BYTES = 1 << 20
-CHECK_TOLERANCE = 1e-9  # of the largest |p| among the pairs
 
 # Line breaks are layout: within JSON texts they are escaped.
 _NUMBERS = re.compile(r"\[\n([^\[\]{}\"]*)\n *\]")
@@ -182,34 +182,8 @@ def _entry(value: dict[str, Any], i: int) -> Entry:
         )  # fmt: skip
     except CoefficientsError as refusal:
         raise CoefficientsError(f"entries[{i}].{refusal}") from None
-    _check_pairs(entry, ("entries", i))
+    check_pairs(entry, ("entries", i))
     return entry
-
-
-def _check_pairs(entry: Entry, where: Where) -> None:
-    """Refuses an entry whose coefficients miss its check pairs, or triples [H, log n, value]."""
-    points = {tuple(x) for *x, _ in entry.check}
-    ranges = list(zip(entry.domain[::2], entry.domain[1::2], strict=True))
-    within = all(lo <= x <= hi for at in points for x, (lo, hi) in zip(at, ranges, strict=True))
-    if not within or len(points) < len(entry.check):
-        remedy = f"give {len(entry.check)} distinct ones of the domain {list(entry.domain)}"
-        raise Refusal((*where, "check"), f"at the points {sorted(points)}", remedy)
-    tolerance = CHECK_TOLERANCE * max(abs(p) for *_, p in entry.check)
-    for *x, p in entry.check:
-        if not abs(entry.value_at(*x) - p) <= tolerance:
-            point = ", ".join(f"{number:.6g}" for number in x)
-            wrong = f"they give p({point}) = {entry.value_at(*x):.9g} where check has {p:.9g}"
-            place = (*where, "coefficients")
-            refuse(list(entry.coefficients), f"{wrong}: {_what_happened(entry, tolerance)}", place)
-
-
-def _what_happened(entry: Entry, tolerance: float) -> str:
-    """Why the coefficients miss their check pairs, and the remedy."""
-    backwards = [bare_value(x, entry.coefficients[::-1]) - p for *x, p in entry.check]
-    if all(abs(miss) <= tolerance for miss in backwards):
-        order = TERMS if len(entry.domain) == 4 else "the highest power first"
-        return f"they are in reverse order; write {order}"
-    return "they were rounded or changed since the fit; restore them"
 
 
 def _check_id(document: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from calibrate.evidence.estimate import Estimate, evident_among
+from calibrate.evidence.chance import evident_among
+from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.objective import plain_alone

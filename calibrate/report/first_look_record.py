@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.evidence.estimate import CHANCE, Estimate
+from calibrate.evidence.chance import CHANCE
+from calibrate.evidence.estimate import Estimate
 from calibrate.model.first_look import DIFFUSE, SHARPER, STEP, UNCLEAR, HeadLook, Look
 from calibrate.report.blocks import SHOWN_HEADS, Facts, Heading, Result, Table, Text, and_more
 from calibrate.report.diagnosis_record import save_json

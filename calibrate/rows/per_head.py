@@ -10,7 +10,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
-from calibrate.evidence.estimate import CHANCE, evident_among
+from calibrate.evidence.chance import CHANCE, evident_among
 from calibrate.evidence.evidence import Evidence, join
 from calibrate.evidence.prior import Gain, least_lead
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry

@@ -1,0 +1,91 @@
+"""Rows of a .gguf tensor times factors, in the tensor's own type.
+
+A block of a quantised row is its scale, a float16, times small integers (and for some types plus a
+minimum, another float16). Times a factor, the scale and the minimum change, and the integers stay:
+nothing is quantised a second time. Types whose blocks have no such scale are rewritten as Q8_0.
+"""
+
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+
+from calibrate.errors import CalibrateError
+
+# Where a block's float16 numbers are, in bytes from its begin: scale, and minimum if it has one.
+_SCALES = {
+    Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,),
+    Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,), Type.IQ2_XXS: (0,), Type.IQ2_XS: (0,), Type.IQ2_S: (0,),
+    Type.IQ3_XXS: (0,), Type.IQ3_S: (0,), Type.IQ1_S: (0,), Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,), Type.TQ1_0: (52,), Type.TQ2_0: (64,),
+}  # fmt: skip
+_FALLBACK = Type.Q8_0
+
+
+class ScaledRows(NamedTuple):
+    """Rows times factors."""
+
+    data: NDArray[np.generic]  # as in the file: numbers (rows, n), or bytes (rows, bytes of a row)
+    kind: Type  # of the tensor's own or Q8_0
+
+
+def scale_rows(data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]) -> ScaledRows:
+    """The rows of a tensor, times a factor each.
+
+    Args:
+      data: (rows, n) numbers or (rows, bytes), or for a bias (rows,); as gguf.GGUFReader has it.
+      factors: (rows,), finite.
+    """
+    by_row = factors.reshape(-1, *[1] * (data.ndim - 1))
+    if kind in (Type.F32, Type.F16):
+        return ScaledRows(_rounded(data, by_row, kind), kind)
+    if kind in _SCALES:
+        return _scale_blocks(data, kind, factors)
+    after = kind if kind == Type.BF16 else _FALLBACK
+    exact = _read(data, kind) * by_row
+    if exact.shape[-1] % gguf.GGML_QUANT_SIZES[after][0]:
+        raise CalibrateError(
+            f"the queries' weights are {kind.name}, and their rows of {exact.shape[-1]} cannot be "
+            f"written as {after.name}; give the model in another quantisation, such as Q8_0"
+        )
+    return ScaledRows(gguf.quants.quantize(exact.astype(np.float32), after), after)
+
+
+def _scale_blocks(
+    data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]
+) -> ScaledRows:
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = np.array(data, np.uint8).reshape(len(factors), -1, size)
+    for at in _SCALES[kind]:
+        scales = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")
+        product = _rounded(scales, factors[:, None, None], kind)
+        blocks[:, :, at : at + 2] = product.view(np.uint8)
+    return ScaledRows(blocks.reshape(len(factors), -1), kind)
+
+
+def _rounded(
+    numbers: NDArray[np.generic], factors: NDArray[np.float64], kind: Type
+) -> NDArray[np.generic]:
+    """The products in the numbers' own type."""
+    with np.errstate(over="ignore"):
+        product = (numbers.astype(np.float64) * factors).astype(numbers.dtype)
+    if not np.isfinite(product).all():
+        raise CalibrateError(
+            f"queries times {np.abs(factors).max():.4g} overflow {kind.name}; give the model as a "
+            ".gguf file of float32 or bfloat16 weights"
+        )
+    return product
+
+
+def _read(data: NDArray[np.generic], kind: Type) -> NDArray[np.float64]:
+    """The weights, as numbers."""
+    try:
+        return np.asarray(gguf.quants.dequantize(data, kind), np.float64)
+    except NotImplementedError:
+        raise CalibrateError(
+            f"the queries' weights are {kind.name}, which this version of the package gguf does "
+            "not read; give the model in another quantisation, such as Q8_0"
+        ) from None
