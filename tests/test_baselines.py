@@ -7,11 +7,8 @@ from planted import planted_rows
 import calibrate
 from calibrate.errors import QualityError
 from calibrate.evidence.baselines import (
-    LABELS,
     beside,
     fixed_rules,
-    in_order,
-    label,
     log_size,
     one_constant,
     rounded_paper,
@@ -81,13 +78,6 @@ def test_beside_a_fit_are_others_only():
     one, two, own = (one_constant(b) for b in (1, 2, 2))
     rules = beside(own, {"plain": one, "hard": two, "own": one, "again": one})
     assert rules == {"plain": one, "own": own}
-
-
-def test_order_and_labels():
-    rules = {"x@1": one_constant(2), "hard": one_constant(3), "own": one_constant(1)}
-    assert list(in_order(rules)) == ["own", "hard", "x@1"]
-    assert set(fixed_rules()) < set(LABELS)
-    assert label("own", "mine@1") == "mine@1"
 
 
 def test_it_is_least_squares():

@@ -223,6 +223,7 @@ def test_too_many_bad_rows_are_exit_3(tmp_path):
         lambda text: text.replace("sha256:", "md5:"),
         lambda text: text.replace('"toy"', "7"),
         lambda text: "[" * 100_000,
+        lambda text: json.dumps(json.loads(text) | {"sizes": []}),
     ],
 )
 def test_a_damaged_manifest_is_named(tmp_path, damage):

@@ -2,19 +2,16 @@
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
+import example_sets
 import numpy as np
 import pytest
+from example_sets import ExampleSets, coefficient_bounds, estimated_dispersal, measured_dispersal
 from reference import softmax
 
 import calibrate
 from calibrate.rows.heads import load_head
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-import example_sets
-from example_sets import ExampleSets, coefficient_bounds, estimated_dispersal, measured_dispersal
 
 SCRIPTS = Path(example_sets.__file__).parent
 SIZES = [16, 128, 1024]

@@ -2,16 +2,13 @@
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import ten_heads
 
 from calibrate.rows.heads import load_head
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-import ten_heads
 
 SCRIPTS = Path(ten_heads.__file__).parent
 STUDIES = (SCRIPTS / "results" / "README.md").read_text(encoding="utf-8")

@@ -1,15 +1,10 @@
 """Comparison of many heads, for the study of scripts/reproduce_table1: nothing is done twice."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+import ten_heads
 from conftest import ToyHead
 from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-import ten_heads
 from ten_heads import Answers, Calibration, cached_answers, compare_heads, study
 
 SIZES = [16, 64, 256]

@@ -1,19 +1,13 @@
 """scripts/train_heads: the same bytes from the seed, alone or beside others, interrupted or not."""
 
-import sys
 import time
-from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
+import training
 
-from calibrate.errors import CalibrateError
 from calibrate.files.npz import read_arrays
 from calibrate.rows.heads import load_head
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-import training
 
 CHECKPOINT = "max-retrieval-0.checkpoint.npz"
 quiet = print  # a module-level function, as worker processes need
@@ -72,36 +66,3 @@ def test_training_learns_and_logs(tmp_path, quick, monkeypatch):
     assert np.isfinite(arrays["log/kernel_squared_norm"]).all()
     assert reports[-1].startswith("seed 0  step 200/200  loss ")
     assert load_head(str(training.weights_path(tmp_path, 0))).name == "max-retrieval-0"
-
-
-def test_initial_parameters_follow_flax_and_l2_is_of_kernels_only():
-    params = training.initial_params(0)
-    moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
-    gradient = jax.grad(lambda p: training.L2 / 2 * training._kernel_norm(p))(moved)
-    for layer, (n_inputs, _) in training.head.LAYERS.items():
-        assert (params[layer]["bias"] == 0).all()
-        if n_inputs > 1:
-            assert params[layer]["kernel"].std() * n_inputs**0.5 == pytest.approx(1, abs=0.1)
-        np.testing.assert_allclose(gradient[layer]["kernel"], 1e-3 * moved[layer]["kernel"])
-        assert (gradient[layer]["bias"] == 0).all()
-
-
-def test_a_finished_head_is_left_alone_and_carried_on_but_never_overwritten(tmp_path, quick):
-    training.train(0, 10, tmp_path, quiet)
-    first, reports = weights(tmp_path), []
-    training.train(0, 10, tmp_path, reports.append)
-    assert (reports, weights(tmp_path)) == ([], first)
-    training.train(0, 20, tmp_path, quiet)
-    longer = weights(tmp_path)
-    assert longer != first
-    with pytest.raises(CalibrateError, match="with 20 steps, which 10 steps would overwrite"):
-        training.train(0, 10, tmp_path, quiet)
-    checkpoint = tmp_path / CHECKPOINT
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
-    with pytest.raises(CalibrateError, match=r"checkpoint\.npz is not a readable npz"):
-        training.train(0, 30, tmp_path, quiet)
-    checkpoint.unlink()
-    for steps in (10, 30):
-        with pytest.raises(CalibrateError, match="would overwrite"):
-            training.train(0, steps, tmp_path, quiet)
-    assert weights(tmp_path) == longer

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import two_queries
 
 ROOT = Path(__file__).parents[1]
@@ -40,17 +39,6 @@ def test_the_answer_is_in_the_items(study, kind):
             np.testing.assert_array_equal(asked, abs(levels - (query - 1)) <= study["NEAR"])
         votes = np.bincount(classes[asked], minlength=study["CLASSES"])
         assert votes[answer] == votes.max() > np.sort(votes)[-2]
-
-
-def test_streams_and_seeds_have_prompts_of_their_own(study):
-    def tokens(*which):
-        pieces = study["prompts_of"](*which, 16, "one", 8)
-        return torch.cat([piece.tokens for piece in pieces])
-
-    first = tokens("measure", 0)
-    assert torch.equal(first, tokens("measure", 0))
-    assert not torch.equal(first, tokens("calibrate", 0))
-    assert not torch.equal(first, tokens("measure", 1))
 
 
 def test_shipped_weights_know_the_task_and_disperse(study, model):

@@ -165,6 +165,8 @@ class RowCollection(Collection):
         sizes = configuration["sizes"]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError("sizes do not increase")
+        if "sizes" in manifest and [entry["size"] for entry in manifest["sizes"]] != sizes:
+            raise ValueError("it counts other sizes than it was collected for")
         return manifest
 
     @staticmethod
