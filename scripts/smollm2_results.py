@@ -53,7 +53,7 @@ def _parts(
     """(template or ALL, length or ALL, examples)."""
     chosen = np.array([stratum.template in templates for stratum in evidence.strata])
     of_kind = evidence.where(chosen[evidence.stratum])
-    by_length = of_kind.by("length")
+    by_length = of_kind.by("size")
     for length, part in by_length.items():
         by_template = part.by("template")
         for template, one in by_template.items():

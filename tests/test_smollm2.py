@@ -78,7 +78,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     monkeypatch.setattr(study, "command", command)
     for step in ("collect", "diagnose", "fit"):
         study.STEPS[step](OPTIONS)
-    assert done == ["collect"] * 4 + ["diagnose", "fit"]
+    assert done == ["collect"] * 5 + ["diagnose", "fit"]
     study.evaluate(OPTIONS)
     without = json.loads(study.RESULT.read_text())
     assert "no fit is worth publishing." in study.markdown(without)
@@ -99,7 +99,7 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert set(rows["not seen", "all", 256]["rules"]) == {"plain", "own"}
     assert rows["text", "text", 200]["rules"]["layers"]["log_p"]["gain"][0] != 0
     assert Path("smollm2.png").read_bytes().startswith(b"\x89PNG")
-    assert record["times"]["collect"]["minutes"] == 4
+    assert record["times"]["collect"]["minutes"] == 5
     assert record["times"]["evaluate"]["minutes"] > 0
     assert "planted." in study.markdown(record)
 
