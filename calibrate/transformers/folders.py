@@ -5,6 +5,7 @@ that a model brings is not run.
 """
 
 import contextlib
+import io
 import logging
 import re
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
-from transformers.utils.logging import is_progress_bar_enabled
 
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.json_shapes import Map, Pattern, read_field
@@ -156,11 +156,11 @@ def _sharded(index: Path) -> list[str]:
 @contextlib.contextmanager
 def in_one_line(what: str) -> Iterator[None]:
     """Quiet loading; whatever Transformers raises becomes one line of a CalibrateError."""
-    level, bars = transformers_logging.get_verbosity(), is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # bars
+            yield
     except CalibrateError:
         raise
     except MemoryError:
@@ -172,8 +172,6 @@ def in_one_line(what: str) -> Iterator[None]:
         ) from failure
     finally:
         transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _require_causal(model: PreTrainedModel) -> None:
