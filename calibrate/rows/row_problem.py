@@ -54,7 +54,7 @@ class RowProblem:
         self.rows = rows.take((rows.weight > 0) & (rows.status != solver.UNSOLVED))
         self.options = options
         self.block = assign_blocks(self.rows)
-        self.evidence = evidence_of(self.rows)
+        self.evidence = self._second = evidence_of(self.rows)  # by either split into folds
         self._pooled: dict[tuple[float, bytes], Pool] = {}
         self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
 
@@ -92,15 +92,15 @@ class RowProblem:
         Of two splits into folds, that with the lower end of the interval: which folds a richer
         kind was fitted to must not decide.
         """
-        evidence, rule, other = self.evidence, candidate.name, PLAIN
-        first = cautious_gain(evidence, rule, over.name if over else PLAIN, self.options.prior_rows)
+        m, other = self.options.prior_rows, over.name if over else PLAIN
+        first = cautious_gain(self.evidence, candidate.name, other, m)
         if over is None or not first.is_at_least(0):
             return first
         for one in (candidate, over):
-            beta = self._held_out_beta(one.kind_fit, one.solution, second=True)
-            evidence = evidence.with_rule(f"{one.name}, second", scores_at(self.rows, beta))
-        rule, other = (f"{one.name}, second" for one in (candidate, over))
-        second = cautious_gain(evidence, rule, other, self.options.prior_rows)
+            if one.name not in self._second.rules:
+                beta = self._held_out_beta(one.kind_fit, one.solution, second=True)
+                self._second = self._second.with_rule(one.name, scores_at(self.rows, beta))
+        second = cautious_gain(self._second, candidate.name, other, m)
         return min(first, second, key=lambda gain: gain.low)
 
     def kind_fit(self, kind: str, q: float) -> KindFit:
