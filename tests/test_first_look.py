@@ -111,7 +111,7 @@ def noise(counts, n_heads=1, shift=0.0, text=()):
     examples = [Example(tokens, 2, i) for i, count in enumerate(counts) for _ in range(count)]
     cell = np.repeat(np.arange(len(counts)), counts)
     slope = shift * (cell[:, None] + 1) + rng.standard_normal((len(cell), n_heads))
-    scores = Scores(-1.0 * cell, np.zeros(len(cell), np.int32))
+    scores = Scores.of_plain(-1.0 * cell, np.zeros(len(cell), np.int32))
     heads = [(i // 8, i % 8) for i in range(n_heads)]
     return Derivatives(heads, scores, slope), ExampleSet(cells, tuple(examples))
 

@@ -110,8 +110,8 @@ def test_means_by_hand():
     tokens, empty = np.zeros(12, np.int32), Cell("empty", 32, False)
     made = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
     examples = ExampleSet((*cells, empty), tuple(made))
-    plain = Scores(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
-    own = Scores(plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8]))
+    plain = Scores.of_plain(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
+    own = Scores.of_plain(plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8]))
     found = compare(examples, range(7), {"own": own, "plain": plain})
     assert found.rules == ("plain", "own")
     assert found.strata[0] == (32, "a", False)
@@ -147,7 +147,7 @@ def test_a_planted_model_is_sharpened_and_a_constant_is_not_as_good(here):
     means = [collection.scores.log_p[cell == i].mean() for i in np.unique(cell)]
     assert plain == pytest.approx(np.mean(means))
     judged = scored("runs/p", "--fits", "own,head")
-    which = splits_of(collection.set.examples) == JUDGING
+    which = splits_of(collection.set) == JUDGING
     assert judged["all"]["items"] == which.sum() < 30
     assert judged["scored"] == (
         f"{which.sum()} of the 80 examples of runs/p: own@1 was made of the others"

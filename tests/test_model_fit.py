@@ -32,7 +32,7 @@ from calibrate.model import problem
 from calibrate.model.descent import Solution
 from calibrate.model.fit import fit_through, require_worth
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
-from calibrate.model.objective import Multipliers, Objective, compare
+from calibrate.model.objective import Objective, compare
 from calibrate.model.passes import Memo, Passes, score, score_fits
 from calibrate.model.problem import ModelOptions, ModelProblem
 from calibrate.transformers.betas import head_betas
@@ -97,7 +97,7 @@ def made_up(lengths, texts=(), count=8):
 
 
 def none_right(log_p):
-    return Scores(np.asarray(log_p), np.zeros(len(log_p), np.int32))
+    return Scores.of_plain(np.asarray(log_p), np.zeros(len(log_p), np.int32))
 
 
 @pytest.fixture

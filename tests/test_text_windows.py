@@ -39,7 +39,7 @@ def windows(words, lengths, most, begin=()):
     examples = cut(words, lengths, most, begin)
     return [
         (examples.cells[x.cell].length, split, set(x.tokens.tolist()) - set(begin))
-        for x, split in zip(examples.examples, splits_of(examples.examples), strict=True)
+        for x, split in zip(examples.examples, splits_of(examples), strict=True)
     ]
 
 
@@ -84,7 +84,7 @@ def test_windows_of_one_stretch_are_a_group_at_every_length(words, most):
     answer = Example(windows.examples[0].tokens, 1, 2)
     examples = ExampleSet((*windows.cells, Cell("a", 8, False)), (*windows.examples, answer))
     which = range(1, len(examples.examples))  # some of them
-    scores = Scores(np.full(len(which), -1.0), np.zeros(len(which), np.int32))
+    scores = Scores.of_plain(np.full(len(which), -1.0), np.zeros(len(which), np.int32))
     *group, of_answer = compare(examples, which, {"plain": scores}).group
     stretch = [(x.tokens[0] - 1) // 64 for x in windows.examples[1:]]
     assert len(set(zip(group, stretch, strict=True))) == len(set(group)) == len(set(stretch))

@@ -117,7 +117,7 @@ def diagnose(request: DiagnoseRequest) -> Record:
 class FitRequest(OfExamples):
     name: FitName
     kind: Annotated[
-        Literal["constant", "log-size", "entropy-and-size"] | None,
+        Literal["constant", "log-size", "commitment", "entropy-and-size"] | None,
         Option(help="Kind of rule [default: the simplest as good as any]"),
     ] = None
     trained_up_to: Annotated[
@@ -125,8 +125,15 @@ class FitRequest(OfExamples):
         Option(min=0, help="Tokens that the model was trained up to, where answers are protected."),
     ] = None
     allowed_loss: Annotated[
-        float, Option(min=0, help="Nats a token that protected text and answers may lose.")
-    ] = 0.005
+        float,
+        Option(min=0, help="Nats a token that protected text, as KL, and answers may lose."),
+    ] = 0.01
+    strength: Annotated[
+        float | None,
+        Option(
+            min=0.01, max=1, help="Share of beta - 1 to publish [default: the most that is allowed]"
+        ),
+    ] = None
     steps: Annotated[int, Option(min=1, help="Steps for each kind of rule, at most.")] = 100
     for_export: Annotated[
         bool,
@@ -173,8 +180,9 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
     from calibrate.model.problem import ModelOptions
 
     options = ModelOptions(
-        request.kind, request.trained_up_to, request.allowed_loss, request.steps, request.seed,
-        exportable(job.folder) if request.for_export else None,
+        kind=request.kind, trained_up_to=request.trained_up_to, allowed=request.allowed_loss,
+        strength=request.strength, most_steps=request.steps, seed=request.seed,
+        engines=exportable(job.folder) if request.for_export else None,
     )  # fmt: skip
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
     steps = Steps("loading the model", 1)

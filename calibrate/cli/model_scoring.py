@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.cli.progress import Steps
@@ -11,11 +10,11 @@ from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
 from calibrate.evidence.evidence import PLAIN, Scored
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
+from calibrate.files.examples import ExampleCollection, ExampleSet
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare
 from calibrate.model.passes import Memo, batch_tokens, score_fits
-from calibrate.model.splits import JUDGING, splits_of
+from calibrate.model.splits import JUDGING, split
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.report.streams import stderr
 
@@ -47,14 +46,15 @@ def score_rules(
       UserWarning: a fit was made for another model.
     """
     which, scored = _to_judge(collection, fits)
-    scores = {PLAIN: Scores(*(column[which] for column in collection.scores))}
+    scores = {PLAIN: collection.scores.at(which)}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
     rules, memo = {**fits, **others}, Memo(collection.folder, collection.digest)
     with model_steps("scoring", job.examples, job.examples.units(which) * len(rules)) as steps:
         scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
     of = Scored(job.folder.name, fingerprint, "answers")
-    return ScoresRecord(compare(job.examples, which, scores, of), tuple(fits), scored=scored)
+    own = len(which) < len(job.examples.examples)
+    return ScoresRecord(compare(job.examples, which, scores, of, own), tuple(fits), scored=scored)
 
 
 def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:
@@ -63,7 +63,7 @@ def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], st
     own = [name for name, fit in fits.items() if fit.source.get("collection") == collection.digest]
     if not own:
         return list(range(len(examples))), f"all {len(examples):,} examples of {run}"
-    which = np.flatnonzero(splits_of(examples) == JUDGING).tolist()
+    which = split(collection.set, JUDGING)
     if not which:
         raise CalibrateError(
             f"{run} has no example that {own[0]} was not made of; collect more examples of each "

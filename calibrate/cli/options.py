@@ -162,11 +162,17 @@ class Examples:
         Path | None, _file('Prompts, a line each: {"prompt": ..., "answer": ...}, or "..._ids".')
     ] = None
     task: Annotated[
-        str | None, Option(help="retrieval, or retrieval:numbers,json,towns,list for some of it.")
+        str | None, Option(help="retrieval, or retrieval:numbers,json for some of its 18 layouts.")
     ] = None
-    text: Annotated[Path | None, _file("Plain text: each token is an answer.")] = None
+    text: Annotated[
+        Path | None,
+        Option(
+            exists=True, help="Protected text, or a folder of .txt files [default: nine built in]"
+        ),
+    ] = None
+    no_text: Annotated[bool, Option("--no-text", help="Protect no text.")] = False
     lengths: Annotated[str, Option(help="Tokens of --task and --text: 256,1024.")] = "256..1024"
-    examples: Annotated[int, Option(min=1, help="Examples of each template and length.")] = 32
+    examples: Annotated[int, Option(min=1, help="Examples of each template and length.")] = 8
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -185,4 +191,7 @@ class Examples:
         except ValueError as failure:
             raise BadParameter(str(failure)) from None
         lengths = tuple(parse_sizes(self.lengths))
-        return Wanted(self.prompts, templates, self.text, lengths, self.examples, self.seed)
+        return Wanted(
+            self.prompts, templates, self.text, lengths, self.examples, self.seed,
+            built_in_text=not (self.no_text or self.text),
+        )  # fmt: skip

@@ -17,6 +17,7 @@ from calibrate.files.coefficients import Coefficients
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
 LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
+KL = "kl"  # a measure of protected text
 BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
 
@@ -29,6 +30,7 @@ class Stratum(NamedTuple):
     size: int  # items of a set or row; tokens of an example, nominal
     template: str = ""  # of an example
     protected: bool = False  # plain text, which a fit must not harm; its scores are per token
+    unseen: bool = False  # of a template, or a register of text, that no fit was made of
 
 
 class Scored(NamedTuple):
@@ -48,7 +50,8 @@ class Evidence:
       rules: their names; plain softmax, PLAIN, is among them.
       values: by measure, (rules, items): LOG_P, nats of the target or the whole answer, of text
         per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
-        tokens; BETA, and EXPECTED, nats, the mean of log p over targets drawn from plain softmax.
+        tokens; KL, nats a token of text, from plain softmax's predictions; BETA, and EXPECTED,
+        nats, the mean of log p over targets drawn from plain softmax.
       strata: of the items.
       stratum: (items,) int, the place of each item's stratum in `strata`.
       group: (items,) int, what makes items dependent; -1 where each is its own.
@@ -96,12 +99,23 @@ class Evidence:
     @property
     def answers(self) -> "Evidence":
         """The items that are not protected text."""
-        return self.where(~self._is_text)
+        return self.where(~self._strata_are("protected"))
 
     @property
     def text(self) -> "Evidence":
         """The protected text."""
-        return self.where(self._is_text)
+        return self.where(self._strata_are("protected"))
+
+    @property
+    def seen(self) -> "Evidence":
+        """The items of templates that a fit may have been made of."""
+        return self.where(~self._strata_are("unseen"))
+
+    @property
+    def unseen(self) -> "Evidence":
+        """The items of templates that no fit was made of; all where there are none."""
+        unseen = self._strata_are("unseen")
+        return self.where(unseen) if unseen.any() else self
 
     def where(self, chosen: np.ndarray) -> "Evidence":
         """Some of the items, by (items,) bool or positions."""
@@ -184,9 +198,9 @@ class Evidence:
         found.__dict__["design"] = self.design  # it depends on the items alone
         return found
 
-    @property
-    def _is_text(self) -> np.ndarray:
-        found: np.ndarray = np.array([s.protected for s in self.strata], bool)[self.stratum]
+    def _strata_are(self, what: str) -> np.ndarray:
+        """(items,) bool, "protected" or "unseen"."""
+        found: np.ndarray = np.array([getattr(s, what) for s in self.strata], bool)[self.stratum]
         return found
 
     @cached_property

@@ -8,7 +8,7 @@ import numpy as np
 from calibrate.evidence.baselines import described, label
 from calibrate.evidence.chance import evident_among
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, P
+from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence, P, Stratum
 
 GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
 # Rules that are simpler than a fit: one of them that does as well is named.
@@ -50,9 +50,12 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
 
 
 def judged_items(evidence: Evidence) -> Evidence:
-    """The items that decide: all but protected text, or that if there are no others."""
+    """The items that decide: all but protected text, or that if there are no others.
+
+    Where some are of templates that no fit was made of, these decide.
+    """
     answers = evidence.answers
-    return answers if answers.n else evidence
+    return answers.unseen if answers.n else evidence.unseen
 
 
 def main_measure(evidence: Evidence) -> str:
@@ -89,7 +92,8 @@ def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True
       rivals: say which other rules do better, or as well.
     """
     told = (
-        sentence(evidence, rule, name), _on_heads(evidence, rule), _on_protected(evidence, rule),
+        sentence(evidence, rule, name), _on_seen(evidence, rule), _on_heads(evidence, rule),
+        _on_protected(evidence, rule),
         _on_rivals(evidence, rule) if rivals else "",
     )  # fmt: skip
     return [text for text in told if text]
@@ -141,9 +145,12 @@ def _change(items: Evidence, rule: str, measure: str) -> str:
 
 
 def _whose(evidence: Evidence, rule: str) -> str:
-    """What the items are of, and whether a fit of rows was made of them."""
+    """What the items are of, and whether a fit was made of them, or their templates."""
     of, fit = evidence.of, evidence.fits.get(rule)
     name = f" of {of.name}" if of.name else ""
+    if any(stratum.unseen for stratum in evidence.strata):
+        n = len({stratum.template for stratum in _strata_of(judged_items(evidence))})
+        name += f" in {n} {_verb(n, 'template', 'templates')} that it has not seen"
     if fit is None or of.items != "rows":
         return name
     held_out = evidence.is_held_out(rule)
@@ -197,13 +204,34 @@ def _is_simpler(rule: str) -> bool:
     return rule in SIMPLER or rule.startswith(("constant ", "log n / "))
 
 
+def _strata_of(evidence: Evidence) -> list[Stratum]:
+    """Those that have items."""
+    return [evidence.strata[i] for i in np.unique(evidence.stratum)]
+
+
+def _on_seen(evidence: Evidence, rule: str) -> str:
+    """What new prompts gain of the templates that a fit was made of; "" without others."""
+    answers = evidence.answers
+    seen, measure = answers.seen, main_measure(evidence)
+    if seen.n in (0, answers.n):
+        return ""
+    n = len({stratum.template for stratum in _strata_of(seen)})
+    changes = [_change(seen, rule, m) for m in (measure, RIGHT) if m in seen.values]
+    return (
+        f"In the {n} {_verb(n, 'template', 'templates')} that it was made of, on {seen.n:,} new "
+        f"{evidence.of.items}: {', '.join(dict.fromkeys(changes))}."
+    )
+
+
 def _on_protected(evidence: Evidence, rule: str) -> str:
-    text = evidence.text
+    text = evidence.text.unseen
     if not text.n or not evidence.answers.n:
         return ""
-    gain = text.gain(rule, LOG_P)
-    state = {1: "gets better", -1: "gets worse"}.get(int(gain.sign), "is unchanged within chance")
-    return f"Protected text {state}: {gain.shown('+.4f')} nats a token."
+    loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
+    return (
+        f"Protected text: KL {kl.shown('.4f')} nats a token from plain softmax; its loss changes "
+        f"by {loss.shown('+.4f')}."
+    )
 
 
 def _where(items: Evidence, chosen: Sequence[int]) -> str:

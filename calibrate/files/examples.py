@@ -123,10 +123,21 @@ class Scores(NamedTuple):
 
     log_p: np.ndarray  # (examples,) float64, nats: of the whole answer
     right: np.ndarray  # (examples,) int32: tokens of the answer that have the highest logit
+    kl: np.ndarray  # (examples,) float64, nats: KL(plain || rule) of text, summed over tokens
+
+    @staticmethod
+    def of_plain(log_p: np.ndarray, right: np.ndarray) -> "Scores":
+        """The scores of plain softmax itself."""
+        return Scores(log_p, right, np.zeros(len(log_p)))
+
+    def at(self, which: Sequence[int] | np.ndarray) -> "Scores":
+        """Those of some of the examples."""
+        return Scores(*(column[np.asarray(which, int)] for column in self))
 
     def pack(self) -> bytes:
-        """The bytes of a shard."""
-        return pack_arrays({"log_p": self.log_p, "right": self.right})
+        """The bytes of a shard; without KL where it is 0, as that of plain softmax is."""
+        kl = {"kl": self.kl} if self.kl.any() else {}
+        return pack_arrays({"log_p": self.log_p, "right": self.right, **kl})
 
     @staticmethod
     def joined(parts: Sequence["Scores"]) -> "Scores":
@@ -256,10 +267,12 @@ def parse_scores(n_answer: np.ndarray, data: bytes, path: Path) -> Scores:
     Raises:
       DamagedError: it is not such a file, or a value is out of range.
     """
-    arrays = parse_arrays(data, path)
     shape = (len(n_answer),)
-    check_arrays(arrays, path, {"log_p": ("<f8", shape), "right": ("<i4", shape)})
-    scores = Scores(arrays["log_p"], arrays["right"])
+    arrays = {"kl": np.zeros(shape), **parse_arrays(data, path)}
+    kinds = {"log_p": "<f8", "right": "<i4", "kl": "<f8"}
+    check_arrays(arrays, path, {name: (kind, shape) for name, kind in kinds.items()})
+    scores = Scores(*(arrays[name] for name in kinds))
+    require((np.isfinite(scores.kl) & (scores.kl >= 0)).all(), path, "kl is not >= 0")
     require((np.isfinite(scores.log_p) & (scores.log_p <= 0)).all(), path, "log_p is not <= 0")
     within = (scores.right >= 0) & (scores.right <= n_answer)
     require(within.all(), path, "right exceeds the answer's tokens")

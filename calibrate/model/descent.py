@@ -4,9 +4,13 @@ Steps are Adam's (Kingma and Ba 2015), with one scale a head, and a penalty on t
 head's numbers takes back what its gradient does not ask for (proximal steps of a group lasso, Yuan
 and Lin 2006). Heads that gained little, by the gradient at a step times the last move, whose noise
 is of other examples, are dropped in the end while nothing is lost by it.
+
+What is protected bounds the strength of what was found, not the search: a model is near an optimum
+for text, so that a share s of the way costs text at second order in s, and gains at first.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,7 +19,7 @@ import numpy as np
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.model.forms import Form, Head
-from calibrate.model.objective import Multipliers, Objective, Value
+from calibrate.model.objective import Objective, Value
 from calibrate.model.passes import Passes
 from calibrate.model.splits import Schedule
 
@@ -24,27 +28,33 @@ PENALTY = 0.003  # nats for a unit of beta of one head
 STEPS_TO_A_CHECK = 10
 MOST_STEPS = 100
 _DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
-_SHARES_OF_THE_WAY = (0.5, 0.4)  # back to the best point, while a constraint is broken
-PASSES_OF_A_CHECK = 1 + len(_SHARES_OF_THE_WAY)
 _HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
 _LEAST_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
+STRENGTHS = 64  # parts of full strength
+_TRIALS = 6  # of strengths, at most
+_NEAR = 0.9  # of what is allowed: no other strength is tried
 
 
 class Solution(NamedTuple):
     """Numbers of a form, and what they are worth on the examples that choose."""
 
     form: Form
-    numbers: np.ndarray
+    numbers: np.ndarray  # at full strength
     value: Value
+    strength: float = 1.0
+
+    def at(self, strength: float) -> np.ndarray:
+        """The numbers at a strength, 1 being full."""
+        return self.form.within(strength * self.numbers)
 
     def heads_changed(self, heads: list[Head]) -> list[Head]:
         """The heads of a model whose beta is not 1, or not what all have in common."""
-        return self.form.heads_changed(self.numbers, heads)
+        return self.form.heads_changed(self.at(self.strength), heads)
 
-    def fit(self, heads: list[Head]) -> Coefficients | None:
+    def fit(self, heads: list[Head], strength: float | None = None) -> Coefficients | None:
         """The rules of the heads of a model; None where beta is 1 on all."""
-        return self.form.fit(self.numbers, heads)
+        return self.form.fit(self.at(self.strength if strength is None else strength), heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,32 +66,44 @@ class Descent:
     schedule: Schedule  # the examples of each step
     choosing: list[int]  # the examples that checks look at
     most_steps: int  # of a form
+    strength: float | None = None  # None: the largest that what is protected allows
 
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-        passes = 1 + checks * PASSES_OF_A_CHECK + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-        return [*islice(self.schedule, self.most_steps), *[self.choosing] * passes]
+        passes = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
+        passes_for_strength = [self._protected] * (_TRIALS if self.strength is None else 0)
+        steps = islice(self.schedule, self.most_steps)
+        return [*steps, *[self.choosing] * passes, *passes_for_strength]
 
-    def at(self, form: Form, numbers: np.ndarray) -> Solution:
-        """Numbers, scored."""
-        scores = self.passes.scores(form, numbers, self.choosing)
-        return Solution(form, numbers, self.objective.value(self.choosing, scores))
+    def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
+        """Numbers at a strength, scored."""
+        found = Solution(form, numbers, self._value(form, numbers, self.choosing), strength)
+        if strength == 1:
+            return found
+        return found._replace(value=self._value(form, found.at(strength), self.choosing))
+
+    def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
+        return self.objective.value(which, self.passes.scores(form, numbers, which))
+
+    @cached_property
+    def _protected(self) -> list[int]:
+        """The choosing examples that are protected."""
+        cells = {cell for part in self.objective.protected for cell in part}
+        return [i for i in self.choosing if int(self.objective.cell[i]) in cells]
 
     def run(self, start: Solution) -> Solution:
-        """The best allowed numbers that it comes by."""
+        """The best numbers that it comes by, at the largest strength that is allowed."""
         form, best, halvings = start.form, start, 0
-        walk = _Walk(form, start.numbers, Multipliers(self.objective))
+        walk = _Walk(form, start.numbers)
         for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
-            weights = walk.multipliers.weights(which, self.schedule.n_answers)
+            weights = self.objective.weights(which, self.schedule.n_answers)
             walk.step(self.passes.gradient(form, walk.numbers, which, weights))
             if number % STEPS_TO_A_CHECK and number != self.most_steps:
                 continue
             here = self.at(form, walk.numbers)
-            walk.multipliers.adapt(here.value)
-            found = self._allowed_towards(best, here)
-            rise = found.value.gain - best.value.gain
-            best = found if rise > 0 else best
+            rise = here.value.aim - best.value.aim
+            best = here if rise > 0 else best
             if rise < _LEAST_RISE:
                 if halvings == _HALVINGS:
                     break
@@ -89,15 +111,23 @@ class Descent:
                 walk.slow_down()
             if best is not here:
                 walk.back_to(best.numbers)
-        return best if form.of == ALIKE else self._fewest(best, walk.gained)
+        return self._allowed(best if form.of == ALIKE else self._fewest(best, walk.gained))
 
-    def _allowed_towards(self, best: Solution, here: Solution) -> Solution:
-        """The point itself, or one on the way to it that breaks no constraint; else the best."""
-        for share in _SHARES_OF_THE_WAY:
-            if here.value.is_allowed:
-                return here
-            here = self.at(here.form, best.numbers + share * (here.numbers - best.numbers))
-        return here if here.value.is_allowed else best
+    def _allowed(self, found: Solution) -> Solution:
+        """The same numbers at the strength that is wanted, or the largest that is allowed."""
+        form, numbers = found.form, found.numbers
+        if self.strength is not None:
+            return self.at(form, numbers, self.strength)
+        low, high, part = 0, STRENGTHS + 1, STRENGTHS
+        for _ in range(_TRIALS):
+            value = self._value(form, found.at(part / STRENGTHS), self._protected)
+            low, high = (part, high) if value.is_allowed else (low, part)
+            if high - low == 1 or _NEAR * value.allowed <= value.lost <= value.allowed:
+                break
+            # The KL of text rises as the square of the strength.
+            guess = part * np.sqrt(value.allowed / max(value.lost, 1e-12))
+            part = int(np.clip(guess, low + 1, high - 1))
+        return self.at(form, numbers, low / STRENGTHS)
 
     def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""
@@ -112,7 +142,7 @@ class Descent:
             fewer = self.at(best.form, numbers)
             lead = best.value.over(fewer.value)
             error = np.nan_to_num(lead.error, nan=np.inf)
-            if fewer.value.is_allowed and lead.mean <= min(error, best.value.gain / 20):
+            if lead.mean <= min(error, best.value.gain / 20):
                 return fewer
         return best
 
@@ -120,8 +150,8 @@ class Descent:
 class _Walk:
     """Where a descent is."""
 
-    def __init__(self, form: Form, start: np.ndarray, multipliers: Multipliers):
-        self.numbers, self.multipliers = start, multipliers
+    def __init__(self, form: Form, start: np.ndarray):
+        self.numbers = start
         self.gained = np.zeros(start.shape[1])  # nats, of each head
         is_common = form.is_common(start)
         self._within = form.within

@@ -1,21 +1,10 @@
-"""Texts as token ids, within a model's context: prompts with answers, and windows of plain text.
+"""Texts as token ids, within a model's context: prompts with answers."""
 
-Every token of a window is an answer, which must not get worse.
-"""
-
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.files.examples import Cell
-from calibrate.files.npz import digest_of, read_bytes
-from calibrate.model.splits import N_TURNS, turn
-
-MOST_BYTES = 1 << 26
-TEMPLATE = "text"
 
 
 class Encoded(NamedTuple):
@@ -69,62 +58,3 @@ class Encoder(NamedTuple):
                 f"the model's context is {self.context:,}; shorten them"
             )
         return Encoded(np.array([*prompt, *answer], np.int32), len(prompt))
-
-
-class TextFile(NamedTuple):
-    """A text of the user's."""
-
-    path: Path
-    text: str
-    digest: str
-
-    def windows(
-        self, encoder: Encoder, lengths: Sequence[int], most: int
-    ) -> list[tuple[Cell, Encoded]]:
-        """Windows of each length, cut from stretches that are spread evenly over the text.
-
-        A stretch is as long as the longest window, and its windows all belong to one split (see
-        `splits_of`). A window begins with what the tokenizer begins texts with; where that is
-        nothing, its first token is not an answer.
-        """
-        begin, ids = encoder.text(self.text)
-        sizes = [length - len(begin) for length in lengths]
-        for length, size in zip(lengths, sizes, strict=True):
-            if not 0 < size <= len(ids) or length < 2:
-                raise CalibrateError(
-                    f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
-                    "give a longer text, or shorter --lengths"
-                )
-        n_stretches = len(ids) // max(sizes)
-        spread = np.unique(np.linspace(0, n_stretches - 1, min(n_stretches, most)).astype(int))
-        start, made = max(1, len(begin)), []
-        for length, size in zip(lengths, sizes, strict=True):
-            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
-                tokens = [*begin, *ids[first : first + size]]
-                encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
-                made.append((Cell(TEMPLATE, length, True), encoded))
-        return made
-
-
-def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
-    """Where at most so many windows begin, which have their turns of the splits as stretches do."""
-    needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
-    places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
-    found = list[int]()
-    for number in range(most):
-        stretch, place = turn(number, len(stretches))
-        if stretch >= len(stretches) or place == len(places):
-            break
-        found.append(int(stretches[stretch] + places[place]))
-    return found
-
-
-def read_text(path: Path) -> TextFile:
-    """Reads a text in UTF-8; raises CalibrateError if it cannot be read."""
-    data = read_bytes(path, MOST_BYTES, "give a part of it")
-    try:
-        return TextFile(path, data.decode("utf-8-sig"), digest_of(data))
-    except UnicodeDecodeError as failure:
-        raise CalibrateError(
-            f"{path} is not UTF-8 at byte {failure.start}; save it as UTF-8"
-        ) from failure

@@ -15,8 +15,9 @@ from calibrate.evidence.chance import evident_among
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
+from calibrate.model.answers import answer, as_finite, checked, n_tokens
 from calibrate.model.objective import plain_alone
-from calibrate.model.passes import answer, as_finite, checked, n_tokens, placed, room_for
+from calibrate.model.passes import placed, room_for
 from calibrate.transformers.betas import HeadBetas, head_betas
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
@@ -81,11 +82,12 @@ def derivatives(
     with head_betas(model) as heads:
         names, slope = heads.heads, np.empty((n, len(heads.heads)))
         for at, chosen in placed(examples, range(n)):
-            (log_p[at], right[at]), slope[at] = _of_batch(model, heads, chosen)
+            scores, slope[at] = _of_batch(model, heads, chosen)
+            log_p[at], right[at], _ = scores
             report(n_tokens(chosen))
     per_token = np.array([examples.cells[example.cell].text for example in examples.examples])
     n_answer = np.where(per_token, examples.n_answer(range(n)), 1)
-    return Derivatives(names, Scores(log_p, right), slope / n_answer[:, None])
+    return Derivatives(names, Scores.of_plain(log_p, right), slope / n_answer[:, None])
 
 
 def _of_batch(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import LOG_P, OWN, Evidence
+from calibrate.evidence.evidence import KL, LOG_P, OWN, Evidence
 from calibrate.evidence.prior import LEAST_GAIN
-from calibrate.evidence.verdict import judge, sentences
+from calibrate.evidence.verdict import judge, judged_items, sentences
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
@@ -28,6 +29,7 @@ from calibrate.transformers.betas import head_betas
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
 LEAST_EXAMPLES = 8  # of a template and length
+STRENGTHS = (0.125, 0.25, 0.5, 0.75, 1.0)  # in the table of the trade
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,7 @@ class ModelFit:
     solved: list[Solution]  # each form that was tried
     published: Solution
     evidence: Evidence  # held-out examples under plain softmax, the fit, OWN, and its rivals
+    trade: Evidence  # the same examples under the fit at other strengths, which name the rules
     losses: Mapping[str, list[Estimate]]  # by rule: nats a token, of each part that is protected
 
 
@@ -82,18 +85,20 @@ def fit_through(
             f"{_nats(gain)}); see `calibrate model diagnose`, or give prompts that the model "
             "answers in part"
         )
-    fit = replace(
-        fit, name=name, source=_source(collection, options), provenance=provenance(*TOOLS)
-    )
+    source = _source(collection, options, published.strength)
+    fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
     fits = {OWN: fit, **_rivals(fit, problem.solved, betas.heads)}
     which = split(collection.set, JUDGING)
-    began("judging", [which] * len(fits))
+    strengths = sorted({*STRENGTHS, published.strength})
+    trade = {f"{s:g}": published.fit(betas.heads, s) for s in strengths}
+    began("judging", [which] * (len(fits) + len(trade)))
     memo = Memo(collection.folder, collection.digest)
-    scores = score_fits(lambda: model, collection.set, which, fits, memo, report)
-    evidence = problem.objective.evidence(which, scores)
+    score = partial(score_fits, lambda: model, collection.set, which, memo=memo, report=report)
+    evidence = problem.objective.evidence(which, score(fits))
     losses = {rule: problem.objective.losses(evidence, which, rule) for rule in fits}
-    require_worth(evidence, losses[OWN], options.allowed)
-    found = ModelFit(fit, betas.heads, problem.solved, published, evidence, losses)
+    require_worth(evidence, losses[OWN], np.inf if options.strength else options.allowed)
+    traded = problem.objective.evidence(which, score({s: x for s, x in trade.items() if x}))
+    found = ModelFit(fit, betas.heads, problem.solved, published, evidence, traded, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
 
 
@@ -109,7 +114,7 @@ def _require_answers(collection: ExampleCollection) -> None:
                 f"collect {LEAST_EXAMPLES} at least, and better 100, of each"
             )
     text = [examples.cells[example.cell].text for example in examples.examples]
-    if any(text) and len(np.unique(splits_of(examples.examples)[text])) < N_SPLITS:
+    if any(text) and len(np.unique(splits_of(examples)[text])) < N_SPLITS:
         raise QualityError(
             f"the {sum(text)} windows of plain text leave none to choose or to judge by; collect "
             "a longer text, of four windows at least, or shorter --lengths"
@@ -148,21 +153,39 @@ def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) ->
 
 def _quality(fit: ModelFit) -> dict[str, Any]:
     return {
-        "held_out": fit.evidence.answers.gain_records(),
+        "held_out": judged_items(fit.evidence).gain_records(),
+        "trade": _trade_records(fit.trade),
         "candidates": [{"kind": s.form.label, "gain": s.value.gain} for s in fit.solved],
         "verdict": " ".join(sentences(fit.evidence, OWN, fit.coefficients.name)).rstrip("."),
     }
+
+
+def _trade_records(trade: Evidence) -> list[dict[str, Any]]:
+    """By strength, with errors: the gain on templates not seen, and seen; the KL of text."""
+    unseen, seen, text = judged_items(trade), trade.answers.seen, trade.text.unseen
+    records = []
+    for rule in trade.rules[1:]:
+        found = {"gain": unseen.gain(rule, LOG_P)}
+        if 0 < seen.n < trade.answers.n:
+            found["seen"] = seen.gain(rule, LOG_P)
+        if text.n:
+            found["kl"] = text.mean(rule, KL)
+        pairs = {name: [float(x.mean), float(x.error)] for name, x in found.items()}
+        records.append({"strength": float(rule), **pairs})
+    return records
 
 
 def _nats(estimate: Estimate) -> str:
     return f"{estimate.mean:+.3f} ± {estimate.error:.3f} nats"
 
 
-def _source(collection: ExampleCollection, options: ModelOptions) -> dict[str, Any]:
+def _source(
+    collection: ExampleCollection, options: ModelOptions, strength: float
+) -> dict[str, Any]:
     configuration = collection.manifest["configuration"]
     named = {
         "kind": options.kind, "trained_up_to": options.trained_up_to,
-        "allowed_loss": options.allowed, "steps": options.most_steps,
+        "allowed_loss": options.allowed, "steps": options.most_steps, "strength": strength,
         "for_export": True if options.engines else None,
     }  # fmt: skip
     return {

@@ -4,14 +4,17 @@ With l = log n - c and h = H - c / 2, in nats, and c = log n of a typical query,
 
     "constant"            1 + a
     "log-size"            1 + a + k l
+    "commitment"          1 + a + k (l - h)
     "entropy-and-size"    1 + a + k l + s h + t h l + u l^2 + v h^2
 
-in all heads alike, in each layer, or in each head; each contains the one before it. And, as engines
-run it,
+in all heads alike, in each layer, or in each head; each contains those before it, but commitment,
+log n - H, not log-size. And, as engines run it,
 
     "log-size-one-ratio"  (1 + m) (1 + a + k l)
 
 where m is of each layer or head, and a and k are of all: m = 0 is what most of them have in common.
+
+A rule of strength s has s times these numbers: where they are linear, 1 + s (beta - 1).
 """
 
 import math
@@ -26,9 +29,9 @@ from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE, Rule
 
 Head = tuple[int, int]  # (layer, head)
-CONSTANT = "constant"
+CONSTANT, COMMITMENT = "constant", "commitment"
 ONE_RATIO = "log-size-one-ratio"
-N_NUMBERS = {CONSTANT: 1, LOG_SIZE: 2, ENTROPY_AND_SIZE: 6, ONE_RATIO: 1}  # rows
+N_NUMBERS = {CONSTANT: 1, LOG_SIZE: 2, COMMITMENT: 2, ENTROPY_AND_SIZE: 6, ONE_RATIO: 1}  # rows
 MIN_BETA, MAX_BETA = 0.25, 16.0  # of a fit through a model: some heads want to be more diffuse
 LEAST_FIRST = 0.05  # of 1 + a + k l at n = 1, where it is least, as k is not below 0
 # Bounds that the numbers of ONE_RATIO never reach at any n: engines have none.
@@ -43,7 +46,7 @@ class Form:
     alike. The last two columns of ONE_RATIO are a and k instead.
     """
 
-    kind: str  # CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE or ONE_RATIO
+    kind: str  # a key of N_NUMBERS
     of: str  # ALIKE, LAYER or HEAD: what has numbers of its own
     center: float  # c, nats: log n of a typical query
     largest: float  # log n of the longest example
@@ -56,7 +59,7 @@ class Form:
     @property
     def rule(self) -> Rule:
         """The kind of rule in a file, with its bounds."""
-        if self.kind == ENTROPY_AND_SIZE:
+        if self.kind in (COMMITMENT, ENTROPY_AND_SIZE):
             return Rule(0.0, MIN_BETA, MAX_BETA, kind=ENTROPY_AND_SIZE)
         return Rule.log_size(*(_NO_BOUNDS if self.kind == ONE_RATIO else (MIN_BETA, MAX_BETA)))
 
@@ -64,7 +67,7 @@ class Form:
     def domain(self) -> tuple[float, ...]:
         """Bounds of the entropies and log n of queries; the first query sees one token."""
         sizes = (0.0, self.largest)
-        return sizes + sizes if self.kind == ENTROPY_AND_SIZE else sizes
+        return sizes + sizes if self.rule.by_entropy else sizes
 
     def columns(self, heads: Sequence[Head]) -> list[int]:
         """The column of each head's own numbers."""
@@ -114,7 +117,11 @@ class Form:
         if self.kind != ONE_RATIO:
             if form.of != self.of or form.kind == ONE_RATIO:
                 return None
+            if COMMITMENT in (form.kind, self.kind) and LOG_SIZE in (form.kind, self.kind):
+                return None
             found[: len(numbers)] = numbers
+            if form.kind == COMMITMENT and self.kind == ENTROPY_AND_SIZE:
+                found[2] = -numbers[1]
             return found
         if form.of == ALIKE and form._meets_no_bound(numbers):
             found[0, -2:][: numbers.size] = numbers.ravel()
@@ -142,6 +149,9 @@ class Form:
         if self.kind == LOG_SIZE:
             (k,) = others
             return [k, 1 + a - k * c]
+        if self.kind == COMMITMENT:
+            (k,) = others
+            others = [k, -k, *[a * 0] * 3]
         k, s, t, u, v = others
         h = c / 2
         level = 1 + a - k * c - s * h + t * h * c + u * c * c + v * h * h

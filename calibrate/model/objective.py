@@ -1,8 +1,9 @@
 """Rules compared by a model's answers, and what a fit through the model aims at.
 
-That is log p of the answers, templates and lengths of equal weight, while the mean log p a token of
-protected text, and of answers up to a trained length, may fall by little. Each such constraint has
-a multiplier that rises when a check finds it broken.
+That is the mean log p of the answers, templates and lengths of equal weight, less a few times what
+protected text loses: the mean of KL(plain || rule) a token (see `answers.py`). What is protected
+bounds the strength of a rule: the KL of text, with two of its errors, and what answers up to a
+trained length lose a token, may be no more than is allowed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +12,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.evidence import (
+    KL,
+    LOG_P,
+    OWN,
+    PLAIN,
+    RIGHT,
+    Evidence,
+    Scored,
+    Stratum,
+)
 from calibrate.files.examples import ExampleSet, Scores
-from calibrate.model.splits import stretches_of
+from calibrate.model.splits import CHOOSING, JUDGING, stretches_of, whole_templates
 
-ALLOWED_LOSS = 0.005  # nats a token, of protected text and lengths
-_FIRST = 0.01  # nats of the answers, for all that a constraint allows to lose: its multiplier
-_RISE, _FALL = 4.0, 0.5  # of a multiplier
+ALLOWED_LOSS = 0.01  # nats a token, of protected text and lengths
+WEIGHT_OF_TEXT = 3.0  # nats of the answers, for a nat a token of KL of text
+_ERRORS = 2.0  # that are added to the KL of text
 _OTHER = "other"
 _ANSWERS = Scored("", items="answers")
 
 
 def compare(
-    examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores], of: Scored = _ANSWERS
-) -> Evidence:
-    """Rules by their scores of some examples: LOG_P, and RIGHT of whole answers.
+    examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores],
+    of: Scored = _ANSWERS, own: bool = False,
+) -> Evidence:  # fmt: skip
+    """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
     A stratum is a template at a length. Windows of text from one stretch are a group, whatever
     their lengths; answers are independent.
@@ -34,6 +45,7 @@ def compare(
       which: numbers of the examples that were scored.
       scores: by rule, with an entry for each of `which`; plain softmax is PLAIN.
       of: what was scored.
+      own: whether a fit was made of these examples: some templates are none that it has seen.
     """
     index = np.asarray(which, int)
     cell = np.array([example.cell for example in examples.examples])[index]
@@ -43,11 +55,15 @@ def compare(
     rules = (PLAIN, *(rule for rule in scores if rule != PLAIN))
     log_p = [scores[rule].log_p / np.where(per_token, n_answer, 1) for rule in rules]
     share = [scores[rule].right / n_answer for rule in rules]
-    right = [np.where(per_token, x, x == 1) for x in share]
+    values = {LOG_P: log_p, RIGHT: [np.where(per_token, x, x == 1) for x in share]}
+    if per_token.any():
+        values[KL] = [scores[rule].kl / n_answer for rule in rules]
+    parts = whole_templates(examples.cells) if own else [None] * len(examples.cells)
+    unseen = [parts[i] in (CHOOSING, JUDGING) for i in present]
     return Evidence(
-        rules, {LOG_P: np.array(log_p), RIGHT: np.array(right)},
-        tuple(Stratum(c.length, c.template, c.text) for c in cells), stratum,
-        stretches_of(examples)[index], np.ones(len(index)), of,
+        rules, {measure: np.array(x) for measure, x in values.items()},
+        tuple(Stratum(c.length, c.template, c.text, x) for c, x in zip(cells, unseen, strict=True)),
+        stratum, stretches_of(examples)[index], np.ones(len(index)), of,
     )  # fmt: skip
 
 
@@ -64,7 +80,7 @@ class Objective:
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
       allowed: nats a token that protected text and lengths may lose in the mean.
     Attributes:
-      constraints: the cells of each: plain text, and every trained cell of answers.
+      protected: the cells of each part that is: plain text, and every trained cell of answers.
     """
 
     def __init__(
@@ -77,33 +93,51 @@ class Objective:
         self.is_text = np.array([cell.text for cell in examples.cells])
         trained = [cell.length <= (trained_up_to or 0) for cell in examples.cells]
         text = np.flatnonzero(self.is_text).tolist()
-        self.constraints = [text] if text else []
-        self.constraints += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
+        self.protected = [text] if text else []
+        self.protected += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
 
     def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under plain softmax and under rules, by their scores of them."""
-        plain = Scores(*(column[np.asarray(which)] for column in self.plain))
-        return compare(self.examples, which, {PLAIN: plain, **scores})
+        return compare(self.examples, which, {PLAIN: self.plain.at(which), **scores}, own=True)
 
     def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
-        """Nats a token that a rule loses of each constraint; 0 where it has none of `which`."""
+        """Nats a token that a rule loses of each protected part; 0 where it has none of `which`.
+
+        Text loses its KL; where some of it is of a register that the fit has not seen, that counts.
+        """
         index = np.asarray(which)
         cell = self.cell[index]
         lost = evidence.scores(PLAIN, LOG_P) - evidence.scores(rule, LOG_P)
-        lost = lost / np.where(self.is_text[cell], 1, self.n_answer[index])
+        lost = lost / self.n_answer[index]
         found = []
-        for cells in self.constraints:
+        for cells in self.protected:
             held = np.isin(cell, cells)
-            design = evidence.where(held).design
-            found.append(design.estimate(lost[held]) if held.any() else Estimate(0.0, np.nan))
+            if not held.any():
+                found.append(Estimate(0.0, np.nan))
+            elif self.is_text[cells[0]]:
+                found.append(evidence.text.unseen.mean(rule, KL))
+            else:
+                found.append(evidence.where(held).design.estimate(lost[held]))
         return found
 
     def value(self, which: Sequence[int], scores: Scores) -> "Value":
         """What a rule is worth on some examples."""
         evidence = self.evidence(which, {OWN: scores})
         losses = self.losses(evidence, which, OWN)
-        answers = evidence.answers
-        return Value(answers, float(answers.gain(OWN, LOG_P).mean), losses, self.allowed)
+        answers = evidence.answers.unseen
+        gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
+        return Value(answers, gain, losses, bool(self.is_text.any()), self.allowed)
+
+    def weights(self, which: Sequence[int], n_answers: float) -> np.ndarray:
+        """d objective / d value of the examples of a step, (examples,), of so many answers.
+
+        The value of an answer is its log p, and that of text is -KL.
+        """
+        index = np.asarray(which)
+        text = self.is_text[self.cell[index]]
+        of_text = WEIGHT_OF_TEXT / self.n_answer[index] / max(1, text.sum())
+        weights: np.ndarray = np.where(text, of_text, 1 / n_answers)
+        return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +146,26 @@ class Value:
 
     answers: Evidence
     gain: float  # nats of the answers
-    losses: list[Estimate]  # of each constraint: nats a token
+    losses: list[Estimate]  # of each protected part: nats a token
+    has_text: bool  # the first part is text
     allowed: float
+
+    @property
+    def aim(self) -> float:
+        """What a search maximises: the gain, less a few times the KL of text."""
+        return self.gain - (WEIGHT_OF_TEXT * self.losses[0].mean if self.has_text else 0.0)
+
+    @property
+    def lost(self) -> float:
+        """The most that any part loses, nats a token: of text with two errors, else the mean."""
+        of_text = self.losses[: int(self.has_text)]
+        found = [loss.mean + _ERRORS * np.nan_to_num(loss.error) for loss in of_text]
+        return float(max([*found, *(loss.mean for loss in self.losses[len(found) :])], default=0.0))
 
     @property
     def is_allowed(self) -> bool:
         """Whether no protected text or length loses more than it may."""
-        return all(loss.mean <= self.allowed for loss in self.losses)
+        return self.lost <= self.allowed
 
     def over(self, other: "Value | None" = None) -> Estimate:
         """Mean gain over another rule on the same examples; None is plain softmax."""
@@ -126,27 +173,3 @@ class Value:
             return self.answers.gain(OWN, LOG_P)
         its = {measure: x[-1] for measure, x in other.answers.values.items()}
         return self.answers.with_rule(_OTHER, its).gain(OWN, LOG_P, _OTHER)
-
-
-class Multipliers:
-    """How much each constraint weighs now."""
-
-    def __init__(self, objective: Objective):
-        self._objective = objective
-        self._each = np.full(len(objective.constraints), _FIRST / max(objective.allowed, 1e-6))
-
-    def weights(self, which: Sequence[int], n_answers: float) -> np.ndarray:
-        """d objective / d log p of the examples of a step, (examples,), of so many answers."""
-        objective, index = self._objective, np.asarray(which)
-        cell = objective.cell[index]
-        weights: np.ndarray = ~objective.is_text[cell] / n_answers
-        for multiplier, cells in zip(self._each, objective.constraints, strict=True):
-            held = np.isin(cell, cells)
-            weights += multiplier * held / objective.n_answer[index] / max(1, held.sum())
-        return weights
-
-    def adapt(self, value: Value) -> None:
-        """Raises those of constraints that are broken, and lowers those that are far from it."""
-        losses = np.array([loss.mean for loss in value.losses])
-        self._each = np.where(losses > value.allowed, _RISE * self._each, self._each)
-        self._each = np.where(losses < value.allowed / 2, _FALL * self._each, self._each)

@@ -5,14 +5,13 @@ command asks for the same passes in the same order, and those made before are re
 """
 
 import hashlib
-import inspect
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,10 +25,11 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Example, ExampleSet, Scores, parse_scores
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.files.resuming import read_if_sound
+from calibrate.model.answers import answer, answer_logits, as_finite, checked, n_tokens
 from calibrate.model.forms import Form
 from calibrate.transformers.attention import temporary_attention
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
-from calibrate.transformers.parts import applied
+from calibrate.transformers.parts import Applied, applied
 from calibrate.transformers.verification import verify
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -43,13 +43,6 @@ _MOST_BYTES = 1 << 26  # of one
 
 Content = TypeVar("Content")
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
-
-
-class Answers(NamedTuple):
-    """Answers of a batch."""
-
-    log_p: Tensor  # (examples,) nats: of the whole answer
-    right: Tensor  # (examples,) int: tokens of the answer that have the highest logit
 
 
 class Memo:
@@ -87,12 +80,13 @@ def processor(device: torch.device) -> str:
 def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[int], list[Example]]]:
     """Some examples in batches of equal length, without padding, with the place of each in `which`.
 
-    Their order is kept within a length.
+    A batch is of text or of answers. Order is kept within a length.
     """
-    by_length: dict[int, list[tuple[int, Example]]] = {}
+    alike: dict[tuple[int, bool], list[tuple[int, Example]]] = {}
     for at, example in enumerate(examples.examples[i] for i in which):
-        by_length.setdefault(len(example.tokens), []).append((at, example))
-    for length, members in by_length.items():
+        key = len(example.tokens), examples.cells[example.cell].text
+        alike.setdefault(key, []).append((at, example))
+    for (length, _), members in alike.items():
         size = max(1, TOKENS_AT_ONCE // length)
         for first in range(0, len(members), size):
             batch = members[first : first + size]
@@ -110,76 +104,30 @@ def report_resumed(examples: ExampleSet, which: Iterable[int], report: Report) -
         report(tokens, True)
 
 
-def answer(model: PreTrainedModel, examples: Sequence[Example]) -> Answers:
-    """One forward pass over examples of equal length.
-
-    Only logits from the first answer on are computed, where the model can leave out the others.
-    """
-    tokens = torch.from_numpy(np.stack([example.tokens for example in examples])).long()
-    largest, known = int(tokens.max()), model.config.get_text_config().vocab_size
-    if largest >= known:
-        raise CalibrateError(
-            f"an example has token {largest}, and this model knows 0 to {known - 1}; give the "
-            "model that the examples were made for"
-        )
-    tokens = tokens.to(model.device)
-    start = torch.tensor([example.start for example in examples], device=model.device)
-    n_kept, inputs = tokens.shape[1] - int(start.min()), tokens[:, :-1]
-    fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
-    output = model(
-        input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False,
-        **({"logits_to_keep": n_kept} if fewer else {}),
-    )  # fmt: skip
-    logits, target = output.logits[:, -n_kept:].float(), tokens[:, -n_kept:]
-    at = torch.arange(tokens.shape[1] - n_kept, tokens.shape[1], device=model.device)
-    of_answer = at >= start[:, None]
-    # By rows of logits: by columns, PyTorch would make a copy of them all.
-    lost = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), target.flatten(), reduction="none"
-    ).view_as(target)
-    log_p = -torch.where(of_answer, lost, 0).sum(1, dtype=torch.float64)
-    return Answers(log_p, ((logits.argmax(-1) == target) & of_answer).sum(1))
-
-
-def checked(answers: Answers, examples: Sequence[Example]) -> Scores:
-    """The answers of a batch as arrays; raises CalibrateError unless each log p is finite."""
-    log_p = answers.log_p.detach().cpu().numpy()
-    if not np.isfinite(log_p).all():
-        raise CalibrateError(
-            f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
-            "model's logits are not finite; load it with --dtype float32, or restore its weights"
-        )
-    return Scores(np.minimum(log_p, 0.0), answers.right.cpu().numpy().astype(np.int32))
-
-
-def as_finite(gradient: Tensor) -> np.ndarray:
-    """A gradient by betas as an array; raises CalibrateError unless it is finite."""
-    found: np.ndarray = gradient.double().cpu().numpy()
-    if not np.isfinite(found).all():
-        raise CalibrateError(
-            "a derivative by a head's beta is not finite; load the model with --dtype float32"
-        )
-    return found
-
-
-def n_tokens(examples: Sequence[Example]) -> int:
-    """The tokens of some examples."""
-    return sum(len(example.tokens) for example in examples)
-
-
 def score(
     model: PreTrainedModel,
     examples: ExampleSet,
     which: Sequence[int],
     report: Report = lambda tokens, resumed: None,
+    under: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Scores:
-    """The scores of some examples; `report` is called after each batch."""
-    log_p, right = np.empty(len(which)), np.empty(len(which), np.int32)
+    """The scores of some examples; `report` is called after each batch.
+
+    Args:
+      under: gives the model a rule until the block ends; None scores plain softmax.
+    """
+    n = len(which)
+    found = Scores(np.empty(n), np.empty(n, np.int32), np.empty(n))
     for at, chosen in placed(examples, which):
+        is_text = examples.cells[chosen[0].cell].text
         with torch.no_grad(), room_for(chosen):
-            log_p[at], right[at] = checked(answer(model, chosen), chosen)
+            plain = answer_logits(model, chosen) if is_text and under else None
+            with (under or nullcontext)():
+                scores = checked(answer(model, chosen, plain), chosen)
+        for column, values in zip(found, scores, strict=True):
+            column[at] = values
         report(n_tokens(chosen), False)
-    return Scores(log_p, right)
+    return found
 
 
 @contextmanager
@@ -226,8 +174,8 @@ class Passes:
 
         def make() -> bytes:
             given = torch.from_numpy(numbers).to(self.model.device)
-            with torch.no_grad(), self._rules(form, given):
-                return score(self.model, self.examples, which, self.report).pack()
+            rules = partial(self._rules, form, given)
+            return score(self.model, self.examples, which, self.report, rules).pack()
 
         parse = partial(parse_scores, self.examples.n_answer(which))
         return self._get(("scores", form, numbers, which), make, parse)
@@ -258,11 +206,16 @@ class Passes:
     ) -> np.ndarray:
         given = torch.from_numpy(numbers).to(self.model.device).requires_grad_()
         for at, chosen in placed(self.examples, which):
-            with room_for(chosen, self.model), self._rules(form, given):
-                answers = answer(self.model, chosen)
-                checked(answers, chosen)
-                weight = torch.from_numpy(weights[at]).to(answers.log_p.device)
-                (weight * answers.log_p).sum().backward()
+            with room_for(chosen, self.model):
+                plain = None
+                if self.examples.cells[chosen[0].cell].text:
+                    with torch.no_grad():
+                        plain = answer_logits(self.model, chosen)
+                with self._rules(form, given):
+                    answers = answer(self.model, chosen, plain)
+                    checked(answers, chosen)
+                    values = answers.log_p if plain is None else -answers.kl
+                    (torch.from_numpy(weights[at]).to(values.device) * values).sum().backward()
             self.report(n_tokens(chosen), False)
         assert given.grad is not None
         return as_finite(given.grad)
@@ -302,14 +255,14 @@ def score_fits(
     def verified() -> PreTrainedModel:
         loaded = model()
         for fit in fits.values():
-            with _given(loaded, fit):
+            with _given(loaded, applied(fit)):
                 verify(loaded)
         return loaded
 
     def scored(fit: Coefficients, unit: Sequence[int]) -> Scores:
         def make() -> bytes:
-            with _given(verified(), fit):
-                return score(verified(), examples, unit, report).pack()
+            given = partial(_given, verified(), applied(fit))
+            return score(verified(), examples, unit, report, given).pack()
 
         key = f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
         resumed = partial(report_resumed, examples, unit, report)
@@ -321,6 +274,6 @@ def score_fits(
     }
 
 
-def _given(model: PreTrainedModel, fit: Coefficients) -> AbstractContextManager[None]:
+def _given(model: PreTrainedModel, fit: Applied) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
-    return temporary_attention(model, "calibrate-score", applied(fit))
+    return temporary_attention(model, "calibrate-score", fit)

@@ -15,7 +15,7 @@ from calibrate.export.proof import Exportable
 from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
-from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
+from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_LOSS, Objective
 from calibrate.model.passes import Memo, Passes, Report, processor
 from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
@@ -25,7 +25,7 @@ MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
 LEAST_LEAD = 0.01  # nats, of one form over a simpler one
 TOOLS = ("torch", "transformers")
 _SHARED = (CONSTANT, LOG_SIZE)
-_EACH = (CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE)
+_EACH = (CONSTANT, LOG_SIZE, COMMITMENT, ENTROPY_AND_SIZE)
 
 Began = Callable[[str, list[list[int]]], None]  # what, and the examples of each pass at most
 
@@ -37,13 +37,15 @@ class ModelOptions:
     kind: str | None = None  # of the rules; None for the best on the examples that choose
     trained_up_to: int | None = None  # tokens: lengths at which answers may not get worse
     allowed: float = ALLOWED_LOSS  # nats a token that protected text and lengths may lose
+    strength: float | None = None  # of the rules; None: the largest that is allowed
     most_steps: int = MOST_STEPS  # of each form
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
 
     def __post_init__(self) -> None:
         engines, kind = self.engines, self.kind
-        if engines and (kind == ENTROPY_AND_SIZE or (kind == LOG_SIZE and engines.no_size)):
+        by_entropy = kind in (COMMITMENT, ENTROPY_AND_SIZE)
+        if engines and (by_entropy or (kind == LOG_SIZE and engines.no_size)):
             why = f" ({engines.no_size})" if engines.no_size else ""
             raise CalibrateError(
                 f"engines run no rules of kind {kind} of this model{why}; for export, give "
@@ -75,7 +77,7 @@ class ModelProblem:
         self._descent = Descent(
             Passes(model, heads, collection.set, memo, report), self.objective,
             Schedule(collection.set, np.array(split(collection.set, FITTING)), options.seed),
-            _choosing(self.objective), options.most_steps,
+            _choosing(self.objective), options.most_steps, options.strength,
         )  # fmt: skip
 
     def forms(self) -> list[Form]:
@@ -150,7 +152,7 @@ class ModelProblem:
 
 def _choosing(objective: Objective) -> list[int]:
     """The examples that each check looks at: all that are protected, and some of the others."""
-    protected = {cell for cells in objective.constraints for cell in cells}
+    protected = {cell for cells in objective.protected for cell in cells}
     found, count = list[int](), Counter[int]()
     for i in split(objective.examples, CHOOSING):
         cell = int(objective.cell[i])

@@ -17,8 +17,9 @@ from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
 from calibrate.files.json_shapes import Integer, List, Object, Text
 from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import Refusal, parse, refuse, spell
-from calibrate.model.encoding import Encoded, Encoder, read_text
+from calibrate.model.encoding import Encoded, Encoder
 from calibrate.model.retrieval import TEMPLATES, retrieval
+from calibrate.model.text_windows import BUILT_IN, built_in_windows, read_texts
 
 if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
@@ -103,10 +104,11 @@ class Wanted:
 
     prompts: Path | None = None  # a file
     templates: tuple[str, ...] = ()  # of the built-in task; see `retrieval`
-    text: Path | None = None  # a file of plain text
+    text: Path | None = None  # a file of plain text, or a folder of some
     lengths: tuple[int, ...] = (256, 512, 1024)  # tokens: of the built-in task and of windows
-    count: int = 32  # examples of each template and length; windows, at most
+    count: int = 8  # examples of each template and length; windows, at most
     seed: int = 0  # of the built-in task
+    built_in_text: bool = False  # in place of `text`, where the model has a tokenizer
 
 
 def parse_task(text: str) -> tuple[str, ...]:
@@ -132,14 +134,14 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
         model's context, or the tokenizer is missing.
     """
     lines, digest = read_prompts(wanted.prompts) if wanted.prompts else ([], "")
-    text = read_text(wanted.text) if wanted.text else None
-    has_lengths = bool(text or wanted.templates)
+    texts = read_texts(wanted.text) if wanted.text else []
+    has_lengths = bool(texts or wanted.templates)
     if not (lines or has_lengths):
         raise CalibrateError(
             "no examples are named; give --prompts FILE.jsonl, --task retrieval or --text FILE"
         )
-    texts = any(isinstance(line.prompt, str) for line in lines)
-    tokenizer = folder.tokenizer() if has_lengths or texts else None
+    spelled = has_lengths or any(isinstance(line.prompt, str) for line in lines)
+    tokenizer = folder.tokenizer() if spelled else None
     encoder = Encoder(tokenizer, folder.context, folder.vocabulary)
     made, sources = [], dict[str, Any]()
     if lines:
@@ -148,9 +150,13 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     if wanted.templates:
         made += retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
         sources |= {"templates": ",".join(wanted.templates), "seed": wanted.seed}
-    if text:
+    for text in texts:
         made += text.windows(encoder, wanted.lengths, wanted.count)
-        sources["text"] = text.digest
+    if wanted.built_in_text and tokenizer is not None:
+        made += built_in_windows(encoder, wanted.lengths, wanted.count)
+        texts = read_texts(BUILT_IN)
+    if texts:
+        sources["text"] = digest_of("\n".join(text.digest for text in texts).encode())
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
     return _in_cells(made), sources

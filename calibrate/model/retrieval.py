@@ -68,23 +68,82 @@ class Template(NamedTuple):
     answer: str = " {value}"
 
 
+_THINGS, _PEOPLE = (ADJECTIVES, NOUNS), (FIRST_NAMES, LAST_NAMES)
+# By their order a fit is made of the first ones, chosen by the next, judged by the last four; see
+# `splits.py`. These four were written down before any fit was made.
 TEMPLATES = {
     "numbers": Template(
-        (ADJECTIVES, NOUNS), None, "The special magic number for {a}-{b} is {value}.", "\n",
+        _THINGS, None, "The special magic number for {a}-{b} is {value}.", "\n",
         "{facts}\nWhat is the special magic number for {a}-{b}?\n"
         "The special magic number for {a}-{b} is",
     ),
     "towns": Template(
-        (FIRST_NAMES, LAST_NAMES), TOWNS, "{a} {b} lives in the town of {value}.", "\n",
+        _PEOPLE, TOWNS, "{a} {b} lives in the town of {value}.", "\n",
         "{facts}\nWhere does {a} {b} live?\n{a} {b} lives in the town of",
     ),
+    "table": Template(
+        _THINGS, None, "| {a} {b} | {value} |", "\n",
+        "| item | code |\n| --- | --- |\n{facts}\n\nThe code of the {a} {b} in the table is",
+    ),
+    "csv": Template(
+        _PEOPLE, TOWNS, "{a},{b},{value}", "\n",
+        "first,last,town\n{facts}\n\nSearch for the row of {a} {b}:\n{a},{b},", "{value}",
+    ),
+    "yaml": Template(
+        _THINGS, FIRST_NAMES, "{a}_{b}:\n  owner: {value}", "\n",
+        "{facts}\n\n# The owner of {a}_{b} is",
+    ),
+    "xml": Template(
+        _THINGS, LAST_NAMES, '<item name="{a} {b}"><keeper>{value}</keeper></item>', "\n",
+        "<items>\n{facts}\n</items>\n<!-- The keeper of the {a} {b} is",
+    ),
+    "code": Template(
+        _THINGS, None, 'codes["{a} {b}"] = {value}', "\n",
+        'codes = {{}}\n{facts}\nassert codes["{a} {b}"] ==',
+    ),
+    "story": Template(
+        _PEOPLE, TOWNS, "Then {a} {b} packed a bag and took the night train to {value}.", " ",
+        "{facts}\n\nBy the end of the story, {a} {b} had gone by train to",
+    ),
+    "chat": Template(
+        _THINGS, None, "<{a}_{b}> hello everyone, my ticket is {value}", "\n",
+        "{facts}\n<host> {a}_{b}, please repeat your ticket\n<{a}_{b}> sure, my ticket is",
+    ),
+    "inventory": Template(
+        _THINGS, None, "{value} pieces in stock: {a} {b}", "\n",
+        "{facts}\n\nPieces of {a} {b} in stock:",
+    ),
+    "log": Template(
+        _PEOPLE, None, "[INFO] session {value} was opened by {a}.{b}", "\n",
+        "{facts}\n\nWhich session did {a}.{b} open?\nThe user opened session",
+    ),
+    "settings": Template(
+        _THINGS, None, "[{a}-{b}]\nport = {value}", "\n\n",
+        "{facts}\n\n; the port in section {a}-{b} is",
+    ),
+    "sql": Template(
+        _PEOPLE, TOWNS, "INSERT INTO homes VALUES ('{a} {b}', '{value}');", "\n",
+        "{facts}\nSELECT town FROM homes WHERE name = '{a} {b}';\n-- result:",
+    ),
+    "minutes": Template(
+        _PEOPLE, TOWNS, "* {a} {b} will report from {value} next month", "\n",
+        "Minutes of the meeting\n{facts}\n\nNext month we will hear from {a} {b}, who will be in",
+    ),
     "json": Template(
-        (ADJECTIVES, NOUNS), None, '  "{a}-{b}": "{value}"', ",\n",
+        _THINGS, None, '  "{a}-{b}": "{value}"', ",\n",
         '{{\n{facts}\n}}\nThe value of "{a}-{b}" in this dictionary is', ' "{value}"',
     ),
     "list": Template(
-        (ADJECTIVES, NOUNS), FIRST_NAMES, "- the {a} {b}: belongs to {value}", "\n",
+        _THINGS, FIRST_NAMES, "- the {a} {b}: belongs to {value}", "\n",
         "Lost and found:\n{facts}\n\nThe {a} {b} belongs to",
+    ),
+    "questions": Template(
+        _THINGS, LAST_NAMES, "Q: Who looks after the {a} {b}?\nA: {value}", "\n\n",
+        "{facts}\n\nQ: Who looks after the {a} {b}?\nA:",
+    ),
+    "phones": Template(
+        _PEOPLE, None, "{b}, {a} ..... 555-{value}", "\n",
+        "Telephone directory\n{facts}\n\nTo call {a} {b}, dial", " 555-{value}",
     ),
 }  # fmt: skip
 

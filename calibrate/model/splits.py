@@ -1,7 +1,12 @@
 """Which examples fit a rule and in which steps, which choose among rules, and which judge.
 
-Examples of a cell take turns. Windows of text are cut from stretches: a window's stretch has the
-same turn at every length, so no token judges a fit that was fitted to it at another length.
+Of four examples of a cell, in turn, two fit, one chooses and one judges. Where there are six
+templates or more, whole templates are kept from the fit, as what is learned of a few may not carry
+over: in their order the last quarter judges, the quarter before chooses, and the others fit, but
+for one example of four, which judges too. Registers of text, which are their templates, likewise.
+
+Windows of text are cut from stretches: a window's stretch has the same turn at every length, so no
+token judges a fit that was fitted to it at another length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,40 +14,64 @@ from itertools import cycle
 
 import numpy as np
 
-from calibrate.files.examples import Example, ExampleSet
+from calibrate.files.examples import Cell, Example, ExampleSet
 
 N_SPLITS = 3
 FITTING, CHOOSING, JUDGING = range(N_SPLITS)
 _SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four examples of a cell, in turn
 N_TURNS = len(_SPLITS)
+LEAST_TEMPLATES = 6  # of which some are kept from the fit
 TOKENS_A_STEP = 4096
 MOST_OF_A_CELL = 8  # examples in a step
 
 
-def splits_of(examples: Sequence[Example]) -> np.ndarray:
-    """The split of each example, (examples,) int: in every cell a half, a quarter and a quarter."""
-    return np.take(_SPLITS, _places(examples) % N_TURNS)
+def splits_of(examples: ExampleSet) -> np.ndarray:
+    """The split of each example, (examples,) int."""
+    by_turn = np.take(_SPLITS, _places(examples.examples) % N_TURNS)
+    splits, wholly = by_turn.copy(), whole_templates(examples.cells)
+    cell = np.array([example.cell for example in examples.examples])
+    for i, split in enumerate(wholly):
+        if split == FITTING:
+            splits[(cell == i) & (by_turn == CHOOSING)] = FITTING
+        elif split is not None:
+            splits[cell == i] = split
+    return splits
+
+
+def whole_templates(cells: Sequence[Cell]) -> list[int | None]:
+    """The split that each cell's template belongs to as a whole; None where there are too few."""
+    found = dict[tuple[str, bool], int]()
+    for text in (False, True):
+        names = list(dict.fromkeys(cell.template for cell in cells if cell.text == text))
+        n = len(names) // 4 if len(names) >= LEAST_TEMPLATES else 0
+        for part in (CHOOSING, JUDGING) if n else ():
+            first = len(names) - n * (N_SPLITS - part)
+            found |= dict.fromkeys(((name, text) for name in names[first:]), part)
+        found |= {(name, text): FITTING for name in names[: -2 * n] if n}
+    return [found.get((cell.template, cell.text)) for cell in cells]
 
 
 def split(examples: ExampleSet, which: int) -> list[int]:
     """The examples of a split."""
-    return np.flatnonzero(splits_of(examples.examples) == which).tolist()
+    return np.flatnonzero(splits_of(examples) == which).tolist()
 
 
 def stretches_of(examples: ExampleSet) -> np.ndarray:
     """(examples,) int, the stretch of text that a window is cut from; -1 of answers.
 
-    A stretch is as long as the longest windows, which tell how many there are.
+    A stretch is as long as the longest windows of its text, which tell how many there are.
     """
+    cells, places = examples.cells, _places(examples.examples)
     cell = np.array([example.cell for example in examples.examples])
-    of_text = np.array([c.text for c in examples.cells])[cell]
-    if not of_text.any():
-        return np.full(len(cell), -1)
-    longest = max(set(cell[of_text]), key=lambda i: examples.cells[i].length)
-    n_stretches = int((cell == longest).sum())
-    places = _places(examples.examples)
-    pairs = zip(places.tolist(), of_text.tolist(), strict=True)
-    return np.array([turn(i, n_stretches)[0] if is_text else -1 for i, is_text in pairs])
+    found, first = np.full(len(cell), -1), 0
+    for name in dict.fromkeys(c.template for c in cells if c.text):
+        its = {i for i, c in enumerate(cells) if c.text and c.template == name}
+        longest = max(its & set(cell.tolist()), key=lambda i: cells[i].length, default=-1)
+        n_stretches = int((cell == longest).sum())
+        for i in np.flatnonzero(np.isin(cell, list(its))):
+            found[i] = first + turn(int(places[i]), n_stretches)[0]
+        first = found.max(initial=-1) + 1
+    return found
 
 
 def turn(number: int, n_stretches: int) -> tuple[int, int]:
@@ -82,6 +111,7 @@ class Schedule:
         has_room_for = int(TOKENS_A_STEP // (of_answers + of_text))
         self._of_each = min(MOST_OF_A_CELL, max(1, has_room_for))
         room = TOKENS_A_STEP - self._of_each * of_text
+        answers = np.random.default_rng(seed).permutation(answers).tolist()  # layouts are mixed
         self._groups = _groups(answers, [self._of_each * length[i] for i in answers], room)
         self.n_answers = self._of_each * len(answers) / len(self._groups)
         self._members, self._seed = members, seed

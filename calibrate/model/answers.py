@@ -1,0 +1,132 @@
+"""What a model says of examples: log p of right answers, and what text loses by rules on its heads.
+
+That is KL(plain || rule) a token of protected text: the divergence of the next token's distribution
+from plain softmax's. It is 0 for plain softmax alone, and unlike a difference of losses it has no
+noise of mean zero in it.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from calibrate.errors import CalibrateError
+from calibrate.files.examples import Example, Scores
+
+ROWS_AT_ONCE = 256  # of logits, whose copies in float32 are held
+
+
+class Answers(NamedTuple):
+    """Answers of a batch."""
+
+    log_p: Tensor  # (examples,) nats: of the whole answer
+    right: Tensor  # (examples,) int: tokens of the answer that have the highest logit
+    kl: Tensor  # (examples,) nats: KL(plain || rule), summed over tokens; 0 where not asked for
+
+
+def answer_logits(model: PreTrainedModel, examples: Sequence[Example]) -> Tensor:
+    """Logits (examples, tokens, vocabulary) of one forward pass over examples of equal length.
+
+    They are of the tokens from the first answer on alone, where the model can leave out the others.
+    """
+    tokens = torch.from_numpy(np.stack([example.tokens for example in examples])).long()
+    largest, known = int(tokens.max()), model.config.get_text_config().vocab_size
+    if largest >= known:
+        raise CalibrateError(
+            f"an example has token {largest}, and this model knows 0 to {known - 1}; give the "
+            "model that the examples were made for"
+        )
+    tokens = tokens.to(model.device)
+    n_kept, inputs = _n_kept(examples), tokens[:, :-1]
+    fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
+    output = model(
+        input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False,
+        **({"logits_to_keep": n_kept} if fewer else {}),
+    )  # fmt: skip
+    logits: Tensor = output.logits[:, -n_kept:]
+    return logits
+
+
+def answer(
+    model: PreTrainedModel, examples: Sequence[Example], plain: Tensor | None = None
+) -> Answers:
+    """The answers of one forward pass; with `plain`, the logits of plain softmax, their KL too."""
+    logits = answer_logits(model, examples)
+    n_kept, device = logits.shape[1], logits.device
+    target = torch.from_numpy(np.stack([x.tokens[-n_kept:] for x in examples])).long().to(device)
+    start = torch.tensor([x.start - len(x.tokens) + n_kept for x in examples], device=device)
+    of_answer = torch.arange(n_kept, device=device) >= start[:, None]
+    # By rows of logits: by columns, PyTorch would make a copy of them all.
+    lost = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), target.flatten(), reduction="none"
+    ).view_as(target)
+    log_p = -torch.where(of_answer, lost, 0).sum(1, dtype=torch.float64)
+    kl = torch.zeros_like(log_p)
+    if plain is not None:
+        divergence: Any = _Divergence.apply
+        each = divergence(plain.flatten(0, 1), logits.flatten(0, 1))
+        kl = torch.where(of_answer, each.view_as(target), 0).sum(1)
+    return Answers(log_p, ((logits.argmax(-1) == target) & of_answer).sum(1), kl)
+
+
+def _n_kept(examples: Sequence[Example]) -> int:
+    """Tokens from the first answer on."""
+    return max(len(example.tokens) - example.start for example in examples)
+
+
+class _Divergence(torch.autograd.Function):
+    """KL(softmax(plain) || softmax(logits)) of each row; its gradient is their difference."""
+
+    @staticmethod
+    def forward(ctx: Any, plain: Tensor, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(plain, logits)
+        found = []
+        for p, q in _in_pieces(plain, logits):
+            log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+            each = torch.where(log_p > -torch.inf, log_p.exp() * (log_p - log_q), 0)
+            found.append(each.sum(-1, dtype=torch.float64))
+        return torch.cat(found).clamp(min=0)  # rounding
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        plain, logits = ctx.saved_tensors
+        (gradient,) = (g.to(logits.dtype)[:, None] for g in gradients)
+        pieces = [q.softmax(-1) - p.softmax(-1) for p, q in _in_pieces(plain, logits)]
+        return None, torch.cat(pieces).to(logits.dtype) * gradient
+
+
+def _in_pieces(plain: Tensor, logits: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for first in range(0, len(logits), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        yield plain[rows].float(), logits[rows].float()
+
+
+def checked(answers: Answers, examples: Sequence[Example]) -> Scores:
+    """The answers of a batch as arrays; raises CalibrateError unless each log p is finite."""
+    log_p = answers.log_p.detach().cpu().numpy()
+    if not np.isfinite(log_p).all():
+        raise CalibrateError(
+            f"log p of an answer of {len(examples[0].tokens):,} tokens is {log_p.min()}: the "
+            "model's logits are not finite; load it with --dtype float32, or restore its weights"
+        )
+    right, kl = (x.detach().cpu().numpy() for x in answers[1:])
+    return Scores(np.minimum(log_p, 0.0), right.astype(np.int32), kl)
+
+
+def as_finite(gradient: Tensor) -> np.ndarray:
+    """A gradient by betas as an array; raises CalibrateError unless it is finite."""
+    found: np.ndarray = gradient.double().cpu().numpy()
+    if not np.isfinite(found).all():
+        raise CalibrateError(
+            "a derivative by a head's beta is not finite; load the model with --dtype float32"
+        )
+    return found
+
+
+def n_tokens(examples: Sequence[Example]) -> int:
+    """The tokens of some examples."""
+    return sum(len(example.tokens) for example in examples)

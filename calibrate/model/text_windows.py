@@ -1,0 +1,102 @@
+"""Protected text: windows of plain text, of which a fit must not change what the model says much.
+
+Every token of a window is an answer. A text is of one register, and a register is a template: the
+package brings nine of some 2,900 tokens each, in `text/`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.errors import CalibrateError
+from calibrate.files.examples import Cell
+from calibrate.files.npz import digest_of, read_bytes
+from calibrate.model.encoding import Encoded, Encoder
+from calibrate.model.splits import N_TURNS, turn
+
+MOST_BYTES = 1 << 26
+TEMPLATE = "text"  # of a file alone
+BUILT_IN = Path(__file__).parent / "text"
+MOST_BUILT_IN = 1024  # tokens of a window of it
+
+TextWindow = tuple[Cell, Encoded]
+
+
+class TextFile(NamedTuple):
+    """A text of one register."""
+
+    path: Path
+    text: str
+    digest: str
+    register: str = TEMPLATE
+
+    def windows(self, encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
+        """Windows of each length, cut from stretches that are spread evenly over the text.
+
+        A stretch is as long as the longest window, and its windows all belong to one split (see
+        `splits_of`). A window begins with what the tokenizer begins texts with; where that is
+        nothing, its first token is not an answer.
+        """
+        begin, ids = encoder.text(self.text)
+        sizes = [length - len(begin) for length in lengths]
+        for length, size in zip(lengths, sizes, strict=True):
+            if not 0 < size <= len(ids) or length < 2:
+                raise CalibrateError(
+                    f"{self.path} has {len(ids):,} tokens, too few for a window of {length:,}; "
+                    "give a longer text, or shorter --lengths"
+                )
+        n_stretches = len(ids) // max(sizes)
+        spread = np.unique(np.linspace(0, n_stretches - 1, min(n_stretches, most)).astype(int))
+        start, made = max(1, len(begin)), []
+        for length, size in zip(lengths, sizes, strict=True):
+            for first in _first_tokens(spread * max(sizes), max(sizes) // size, size, most):
+                tokens = [*begin, *ids[first : first + size]]
+                encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
+                made.append((Cell(self.register, length, True), encoded))
+        return made
+
+
+def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
+    """Where at most so many windows begin, which have their turns of the splits as stretches do."""
+    needed = -(-most // max(len(stretches) - len(stretches) % N_TURNS, 1))
+    places = np.linspace(0, in_each - 1, min(in_each, needed)).astype(int) * size
+    found = list[int]()
+    for number in range(most):
+        stretch, place = turn(number, len(stretches))
+        if stretch >= len(stretches) or place == len(places):
+            break
+        found.append(int(stretches[stretch] + places[place]))
+    return found
+
+
+def read_texts(path: Path) -> list[TextFile]:
+    """A text in UTF-8, or those of the .txt files of a folder, a register each.
+
+    Raises:
+      CalibrateError: one cannot be read, or there is none.
+    """
+    if not path.is_dir():
+        return [_read(path)]
+    paths = sorted(path.glob("*.txt"))
+    if not paths:
+        raise CalibrateError(f"{path} has no .txt file; give a text, or a folder of some")
+    return [_read(file)._replace(register=file.stem) for file in paths]
+
+
+def built_in_windows(encoder: Encoder, lengths: Sequence[int], most: int) -> list[TextWindow]:
+    """Windows of the package's own texts, no longer than these have."""
+    longest = min(MOST_BUILT_IN, encoder.context or MOST_BUILT_IN)
+    fitting = sorted({min(length, longest) for length in lengths})
+    return [x for text in read_texts(BUILT_IN) for x in text.windows(encoder, fitting, most)]
+
+
+def _read(path: Path) -> TextFile:
+    data = read_bytes(path, MOST_BYTES, "give a part of it")
+    try:
+        return TextFile(path, data.decode("utf-8-sig"), digest_of(data))
+    except UnicodeDecodeError as failure:
+        raise CalibrateError(
+            f"{path} is not UTF-8 at byte {failure.start}; save it as UTF-8"
+        ) from failure
