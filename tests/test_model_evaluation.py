@@ -111,10 +111,12 @@ def test_means_by_hand():
     made = [Example(tokens, 2, cell) for cell in (0, 0, 0, 1, 1, 2, 2)]
     examples = ExampleSet((*cells, empty), tuple(made))
     plain = Scores.of_plain(np.full(7, -90.0), np.int32([10, 10, 8, 9, 8, 5, 6]))
-    own = Scores.of_plain(plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8]))
+    own = Scores.of_plain(
+        plain.log_p + np.array([1, 2, 3, 5, 7, 1, 2]), np.int32([10] * 5 + [7, 8])
+    )
     found = compare(examples, range(7), {"own": own, "plain": plain})
     assert found.rules == ("plain", "own")
-    assert found.strata[0] == (32, "a", False)
+    assert found.strata[0] == (32, "a", False, False)
     assert found.answers.gain("own", LOG_P).mean == pytest.approx((2 + 6) / 2)
     assert found.text.gain("own", LOG_P).mean == pytest.approx(1.5 / 10)
     assert found.answers.mean("plain", RIGHT).mean == pytest.approx((2 / 3 + 0) / 2)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,9 +25,12 @@ from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model import collect_examples as collecting
 from calibrate.model.encoding import Encoder
 from calibrate.model.prompts import Wanted
-from calibrate.model.retrieval import TEMPLATES, longest, retrieval, write
+from calibrate.model.retrieval import TEMPLATES, draw_facts, longest, retrieval, write
 from calibrate.transformers.folders import ModelFolder
 
+REGISTERS = [
+    "code", "contract", "dialogue", "encyclopedia", "letters", "manual", "news", "science", "story"
+]  # fmt: skip
 PROMPTS = [
     {"prompt": "Where does Ada Young live?", "answer": " Oslo"},
     {"prompt_ids": [4, 5, 6], "answer_ids": [7, 8], "template": "ids"},
@@ -72,21 +74,28 @@ def small_units(monkeypatch):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_facts_are_many_asked_for_anywhere_and_similar(name, model):
-    found, tokenizer = [], ModelFolder(model).tokenizer()
+    found, tokenizer, template = [], ModelFolder(model).tokenizer(), TEMPLATES[name]
     for seed in range(200):
         prompt, answer = write(name, seed, 8)
-        *_, question = prompt.splitlines()
-        lines = [line for line in prompt.splitlines() if any(c in line for c in '."-')]
-        found.append(next(i for i, line in enumerate(lines) if answer.strip() in line))
-        assert answer.strip() not in question
-        if name == "numbers":  # two facts share half of the key that is asked for
-            *facts, asked, _ = prompt.splitlines()
-            for half in asked.split("number for ")[1].removesuffix("?").split("-"):
-                assert sum(half in re.split("[ -]", fact) for fact in facts) >= 2
-    position = np.bincount(np.array(found) - min(found), minlength=8)
+        facts = draw_facts(template, np.random.default_rng(seed), 8)
+        (a, b, value), *others = facts
+        lines = [template.fact.format(a=x, b=y, value=v) for x, y, v in facts]
+        found.append(np.argsort([prompt.index(line) for line in lines]).tolist().index(0))
+        question = prompt[max(prompt.index(line) + len(line) for line in lines) :]
+        assert answer == template.answer.format(value=value)
+        assert value not in question
+        for half, its in ((a, 0), (b, 1)):  # two facts share half of the key that is asked for
+            assert half in [fact[its] for fact in others]
+    position = np.bincount(np.array(found), minlength=8)
     assert len(position) == 8
     assert position.min() > 10  # of 25 in the mean
     assert 0 not in tokenizer(prompt + answer)["input_ids"]  # the tests' tokenizer knows all words
+
+
+def test_layouts_are_unlike_and_four_judge():
+    assert list(TEMPLATES)[-4:] == ["json", "list", "questions", "phones"]
+    assert len(TEMPLATES) >= 16
+    assert len({(t.fact, t.separator) for t in TEMPLATES.values()}) == len(TEMPLATES)
 
 
 def test_an_example_is_as_long_as_fits(model):
@@ -131,7 +140,8 @@ def test_scores_are_those_of_the_model(model, prompts, here):
     Path("text.txt").write_text("The apple is on the table. " * 30)
     collection = collected(model, prompts=prompts, templates=(), text=Path("text.txt"))
     own = transformers.AutoModelForCausalLM.from_pretrained(model)
-    for example, log_p, right in zip(collection.set.examples, *collection.scores, strict=True):
+    scored = zip(collection.set.examples, *collection.scores[:2], strict=True)
+    for example, log_p, right in scored:
         with torch.no_grad():
             logits = own(torch.tensor(example.tokens.tolist())[None]).logits[0]
         answer = np.arange(example.start, len(example.tokens))
@@ -155,7 +165,7 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     call(*command)
     record = json.loads(call(*command, "--json").stdout)
     assert [(c["template"], c["length"], c["examples"]) for c in record["plain"]] == [
-        ("prompts", 8, 2), ("ids", 8, 1), ("list", 64, 3)
+        ("prompts", 8, 2), ("ids", 8, 1), ("list", 64, 3), *((name, 64, 3) for name in REGISTERS)
     ]  # fmt: skip
     assert record["configuration"]["model"] == "tiny"
     out = call(*command).stdout

@@ -29,12 +29,14 @@ from calibrate.export.plan import ALIKE, HEAD, LAYER
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model import problem
-from calibrate.model.descent import Solution
+from calibrate.model.descent import Descent, Solution
 from calibrate.model.fit import fit_through, require_worth
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
 from calibrate.model.objective import Objective, compare
 from calibrate.model.passes import Memo, Passes, score, score_fits
 from calibrate.model.problem import ModelOptions, ModelProblem
+from calibrate.model.splits import Schedule
+from calibrate.transformers import register
 from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
 
@@ -69,6 +71,46 @@ def test_gradients_are_those_of_finite_differences(passes, form):
         for sign in (1, -1)
     )
     assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
+
+
+@pytest.fixture
+def text_passes():
+    model = causal_model()
+    with head_betas(model) as heads:
+        yield Passes(model, heads, some_examples(text=True), Memo(None))
+
+
+def test_what_text_loses_is_the_divergence_of_all_predictions(text_passes):
+    """KL(plain || rule), summed over tokens, and the gradient of its negative."""
+    form, tokens = FORMS[1], text_passes.examples.examples[3].tokens
+    numbers = numbers_of(form)
+    fit = form.fit(numbers, HEADS)
+    log_p = []
+    for rule in (calibrate.identity(), fit):
+        register("of-text", rule)
+        text_passes.model.set_attn_implementation("of-text")
+        with torch.no_grad():
+            logits = text_passes.model(torch.tensor(tokens[None].astype(int))).logits[0, :-1]
+        log_p.append(logits.double().log_softmax(-1))
+    text_passes.model.set_attn_implementation("sdpa")
+    plain, ours = log_p
+    expected = float((plain.exp() * (plain - ours)).sum())
+    scored = score_fits(lambda: text_passes.model, text_passes.examples, [0, 3], {"x": fit})["x"]
+    np.testing.assert_allclose(scored.kl, [0, expected], rtol=1e-3)
+
+
+def test_the_gradient_of_text_is_that_of_its_divergence(text_passes):
+    form, which, weights = FORMS[1], [0, 1, 3], np.array([1.0, 0.5, 2.0])
+    numbers = numbers_of(form)
+    gradient = text_passes.gradient(form, numbers, which, weights)
+    direction, h = np.random.default_rng(6).standard_normal(numbers.shape), 0.003
+
+    def value(sign):
+        scores = text_passes.scores(form, numbers + sign * h * direction, which)
+        return weights @ np.where([False, True, True], -scores.kl, scores.log_p)
+
+    slope = (value(1) - value(-1)) / 2 / h
+    assert (gradient * direction).sum() == pytest.approx(slope, rel=0.02)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
@@ -109,10 +151,15 @@ def protected():
 
 def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     log_p = np.array([-0.5] * 8 + [-1.5] * 8 + [-1.29] * 8)
-    value = protected.value(range(24), none_right(log_p))
+    kl = np.repeat([0, 0.29], [16, 8])  # of windows with 29 tokens
+    scores = none_right(log_p)._replace(kl=kl + 1e-4 * (np.arange(24) % 2))
+    value = protected.value(range(24), scores)
     assert value.gain == 0
-    np.testing.assert_allclose([loss.mean for loss in value.losses], [0.01, -0.25], atol=1e-9)
+    assert value.aim == pytest.approx(-3 * value.losses[0].mean)
+    np.testing.assert_allclose([loss.mean for loss in value.losses], [0.01, -0.25], atol=1e-5)
+    assert value.lost == pytest.approx(value.losses[0].mean + 2 * value.losses[0].error)
     assert not value.is_allowed
+    assert protected.value(range(24), scores._replace(kl=kl * 0)).is_allowed
     better = protected.value(range(24), none_right(log_p + np.arange(24) % 2))
     lead = better.over(value)
     assert lead.mean == pytest.approx(0.5)
@@ -122,18 +169,51 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     assert none.mean == 0
 
 
-def test_a_step_weighs_protected_answers_and_text_by_the_token(protected):
-    weights = Multipliers(protected).weights(range(24), 16)
-    expected = [1 / 16 + 2 / 2 / 8, 1 / 16, 2 / 29 / 8]  # protected answers, others, text
-    np.testing.assert_allclose(weights, np.repeat(expected, 8))
+def test_a_step_weighs_answers_alike_and_text_by_the_token(protected):
+    weights = protected.weights(range(24), 16)
+    np.testing.assert_allclose(weights, np.repeat([1 / 16, 1 / 16, 3 / 29 / 8], 8))
 
 
 def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
     examples = made_up([10], [20, 30])
     objective = Objective(examples, none_right(np.full(24, -1.0)))
-    log_p = np.array([-1.0] * 8 + [-1.2] * 8 + [-1.6] * 2)
-    (loss,) = objective.value(range(18), none_right(log_p)).losses
+    scores = none_right(np.full(18, -1.0))._replace(kl=np.repeat([0, 0.2, 0.6], [8, 8, 2]))
+    (loss,) = objective.value(range(18), scores).losses
     assert loss.mean == pytest.approx((0.2 / 19 + 0.6 / 29) / 2)
+
+
+class Quadratic:
+    """Passes whose text loses KL as the square of the first number."""
+
+    def __init__(self, examples):
+        self.examples, self.asked = examples, 0
+
+    def scores(self, form, numbers, which):
+        self.asked += 1
+        examples = [self.examples.examples[i] for i in which]
+        is_text = np.array([self.examples.cells[e.cell].text for e in examples])
+        kl = is_text * 0.16 * numbers[0, 0] ** 2 * self.examples.n_answer(which)
+        return Scores(-1 + numbers[0, 0] * ~is_text, np.zeros(len(which), np.int32), kl)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed", "strength"),
+    [(None, 0.01, 16), (None, 0.0025, 8), (None, 1e-9, 0), (None, 0.2, 64), (0.5, 0.01, 32)],
+)
+def test_the_strength_is_the_largest_that_protected_text_allows(wanted, allowed, strength):
+    """KL is 0.16 nats a token at full strength, so that a quarter loses 0.01."""
+    examples, form = made_up([10], [30]), FORMS[0]
+    passes, which = Quadratic(examples), range(16)
+    objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=allowed)
+    schedule = Schedule(examples, np.arange(16), 0)
+    descent = Descent(passes, objective, schedule, list(which), 0, wanted)
+    found = descent.run(descent.at(form, np.array([[1.0]])))
+    assert found.strength * 64 == pytest.approx(strength, abs=0.07 * strength)
+    assert found.strength * 64 <= strength
+    assert found.value.gain == pytest.approx(found.strength)
+    assert passes.asked <= 10
+    fit = found.fit(HEADS)
+    assert fit is None if strength == 0 else fit.only.coefficients[1] == 1 + found.strength
 
 
 # --- the choice ----------------------------------------------------------------------------------
@@ -205,7 +285,7 @@ def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, n
 
 def test_a_search_without_hope_ends_early(monkeypatch):
     assert len(solved(monkeypatch, lambda *_: -1.0).solved) == 3
-    for options, n_solved in (({"trained_up_to": 10}, 5), ({"kind": LOG_SIZE}, 4)):
+    for options, n_solved in (({"trained_up_to": 10}, 6), ({"kind": LOG_SIZE}, 4)):
         found = solved(monkeypatch, lambda *_: -1.0, **options)
         assert len(found.solved) == n_solved
     assert found.choose().form.kind == LOG_SIZE
@@ -269,7 +349,8 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
     assert fit.rule.min_beta < 1
     assert fit.source["head"] == "tiny"
     assert fit.source["options"] == {
-        "through": "model", "kind": "constant", "allowed_loss": 0.005, "steps": 40
+        "through": "model", "kind": "constant", "allowed_loss": 0.01, "steps": 40,
+        "strength": 1.0,
     }  # fmt: skip
     assert {"torch", "transformers"} <= fit.provenance["versions"].keys()
     assert [row["size"] for row in quality["held_out"]] == [16, 32]

@@ -7,9 +7,10 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
-from calibrate.model.encoding import Encoder, TextFile
+from calibrate.model.encoding import Encoder
 from calibrate.model.objective import compare
-from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of
+from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of, stretches_of
+from calibrate.model.text_windows import TextFile, read_texts
 
 
 class Words:
@@ -56,6 +57,43 @@ def test_no_token_judges_a_fit_that_has_seen_it_at_another_length(words, begin, 
     for length in (8, 20, 64):
         parts = {part for its, part, _ in found if its == length}
         assert parts == {FITTING} if words < 128 else few or parts == {FITTING, CHOOSING, JUDGING}
+
+
+def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole():
+    """The last quarter judges, the one before it chooses; of the others a quarter judges too."""
+    tokens, names = np.zeros(4, np.int32), "abcdefgh"
+    cells = [Cell(name, n, False) for name in names for n in (4, 8)]
+    cells += [Cell(name, 4, True) for name in names[:5]]
+    examples = ExampleSet(
+        tuple(cells), tuple(Example(tokens, 1, i) for i in range(len(cells)) for _ in range(8))
+    )
+    splits = splits_of(examples).reshape(-1, 8)
+    assert (splits[:8] == [FITTING, JUDGING, FITTING, FITTING] * 2).all()
+    assert (splits[8:12] == CHOOSING).all()
+    assert (splits[12:16] == JUDGING).all()
+    assert (splits[16:] == [FITTING, JUDGING, FITTING, CHOOSING] * 2).all()  # five registers
+    plain = Scores.of_plain(np.full(168, -1.0), np.zeros(168, np.int32))
+    for own in (True, False):
+        found = compare(examples, range(168), {"plain": plain}, own=own)
+        unseen = {stratum.template for stratum in found.strata if stratum.unseen}
+        assert unseen == (set("efgh") if own else set())
+        assert {found.strata[i].template for i in found.unseen.stratum} == (unseen or set(names))
+
+
+def test_each_register_has_stretches_of_its_own(here):
+    for name, first in (("a", 1), ("b", 501)):
+        Path(f"{name}.txt").write_text(" ".join(map(str, range(first, first + 500))))
+    texts = read_texts(here)
+    assert [text.register for text in texts] == ["a", "b"]
+    encoder = Encoder(Words(()), None, 1001)
+    made = [x for text in texts for x in text.windows(encoder, [8, 64], 7)]
+    cells = tuple(dict.fromkeys(cell for cell, _ in made))
+    windows = ExampleSet(cells, tuple(Example(x.tokens, x.start, cells.index(c)) for c, x in made))
+    stretch = [
+        (x.tokens[0] > 500, (x.tokens[0] - 1) % 500 // 64) for x in windows.examples
+    ]  # seven stretches of 64 in each
+    found = stretches_of(windows)
+    assert len(set(zip(found, stretch, strict=True))) == len(set(found)) == len(set(stretch)) == 14
 
 
 def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():

@@ -51,7 +51,7 @@ def save_tokenizer(folder):
 
 
 def _vocabulary():
-    frames = " ".join(t.fact + t.frame for t in TEMPLATES.values())
+    frames = " ".join(f"{t.fact} {t.frame} {t.answer}" for t in TEMPLATES.values())
     known = [*re.findall(r"[a-zA-Z]+", frames), *string.digits, *string.punctuation]
     for name in ("ADJECTIVES", "NOUNS", "FIRST_NAMES", "LAST_NAMES", "TOWNS"):
         known += getattr(retrieval, name)

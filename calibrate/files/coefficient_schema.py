@@ -187,7 +187,9 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         "verdict": TEXT,
     }
     if minor > 1:
-        fields["q"] = NUMBER
+        pairs = ("gain", "seen", "kl")
+        traded = ("strength", *pairs, *(f"{name}_error" for name in pairs))
+        fields |= {"q": NUMBER, "trade": List(fields_of(traded), most=64)}
     if minor:
         of_candidate = ("log_p", "gain", "low", "high") + (("q", "p") if minor > 1 else ())
         fields |= {

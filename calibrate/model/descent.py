@@ -116,8 +116,8 @@ class Descent:
     def _allowed(self, found: Solution) -> Solution:
         """The same numbers at the strength that is wanted, or the largest that is allowed."""
         form, numbers = found.form, found.numbers
-        if self.strength is not None:
-            return self.at(form, numbers, self.strength)
+        if self.strength is not None or not self._protected:
+            return self.at(form, numbers, self.strength or 1.0)
         low, high, part = 0, STRENGTHS + 1, STRENGTHS
         for _ in range(_TRIALS):
             value = self._value(form, found.at(part / STRENGTHS), self._protected)

@@ -170,8 +170,10 @@ def _trade_records(trade: Evidence) -> list[dict[str, Any]]:
             found["seen"] = seen.gain(rule, LOG_P)
         if text.n:
             found["kl"] = text.mean(rule, KL)
-        pairs = {name: [float(x.mean), float(x.error)] for name, x in found.items()}
-        records.append({"strength": float(rule), **pairs})
+        numbers = {name: x.mean for name, x in found.items()}
+        numbers |= {f"{name}_error": x.error for name, x in found.items()}
+        known = {name: float(x) for name, x in numbers.items() if np.isfinite(x)}
+        records.append({"strength": float(rule), **known})
     return records
 
 

@@ -37,7 +37,7 @@ def examples_result(collection: ExampleCollection) -> Result:
         log_p, right = (part.mean(PLAIN, measure) for measure in (LOG_P, RIGHT))
         shown = (f"{part.n:,}", log_p.shown(".3f"), f"{right.mean:.1%}")
         rows.append((stratum.template, f"{stratum.size:,}", *shown))
-        cell = dict(zip(("length", "template", "text"), stratum, strict=True))
+        cell = dict(zip(("length", "template", "text"), stratum[:3], strict=True))
         numbers = {"log_p": log_p.mean, "error": log_p.error, "right": right.mean}
         cells.append(cell | {"examples": part.n} | numbers)
     columns = ("template", "length", "examples", "log p", "right")
