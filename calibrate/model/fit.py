@@ -156,7 +156,10 @@ def _quality(fit: ModelFit) -> dict[str, Any]:
         "held_out": judged_items(fit.evidence).gain_records(),
         "trade": _trade_records(fit.trade),
         "candidates": [{"kind": s.form.label, "gain": s.value.gain} for s in fit.solved],
-        "verdict": " ".join(sentences(fit.evidence, OWN, fit.coefficients.name)).rstrip("."),
+        "verdict": (
+            " ".join(sentences(fit.evidence, OWN, fit.coefficients.name))
+            + f" Its strength is {fit.published.strength:g} of 1"
+        ),
     }
 
 

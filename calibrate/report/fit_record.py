@@ -41,7 +41,7 @@ from calibrate.report.rules import (
     typical_betas,
     value_text,
 )
-from calibrate.report.selection import selection_tables
+from calibrate.report.selection import selection_tables, trade_tables
 from calibrate.rows.solved_rows import head_label
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class FitRecord:
         yield from self.scores.tables() if self.scores else held_out_tables(fit)
         if "verdict" in quality:
             yield Facts([("verdict", value_text(quality["verdict"]))])
+        yield from trade_tables(fit)
         details = self._details()
         yield from details if self.of_file else as_detail(details)
 

@@ -1,14 +1,24 @@
-"""What a fit's file says of its choice: the kinds of rule that were compared."""
+"""What a fit's file says of its choice: the kinds of rule that were compared, and its strength."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from calibrate.evidence.baselines import chosen_kind, kind_label
-from calibrate.evidence.estimate import NOTHING
+from calibrate.evidence.estimate import NOTHING, Estimate
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.blocks import Table
 
 KINDS_NOTE = "The lower end of an interval allows for targets that these rows do not show."
+TRADE_NOTE = (
+    "beta is 1 + strength (beta at full strength - 1). KL of text is a token's, from plain "
+    "softmax; `fit --strength` publishes another strength."
+)
+_TRADED = {
+    "gain": ("gain in log p", "+.3f"),
+    "seen": ("gain in templates fitted to", "+.3f"),
+    "kl": ("KL of text", ".4f"),
+}
 _COLUMNS = {  # heading: how fields of a record are shown
     "log p": ("{:.4f}", ("log_p",)),
     "gain over plain": ("{:+.4f}", ("gain",)),
@@ -33,6 +43,27 @@ def selection_tables(fit: Coefficients) -> list[Table]:
     rows = [_row(kind_label(kind), one, kind == chosen) for kind, one in firsts.items()]
     columns = ["rule", *_COLUMNS, ""]
     return [Table(columns, rows, "Kinds of rule, held out, nats", KINDS_NOTE, left=["rule", ""])]
+
+
+def trade_tables(fit: Coefficients) -> list[Table]:
+    """What a fit of a model gains and costs at other strengths; none if the file does not say."""
+    trade = fit.quality.get("trade", [])
+    chosen = fit.source.get("options", {}).get("strength")
+    known = [name for name in _TRADED if any(name in record for record in trade)]
+    rows = []
+    for record in trade:
+        found = [
+            Estimate(record.get(name, math.nan), record.get(f"{name}_error", math.nan))
+            for name in known
+        ]
+        shown = [x.shown(_TRADED[name][1]) for name, x in zip(known, found, strict=True)]
+        is_chosen = record.get("strength") == chosen
+        rows.append(
+            [f"{record.get('strength', math.nan):g}", *shown, "chosen" if is_chosen else ""]
+        )
+    columns = ["strength", *(_TRADED[name][0] for name in known), ""]
+    title = "What strength gains and costs, held out, nats"
+    return [Table(columns, rows, title, TRADE_NOTE, left=[""])] if rows else []
 
 
 def _row(label: str, record: Mapping[str, Any], chosen: bool) -> list[str]:
