@@ -487,7 +487,7 @@ def test_killed_and_run_again(model, kept):
     )
     command = [
         sys.executable, "-c", code, "model", "collect", "--model", str(model), "--task",
-        "retrieval:numbers,list", "--lengths", "64,96", "--examples", "4", "--out", "a",
+        "retrieval:numbers,list", "--no-text", "--lengths", "64,96", "--examples", "4", "--out", "a",
     ]  # fmt: skip
     for shards in (0, 1, 3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

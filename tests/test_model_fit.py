@@ -396,12 +396,16 @@ def test_protected_text_does_not_get_worse(here):
     """Text that asks the same questions and wants wrong answers: hardly any sharpening is left."""
     collection = planted("tiny-run", text=True)
     free = through(collection, most_steps=20, allowed=10.0)
-    assert free.losses["own"][0].mean > 0.5
+    assert free.published.strength == 1
+    assert free.losses["own"][0].mean > 0.1
     try:
         held = through(collection, most_steps=20, allowed=0.05)
     except QualityError:
         return  # nothing is allowed that is worth it
-    assert held.published.value.losses[0].mean <= 0.05
+    assert held.published.value.lost <= 0.05
+    assert held.published.strength < 1
+    strengths = [record["strength"] for record in held.coefficients.quality["trade"]]
+    assert strengths == sorted({0.125, 0.25, 0.5, 0.75, 1.0, held.published.strength})
     assert held.published.value.gain < free.published.value.gain
 
 
