@@ -337,7 +337,7 @@ def test_options_that_do_not_go_together(model):
         (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
         (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
         (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
-        ("nowhere", "--lengths", "64", "nowhere is not a folder"),
+        ("nowhere", "--lengths", "64", "nowhere does not exist; give that of a model"),
         (
             model / "config.json",
             "--lengths",

@@ -11,6 +11,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.files import rows as files
+from calibrate.files.atomic_io import SPACE
 from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.manifest import Entry
 from calibrate.files.resuming import Plan, Report, Shard, fill
@@ -249,7 +250,9 @@ def row_quotas(
 
 def _collect_from(source: _Source, folder: Path, report: Report, jobs: Jobs) -> RowCollection:
     shards = [source.shard(unit) for unit in source.units]
-    plan = Plan(RowCollection, source.configuration, shards, source.difference)
+    most = source.configuration["max_bytes"]
+    full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
+    plan = Plan(RowCollection, source.configuration, shards, source.difference, full=full)
     collection = fill(Path(folder), plan, jobs, report)
     refuse_bad_rows(collection.manifest)
     return collection
