@@ -11,6 +11,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import index_groups
+from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.solved_rows import Rows
 
@@ -67,7 +68,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
 
     Raises:
       CalibrateError: a share or seed that is out of range.
-      QualityError: too few rows or groups for a fit and its judgement.
+      QualityError: too few rows or groups for a fit and its judgement, or too many bad rows.
     """
     if not 0 < share < 1:
         raise CalibrateError(f"held_out is {share}; give a share of the rows between 0 and 1")
@@ -75,6 +76,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
         raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
     size, group = arrays.size_and_group
     index = index_groups(group)
+    refuse_bad_rows({"sizes": [arrays.bad]})
     _require(len(size), index.max() + 1, share, arrays.name)
     rng = np.random.default_rng(seed)
     turn = _turns(size, index, rng) + rng.integers(math.ceil(1 / share))
