@@ -196,9 +196,13 @@ def test_bad_arrays_are_named(arguments, options, message):
 
 
 def test_too_little_is_refused_with_what_would_do(here):
-    with pytest.raises(QualityError, match="has 40 rows.*; give at least 125 rows") as caught:
+    with pytest.raises(
+        QualityError, match="has 40 usable rows.* 125 rows from 10 groups$"
+    ) as caught:
         calibrate.fit(Z, T)
     assert "--" not in str(caught.value)
+    with pytest.raises(QualityError, match="at least 200 rows from 10 groups, or held_out = 0.28$"):
+        calibrate.fit(*scored(140, 16), held_out=0.5)
     logits, target = scored(200, 16)
     with pytest.raises(QualityError, match="from 4 groups.*from 10 groups"):
         calibrate.fit(logits, target, group=np.arange(200) % 4)

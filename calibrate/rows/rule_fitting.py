@@ -96,7 +96,7 @@ def require_rows(count: int, adjective: str) -> None:
     """Raises QualityError if a fit has too few rows."""
     if count < MIN_ROWS:
         raise QualityError(
-            f"{count} {adjective} rows to fit, fewer than the {MIN_ROWS} that are needed; {ADVICE}"
+            f"{count} {adjective} rows, fewer than the {MIN_ROWS} that a fit needs; {ADVICE}"
         )
 
 
