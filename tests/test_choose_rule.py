@@ -42,6 +42,16 @@ def test_entropy_and_size_where_beta_depends_on_both():
     np.testing.assert_allclose(beta, 1 + 1.2 * (log_n - H), rtol=0.15)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"q": 1.0}, "q = 1.0 is the cause: with 0.0 one constant gains 0.5"),
+     ({"gate": 10.0}, "^0 usable rows, .*; gate = 10.0 is the cause: with 0.0 one constant gains")],
+)  # fmt: skip
+def test_the_option_without_which_a_rule_gains_is_named(options, message):
+    with pytest.raises(QualityError, match=message):
+        choose(flat_rows(), OPTIONS._replace(**options))
+
+
 def flat_rows():
     """One beta serves all."""
     return planted_rows(lambda H, n: np.full_like(H, 2.5))
@@ -107,8 +117,10 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
         least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
         for least in (1.0, 1 / 8)
     }
-    with pytest.raises(QualityError, match="allow less beta .--min-beta"):
+    with pytest.raises(QualityError, match="below min_beta = 1: allow less beta .--min-beta"):
         choose(rows[1.0], OPTIONS)
+    with pytest.raises(QualityError, match="or give more prompts$"):  # it is not why
+        choose(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
     choice = choose(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
     assert choice.chosen.kind == "constant"
     assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(best, abs=0.04)

@@ -122,10 +122,10 @@ BAD = [
     ("model run --model . --prompts no.jsonl", 2, "'no.jsonl' does not exist"),
     ("model fit nowhere --name x --allowed-loss -1", 2, "--allowed-loss"),
     ("export nofit --model . --out new", 1, "no fit is named 'nofit'"),
-    *((f"{command} --model no/such", 1, "no/such is not a folder; give") for command in (
-        "model run", "model collect", "model evaluate runs/a", "report paper --out x.html",
-        "export paper --out out",
-    )),
+    *((f"{command} --model no/such.gguf", 1, "no/such.gguf does not exist; give that of a model")
+      for command in ("model run", "model collect", "model evaluate runs/a", "export paper --out o",
+                      "report paper --out x.html")),
+    ("export paper --model no.gguf --out new.gguf", 1, "no.gguf does not exist; give one of"),
 ]  # fmt: skip
 
 
@@ -165,10 +165,8 @@ def test_a_store_that_cannot_be_written_is_found_before_the_work(command, run_a)
     before = sorted(Path("runs").rglob("*"))
     Path("fits").write_text("")
     (line,) = call(*command, "--store", "fits/mine", code=1).stderr.splitlines()
-    assert line.endswith(
-        "cannot write fits/mine/state.json: Not a directory; free some space or choose a folder"
-        " that you may write to"
-    )
+    remedy = "choose a folder that you may write to"
+    assert line.endswith(f"cannot write fits/mine/state.json: Not a directory; {remedy}")
     assert sorted(Path("runs").rglob("*")) == before
 
 

@@ -1,5 +1,6 @@
 """Collect: what is kept and counted, resumed, bounded, and reproducible."""
 
+import errno
 import json
 import os
 from functools import partial
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import reference
 from conftest import ToyHead, bytes_of, reopen
+from syscalls import failing
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.files import bad_rows
 from calibrate.files import rows as files
 from calibrate.files.collection import open_collection
+from calibrate.files.logits_recorder import Recorder
 from calibrate.files.resuming import discard_collection
 from calibrate.files.rows import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.maths.row_batches import hashes
@@ -199,6 +202,24 @@ def test_rows_are_counted_by_reason_and_bad_ones_left_out(tmp_path, monkeypatch,
     assert (counts["kept"] > 0) == ("kept" not in expected)
     for _, shard in collection.shards():
         assert not (np.isnan(shard.logits) | (shard.logits == np.inf)).any()
+
+
+@pytest.mark.parametrize("begins", [b"{", b"PK"])  # the manifest, a shard
+def test_a_full_disk_names_what_bounds_the_collection(tmp_path, monkeypatch, begins):
+    write, full = os.write, failing(errno.ENOSPC)
+
+    def some(file, data):
+        return (full if bytes(data).startswith(begins) else write)(file, data)
+
+    monkeypatch.setattr(os, "write", some)
+    with pytest.raises(CalibrateError, match="free some space, or collect less: .*--max-bytes"):
+        run(tmp_path / "run")
+    recorder = Recorder(tmp_path / "logits", 10**6)
+    recorder.next(query=1, target=0)
+    recorder.add(0, np.zeros((1, 1, 2), np.float32), 2)
+    if begins == b"PK":
+        with pytest.raises(CalibrateError, match="or give a smaller max_bytes than 1,000,000"):
+            recorder.finish()
 
 
 def test_too_many_bad_rows_are_exit_3(tmp_path):

@@ -7,13 +7,13 @@ from planted import planted_rows
 
 from calibrate.errors import QualityError
 from calibrate.rows import row_problem
-from calibrate.rows.choose_rule import choose
+from calibrate.rows.choose_rule import choose, choose_from
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
 from calibrate.rows.pooling import HARM, HELD_TO
 from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
+from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options, applied_beta
 
 HELD = Options(prior_rows=0, q=0.0, trained_up_to=16)
 
@@ -89,6 +89,12 @@ def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
     assert "at n = 16, where trained_up_to = 16 allows" in left_out["constant"]
     with pytest.raises(QualityError, match="or a lower trained_up_to if it may cost more"):
         choose(rows, HELD)
+
+
+def test_the_size_is_named_where_it_is_why_no_rule_gains():
+    rows = planted_rows(lambda H, n: np.full_like(H, 1.0 if n <= 16 else 1.7), (16, 64), 300)
+    with pytest.raises(QualityError, match="trained_up_to = 16 is the cause: with 0 one constant"):
+        choose_from(RowProblem(rows, HELD), (CONSTANT,))
 
 
 def test_the_mean_decides_though_few_rows_have_wide_errors(rows):

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import transformers
 from test_cli import call, refusal
 from tiny_causal import SIZES, causal_model, save
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.files import examples as files
 from calibrate.files.collection import open_collection
 from calibrate.files.manifest import entry_of
@@ -280,6 +282,43 @@ def test_prompts_that_are_not_examples(model, line, message):
     assert message in str(failure.value)
 
 
+def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
+    def said(**words):
+        lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
+        wanted = Wanted(write_lines("p.jsonl", lines))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            collecting.plan(model, wanted)
+        return [str(warning.message) for warning in told]
+
+    assert said() == []
+    (line,) = said(prompt="Where does Ada Xyz live?")
+    assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
+    for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
+                         ({"answer": "Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
+        with pytest.raises(QualityError, match=f"{share} of p.jsonl .* than 10%; give text of a k"):
+            said(**words)
+    write_lines("text.txt", ["The apple is on Xyz. " * 40])
+    with pytest.raises(QualityError, match="16.2% of the tokens of text.txt are unknown"):
+        collected(model, templates=(), text=Path("text.txt"))
+
+
+def test_tokenizers_without_an_unknown_token(model):
+    """That of bytes names its end as the unknown token; a list of words may have none."""
+    end = "<|endoftext|>"
+    letters = {end: 0, **{c: i for i, c in enumerate("abcdefgh", 1)}}
+    of_bytes = transformers.GPT2Tokenizer(vocab=letters, merges=[], unk_token=end, eos_token=end)
+    assert Encoder(of_bytes, None, 9).unknown is None
+    assert Encoder(ModelFolder(model).tokenizer(), None, 9).unknown == "[UNK]"
+    path = model / "tokenizer.json"
+    folder = Path(shutil.copytree(model, "none"))
+    bare = path.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "[NONE]"')
+    (folder / "tokenizer.json").write_text(bare)
+    prompts = write_lines("p.jsonl", [{"prompt": "Xyz", "answer": "Ada"}])
+    with pytest.raises(CalibrateError, match="tokenizer does not know all of the text .*give oth"):
+        collecting.plan(folder, Wanted(prompts))
+
+
 def test_options_that_do_not_go_together(model):
     task = ("--task", "retrieval", "--lengths", "64")
     for arguments, message in (
@@ -298,7 +337,7 @@ def test_options_that_do_not_go_together(model):
         (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
         (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
         (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
-        ("nowhere", "--lengths", "64", "nowhere is not a folder"),
+        ("nowhere", "--lengths", "64", "nowhere does not exist; give that of a model"),
         (
             model / "config.json",
             "--lengths",
@@ -339,6 +378,13 @@ def put_nan(folder):
     model.save_pretrained(folder)
 
 
+def no_tokenizer(folder, kind="llama"):
+    """A GPT-2 loads a tokenizer of no words then."""
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    causal_model(kind).save_pretrained(folder)
+
+
 def two_gguf(folder):
     (folder / "model.safetensors").unlink()
     for name in "ab":
@@ -352,7 +398,8 @@ def two_gguf(folder):
         (lambda f: (f / "config.json").unlink(), "cannot read the configuration in spoilt"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
         (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot load the model in spo"),
-        (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "has no tokenizer that loads ("),
+        *((partial(no_tokenizer, kind=kind), "has no tokenizer: it lacks tokenizer.json, token")
+          for kind in ("llama", "gpt2")),
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),

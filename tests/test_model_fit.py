@@ -1,6 +1,7 @@
 """Fits through a model: gradients, what stays as it is, what is protected, resuming, refusals."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -322,6 +323,16 @@ def test_protected_text_does_not_get_worse(here):
         return  # nothing is allowed that is worth it
     assert held.published.value.losses[0].mean <= 0.05
     assert held.published.value.gain < free.published.value.gain
+
+
+def test_what_bars_a_rule_that_gains_is_named(here, protected):
+    collection = planted("tiny-run", text=True, count=8)
+    barred = r"; a rule that gains \+1.* costs protected text \(--text\) 0.* \(--allowed-loss\)$"
+    with pytest.raises(QualityError, match=barred):
+        through(collection, most_steps=10, kind=CONSTANT, allowed=1e-6)
+    of_answers = protected.value(range(24), none_right(np.repeat([-1.5, -0.3, -1.0], 8)))
+    part = r"gains \+0.100 nats costs answers of 10 tokens \(--trained-up-to\) 0.2500 nats a token"
+    assert re.search(part, protected.bar(of_answers))
 
 
 def test_too_few_examples_are_refused(here):

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 LOCK = ".lock"  # of a folder
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
+_NOT_YOURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+SPACE = "free some space"
+_REMEDIES = {
+    **dict.fromkeys(_NOT_YOURS, "choose a folder that you may write to"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close some files, or raise `ulimit -n`"),
+    errno.EISDIR: "choose a name that is not that of a folder",
+}
 
 
 def write_atomically(
@@ -26,6 +33,7 @@ def write_atomically(
     data: bytes,
     error: type[CalibrateError] = CalibrateError,
     exclusive: bool = False,
+    full: str = SPACE,
 ) -> None:
     """Writes a file completely or not at all: temporary name, fsync, rename.
 
@@ -33,6 +41,7 @@ def write_atomically(
       path: of the file; its folder is made if it is absent.
       data: its content.
       error: the exception to raise when the disk fails.
+      full: the remedy for a full disk.
       exclusive: only if the name is free. On a disk without hard links this is certain only in a
         `locked` folder.
     Raises:
@@ -40,7 +49,7 @@ def write_atomically(
       error: the folder cannot be made or written. Nothing is left behind, unless the last step
         failed, the fsync of the folder: then the complete file stays.
     """
-    with _temporary(path, error) as temporary:
+    with _temporary(path, error, full) as temporary:
         _write_new(temporary, data)
         if exclusive:
             _link(temporary, path)
@@ -49,7 +58,9 @@ def write_atomically(
 
 
 @contextlib.contextmanager
-def _temporary(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
+def _temporary(
+    path: Path, error: type[CalibrateError] = CalibrateError, full: str = SPACE
+) -> Iterator[Path]:
     """A name beside `path` to write to and to move from; removed in the end."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -59,7 +70,7 @@ def _temporary(path: Path, error: type[CalibrateError] = CalibrateError) -> Iter
     except FileExistsError:  # only where `path` is meant to be new
         raise
     except OSError as failure:
-        raise unwritable(path, failure, error) from failure
+        raise unwritable(path, failure, error, full) from failure
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -196,6 +207,11 @@ def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> 
         raise unwritable(path, failure, error) from failure
 
 
+def not_a(kind: str, path: Path) -> str:
+    """What is wrong with a path that is not a file, or a folder, of a kind."""
+    return f"{path} is not a {kind}" if path.exists() else f"{path} does not exist"
+
+
 def remove_leftovers(folder: Path, pattern: str) -> None:
     """Removes temporary files that killed processes left in a folder.
 
@@ -206,12 +222,14 @@ def remove_leftovers(folder: Path, pattern: str) -> None:
             os.unlink(folder / leftover)
 
 
-def unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> CalibrateError:
-    """The error for a file that cannot be written."""
-    return error(
-        f"cannot write {path}: {failure.strerror or f'the disk takes no more ({failure})'}; "
-        "free some space or choose a folder that you may write to"
-    )
+def unwritable(
+    path: Path, failure: OSError, error: type[CalibrateError], full: str = SPACE
+) -> CalibrateError:
+    """The error for a file that cannot be written; `full` is the remedy for a full disk."""
+    is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT, None)  # None: of a short write
+    remedy = full if is_full else _REMEDIES.get(failure.errno, "check the path and the disk")
+    reason = failure.strerror or f"the disk takes no more ({failure})"
+    return error(f"cannot write {path}: {reason}; {remedy}")
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
 from calibrate.files.atomic_io import (
     LOCK,
+    SPACE,
     check_writable,
     locked,
     remove_leftovers,
@@ -65,6 +66,7 @@ class Plan(Generic[Kind]):
     # the options recorded and given.
     difference: Callable[[dict[str, Any]], tuple[Sequence[str], Options, Options] | None]
     files: Mapping[str, bytes] = field(default_factory=dict)  # beside the shards
+    full: str = SPACE  # the remedy for a full disk
 
 
 class Progress(NamedTuple):
@@ -111,7 +113,7 @@ def fill(
                     raise CalibrateError(f"cannot collect into {folder}: {failure}") from failure
                 # Without locks another process may come first: then its configuration stays.
                 with contextlib.suppress(FileExistsError):
-                    write_atomically(folder / MANIFEST, data, exclusive=True)
+                    write_atomically(folder / MANIFEST, data, exclusive=True, full=plan.full)
             _make_shards(folder, plan, jobs, report)
     return open_collection(folder, plan.kind)
 
@@ -163,7 +165,7 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> N
         for shard in shards:
             _warn_of_damage(folder / shard.name)
     absolute = folder.absolute()  # workers may have another working folder
-    tasks = [partial(_make, absolute, s, (listed or {}).get(s.name)) for s in shards]
+    tasks = [partial(_make, absolute, s, (listed or {}).get(s.name), plan.full) for s in shards]
     finished = itertools.count(1)
 
     def advance(done: tuple[str, Entry, bool]) -> None:
@@ -172,10 +174,10 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> N
     entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
     if listed is None:
         text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
-        write_atomically(folder / MANIFEST, text.encode())
+        write_atomically(folder / MANIFEST, text.encode(), full=plan.full)
 
 
-def _make(folder: Path, shard: Shard, listed: Entry | None) -> tuple[str, Entry, bool]:
+def _make(folder: Path, shard: Shard, listed: Entry | None, full: str) -> tuple[str, Entry, bool]:
     """A shard's name and entry, and whether it was on disk already."""
     path = folder / shard.name
     if listed is None and (found := read_if_sound(path, shard.most, shard.check)):
@@ -187,7 +189,7 @@ def _make(folder: Path, shard: Shard, listed: Entry | None) -> tuple[str, Entry,
             "as on another machine or with another version; restore the file from a copy, or "
             "collect into a new folder"
         )
-    write_atomically(path, data)
+    write_atomically(path, data, full=full)
     return shard.name, entry, False
 
 

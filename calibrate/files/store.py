@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.errors import CoefficientsError
+from calibrate.files.atomic_io import not_a
 from calibrate.files.coefficient_file import bytes_of, read
 from calibrate.files.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.files.coefficients import Coefficients
@@ -156,7 +157,7 @@ def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path
       CoefficientsError: `store` is given and is not a folder; the others need not exist yet.
     """
     if store and not os.path.isdir(store):
-        raise CoefficientsError(f"{store} is not a folder; give a folder of fits")
+        raise CoefficientsError(f"{not_a('folder', Path(store))}; give a folder of fits")
     chosen = [("--store", store), ("$CALIBRATE_FITS", os.environ.get("CALIBRATE_FITS"))]
     folders = [(origin, Path(folder)) for origin, folder in chosen if folder]
     return [*folders, ("./fits", Path("fits")), ("package", published_store())]

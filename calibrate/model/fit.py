@@ -73,14 +73,19 @@ def fit_through(
             ended(problem.solve(form))
             if problem.is_hopeless():
                 break
+
+    def bar() -> str:
+        with head_betas(model) as betas:
+            return ModelProblem(model, betas, collection, options, report, began).bar()
+
     published = problem.choose()
     fit = published and published.fit(betas.heads)
     if published is None or fit is None:
         gain = max((s.value.over() for s in problem.solved), key=lambda gain: gain.mean)
+        remedy = "see `calibrate model diagnose`, or give prompts that the model answers in part"
         raise QualityError(
             "not for this model: no rule gains on the examples that choose (at best "
-            f"{_nats(gain)}); see `calibrate model diagnose`, or give prompts that the model "
-            "answers in part"
+            f"{_nats(gain)}); {bar() or remedy}"
         )
     fit = replace(
         fit, name=name, source=_source(collection, options), provenance=provenance(*TOOLS)
@@ -92,7 +97,7 @@ def fit_through(
     scores = score_fits(lambda: model, collection.set, which, fits, memo, report)
     evidence = problem.objective.evidence(which, scores)
     losses = {rule: problem.objective.losses(evidence, which, rule) for rule in fits}
-    require_worth(evidence, losses[OWN], options.allowed)
+    require_worth(evidence, losses[OWN], options.allowed, bar)
     found = ModelFit(fit, betas.heads, problem.solved, published, evidence, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
 
@@ -127,22 +132,25 @@ def _rivals(
     return {PAPER: load("paper@1", published_store()), **others}
 
 
-def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) -> None:
+def require_worth(
+    evidence: Evidence, losses: list[Estimate], allowed: float, bar: Callable[[], str] = str
+) -> None:
     """Raises QualityError unless held-out answers gain by the fit, OWN, and no protected part
-    evidently loses more than `allowed` nats a token.
+    evidently loses more than `allowed` nats a token. `bar` says what keeps others from it.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < LEAST_GAIN:
         raise QualityError(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
-            "answers; collect more examples, or see `calibrate model diagnose`"
+            f"answers; {bar() or 'collect more examples, or see `calibrate model diagnose`'}"
         )
     if evident := [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]:
         lost = max(evident)
         raise QualityError(
             f"protected tokens lose {lost.mean:.4f} ± {lost.error:.4f} nats each, and {allowed:g} "
-            "is allowed; collect more of them, or allow more with --allowed-loss"
+            "is allowed; collect more of them (--text, lengths up to --trained-up-to), or allow "
+            "more with --allowed-loss"
         )
 
 

@@ -80,6 +80,17 @@ class Objective:
         self.constraints = [text] if text else []
         self.constraints += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
 
+    def bar(self, value: "Value") -> str:
+        """The constraint that a value breaks most, in words with its option."""
+        loss, cells = max(zip(value.losses, self.constraints, strict=True))
+        length = self.examples.cells[cells[0]].length
+        part = f"answers of {length:,} tokens (--trained-up-to)"
+        part = "protected text (--text)" if self.is_text[cells[0]] else part
+        return (
+            f"a rule that gains {value.gain:+.3f} nats costs {part} {loss.mean:.4f} nats a token, "
+            f"and {self.allowed:g} is allowed (--allowed-loss)"
+        )
+
     def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under plain softmax and under rules, by their scores of them."""
         plain = Scores(*(column[np.asarray(which)] for column in self.plain))

@@ -1,5 +1,6 @@
 """The rules that a fit through a model chooses among: kinds, for each head or all heads alike."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 from calibrate.transformers.betas import HeadBetas
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
+STEPS_WITHOUT = 20  # that show whether constraints are why no rule gains
 LEAST_LEAD = 0.01  # nats, of one form over a simpler one
 TOOLS = ("torch", "transformers")
 _SHARED = (CONSTANT, LOG_SIZE)
@@ -113,6 +115,20 @@ class ModelProblem:
         if last.kind != CONSTANT or last.of == ALIKE or options.kind or options.trained_up_to:
             return False
         return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
+
+    def bar(self) -> str:
+        """The constraint without which heads gain, in words; "" if there is none."""
+        if not self.objective.constraints:
+            return ""
+        free = copy.copy(self.objective)
+        free.constraints = []
+        descent = replace(self._descent, objective=free, most_steps=STEPS_WITHOUT)
+        form = next(form for form in self._forms(_SHARED, _EACH, HEAD) if form.of == HEAD)
+        start = self._descent.at(form, form.zeros(self._heads.heads))
+        self._began("without constraints", descent.work(form))
+        found = self._descent.at(form, descent.run(start).numbers).value
+        is_barred = found.gain >= LEAST_GAIN and not found.is_allowed
+        return self.objective.bar(found) if is_barred else ""
 
     def choose(self) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.

@@ -130,6 +130,7 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     Raises:
       CalibrateError: nothing was asked for, a file cannot be read, an example does not fit into the
         model's context, or the tokenizer is missing.
+      QualityError: the tokenizer does not know more than a tenth of the tokens.
     """
     lines, digest = read_prompts(wanted.prompts) if wanted.prompts else ([], "")
     text = read_text(wanted.text) if wanted.text else None
@@ -141,19 +142,22 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     texts = any(isinstance(line.prompt, str) for line in lines)
     tokenizer = folder.tokenizer() if has_lengths or texts else None
     encoder = Encoder(tokenizer, folder.context, folder.vocabulary)
-    made, sources = [], dict[str, Any]()
+    made, sources = list[tuple[str, list[tuple[Cell, Encoded]]]](), dict[str, Any]()
     if lines:
-        made += encoded_lines(lines, encoder)
+        made.append((str(wanted.prompts), encoded_lines(lines, encoder)))
         sources["prompts"] = digest
     if wanted.templates:
-        made += retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
+        task = retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
+        made.append((f"the task {TASK}", task))
         sources |= {"templates": ",".join(wanted.templates), "seed": wanted.seed}
     if text:
-        made += text.windows(encoder, wanted.lengths, wanted.count)
+        made.append((str(text.path), text.windows(encoder, wanted.lengths, wanted.count)))
         sources["text"] = text.digest
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
-    return _in_cells(made), sources
+    for source, examples in made:
+        encoder.check_known(source, examples)
+    return _in_cells([example for _, examples in made for example in examples]), sources
 
 
 def _in_cells(made: list[tuple[Cell, Encoded]]) -> ExampleSet:

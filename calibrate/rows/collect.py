@@ -11,7 +11,8 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.files import rows as files
-from calibrate.files.bad_rows import refuse_bad_rows
+from calibrate.files.atomic_io import SPACE
+from calibrate.files.bad_rows import find_bad, refuse_bad_rows
 from calibrate.files.manifest import Entry
 from calibrate.files.resuming import Plan, Report, Shard, fill
 from calibrate.files.rows import (
@@ -26,7 +27,6 @@ from calibrate.files.rows import (
 )
 from calibrate.maths.masking import as_masks, finite_masks, warn_of_masks
 from calibrate.maths.row_batches import hashes, row_entropy
-from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_files import Arrays, Part
@@ -249,7 +249,9 @@ def row_quotas(
 
 def _collect_from(source: _Source, folder: Path, report: Report, jobs: Jobs) -> RowCollection:
     shards = [source.shard(unit) for unit in source.units]
-    plan = Plan(RowCollection, source.configuration, shards, source.difference)
+    most = source.configuration["max_bytes"]
+    full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
+    plan = Plan(RowCollection, source.configuration, shards, source.difference, full=full)
     collection = fill(Path(folder), plan, jobs, report)
     refuse_bad_rows(collection.manifest)
     return collection
@@ -290,13 +292,9 @@ def examine(
         at_target = np.max(logits, axis=1, where=target, initial=-np.inf)
         n_targets = np.sum(target & (logits == at_target[:, None]), axis=1)
     highest = np.max(logits, axis=1)  # NaN if any is
-    nan, inf = np.isnan(highest), highest == np.inf
-    # Also a target so far below the highest logit that the largest beta overflows.
-    with np.errstate(invalid="ignore", over="ignore"):
-        unreachable = ~np.isfinite((highest - at_target) * np.float32(Rule().max_beta))
-    masked_target = unreachable & ~nan & ~inf
-    good = ~(nan | inf | masked_target)
+    bad = find_bad(highest, at_target)
+    good = ~np.any(bad, axis=0)
     misranked = good & (highest > at_target)
     ties = good & ~misranked & (np.sum(logits == at_target[:, None], axis=1) > n_targets)
-    counts = [np.ones_like(good), misranked, ties, nan, inf, masked_target]
+    counts = [np.ones_like(good), misranked, ties, *bad]
     return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
 from calibrate.rows.pooling import HARM, Pool
 from calibrate.rows.rule_fitting import KindFit, Options, applied_beta, pool_usable
 from calibrate.rows.solved_rows import Rows
+
+# Options that may keep a rule from gaining, and the values with which they do not.
+FREE: dict[str, Any] = {"trained_up_to": 0, "q": 0.0, "gate": 0.0, "rows": "all"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,14 @@ class RowProblem:
         self.evidence = self._second = evidence_of(self.rows)  # by either split into folds
         self._pooled: dict[tuple[float, bytes], Pool] = {}
         self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
+        self._looser: dict[str, RowProblem] = {}
+
+    def without(self, option: str) -> "RowProblem":
+        """The same rows, where an option of FREE does not bind."""
+        if option not in self._looser:
+            free = self.options._replace(**{option: FREE[option]})
+            self._looser[option] = RowProblem(self.rows, free)
+        return self._looser[option]
 
     def solve(self, kind: str, q: float | None = None) -> Candidate:
         """The best rule of its kind at q, or that of the options; each is fitted once.

@@ -69,7 +69,7 @@ def score_logits(
         pieces.append(_score_piece(arrays, unit, rules))
         report(unit)
     *columns, counts = zip(*pieces, strict=True)
-    refuse_bad_rows({"sizes": counts})
+    refuse_bad_rows({"sizes": [arrays.bad]})
     scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
         raise QualityError(f"{arrays.name} has no row of any weight to score; give some")

@@ -30,6 +30,7 @@ _MOST_INDEX_BYTES = 1 << 26
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class ModelFolder:
@@ -88,12 +89,19 @@ class ModelFolder:
         """The tokenizer of files in the folder, or of the .gguf file; CalibrateError without."""
         own = any((self.path / name).is_file() for name in _TOKENIZER_FILES)
         try:
-            return AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
+            found = AutoTokenizer.from_pretrained(self.path, **(_LOCAL if own else self._options))
+            if len(found) > len(found.get_added_vocab()):  # classes load without any vocabulary
+                return found
+            reason = "it knows special tokens alone"
         except Exception as failure:
-            raise CalibrateError(
-                f"{self.path} has no tokenizer that loads ({first_line(failure)}); put the model's "
-                "tokenizer files there (tokenizer.json), or give --prompts with token ids alone"
-            ) from failure
+            reason = first_line(failure)
+        lacks = f": it lacks {', '.join(_VOCABULARIES[:-1])} and {_VOCABULARIES[-1]}"
+        if self.is_gguf or any((self.path / name).exists() for name in _VOCABULARIES):
+            lacks = f" that loads ({reason})"
+        raise CalibrateError(
+            f"{self.path} has no tokenizer{lacks}; put the model's tokenizer files there "
+            "(tokenizer.json), or give --prompts with token ids alone"
+        )
 
     def load(self, dtype: str, device: str = "cpu") -> PreTrainedModel:
         """The model, frozen, for evaluation, with weights of that dtype.
