@@ -144,14 +144,43 @@ def test_a_collection_is_discarded_and_nothing_else(tmp_path):
     discard_collection(folder)
     assert not folder.exists()
     run(folder)
-    (folder / "scores-of-fits").mkdir()
+    (folder / ".n00064-unit00001.npz.0123abcd.tmp").touch()
     discard_collection(folder)
     assert [path.name for path in folder.iterdir()] == [".lock"]
-    for others in ("{", "[1]", '{"format": "web"}'):
+    for others in ("{", "[1]", '{"format": "web"}', '{"format": "calibrate.anything"}'):
         (folder / "manifest.json").write_text(others)
         with pytest.raises(CalibrateError, match="is not the manifest of a collection; choose"):
             discard_collection(folder)
         assert bytes_of(folder).keys() == {".lock", "manifest.json"}
+
+
+@pytest.mark.parametrize("own", [
+    "thesis.tex", "manifestXjson", "n1-unit2.npz", "n00064-unit00001.npz.bak", ".n.npz.1.tmp",
+    "examples.npz", ".passes/x", "n00064-unit99999.npz/x", ".thesis.tex.0123abcd.tmp",
+])  # fmt: skip
+def test_a_file_of_the_users_is_named_and_nothing_is_deleted(tmp_path, own):
+    collection = run(tmp_path / "run").folder
+    (collection / own).parent.mkdir(exist_ok=True)
+    (collection / own).write_text("important")
+    os.symlink(collection, tmp_path / "link")
+    before = sorted(collection.rglob("*"))
+    for folder in (collection, tmp_path / "link"):
+        with pytest.raises(CalibrateError, match="is not part of a collection, and nothing is del"):
+            discard_collection(folder)
+    reopen(collection)
+    run(collection)
+    assert sorted(collection.rglob("*")) == before
+
+
+def test_what_links_lead_to_stays(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/n00008-unit00000.npz").write_text("important")
+    folder = run(tmp_path / "run").folder
+    os.replace(folder / "n00008-unit00000.npz", tmp_path / "moved.npz")
+    os.symlink(tmp_path / "mine", folder / "n00008-unit00000.npz")
+    discard_collection(folder)
+    assert os.listdir(folder) == [".lock"]
+    assert (tmp_path / "mine/n00008-unit00000.npz").read_text() == "important"
 
 
 def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path):

@@ -208,9 +208,9 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
         open_collection(Path("a"))
     first = Path("a", files.scores_name(0))
     os.truncate(first, 100)
-    Path("a/.scores-00001.npz.1234.tmp").write_bytes(b"half")
+    Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
     go_on()
-    assert not Path("a/.scores-00001.npz.1234.tmp").exists()
+    assert not Path("a/.scores-00001.npz.0123abcd.tmp").exists()
     assert False in done
     first.unlink()  # of a complete collection
     Path("a/examples.npz").unlink()
@@ -405,7 +405,10 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
         assert "out of memory" in refusal(*arguments, "--lengths", "64")
     other = (*arguments, "--lengths", "96", "--examples", "1")
     assert "or --fresh to replace it" in refusal(*other)
+    Path("r/.passes").mkdir()
+    Path(f"r/.passes/{'0a' * 16}.npz").touch()  # as evaluations leave them
     call(*other, "--fresh")
+    assert not Path("r/.passes").exists()
     assert open_collection(Path("r")).set.cells[0].length == 96
 
 

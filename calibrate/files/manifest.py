@@ -41,6 +41,7 @@ class Collection:
 
     kind: ClassVar[str]
     format: ClassVar[str]
+    names: ClassVar[str]  # a pattern: of paths in the folder, beside manifest and lock
 
     folder: Path
     manifest: dict[str, Any]
