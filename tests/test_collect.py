@@ -11,7 +11,7 @@ import reference
 from conftest import ToyHead, bytes_of, reopen
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files import bad_rows
+from calibrate.files import bad_rows, resuming
 from calibrate.files import rows as files
 from calibrate.files.collection import open_collection
 from calibrate.files.resuming import discard_collection
@@ -137,6 +137,21 @@ def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alon
     with pytest.raises(CalibrateError, match="is not a collection and not empty; choose a new"):
         run(tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    folder = run(tmp_path / "run").folder
+    path = folder / "manifest.json"
+    path.write_bytes(b"[" + b"[]," * 300_000 + b"0]")
+    with pytest.raises(CalibrateError, match="it has more than 524,288 values.; restore it or col"):
+        open_collection(folder)
+    os.truncate(path, 1 << 24)
+    with pytest.raises(CalibrateError, match="16,777,216 bytes, more than the limit of 8,388,608"):
+        open_collection(folder)
+    monkeypatch.setattr(resuming, "MOST_SHARDS", 8)
+    with pytest.raises(CalibrateError, match="many would have 9 shards, more than the limit of 8"):
+        run(tmp_path / "many")
+    assert not (tmp_path / "many").exists()
 
 
 def test_a_collection_is_discarded_and_nothing_else(tmp_path):

@@ -124,7 +124,7 @@ def test_an_answer_that_would_share_a_token_with_the_prompt_stands_alone():
     encoder = Encoder(Merging(), None, 10)
     assert encoder.pair("abcd", "ef") == ([2, 2], [2])
     assert encoder.pair("abc", "def") == ([2, 1], [2, 1])
-    assert encoder.text("abc") == ([], [2, 1])
+    assert (encoder.begin(), encoder.text("abc")) == ([], [2, 1])
 
 
 def test_scores_are_those_of_the_model(model, prompts, here):
@@ -269,6 +269,8 @@ def test_sharded_weights_and_bfloat16(model):
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
         ("{", "(char 1)); write one JSON object a line"),
+        ({"prompt": "a " * 2**19, "answer": "b"},
+         "line 2 has 1,048,605 bytes, more than the limit of 1,048,576; shorten it"),
         # Copies would fit a rule, and judge it.
         (PROMPTS[0], "p.jsonl, line 2 repeats a prompt and its answer; give each once"),
     ],

@@ -30,6 +30,7 @@ from calibrate.files.manifest import (
     COMPLETE,
     MANIFEST,
     MOST_MANIFEST_BYTES,
+    MOST_SHARDS,
     PARTIAL,
     RESTORE,
     Collection,
@@ -103,6 +104,11 @@ def fill(
     Warns:
       UserWarning: a file is damaged or missing.
     """
+    if len(plan.shards) > MOST_SHARDS:
+        raise CalibrateError(
+            f"{folder} would have {len(plan.shards):,} shards, more than the limit of "
+            f"{MOST_SHARDS:,}; collect less, or into several folders"
+        )
     listed = _listed(folder, plan)
     if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
         with _collection_lock(folder, plan.kind):

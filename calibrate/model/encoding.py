@@ -3,7 +3,7 @@
 Every token of a window is an answer, which must not get worse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from calibrate.files.npz import digest_of, read_bytes
 from calibrate.model.splits import N_TURNS, turn
 
 MOST_BYTES = 1 << 26
+# A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
+WHOLE = 1 << 20
+PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"
 
 
@@ -48,12 +51,14 @@ class Encoder(NamedTuple):
         end = self.tokenizer.eos_token_id
         return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids  # some end every text
 
-    def text(self, text: str) -> tuple[list[int], list[int]]:
-        """What begins every text (nothing, for many tokenizers), and the ids of a text."""
+    def begin(self) -> list[int]:
+        """What begins every text; nothing, for many tokenizers."""
         begin = self._ids("")
-        begin = [] if begin == [self.tokenizer.eos_token_id] else begin
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return begin, list(ids)
+        return [] if begin == [self.tokenizer.eos_token_id] else begin
+
+    def text(self, text: str) -> list[int]:
+        """The ids of a text, or of a piece of one."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
         """A prompt and its answer, which errors name by `where`, as one example."""
@@ -87,8 +92,9 @@ class TextFile(NamedTuple):
         `splits_of`). A window begins with what the tokenizer begins texts with; where that is
         nothing, its first token is not an answer.
         """
-        begin, ids = encoder.text(self.text)
+        begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
+        ids = self._ids(encoder, max(1, *sizes), most)
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
@@ -104,6 +110,29 @@ class TextFile(NamedTuple):
                 encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
                 made.append((Cell(TEMPLATE, length, True), encoded))
         return made
+
+    def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
+        """The tokens of a text; of a long one, as many stretches as are needed, spread over it."""
+        if len(self.text) <= WHOLE:
+            return encoder.text(self.text)
+        pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
+        while n < len(pieces):
+            chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
+            ids = (encoder.text(pieces[i])[:size] for i in chosen)
+            if len(found := [x for x in ids if len(x) == size]) >= most:
+                return np.concatenate(found)
+            n *= 2
+        return np.concatenate([np.array(encoder.text(piece), np.int32) for piece in pieces])
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    """A text in pieces of at most so many characters, cut before words."""
+    first = 0
+    while first < len(text):
+        space = text.rfind(" ", first + 1, first + size) if first + size < len(text) else -1
+        last = space if space > 0 else first + size
+        yield text[first:last]
+        first = last
 
 
 def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:
