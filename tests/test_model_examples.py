@@ -126,7 +126,7 @@ def test_an_answer_that_would_share_a_token_with_the_prompt_stands_alone():
     encoder = Encoder(Merging(), None, 10)
     assert encoder.pair("abcd", "ef") == ([2, 2], [2])
     assert encoder.pair("abc", "def") == ([2, 1], [2, 1])
-    assert encoder.text("abc") == ([], [2, 1])
+    assert (encoder.begin(), encoder.ids("abc")) == ([], [2, 1])
 
 
 def test_scores_are_those_of_the_model(model, prompts, here):
@@ -210,9 +210,9 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
         open_collection(Path("a"))
     first = Path("a", files.scores_name(0))
     os.truncate(first, 100)
-    Path("a/.scores-00001.npz.1234.tmp").write_bytes(b"half")
+    Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
     go_on()
-    assert not Path("a/.scores-00001.npz.1234.tmp").exists()
+    assert not Path("a/.scores-00001.npz.0123abcd.tmp").exists()
     assert False in done
     first.unlink()  # of a complete collection
     Path("a/examples.npz").unlink()
@@ -271,6 +271,8 @@ def test_sharded_weights_and_bfloat16(model):
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
         ("{", "(char 1)); write one JSON object a line"),
+        ({"prompt": "a " * 2**19, "answer": "b"},
+         "line 2 has 1,048,605 bytes, more than the limit of 1,048,576; shorten it"),
         # Copies would fit a rule, and judge it.
         (PROMPTS[0], "p.jsonl, line 2 repeats a prompt and its answer; give each once"),
     ],
@@ -452,7 +454,10 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
         assert "out of memory" in refusal(*arguments, "--lengths", "64")
     other = (*arguments, "--lengths", "96", "--examples", "1")
     assert "or --fresh to replace it" in refusal(*other)
+    Path("r/.passes").mkdir()
+    Path(f"r/.passes/{'0a' * 16}.npz").touch()  # as evaluations leave them
     call(*other, "--fresh")
+    assert not Path("r/.passes").exists()
     assert open_collection(Path("r")).set.cells[0].length == 96
 
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import errno
-import fnmatch
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 LOCK = ".lock"  # of a folder
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _NOT_YOURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -212,14 +213,20 @@ def not_a(kind: str, path: Path) -> str:
     return f"{path} is not a {kind}" if path.exists() else f"{path} does not exist"
 
 
-def remove_leftovers(folder: Path, pattern: str) -> None:
-    """Removes temporary files that killed processes left in a folder.
+def final_name(name: str) -> str:
+    """The name of the file that a temporary one was to become; any other name as it is."""
+    return _TEMPORARY.sub(r"\1", name)
+
+
+def remove_leftovers(folder: Path, names: str) -> None:
+    """Removes temporary files, of names that match a pattern, which killed processes left.
 
     Only under a lock: another process's file in progress would be lost.
     """
     with contextlib.suppress(OSError):
-        for leftover in fnmatch.filter(os.listdir(folder), f".{pattern}.*.tmp"):
-            os.unlink(folder / leftover)
+        for name in os.listdir(folder):
+            if name != final_name(name) and re.fullmatch(names, final_name(name)):
+                os.unlink(folder / name)
 
 
 def unwritable(

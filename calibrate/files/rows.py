@@ -63,7 +63,7 @@ _SHARD = Object(
 )
 _PARTIAL: dict[str, Shape] = {"configuration": _CONFIGURATION}
 _COMPLETE: dict[str, Shape] = {**_PARTIAL, "sizes": List(_SIZE), "shards": List(_SHARD)}
-_SHARD_NAME = re.compile(r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz")
+_SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def check_unit(size: int, unit: int, sets: range, data: bytes, path: Path) -> En
 class RowCollection(Collection):
     """A collection of rows."""
 
-    kind, format = "rows", "calibrate.collection"
+    kind, format, names = "rows", "calibrate.collection", _SHARD_NAME
 
     @property
     def heads(self) -> Heads:
@@ -202,7 +202,7 @@ def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entr
       DamagedError: one of them is damaged.
     """
     entries = []
-    names = filter(None, map(_SHARD_NAME.fullmatch, os.listdir(folder)))
+    names = filter(None, map(re.compile(_SHARD_NAME).fullmatch, os.listdir(folder)))
     for size, unit in sorted((int(name[1]), int(name[2])) for name in names):
         if size in configuration["sizes"]:
             path = folder / shard_name(size, unit)

@@ -21,7 +21,7 @@ from calibrate.files.json_shapes import TEXT, Integer, List, Map, Object, read_f
 from calibrate.files.strict_json import parse
 
 STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the state
-MAX_STATE_BYTES = 1 << 26
+MAX_STATE_BYTES = 1 << 20
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")

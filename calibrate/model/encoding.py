@@ -4,7 +4,7 @@ Every token of a window is an answer, which must not get worse.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ from calibrate.files.npz import digest_of, read_bytes
 from calibrate.model.splits import N_TURNS, turn
 
 MOST_BYTES = 1 << 26
+# A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
+WHOLE = 1 << 20
+PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"
 MOST_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 
@@ -43,14 +46,15 @@ class Encoder(NamedTuple):
         first, both = self._ids(prompt), self._ids(prompt + answer)
         if both[: len(first)] == first:
             return first, both[len(first) :]
-        return first, self._bare_ids(answer)
+        return first, self.ids(answer)
 
     def _ids(self, text: str) -> list[int]:
-        ids = self._bare_ids(text, add_special_tokens=True)
+        ids = self.ids(text, add_special_tokens=True)
         end = self.tokenizer.eos_token_id
         return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids  # some end every text
 
-    def _bare_ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text, or of a piece of one."""
         try:
             found = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
         except Exception as failure:  # of a word that a vocabulary without an unknown token lacks
@@ -88,11 +92,10 @@ class Encoder(NamedTuple):
             if share:
                 warnings.warn(said, stacklevel=2)
 
-    def text(self, text: str) -> tuple[list[int], list[int]]:
-        """What begins every text (nothing, for many tokenizers), and the ids of a text."""
+    def begin(self) -> list[int]:
+        """What begins every text; nothing, for many tokenizers."""
         begin = self._ids("")
-        begin = [] if begin == [self.tokenizer.eos_token_id] else begin
-        return begin, self._bare_ids(text)
+        return [] if begin == [self.tokenizer.eos_token_id] else begin
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
         """A prompt and its answer, which errors name by `where`, as one example."""
@@ -126,8 +129,9 @@ class TextFile(NamedTuple):
         `splits_of`). A window begins with what the tokenizer begins texts with; where that is
         nothing, its first token is not an answer.
         """
-        begin, ids = encoder.text(self.text)
+        begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
+        ids = self._ids(encoder, max(1, *sizes), most)
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
@@ -143,6 +147,29 @@ class TextFile(NamedTuple):
                 encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
                 made.append((Cell(TEMPLATE, length, True), encoded))
         return made
+
+    def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
+        """The tokens of a text; of a long one, as many stretches as are needed, spread over it."""
+        if len(self.text) <= WHOLE:
+            return encoder.ids(self.text)
+        pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
+        while n < len(pieces):
+            chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
+            ids = (encoder.ids(pieces[i])[:size] for i in chosen)
+            if len(found := [x for x in ids if len(x) == size]) >= most:
+                return np.concatenate(found)
+            n *= 2
+        return np.concatenate([np.array(encoder.ids(piece), np.int32) for piece in pieces])
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    """A text in pieces of at most so many characters, cut before words."""
+    first = 0
+    while first < len(text):
+        space = text.rfind(" ", first + 1, first + size) if first + size < len(text) else -1
+        last = space if space > 0 else first + size
+        yield text[first:last]
+        first = last
 
 
 def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:

@@ -23,7 +23,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import Example, ExampleSet, Scores, parse_scores
+from calibrate.files.examples import PASSES, Example, ExampleSet, Scores, parse_scores
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.files.resuming import read_if_sound
 from calibrate.model.forms import Form
@@ -38,7 +38,6 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # Llama); a batch that would keep more than this in all layers keeps each layer's input alone.
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
-FOLDER = ".passes"
 _MOST_BYTES = 1 << 26  # of one
 
 Content = TypeVar("Content")
@@ -56,7 +55,7 @@ class Memo:
     """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
 
     def __init__(self, folder: Path | None, *context: str):
-        self._folder, self._context = folder and folder / FOLDER, context
+        self._folder, self._context = folder and folder / PASSES, context
 
     def get(
         self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
 
 TASK = "retrieval"
-_MOST_BYTES = 1 << 28
+_MOST_BYTES, _MOST_OF_LINE = 1 << 26, 1 << 20  # a tokenizer takes 150 times as much memory
 TEMPLATE = "prompts"  # of lines that name none
 
 
@@ -85,6 +85,10 @@ def read_prompts(path: Path) -> tuple[list[Line], str]:
 
 
 def _line(text: bytes, where: str) -> Line:
+    if len(text) > _MOST_OF_LINE:
+        raise CalibrateError(
+            f"{where} has {len(text):,} bytes, more than the limit of {_MOST_OF_LINE:,}; shorten it"
+        )
     try:
         fields = _LINE(parse(text, "write one JSON object a line"))
         template = fields.pop("template", TEMPLATE)

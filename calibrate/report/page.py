@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from calibrate.errors import printable
 from calibrate.evidence.evidence import LOG_P, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.files.atomic_io import write_atomically
@@ -65,8 +66,7 @@ def run_result(fit: FitRecord, scores: ScoresRecord, report: Result) -> Result:
 def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
     """Writes the page, whole or not at all.
 
-    All text is escaped, and characters that UTF-8 cannot encode, as a file name may have, become
-    question marks.
+    All text is escaped, also what is not printable, as in the name of a file.
 
     Args:
       path: of the page.
@@ -90,13 +90,14 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: printable(value, "\n") if type(value) is str else value,
     )  # fmt: skip
     environment.filters["kind"] = lambda block: type(block).__name__
     html = environment.get_template("page.html.j2").render(
         title=fit.reference, verdict=" ".join(scores.verdicts().values()), blocks=blocks,
         subtitle=f"Calibration of adaptive-temperature softmax, scored on {of.name}",
     )  # fmt: skip
-    write_atomically(path, html.encode(errors="replace"))
+    write_atomically(path, html.encode())
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
