@@ -1,19 +1,20 @@
 """The page on a fit, one self-contained HTML file, and the results of `report` and `run`."""
 
 import base64
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from calibrate.evidence.evidence import LOG_P, Evidence
+from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficients import Coefficients
 from calibrate.report import plot_style, plots
-from calibrate.report.blocks import Block, Facts, Heading, Result, Text, as_detail
+from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
 from calibrate.report.rules import all_constant, facts, guards, value_text
 from calibrate.report.scores_record import ScoresRecord
@@ -23,6 +24,7 @@ SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
     "n": "n is the number of unmasked items; log is the natural logarithm.",
 }
+FIRST_LETTERS, LAST_LETTERS = 150, 250  # of a prompt; the others are cut
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
 
 
@@ -39,6 +41,23 @@ class Figures:
     """Figures side by side."""
 
     pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and its right answer."""
+
+    title: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Tables that are shown when they are asked for, and in print."""
+
+    title: str
+    tables: Sequence[Table]
 
 
 def report_result(scores: ScoresRecord, path: Path | None) -> Result:
@@ -73,13 +92,16 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
       fit: what was calibrated; the first of the fits that were scored.
       scores: of items that it was, if possible, not made of.
     """
-    of, code = scores.evidence.of, usage(fit)
+    of, tables = scores.evidence.of, scores.tables()
     scored = f"{of.name} ({of.fingerprint}): {scores.scored_items()}"
+    more = [table for table in tables if table.detail]
     blocks = [
+        Heading("In your code"),
+        usage(fit),
         Heading("Scores"),
-        *scores.tables(),
-        Heading(code.purpose.removesuffix(":")),
-        replace(code, purpose=""),
+        *(table for table in tables if not table.detail),
+        *([Folded("Every rule, in full", more)] if more else []),
+        *_answers_section(scores),
         Heading("Figures"),
         Figures([*_score_pictures(scores, fit), *_rule_pictures(fit)]),
         *_selection_section(fit),
@@ -97,6 +119,36 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
         subtitle=f"Calibration of adaptive-temperature softmax, scored on {of.name}",
     )  # fmt: skip
     write_atomically(path, html.encode(errors="replace"))
+
+
+def _answers_section(scores: ScoresRecord) -> Iterable[Block | Prompt]:
+    """A few examples of a model, before and after; nothing without any."""
+    if not scores.samples:
+        return
+    yield Heading("Answers before and after")
+    yield Text(
+        "The first held-out example of each template and length, or of some. An answer is right "
+        "if each of its tokens has the highest probability."
+    )
+    for sample in scores.samples:
+        stratum = scores.evidence.strata[scores.evidence.stratum[sample.item]]
+        title = f"{stratum.template}, {stratum.size:,} tokens"
+        yield Prompt(title, _cut(sample.prompt), _cut(sample.answer))
+        yield Facts(
+            [(scores.label(r), _answer(scores, r, sample.item)) for r in (PLAIN, scores.fits[0])]
+        )
+
+
+def _cut(text: str) -> str:
+    if len(text) <= FIRST_LETTERS + LAST_LETTERS:
+        return text
+    return f"{text[:FIRST_LETTERS]} […] {text[-LAST_LETTERS:]}"
+
+
+def _answer(scores: ScoresRecord, rule: str, item: int) -> str:
+    """What an answer is worth under a rule: "12.3 %, log p -2.096: wrong"."""
+    log_p, right = (scores.evidence.scores(rule, measure)[item] for measure in (LOG_P, RIGHT))
+    return f"{100 * math.exp(log_p):.3g} %, log p {log_p:.3f}: {'right' if right else 'wrong'}"
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
@@ -132,6 +184,8 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
 
     yield by("size", items, measure, False, "Every size")
     yield by("size", items, measure, True, "Gain over plain softmax")
+    if CONFIDENCE in items.values:
+        yield _reliability_picture(items, own, fit.reference)
     if len(items.by("template")) > 1:
         yield by("template", items, measure, True, "Gain by template")
     text = scores.evidence.text
@@ -140,6 +194,18 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
     if len(items.heads) > 1 and LOG_P in items.values:
         caption = "Nats of log p; orange gains, purple loses. x: unchanged."
         yield _picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
+
+
+def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
+    before, after = (items.reliability(rule) for rule in (PLAIN, own))
+    least, most = before.count.min(), before.count.max()
+    caption = (
+        f"{len(before.count)} bins of {least:,}{f' or {most:,}' if most > least else ''} "
+        f"{items.of.items} each. Expected calibration error, in points: {100 * before.error:.1f} "
+        f"-> {100 * after.error:.1f}, where chance alone makes {100 * before.chance:.1f} and "
+        f"{100 * after.chance:.1f}."
+    )
+    return _picture("Reliability", caption, plots.plot_reliability, items, own, name)
 
 
 def _rule_pictures(fit: Coefficients) -> Iterable[Picture]:

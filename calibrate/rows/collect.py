@@ -30,7 +30,7 @@ from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_files import Arrays, Part
-from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, refuse_probabilities
+from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, at_target, refuse_probabilities
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
 STREAM = "collect"  # of sets that are drawn
@@ -283,20 +283,18 @@ def examine(
 
     Takes logits and targets as of LoggedRows; bad rows have NaN, +inf, or a masked target.
     """
-    if target.ndim == 1:
-        at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
-        n_targets = np.ones(len(logits), np.intp)
-    else:
-        at_target = np.max(logits, axis=1, where=target, initial=-np.inf)
-        n_targets = np.sum(target & (logits == at_target[:, None]), axis=1)
+    of_target = at_target(logits, target)
+    n_targets: Any = 1
+    if target.ndim > 1:
+        n_targets = np.sum(target & (logits == of_target[:, None]), axis=1)
     highest = np.max(logits, axis=1)  # NaN if any is
     nan, inf = np.isnan(highest), highest == np.inf
     # Also a target so far below the highest logit that the largest beta overflows.
     with np.errstate(invalid="ignore", over="ignore"):
-        unreachable = ~np.isfinite((highest - at_target) * np.float32(Rule().max_beta))
+        unreachable = ~np.isfinite((highest - of_target) * np.float32(Rule().max_beta))
     masked_target = unreachable & ~nan & ~inf
     good = ~(nan | inf | masked_target)
-    misranked = good & (highest > at_target)
-    ties = good & ~misranked & (np.sum(logits == at_target[:, None], axis=1) > n_targets)
+    misranked = good & (highest > of_target)
+    ties = good & ~misranked & (np.sum(logits == of_target[:, None], axis=1) > n_targets)
     counts = [np.ones_like(good), misranked, ties, nan, inf, masked_target]
     return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)
