@@ -49,14 +49,11 @@ def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
     try:
         decode = job.folder.tokenizer().decode
     except CalibrateError:
-
-        def decode(tokens: Iterable[int]) -> str:
-            return " ".join(map(str, tokens))
-
-    for item in [*firsts.values()][:: max(1, -(-len(firsts) // MOST_SAMPLES))]:
-        example = examples.examples[which[item]]
-        parts = example.tokens[: example.start], example.tokens[example.start :]
-        yield Sample(item, *map(decode, parts))
+        decode = str
+    for item in [*firsts.values()][:: 1 + (len(firsts) - 1) // MOST_SAMPLES]:
+        tokens, start, cell = examples.examples[which[item]]
+        title = f"{examples.cells[cell].template}, {examples.cells[cell].length:,} tokens"
+        yield Sample(item, title, decode(tokens[:start]), decode(tokens[start:]))
 
 
 def score_rules(

@@ -4,7 +4,6 @@ An item is a set that a head was shown, a row of logits, or an example of a mode
 rules fills the same arrays; nothing downstream asks who filled them.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from calibrate.files.coefficients import Coefficients
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
 LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
-CONFIDENCE, RANKED = "confidence", "ranked"  # measures of `reliability`
+CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
 BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
 MOST_BINS, LEAST_IN_BIN = 10, 10  # of a reliability diagram
@@ -46,7 +45,7 @@ class Scored(NamedTuple):
 class Reliability(NamedTuple):
     """Whether confidence is to be trusted: items in bins of equal count, by rising confidence."""
 
-    count: np.ndarray  # (bins,) items
+    n: np.ndarray  # (bins,) items
     confidence: np.ndarray  # (bins,) mean p of the top item
     ranked: np.ndarray  # (bins,) share of items whose target is on top
     error: float  # the expected calibration error: mean distance of the two
@@ -169,17 +168,15 @@ class Evidence:
 
     def reliability(self, rule: str) -> Reliability:
         """How often the top item is the target, by its probability, items weighted as in `mean`."""
-        p = np.clip(self.scores(rule, CONFIDENCE).astype(float), 0, 1)  # rounding
-        ranked = self.scores(rule, RANKED).astype(float)
-        n_bins = min(MOST_BINS, max(1, self.n // LEAST_IN_BIN))
-        bins = np.array_split(np.argsort(p, kind="stable"), n_bins)
-        weight = [self.design.item_weight[at] for at in bins]
-        pairs = list(zip(weight, bins, strict=True))
-        share = np.array([w.sum() for w in weight])
-        mean, top = (np.array([w @ x[at] for w, at in pairs]) / share for x in (p, ranked))
-        spread = [np.sqrt(w**2 @ (p * (1 - p))[at]) for w, at in pairs]
-        error, chance = float(share @ np.abs(mean - top)), math.sqrt(2 / math.pi) * sum(spread)
-        return Reliability(np.array([*map(len, bins)]), mean, top, error, float(chance))
+        p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
+        columns = p, self.scores(rule, RANKED), self.design.item_weight
+        p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
+        of_bin = np.arange(self.n) * min(MOST_BINS, max(1, self.n // LEAST_IN_BIN)) // self.n
+        share, count = np.bincount(of_bin, weight), np.bincount(of_bin)
+        mean, top = (np.bincount(of_bin, weight * x) / share for x in (p, ranked))
+        variance = np.bincount(of_bin, weight**2 * p * (1 - p))
+        error, chance = share @ np.abs(mean - top), np.sqrt(2 / np.pi * variance).sum()
+        return Reliability(count, mean, top, float(error), float(chance))
 
     def best(self, measure: str, among: Iterable[str] = ()) -> str:
         """The rule of the highest mean; of equal ones the first."""

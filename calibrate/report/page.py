@@ -17,14 +17,13 @@ from calibrate.report import plot_style, plots
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
 from calibrate.report.rules import all_constant, facts, guards, value_text
-from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.selection import selection_tables
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
     "n": "n is the number of unmasked items; log is the natural logarithm.",
 }
-FIRST_LETTERS, LAST_LETTERS = 150, 250  # of a prompt; the others are cut
 NARROW = (5.4, 4.2)  # inches: two side by side on a wide screen
 
 
@@ -43,20 +42,9 @@ class Figures:
     pictures: Sequence[Picture]
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt and its right answer."""
-
-    title: str
-    text: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Folded:
+class Folded(NamedTuple):
     """Tables that are shown when they are asked for, and in print."""
 
-    title: str
     tables: Sequence[Table]
 
 
@@ -100,7 +88,7 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
         usage(fit),
         Heading("Scores"),
         *(table for table in tables if not table.detail),
-        *([Folded("Every rule, in full", more)] if more else []),
+        *([Folded(more)] if more else []),
         *_answers_section(scores),
         Heading("Figures"),
         Figures([*_score_pictures(scores, fit), *_rule_pictures(fit)]),
@@ -121,34 +109,21 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
     write_atomically(path, html.encode(errors="replace"))
 
 
-def _answers_section(scores: ScoresRecord) -> Iterable[Block | Prompt]:
+def _answers_section(scores: ScoresRecord) -> Iterable[Block | Sample]:
     """A few examples of a model, before and after; nothing without any."""
-    if not scores.samples:
-        return
-    yield Heading("Answers before and after")
-    yield Text(
-        "The first held-out example of each template and length, or of some. An answer is right "
-        "if each of its tokens has the highest probability."
-    )
+    if scores.samples:
+        yield Heading("Answers before and after")
+        yield Text("A few held-out examples; right: each token of the answer has the highest p.")
     for sample in scores.samples:
-        stratum = scores.evidence.strata[scores.evidence.stratum[sample.item]]
-        title = f"{stratum.template}, {stratum.size:,} tokens"
-        yield Prompt(title, _cut(sample.prompt), _cut(sample.answer))
-        yield Facts(
-            [(scores.label(r), _answer(scores, r, sample.item)) for r in (PLAIN, scores.fits[0])]
-        )
+        yield sample
+        yield Facts([_answer(scores, rule, sample.item) for rule in (PLAIN, scores.fits[0])])
 
 
-def _cut(text: str) -> str:
-    if len(text) <= FIRST_LETTERS + LAST_LETTERS:
-        return text
-    return f"{text[:FIRST_LETTERS]} […] {text[-LAST_LETTERS:]}"
-
-
-def _answer(scores: ScoresRecord, rule: str, item: int) -> str:
-    """What an answer is worth under a rule: "12.3 %, log p -2.096: wrong"."""
+def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
+    """A rule, and what an answer is worth under it: "12.3 %, log p -2.096: wrong"."""
     log_p, right = (scores.evidence.scores(rule, measure)[item] for measure in (LOG_P, RIGHT))
-    return f"{100 * math.exp(log_p):.3g} %, log p {log_p:.3f}: {'right' if right else 'wrong'}"
+    state = "right" if right else "wrong"
+    return scores.label(rule), f"{100 * math.exp(log_p):.3g} %, log p {log_p:.3f}: {state}"
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
@@ -198,12 +173,10 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
 
 def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
     before, after = (items.reliability(rule) for rule in (PLAIN, own))
-    least, most = before.count.min(), before.count.max()
     caption = (
-        f"{len(before.count)} bins of {least:,}{f' or {most:,}' if most > least else ''} "
-        f"{items.of.items} each. Expected calibration error, in points: {100 * before.error:.1f} "
-        f"-> {100 * after.error:.1f}, where chance alone makes {100 * before.chance:.1f} and "
-        f"{100 * after.chance:.1f}."
+        f"Bins of {before.n.min():,} {items.of.items} or more. Expected calibration error: "
+        f"{100 * before.error:.1f} -> {100 * after.error:.1f} points; "
+        f"{100 * before.chance:.1f} and {100 * after.chance:.1f} would be chance."
     )
     return _picture("Reliability", caption, plots.plot_reliability, items, own, name)
 

@@ -57,6 +57,7 @@ def plot_scores(
     """
     parts, factor = evidence.by(by), 1 if measure == LOG_P else 100
     rules = [rule for rule in _compared(evidence, own) if not (gain and rule == PLAIN)]
+    low, high = (-np.inf, np.inf) if measure == LOG_P else (-100 * gain, 100)  # of a bar
     others, places = iter(OTHERS * len(rules)), np.arange(len(parts))
     for i, rule in enumerate(rules):
         colour, marker, dash = STYLES.get(OWN if rule == own else rule) or next(others)
@@ -64,7 +65,7 @@ def plot_scores(
         mean, error = factor * np.array([(one.mean, one.error) for one in found], float).T
         at = places + SPREAD[by] * ((i + 0.5) / len(rules) - 0.5)
         ax.errorbar(
-            at, mean, _bars(mean, 2 * np.nan_to_num(error), measure, gain),
+            at, mean, np.clip([mean - low, high - mean], 0, 2 * np.nan_to_num(error)),
             color=colour, marker=marker, ms=5, lw=1.4, capsize=2,
             ls=dash if by == "size" else "", zorder=3 if rule == own else 2,
             label=short(name if rule == own and name else label(rule)),
@@ -81,12 +82,6 @@ def plot_scores(
     ax.set_ylabel(f"{'gain in ' * gain}{what} ({unit})")
     legend_below(ax)
     return ax
-
-
-def _bars(mean: np.ndarray, length: np.ndarray, measure: str, gain: bool) -> np.ndarray:
-    """(2, places) lengths below and above, which end where a share, or log p, can be no further."""
-    low, high = (-np.inf, np.inf if gain else 0.0) if measure == LOG_P else (-100.0 * gain, 100.0)
-    return np.array([np.minimum(length, mean - low), np.minimum(length, high - mean)])
 
 
 def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":

@@ -45,6 +45,7 @@ class Sample(NamedTuple):
     """An example of a model to show."""
 
     item: int  # its place in the evidence
+    title: str
     prompt: str
     answer: str
 

@@ -148,12 +148,9 @@ def real_items(arrays: Columns) -> np.ndarray:
 
 def at_target(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
     """(rows,) the highest logit of a target; target (rows,) int or (rows, n) bool."""
-    found: np.ndarray
     if target.ndim == 1:
-        found = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
-    else:
-        found = logits.max(axis=1, where=target, initial=-np.inf)
-    return found
+        return np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+    return np.asarray(logits.max(axis=1, where=target, initial=-np.inf))
 
 
 def columns_of_rows(arrays: Columns) -> Columns:

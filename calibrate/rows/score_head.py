@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.evidence import (
-    CONFIDENCE,
-    PLAIN,
-    RANKED,
-    RIGHT,
-    Evidence,
-    Scored,
-    Stratum,
-)
+from calibrate.evidence.evidence import PLAIN, RANKING, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.masking import NO_WEIGHT, as_masks
 from calibrate.maths.row_batches import row_entropy
@@ -31,7 +23,7 @@ STREAM, CHOOSING = "evaluate", "sharpness"  # of the sets that judge, and that c
 # Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
-MEASURES = (RIGHT, CONFIDENCE, RANKED)
+MEASURES = (RIGHT, *RANKING)
 
 
 def held_out_sets(size: int) -> int:
@@ -62,8 +54,7 @@ def score_head(
       jobs: where it runs, a set size at a time; the scores do not depend on it.
       stream: of sets; two streams never share one.
     Returns:
-      Evidence: RIGHT, CONFIDENCE and RANKED of every rule on every set, sizes in order; each set
-        is a group of its own.
+      Evidence: MEASURES of every rule on every set, sizes in order; each set is its own group.
     Raises:
       CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
@@ -115,7 +106,8 @@ def _score_size(
     found = np.empty((len(MEASURES), len(fits), sets), np.float32)
     for unit in plan_units(size, sets):
         for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
-            logits, of_piece = np.asarray(attended.logits), found[..., unit.first :][..., part]
+            logits = np.asarray(attended.logits, np.float32)
+            of_piece = found[..., unit.first :][..., part]
             weights = attention_weights(logits, fits)
             of_piece[0] = _right(head, attended, weights).T
             of_piece[1] = weights.max(axis=-1).T
