@@ -117,7 +117,7 @@ def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
     found = made({"own": (0.2,) * 4, "hard": (0.4,) * 4}, "sets")
     assert sentences(found, "own")[1].endswith(f" points) does better; {WHY_HARD}.")
     (table, *_) = ScoresRecord(found).tables()
-    assert {column for _, column in table.bold} == {3}  # never hard attention
+    assert {column for _, column in table.bold} == {2}  # never hard attention
 
 
 def test_rows_that_made_the_fit_are_said_to_be(by_size):
@@ -155,21 +155,21 @@ def test_tables_json_and_csv_say_the_same(items, capsys):
     (first, second, *_) = record.tables()
     names = ["mine@2", "the paper's numbers", "hard attention", "a"]
     shown = 3 if items == "sets" else 2  # at once, so that lines are short
-    assert first.columns[2:] == ["plain softmax", *names[:shown]]
-    assert (second.columns[2:], second.detail) == (["plain softmax", *names[shown:]], True)
+    assert first.columns[1:-1] == ["plain softmax", *names[:shown]]
+    assert (second.columns[1:-1], second.detail) == (["plain softmax", *names[shown:]], True)
     assert max(map(len, as_text(first).splitlines())) < 100
     data, measure = as_json(record), RIGHT if items == "sets" else LOG_P
     factor, digits = (100, 1) if items == "sets" else (1, 3)
     sizes = {f"{size['size']:,}": size for size in data["sizes"]} | {"all": data["all"]}
     for row in first.rows[: len(sizes)]:
         found = sizes[row[0]]["rules"]
-        assert row[1] == f"{sizes[row[0]]['items']:,}"
+        assert row[-1] == f"{sizes[row[0]]['items']:,}"
         mean, error = (factor * found["plain"][measure][x] for x in ("mean", "error"))
-        assert row[2] == f"{mean:.{digits}f} ± {error:.{digits}f}"
+        assert row[1] == f"{mean:.{digits}f} ± {error:.{digits}f}"
         mean, gain, error = (
             factor * found["own"][measure][x] for x in ("mean", "gain", "gain_error")
         )
-        assert row[3] == f"{mean:.{digits}f} ({gain:+.{digits}f} ± {error:.{digits}f})"
+        assert row[2] == f"{mean:.{digits}f} ({gain:+.{digits}f} ± {error:.{digits}f})"
     assert [row[0] for row in first.rows[len(sizes) :]] == ["text"] * (items == "answers")
     assert (data["text"] is None) == (items != "answers")
     show(record)
@@ -187,7 +187,7 @@ def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):
     (table,) = (table for table in record.tables() if table.columns[0] == "head")
     assert [row[0] for row in table.rows] == [f"layer 0, head {i}" for i in (2, 0, 1)]
     assert [row[-1] for row in table.rows] == ["0.5 log n + 0.6"] * 2 + ["1"]
-    assert table.rows[2][3] == "unchanged"
+    assert table.rows[2][2] == "unchanged"
     assert [(x["layer"], x["head"]) for x in as_json(record)["heads"]] == [(0, 2), (0, 0), (0, 1)]
     head = as_json(record)["heads"][0]
     assert head["rules"]["own"][LOG_P]["gain"] == pytest.approx(0.3, abs=0.02)

@@ -17,8 +17,10 @@ from calibrate.files.coefficients import Coefficients
 PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
 LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
+CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
 BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
+MOST_BINS, LEAST_IN_BIN = 10, 10  # of a reliability diagram
 
 Head = tuple[int | None, int | None]  # (layer, head), None where unknown
 
@@ -40,6 +42,16 @@ class Scored(NamedTuple):
     left_out: Mapping[str, int] = {}  # reason -> items that are not among those scored
 
 
+class Reliability(NamedTuple):
+    """Whether confidence is to be trusted: items in bins of equal count, by rising confidence."""
+
+    n: np.ndarray  # (bins,) items
+    confidence: np.ndarray  # (bins,) mean p of the top item
+    ranked: np.ndarray  # (bins,) share of items whose target is on top
+    error: float  # the expected calibration error: mean distance of the two
+    chance: float  # that error in the mean, were each confidence the true share
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """Rules on the same items.
@@ -48,7 +60,9 @@ class Evidence:
       rules: their names; plain softmax, PLAIN, is among them.
       values: by measure, (rules, items): LOG_P, nats of the target or the whole answer, of text
         per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
-        tokens; BETA, and EXPECTED, nats, the mean of log p over targets drawn from plain softmax.
+        tokens; CONFIDENCE, p of the item with the highest logit, and RANKED, 1 where no item has a
+        higher logit than the target; BETA, and EXPECTED, nats, the mean of log p over targets
+        drawn from plain softmax.
       strata: of the items.
       stratum: (items,) int, the place of each item's stratum in `strata`.
       group: (items,) int, what makes items dependent; -1 where each is its own.
@@ -151,6 +165,18 @@ class Evidence:
             record = {"size": size, "rows": part.n, "before": before, "after": after}
             records.append({**record, "error": error})
         return records
+
+    def reliability(self, rule: str) -> Reliability:
+        """How often the top item is the target, by its probability, items weighted as in `mean`."""
+        p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
+        columns = p, self.scores(rule, RANKED), self.design.item_weight
+        p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
+        of_bin = np.arange(self.n) * min(MOST_BINS, max(1, self.n // LEAST_IN_BIN)) // self.n
+        share, count = np.bincount(of_bin, weight), np.bincount(of_bin)
+        mean, top = (np.bincount(of_bin, weight * x) / share for x in (p, ranked))
+        variance = np.bincount(of_bin, weight**2 * p * (1 - p))
+        error, chance = share @ np.abs(mean - top), np.sqrt(2 / np.pi * variance).sum()
+        return Reliability(count, mean, top, float(error), float(chance))
 
     def best(self, measure: str, among: Iterable[str] = ()) -> str:
         """The rule of the highest mean; of equal ones the first."""

@@ -40,6 +40,16 @@ TITLES = {  # by measure, and by what items are called
     (RIGHT, "sets"): "Accuracy, %",
 }
 
+
+class Sample(NamedTuple):
+    """An example of a model to show."""
+
+    item: int  # its place in the evidence
+    title: str
+    prompt: str
+    answer: str
+
+
 _Rows = dict[str, Evidence]  # the items of each row of a table
 
 
@@ -52,12 +62,14 @@ class ScoresRecord:
       fits: the rules that get a verdict.
       own: the name of the rule OWN, for people.
       scored: which items, in words; "" says it by their numbers.
+      samples: a few of a model's examples.
     """
 
     evidence: Evidence
     fits: Sequence[str] = (OWN,)
     own: str = ""
     scored: str = ""
+    samples: Sequence[Sample] = ()
 
     def blocks(self) -> Iterable[Block]:
         """What was scored, the tables, and the verdict on each fit."""
@@ -170,10 +182,10 @@ class ScoresRecord:
         deployable = [rule for rule in self.evidence.rules if rule != HARD]
         for i, (name, items) in enumerate((rows | means).items()):
             best = items.best(measure, deployable)
-            bold |= {(i, 2 + columns.index(best))} if best in columns else set()
-            cells.append([name, f"{items.n:,}", *(_cell(items, rule, measure) for rule in columns)])
+            bold |= {(i, 1 + columns.index(best))} if best in columns else set()
+            cells.append([name, *(_cell(items, rule, measure) for rule in columns), f"{items.n:,}"])
         return Table(
-            [by, self.evidence.of.items, *map(self._heading, columns)], cells,
+            [by, *map(self._heading, columns), self.evidence.of.items], cells,
             self._title(measure, by), left=["template, tokens"],
             marked=range(len(rows), len(cells)), bold=bold,
         )  # fmt: skip
@@ -192,8 +204,8 @@ class ScoresRecord:
             cells = [_cell(part, rule, measure) for rule in (PLAIN, *rules)]
             known = [True, *(found.names(rule, head) for rule in rules)]
             cells = [x if named else "unchanged" for x, named in zip(cells, known, strict=True)]
-            rows.append([head_label(*head) or found.of.name, f"{part.n:,}", *cells])
-        columns = ["head", found.of.items, *map(self._heading, [PLAIN, *rules])]
+            rows.append([head_label(*head) or found.of.name, *cells, f"{part.n:,}"])
+        columns = ["head", *map(self._heading, [PLAIN, *rules]), found.of.items]
         fit = found.fits.get(lead)
         if fit is not None and len(self.fits) == 1:
             columns.append(entry_heading(fit))

@@ -30,7 +30,7 @@ from calibrate.maths.row_batches import hashes, row_entropy
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_files import Arrays, Part
-from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, refuse_probabilities
+from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, at_target, refuse_probabilities
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
 STREAM = "collect"  # of sets that are drawn
@@ -285,16 +285,14 @@ def examine(
 
     Takes logits and targets as of LoggedRows; bad rows have NaN, +inf, or a masked target.
     """
-    if target.ndim == 1:
-        at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
-        n_targets = np.ones(len(logits), np.intp)
-    else:
-        at_target = np.max(logits, axis=1, where=target, initial=-np.inf)
-        n_targets = np.sum(target & (logits == at_target[:, None]), axis=1)
+    of_target = at_target(logits, target)
+    n_targets: Any = 1
+    if target.ndim > 1:
+        n_targets = np.sum(target & (logits == of_target[:, None]), axis=1)
     highest = np.max(logits, axis=1)  # NaN if any is
-    bad = find_bad(highest, at_target)
+    bad = find_bad(highest, of_target)
     good = ~np.any(bad, axis=0)
-    misranked = good & (highest > at_target)
-    ties = good & ~misranked & (np.sum(logits == at_target[:, None], axis=1) > n_targets)
+    misranked = good & (highest > of_target)
+    ties = good & ~misranked & (np.sum(logits == of_target[:, None], axis=1) > n_targets)
     counts = [np.ones_like(good), misranked, ties, *bad]
     return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)
