@@ -186,12 +186,15 @@ def test_a_model_that_cannot_be_exported():
 
 def test_damaged_counts_and_exported_files_are_refused():
     fit, (_, file) = constants(FACTORS, FACTORS), make()
-    for key in ("llama.block_count", "llama.attention.head_count"):
+    for key, match in (
+        ("llama.block_count", "declares 1,000,000,000 layers, and has no tensor of queries in la"),
+        ("llama.attention.head_count", r"has the axes \(32, 32\), and its keys declare \(8000"),
+    ):
         data = bytearray(file.read_bytes())
         at = data.index(key.encode()) + len(key) + 4  # behind its type
         data[at : at + 4] = (10**9).to_bytes(4, "little")
         Path("damaged.gguf").write_bytes(data)
-        with pytest.raises(CalibrateError, match=r"^damaged.gguf declares [\d,]* layers of "):
+        with pytest.raises(CalibrateError, match=f"damaged.gguf {match}"):
             export(fit, "damaged.gguf")
     export(fit, file)
     with pytest.raises(CalibrateError, match=r"^out.gguf carries the fit made-up@1 already; give"):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from calibrate.errors import CalibrateError
+from calibrate.files.atomic_io import open_regular
 
 _CHUNK = 1 << 24
 
@@ -34,7 +35,7 @@ def digest_of_file(path: Path) -> str:
     """sha256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     except OSError as failure:
