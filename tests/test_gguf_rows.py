@@ -60,3 +60,6 @@ def test_what_is_refused_of_rows():
     packed = gguf.quants.quantize(np.ones((1, 64), np.float32), Type.Q4_0)
     with pytest.raises(CalibrateError, match=r"weights are Q1_0, which this version"):
         scale_rows(packed, Type.Q1_0, np.array([2.0]))
+    bias = gguf.quants.quantize(np.ones(32, np.float32), Type.Q8_0)
+    with pytest.raises(CalibrateError, match=r"^a norm or a bias of queries is Q8_0, expected F32"):
+        scale_rows(bias, Type.Q8_0, np.ones(32))

@@ -349,9 +349,9 @@ def two_gguf(folder):
     ("change", "message"),
     [
         (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors and 0 .gguf files"),
-        (lambda f: (f / "config.json").unlink(), "spoilt/config.json does not exist; check the path"),
+        (lambda f: (f / "config.json").unlink(), "spoilt/config.json does not exist"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "safetensors is not a whole file"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "is not a whole file of s"),
         (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "has no tokenizer that loads ("),
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),

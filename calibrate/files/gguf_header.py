@@ -139,6 +139,8 @@ class _Cursor:
                 raise ValueError(f"{name} goes beyond its {len(self.data):,} bytes")
             tensors[name] = tensor._replace(begin=begin)
             expected += padded(tensor.n_bytes, alignment)
+        if len(self.data) > self.at + expected:
+            raise ValueError(f"it has {len(self.data):,} bytes, expected {self.at + expected:,}")
         return tensors
 
     def skip(self, n_bytes: int) -> int:
