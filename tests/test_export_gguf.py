@@ -138,6 +138,23 @@ def test_all_else_stays_as_it_is():
     assert after.fields["calibrate.fit"].contents() == "made-up@1"
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "factors", "by_row"),
+    [  # a fused tensor begins with the rows of queries; Gemma 3's norm is stored as 1 + weight
+        ("phi3", "attn_qkv", FACTORS, np.array([*np.repeat(FACTORS, 8), *[1.0] * 32])[:, None]),
+        ("gemma3", "attn_q_norm", (2.2,) * 4, 2.2),
+    ],
+)
+def test_which_rows_are_multiplied(kind, name, factors, by_row):
+    _, file = make(kind)
+    export(constants(factors, factors), file)
+    own, new = (
+        next(t.data for t in gguf.GGUFReader(path).tensors if t.name == f"blk.0.{name}.weight")
+        for path in (file, "out.gguf")
+    )
+    np.testing.assert_allclose(new, own * by_row, rtol=1e-6)
+
+
 def test_tokens_that_are_not_utf8_stay():
     fit, (_, file) = constants(FACTORS, FACTORS), make()
     data = file.read_bytes()
