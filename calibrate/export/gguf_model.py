@@ -22,6 +22,7 @@ BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with
 _QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
 _NORM = "attn_q_norm"
 _NO_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")  # keys
+_SHOWN = 80  # characters of a value in a message
 _LENGTH = "rope.scaling.original_context_length"
 
 
@@ -40,7 +41,7 @@ class GgufModel:
     def __init__(self, path: Path, exported: bool = False):
         self.path = path
         self.file = read_gguf(path)
-        self.architecture = str(self.key(ARCHITECTURE))
+        self.architecture = str(self.key(ARCHITECTURE))[:_SHOWN]
         self._require_known((*ARCHITECTURES, BY_SIZE) if exported else ARCHITECTURES)
         self.n_layers = self._count("block_count")
         self.n_heads = self._count("attention.head_count")
@@ -49,9 +50,6 @@ class GgufModel:
         self.head_dim = self._count("attention.key_length", self._width // self.n_heads)
         # What keys declare is worked with as far as there are tensors of these sizes.
         self._queries = [self._queries_of(layer) for layer in range(self.n_layers)]
-        if "token_embd.weight" in self.file.tensors:
-            n_tokens = self._count("vocab_size", self.file.tensors["token_embd.weight"].shape[0])
-            self._require_axes("token_embd.weight", (n_tokens, self._width))
 
     def key(self, name: str) -> Any:
         """The value of a key; None if there is none."""
@@ -93,9 +91,8 @@ class GgufModel:
                 f"layer {layer}, such as {block}attn_q.weight; give a model whose every layer has "
                 "attention"
             )
-        weight, bias, norm = (f"{block}{x}" for x in (
-            f"{parts[0]}.weight", f"{parts[0]}.bias", f"{_NORM}.weight",
-        ))  # fmt: skip
+        weight, bias = f"{block}{parts[0]}.weight", f"{block}{parts[0]}.bias"
+        norm = f"{block}{_NORM}.weight"
         n_queries = self.n_heads * self.head_dim
         n_keys = self._count("attention.head_count_kv", self.n_heads) * self.head_dim
         n_rows = n_queries + (0 if parts[0] == "attn_q" else 2 * n_keys)
@@ -117,7 +114,7 @@ class GgufModel:
     def _require_known(self, architectures: tuple[str, ...]) -> None:
         if (n_files := self.key("split.count")) not in (None, 0, 1):
             raise CalibrateError(
-                f"{self.path} is one of {n_files} files; merge them: "
+                f"{self.path} is one of {str(n_files)[:_SHOWN]} files; merge them: "
                 "llama-gguf-split --merge FIRST OUT"
             )
         if self.architecture not in architectures:
@@ -128,8 +125,8 @@ class GgufModel:
         for name in _NOT_LINEAR:
             if value := self.key(f"{self.architecture}.{name}"):
                 raise CalibrateError(
-                    f"{self.path} has {name} = {value}: logits are not of the queries alone, so "
-                    "that scaled weights would not give scaled logits; it cannot be exported"
+                    f"{self.path} has {name} = {str(value)[:_SHOWN]}: logits are not of the queries "
+                    "alone, so that scaled weights would not give scaled logits; it cannot be exported"
                 )
 
     def _count(self, name: str, default: int | None = None) -> int:
@@ -138,8 +135,8 @@ class GgufModel:
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise CalibrateError(
-                f"{self.path} has {self.architecture}.{name} = {value!r}; it must be a positive "
-                "integer, the same for all layers"
+                f"{self.path} has {self.architecture}.{name} = {repr(value)[:_SHOWN]}; it must be "
+                "a positive integer, the same for all layers"
             )
         return value
 

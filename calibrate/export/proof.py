@@ -7,7 +7,7 @@ fails here, and nothing is written.
 
 import math
 import re
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch
@@ -157,12 +157,8 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
     its shapes.
     """
     config = folder.config
-    with (
-        in_one_line(
-            f"cannot make a {config.model_type} as the configuration in {folder.path} says"
-        ),
-        torch.device("meta"),
-    ):
+    what = f"cannot make a {config.model_type} as {folder.path / CONFIG} says"
+    with in_one_line(what), torch.device("meta"):
         shapes = {name: x.shape for name, x in new_model(_with(config, {})).state_dict().items()}
         queries = Queries(config, shapes)
     n_weights = sum(map(math.prod, shapes.values()))
@@ -173,8 +169,7 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
             f"{n_bits:,} bits; fetch it again"
         )
     wanted = shapes | {name.partition(".")[2]: shape for name, shape in shapes.items()}
-    stored = [item for header in folder.headers.values() for item in header.items()]
-    for name, tensor in stored:
+    for name, tensor in chain(*(header.items() for header in folder.headers.values())):
         shape = tuple(wanted.get(name, tensor.shape))
         if tensor.dtype in FLOATS and tensor.shape != shape:
             raise CalibrateError(

@@ -22,10 +22,11 @@ from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files.atomic_io import open_regular
 from calibrate.files.strict_json import describe
 
-ALIGNMENT = "general.alignment"
+_ALIGNMENT = "general.alignment"
 _MAGIC, _VERSIONS, _START = b"GGUF", (2, 3), "<4sIQQ"
 # Far beyond the largest vocabularies and models, and little enough memory.
 _MOST_BYTES, _MOST_NAMES, _MOST_ITEMS, _MOST_ALIGNMENT = 1 << 26, 1 << 17, 1 << 22, 1 << 16
+_LONGEST_NAME = 200
 _NUMBERS: dict[int, str] = {
     Kind.UINT8: "<B", Kind.INT8: "<b", Kind.UINT16: "<H", Kind.INT16: "<h", Kind.UINT32: "<I",
     Kind.INT32: "<i", Kind.FLOAT32: "<f", Kind.BOOL: "<?", Kind.UINT64: "<Q", Kind.INT64: "<q",
@@ -159,8 +160,8 @@ class _Cursor:
 
     def name(self, taken: Mapping[str, Any]) -> str:
         name = self.text().decode()
-        if not name.isprintable() or name in taken:
-            raise ValueError(f"the name {describe(name)} occurs twice, or cannot be shown")
+        if not name.isprintable() or len(name) > _LONGEST_NAME or name in taken:
+            raise ValueError(f"the name {describe(name)} occurs twice, or is not plain text")
         return name
 
     def value(self, name: str) -> Any:
@@ -196,11 +197,9 @@ def _layout(name: str, kind: int) -> str:
 
 
 def _alignment(keys: Mapping[str, Key]) -> int:
-    found = keys.get(ALIGNMENT, Key(gguf.GGUF_DEFAULT_ALIGNMENT, b"")).value
-    if type(found) is not int or found < 1 or found & (found - 1) or found > _MOST_ALIGNMENT:
-        raise ValueError(
-            f"{ALIGNMENT} is {found!r}, expected a power of two up to {_MOST_ALIGNMENT:,}"
-        )
+    found = keys[_ALIGNMENT].value if _ALIGNMENT in keys else gguf.GGUF_DEFAULT_ALIGNMENT
+    if type(found) is not int or not 0 < found <= _MOST_ALIGNMENT or found & (found - 1):
+        raise ValueError(f"{_ALIGNMENT} is not a power of two up to {_MOST_ALIGNMENT:,}")
     return found
 
 

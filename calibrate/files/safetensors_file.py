@@ -23,7 +23,7 @@ from calibrate.files.strict_json import Refusal, parse
 FLOATS: dict[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
-_MOST_HEADER_BYTES = 100_000_000  # as the format's own reader accepts
+_MOST_HEADER_BYTES = 1 << 25
 _CHUNK = 1 << 24
 
 Change = Callable[[np.ndarray], np.ndarray]
