@@ -152,7 +152,7 @@ CONFIGURATIONS = {
     "hidden_size": (-32, "cannot make a llama as m/config.json says ("),
     "hidden_act": ("no", "as m/config.json says ('no' is unknown or missing); give a causal"),
     "pad_token_id": (10**9, "cannot make a llama as m/config.json says ("),
-    "rope_parameters": ({"rope_type": "no", "rope_theta": 1e4}, "says ('no' is unknown or missing); give",
+    "rope_parameters": ({"rope_type": "no", "rope_theta": 1e4}, "says ('no' is unknown or mis"),
     "num_hidden_layers": (10**7, "m declares 10,000,000 layers of 4 heads, and has 21 t"),
     "num_attention_heads": (10**9, "declares 2 layers of 1,000,000,000 heads, and has 21 t"),
     "num_key_value_heads": (10**6, "declares a model of 1,024,046,240 weights, and its files"),

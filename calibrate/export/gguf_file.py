@@ -27,7 +27,6 @@ from calibrate.files.model_fingerprint import fingerprint_of
 
 _SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
 _PREFIX, _COEFFICIENTS, _DIGEST = "calibrate.", "calibrate.coefficients", "calibrate.digest"
-_LONGEST = 200  # of what keys say of an export
 _COVERS_ALL = "v2:sha256:"  # older digests cover the bytes of tensors alone
 
 
@@ -130,8 +129,7 @@ def read_gguf_export(path: Path) -> Carried:
       CalibrateError: it cannot be read, or is not an exported model.
     """
     model = GgufModel(path, exported=True)
-    found = {name: model.key(f"{_PREFIX}{name}") for name in _SAID}
-    said = {name: value and str(value)[:_LONGEST] for name, value in found.items()}
+    said = {name: model.key(f"{_PREFIX}{name}") for name in _SAID}
     if said["fit"] is None:
         raise CalibrateError(
             f"{path} is not an exported model; give a file that calibrate export wrote"
@@ -139,10 +137,10 @@ def read_gguf_export(path: Path) -> Carried:
     faults = _changed(model, str(said["digest"]))
     plan = None
     try:
-        fit = loads(str(model.key(_COEFFICIENTS)).encode())
-        for name, own in (("id", digest(fit)), ("fit", fit.reference)):
-            if own != said[name]:
-                faults.append(f"the fit in it is {own}, and its keys say {said[name]}")
+        fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
+        for name, found in (("id", digest(fit)), ("fit", fit.reference)):
+            if found != said[name]:
+                faults.append(f"the fit in it is {found}, and its keys say {said[name]}")
         plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
     except CoefficientsError as failure:
         faults.append(str(failure))

@@ -22,7 +22,7 @@ BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with
 _QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
 _NORM = "attn_q_norm"
 _NO_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")  # keys
-_SHOWN = 80  # characters of a value in a message
+_LONGEST = 200  # characters of a text that is compared or shown
 _LENGTH = "rope.scaling.original_context_length"
 
 
@@ -41,7 +41,7 @@ class GgufModel:
     def __init__(self, path: Path, exported: bool = False):
         self.path = path
         self.file = read_gguf(path)
-        self.architecture = str(self.key(ARCHITECTURE))[:_SHOWN]
+        self.architecture = str(self.key(ARCHITECTURE))
         self._require_known((*ARCHITECTURES, BY_SIZE) if exported else ARCHITECTURES)
         self.n_layers = self._count("block_count")
         self.n_heads = self._count("attention.head_count")
@@ -51,11 +51,11 @@ class GgufModel:
         # What keys declare is worked with as far as there are tensors of these sizes.
         self._queries = [self._queries_of(layer) for layer in range(self.n_layers)]
 
-    def key(self, name: str) -> Any:
-        """The value of a key; None if there is none."""
+    def key(self, name: str, most: int | None = _LONGEST) -> Any:
+        """The value of a key, of a text at most so many characters; None if there is none."""
         value = self.file.keys[name].value if name in self.file.keys else None
         try:
-            return value.decode() if isinstance(value, bytes) else value
+            return value.decode()[:most] if isinstance(value, bytes) else value
         except UnicodeDecodeError as failure:
             raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
@@ -114,7 +114,7 @@ class GgufModel:
     def _require_known(self, architectures: tuple[str, ...]) -> None:
         if (n_files := self.key("split.count")) not in (None, 0, 1):
             raise CalibrateError(
-                f"{self.path} is one of {str(n_files)[:_SHOWN]} files; merge them: "
+                f"{self.path} is one of {n_files} files; merge them: "
                 "llama-gguf-split --merge FIRST OUT"
             )
         if self.architecture not in architectures:
@@ -125,8 +125,8 @@ class GgufModel:
         for name in _NOT_LINEAR:
             if value := self.key(f"{self.architecture}.{name}"):
                 raise CalibrateError(
-                    f"{self.path} has {name} = {str(value)[:_SHOWN]}: logits are not of the queries "
-                    "alone, so that scaled weights would not give scaled logits; it cannot be exported"
+                    f"{self.path} has {name} = {value}: logits are not of the queries alone, so "
+                    "that scaled weights would not give scaled logits; it cannot be exported"
                 )
 
     def _count(self, name: str, default: int | None = None) -> int:
@@ -135,8 +135,8 @@ class GgufModel:
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise CalibrateError(
-                f"{self.path} has {self.architecture}.{name} = {repr(value)[:_SHOWN]}; it must be "
-                "a positive integer, the same for all layers"
+                f"{self.path} has {self.architecture}.{name} = {value!r}; it must be a positive "
+                "integer, the same for all layers"
             )
         return value
 
