@@ -397,9 +397,9 @@ def two_gguf(folder):
     ("change", "message"),
     [
         (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors and 0 .gguf files"),
-        (lambda f: (f / "config.json").unlink(), "cannot read the configuration in spoilt"),
+        (lambda f: (f / "config.json").unlink(), "spoilt/config.json does not exist"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot load the model in spo"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "is not a whole file of s"),
         *((partial(no_tokenizer, kind=kind), "has no tokenizer: it lacks tokenizer.json, token")
           for kind in ("llama", "gpt2")),
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),

@@ -9,7 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from calibrate.errors import CalibrateError
 
@@ -117,22 +117,29 @@ def read_file(path: Path, most: int) -> bytes:
     """A regular file's bytes; those appended meanwhile are not read.
 
     Raises:
-      OSError: it cannot be read, has more bytes than `most`, or is not a regular file, such as a
-        pipe, which would never end.
+      OSError: it cannot be read, has more bytes than `most`, or is not a regular file.
     """
-    with open(path, "rb", opener=_open_at_once) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        if status.st_size > most:
-            said = f"it has {status.st_size:,} bytes, more than the limit of {most:,}"
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            said = f"it has {size:,} bytes, more than the limit of {most:,}"
             raise OSError(errno.EFBIG, said)
-        return file.read(status.st_size)
+        return file.read(size)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file to read; OSError of all else, such as a pipe, which might never end."""
+    return open(path, "rb", opener=_open_at_once)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file; does not wait for the other end of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    """Does not wait for the other end of a pipe."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # folders are refused by `open` itself
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from calibrate.errors import CalibrateError
-from calibrate.files.atomic_io import not_a
+from calibrate.files.atomic_io import not_a, open_regular
 
 _CHUNK = 1 << 24
 
@@ -37,7 +37,7 @@ def digest_of_file(path: Path) -> str:
     """sha256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     except OSError as failure:

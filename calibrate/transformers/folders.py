@@ -6,6 +6,7 @@ that a model brings is not run.
 
 import contextlib
 import io
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -21,12 +22,16 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.json_shapes import Map, Pattern, read_field
 from calibrate.files.model_fingerprint import fingerprint_of, require_folder
 from calibrate.files.npz import read_bytes
+from calibrate.files.safetensors_file import read_header
 from calibrate.files.strict_json import parse
 from calibrate.transformers.probing import N_TOKENS, first_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MOST_CONFIG_BYTES = 1 << 22
 _MOST_INDEX_BYTES = 1 << 26
+_LAYERS = re.compile(r"(n|num)_(hidden_)?layers?|block_count")
+_HEADS = re.compile(r"(n|num)_(attention_)?heads?|head_count")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -47,18 +52,25 @@ class ModelFolder:
         require_folder(self.path)
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
+        _require_regular(self.path)
         self.files = _weights_in(self.path)
+        self.headers = {path: read_header(path) for path in self.shards}
         self._options: dict[str, Any] = dict(_LOCAL)
         if self.is_gguf:
             self._options["gguf_file"] = self.files[0].name
         with in_one_line(f"cannot read the configuration in {path}"):
+            self._require_counts()
             self.config = AutoConfig.from_pretrained(self.path, **self._options)
 
     @property
     def context(self) -> int | None:
         """The most tokens that the model reads; None if its configuration does not say."""
         most = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return most if isinstance(most, int) and most > 0 else None
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise CalibrateError(
+                f"{self.path} has max_position_embeddings = {most!r}; it must be a positive integer"
+            )
+        return most
 
     @property
     def vocabulary(self) -> int:
@@ -74,6 +86,25 @@ class ModelFolder:
     def shards(self) -> list[Path]:
         """The files of safetensors."""
         return [path for path in self.files if path.suffix == ".safetensors"]
+
+    def _require_counts(self) -> None:
+        """Refuses layers and heads that the weights cannot have: models of them have no end."""
+        if self.is_gguf:
+            from calibrate.files.gguf_header import read_gguf
+
+            file = read_gguf(self.files[0])
+            shapes = [tensor.shape for tensor in file.tensors.values()]
+            said: Any = {name.split(".")[-1]: key.value for name, key in file.keys.items()}
+        else:
+            shapes = [x.shape for header in self.headers.values() for x in header.values()]
+            said = json.loads(read_bytes(self.path / CONFIG, MOST_CONFIG_BYTES))
+        n_layers, n_heads = (max(_counts(said, of), default=1) for of in (_LAYERS, _HEADS))
+        rows = sum(max(shape, default=1) for shape in shapes)
+        if n_layers > len(shapes) or n_layers * n_heads > rows:
+            raise CalibrateError(
+                f"{self.path} declares {n_layers:,} layers of {n_heads:,} heads, and has "
+                f"{len(shapes):,} tensors with {rows:,} rows; fetch it again"
+            )
 
     def dtype(self, wanted: str = "auto") -> str:
         """The dtype to load the weights in: "auto" is bfloat16 if they are, and else float32."""
@@ -126,6 +157,22 @@ class ModelFolder:
             )
         _require_causal(model)
         return model
+
+
+def _require_regular(folder: Path) -> None:
+    """Raises CalibrateError if a folder has a pipe or a device, which might never end."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CalibrateError(f"{path} is not a regular file; remove it from the model's folder")
+
+
+def _counts(said: dict[str, Any], names: re.Pattern[str]) -> Iterator[int]:
+    """The integers of such names in a configuration and those within it."""
+    for name, value in said.items():
+        if isinstance(value, dict):
+            yield from _counts(value, names)
+        elif isinstance(value, int) and names.fullmatch(name):
+            yield value
 
 
 def _weights_in(folder: Path) -> list[Path]:
