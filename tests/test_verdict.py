@@ -41,7 +41,7 @@ def made(gains, items="rows", count=200, strata=BY_SIZE, heads=1, **fields):
     return Evidence(
         ("plain", *gains), values, strata, stratum, np.full(len(stratum), -1),
         np.ones(len(stratum)), Scored("toy", "sha256:toy", items), head=head,
-        heads=tuple((0, i) for i in range(heads)), **fields,
+        heads=tuple((0, i) for i in range(heads)) if heads > 1 else ((None, None),), **fields,
     )  # fmt: skip
 
 

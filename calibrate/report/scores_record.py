@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from calibrate.evidence.baselines import described, label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
-from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
+from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, promises, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
 from calibrate.report.scores_json import heads_json, scores_json, sizes_json
@@ -230,7 +230,12 @@ class ScoresRecord:
         for rule, text in self.verdicts().items():
             verdict = judge(found, rule)
             words = {"outcome": verdict.outcome, "better": verdict.better, "worse": verdict.worse}
-            verdicts[rule] = {"text": text, **words}
+            held = [
+                {"where": x.where, "gain": x.gain.mean, "error": x.gain.error, "unit": x.unit,
+                 "may_lose": x.allowed, "kept": x.kept}
+                for x in promises(found, rule)
+            ]  # fmt: skip
+            verdicts[rule] = {"text": text, **words, "held": held}
         return {
             "of": found.of._asdict(),
             "scored": self.scored_items(),
@@ -298,6 +303,7 @@ def gains_table(evidence: Evidence, fit: str) -> GainsTable:
         for rule in record.rules
     )  # fmt: skip
     made.tables = record.size_tables(LOG_P)
-    if words := described(evidence.fits[fit]):
-        made.tables[0] = replace(made.tables[0], note=f"{fit}: {words}")
+    of_fit = [f"{fit}: {words}"] if (words := described(evidence.fits[fit])) else []
+    first, told = made.tables[0], [*of_fit, *map(str, promises(evidence, fit))]
+    made.tables[0] = replace(first, note="; ".join(told) + ". " * bool(told) + first.note)
     return made
