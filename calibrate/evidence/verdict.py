@@ -129,7 +129,10 @@ def promises(evidence: Evidence, rule: str) -> list[Promise]:
 def where_trained(
     evidence: Evidence, rule: str, up_to: float, allowed: float = ALLOWED_LOSS
 ) -> Promise | None:
-    """What a rule does at the sizes that its head was trained on; None without such items."""
+    """What a rule does at the sizes that its head was trained on; None without such items.
+
+    Of rows each size is held: one that loses more than is allowed stands for all of them.
+    """
     held = np.array([s.size <= up_to and not s.protected for s in evidence.strata], bool)
     part, measure = evidence.where(held[evidence.stratum]), main_measure(evidence)
     if not part.n:
@@ -138,8 +141,13 @@ def where_trained(
     where = f"at {size} up to {up_to:,}, where it was trained"
     if measure == RIGHT:  # how often a head is right was not held
         return Promise(where, part.gain(rule, RIGHT), "points", np.nan)
-    unit = "nats" if evidence.tokens is None else A_TOKEN
-    return Promise(where, part.gain_a_token(rule), unit, allowed)
+    if evidence.tokens is not None:
+        return Promise(where, part.gain_a_token(rule), A_TOKEN, allowed)
+    gains = {n: of_size.gain(rule, LOG_P) for n, of_size in part.by("size").items()}
+    worst = min(gains, key=lambda n: float(gains[n].mean))
+    if gains[worst].mean < -allowed:
+        return Promise(f"at size {worst:,}, where it was trained", gains[worst], "nats", allowed)
+    return Promise(where, part.gain(rule, LOG_P), "nats", allowed)
 
 
 def _number(value: Any, otherwise: float) -> float:
@@ -258,13 +266,17 @@ def _on_rivals(evidence: Evidence, rule: str) -> str:
     better = [f"{label(r)} ({factor * gains[r].mean:{shape}} {unit})" for r in ahead[:MOST_RIVALS]]
     told = []
     if better:
-        told.append(f"{_join(better)} {_verb(len(better), 'does', 'do')} better")
+        told.append(f"{_join(better)} {_does(ahead[:MOST_RIVALS])} better")
     if level:
         names = [_with_number(evidence, rule) for rule in level]
-        told.append(f"{_join(names)} {_verb(len(level), 'does', 'do')} as well")
+        told.append(f"{_join(names)} {_does(level)} as well")
     text = ", and ".join(told)
     why = f"; {WHY_HARD}" if HARD in ahead and measure == RIGHT else ""
     return f"{_capital(text)}{why}." if text else ""
+
+
+def _does(rules: Sequence[str]) -> str:
+    return _verb(len(rules) + label(rules[-1]).endswith("numbers"), "does", "do")
 
 
 def _with_number(evidence: Evidence, rule: str) -> str:

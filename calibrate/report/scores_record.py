@@ -276,9 +276,11 @@ class GainsTable(tuple[GainRow, ...]):
     """Records of each rule at each size, and of all sizes together; prints as tables."""
 
     tables: list[Table]  # as `calibrate evaluate` prints them
+    told: list[str]  # the rule of the fit, and what it does where it may cost little
 
     def __str__(self) -> str:
-        return "\n\n".join(map(as_text, self.tables))
+        first, *others = map(as_text, self.tables)
+        return "\n\n".join(["\n".join([first, *self.told]), *others])
 
     __repr__ = __str__
 
@@ -304,6 +306,5 @@ def gains_table(evidence: Evidence, fit: str) -> GainsTable:
     )  # fmt: skip
     made.tables = record.size_tables(LOG_P)
     of_fit = [f"{fit}: {words}"] if (words := described(evidence.fits[fit])) else []
-    first, told = made.tables[0], [*of_fit, *map(str, promises(evidence, fit))]
-    made.tables[0] = replace(first, note="; ".join(told) + ". " * bool(told) + first.note)
+    made.told = [*of_fit, *map(str, promises(evidence, fit))]
     return made
