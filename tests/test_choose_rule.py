@@ -6,9 +6,11 @@ import reference
 from planted import planted_rows
 
 from calibrate.errors import QualityError
+from calibrate.evidence.prior import cautious_gain, least_lead
 from calibrate.maths.rule import beta_of
-from calibrate.rows.choose_rule import choose
+from calibrate.rows.choose_rule import choose, choose_from
 from calibrate.rows.heads import load_head
+from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
@@ -64,6 +66,18 @@ def test_one_constant_where_nothing_else_does_better():
     *zeros, b = choice.chosen.fit.only.coefficients
     assert zeros == [0, 0, 0, 0]
     assert b == pytest.approx(2.5, abs=0.15)
+
+
+@pytest.mark.parametrize("draw", [2, 7])
+def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
+    """Of ten draws of this head, a line in log n led a constant on the first split of two."""
+    wants = {"beta_of": lambda H, n: np.full_like(H, 2 + 0.12 * np.log(n / 16)), "count": 400}
+    problem = RowProblem(planted_rows(**wants, seed=draw), OPTIONS)
+    constant, line = (problem.solve(kind) for kind in ("constant", "log-size"))
+    lead = cautious_gain(problem.evidence, line.name, constant.name)
+    assert lead.is_at_least(least_lead("log-size"))
+    choice = choose_from(problem, ("constant", "log-size"))
+    assert choice.chosen.kind == "constant"
 
 
 def test_the_polynomial_may_be_forced():

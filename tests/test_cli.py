@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -314,7 +315,10 @@ def test_every_option_of_a_fit_reaches_it():
         force_polynomial=True,
     )  # fmt: skip
     asked = {"q": 0.5, "trained_up_to": 64, "force": "polynomial", "min_beta": 0.5}
-    assert _options(request) == Options("misranked", 0.25, **asked)
+    heads, logits = SimpleNamespace(of_logits=False), SimpleNamespace(of_logits=True)
+    assert _options(heads, request) == Options("misranked", 0.25, **asked)
+    least = [_options(of, FitRequest(Path("run"), "x")).min_beta for of in (heads, logits)]
+    assert least == [1, 1 / 64]
 
 
 def test_python_acts_on_the_same_requests(run_a):

@@ -8,7 +8,7 @@ import pytest
 
 import calibrate
 from calibrate.evidence.evidence import LOG_P, RIGHT, Evidence, P, Scored, Stratum
-from calibrate.evidence.verdict import WHY_HARD, heads_moved, judge, sentence, sentences
+from calibrate.evidence.verdict import NOT_JUDGED, WHY_HARD, heads_moved, judge, sentence, sentences
 from calibrate.files.coefficients import Entry
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
@@ -41,7 +41,7 @@ def made(gains, items="rows", count=200, strata=BY_SIZE, heads=1, **fields):
     return Evidence(
         ("plain", *gains), values, strata, stratum, np.full(len(stratum), -1),
         np.ones(len(stratum)), Scored("toy", "sha256:toy", items), head=head,
-        heads=tuple((0, i) for i in range(heads)), **fields,
+        heads=tuple((0, i) for i in range(heads)) if heads > 1 else ((None, None),), **fields,
     )  # fmt: skip
 
 
@@ -111,6 +111,51 @@ def test_simpler_rules_that_do_as_well_and_all_that_do_better_are_named():
     assert said[1].startswith("Log n / log 16 (+0.1")
     assert said[1].endswith(" nats) does better, and one constant, fitted does as well.")
     assert len(sentences(made({"own": (0.3,) * 4, "paper": (0.1,) * 4}), "own")) == 1
+
+
+def fitted_at(kind, up_to=None, **options):
+    """A fit of constants, or one of log n, whose file says so."""
+    rule = calibrate.load("max-retrieval").rule if kind == "log-size" else calibrate.identity().rule
+    entry = Entry((0.3, 1.0), (0, 5)) if kind == "log-size" else Entry((0, 0, 0, 0, 2.71), (0, 5))
+    rule = rule._replace(min_entropy=0.0, max_beta=64.0)
+    given = options | ({"trained_up_to": up_to} if up_to else {})
+    return replace(calibrate.identity(), rule=rule, entries=(entry,), source={"options": given})
+
+
+def test_a_constant_that_does_as_well_as_a_richer_rule_comes_with_its_line():
+    rules = {"own": fitted_at("log-size"), "constant": fitted_at("constant")}
+    found = made({"own": (0.3,) * 4, "constant": (0.3,) * 4}, fits=rules)
+    first, last = sentences(found, "own", "mine@1")
+    assert first.startswith("Use mine@1 (kappa log n + b): ")
+    assert last == "One constant, fitted (`query = 2.71 * query`) does as well."
+    assert "(one constant, beta = 2.71)" in sentence(found, "constant")
+
+
+@pytest.mark.parametrize(
+    ("gains", "items", "said"),
+    [
+        ((-0.004, -0.003, 0.3, 0.3), "rows", r"s up to 64, .*: -0.00.* nats \(it may lose 0.005\)"),
+        ((0.03, -0.03, 0.3, 0.3), "rows", r" 64, .*: -0.0[23].* \(more than the 0.005 that it ma"),
+        ((0.0, 0.0, 0.3, 0.3), "sets", r"s up to 64, where it was trained: \+0.0 ± .* points\."),
+    ],
+)
+def test_what_a_fit_loses_where_it_was_trained_stands_beside_the_verdict(gains, items, said):
+    found = made({"own": gains}, items, count=4_000, fits={"own": fitted_at("constant", 64)})
+    assert re.match(f"At size{said}", sentences(found, "own")[1])
+    (held,) = as_json(ScoresRecord(found))["verdicts"]["own"]["held"]
+    assert held["kept"] == ("more" not in said)
+    assert held["may_lose"] == (None if items == "sets" else 0.005)
+
+
+@pytest.mark.parametrize("up_to", ["16", True, -1, 3, None])
+def test_a_file_without_trained_sizes_among_the_items_promises_nothing(up_to):
+    found = made({"own": (0.3,) * 4}, fits={"own": fitted_at("constant", up_to)})
+    assert len(sentences(found, "own")) == 1
+
+
+def test_rows_of_a_single_head_say_that_the_model_was_not_judged():
+    found = replace(made({"own": (0.3,) * 4}), heads=((3, 1),))
+    assert sentences(found, "own")[1] == f"{NOT_JUDGED}."
 
 
 def test_where_hard_attention_is_right_more_often_a_sentence_says_why():

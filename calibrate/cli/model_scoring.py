@@ -15,7 +15,7 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection, ExampleSet, Scores
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare
-from calibrate.model.passes import Memo, batch_tokens, score_fits
+from calibrate.model.passes import batch_tokens, kept_passes, score_fits
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.streams import stderr
@@ -71,11 +71,12 @@ def score_rules(
     scores = {PLAIN: Scores(*(column[which] for column in collection.scores))}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
-    rules, memo = {**fits, **others}, Memo(collection.folder, collection.digest)
+    rules, memo = {**fits, **others}, kept_passes(collection, job.device)
     with model_steps("scoring", job.examples, job.examples.units(which) * len(rules)) as steps:
         scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
     of = Scored(job.folder.name, fingerprint, "answers")
-    return ScoresRecord(compare(job.examples, which, scores, of), tuple(fits), scored=scored)
+    evidence = compare(job.examples, which, scores, of, rules)
+    return ScoresRecord(evidence, tuple(fits), scored=scored)
 
 
 def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:

@@ -72,6 +72,7 @@ class Evidence:
       fits: the rules that are fits with entries for heads; others apply to every head.
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
+      tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
       variance: (items,) of the logits under plain softmax, where the prior of a gain is wanted.
     """
 
@@ -86,6 +87,7 @@ class Evidence:
     head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     fits: Mapping[str, Coefficients] = field(default_factory=dict)
     enough: int = 1
+    tokens: np.ndarray | None = None
     variance: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +109,11 @@ class Evidence:
         """Whether items have weights that are not all equal."""
         return bool((self.weight != 1).any())
 
+    def gain_a_token(self, rule: str) -> Estimate:
+        """What a rule adds to plain softmax in log p, a token where answers have several."""
+        difference = self.scores(rule, LOG_P).astype(float) - self.scores(PLAIN, LOG_P)
+        return self.design.estimate(difference / (1 if self.tokens is None else self.tokens))
+
     @property
     def answers(self) -> "Evidence":
         """The items that are not protected text."""
@@ -121,10 +128,9 @@ class Evidence:
         """Some of the items, by (items,) bool or positions."""
         if chosen.dtype == bool and chosen.all():
             return self
-        columns = ("stratum", "group", "weight", "head")
-        some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in columns}
-        if self.variance is not None:
-            some["variance"] = self.variance[chosen]
+        columns = ("stratum", "group", "weight", "head", "tokens", "variance")
+        given = {name: x for name in columns if (x := getattr(self, name)) is not None}
+        some: dict[str, Any] = {name: x[chosen] for name, x in given.items()}
         return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
 
     def by(self, what: str) -> "dict[Any, Evidence]":
@@ -191,8 +197,8 @@ class Evidence:
 
     def names(self, rule: str, head: Head) -> bool:
         """Whether a rule has an entry for a head; without one the head keeps plain softmax."""
-        fit = self.fits.get(rule)
-        return rule != PLAIN and (fit is None or fit.entry_of(*head) is not None)
+        fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
+        return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)
 
     def is_held_out(self, rule: str) -> bool:
         """Whether a rule was made of other items, by the fingerprint in a fit's file."""

@@ -22,7 +22,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 _NOT_YOURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 SPACE = "free some space"
-_REMEDIES = {
+_REMEDIES: dict[int | None, str] = {
     **dict.fromkeys(_NOT_YOURS, "choose a folder that you may write to"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close some files, or raise `ulimit -n`"),
     errno.EISDIR: "choose a name that is not that of a folder",

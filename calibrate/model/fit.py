@@ -12,7 +12,7 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, OWN, Evidence
 from calibrate.evidence.prior import LEAST_GAIN
-from calibrate.evidence.verdict import judge, sentences
+from calibrate.evidence.verdict import judge, promises, sentences
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
@@ -21,8 +21,8 @@ from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
-from calibrate.model.passes import Memo, Report, score_fits
-from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem
+from calibrate.model.passes import TOOLS, Report, kept_passes, score_fits
+from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 from calibrate.transformers.betas import head_betas
 
@@ -93,9 +93,9 @@ def fit_through(
     fits = {OWN: fit, **_rivals(fit, problem.solved, betas.heads)}
     which = split(collection.set, JUDGING)
     began("judging", [which] * len(fits))
-    memo = Memo(collection.folder, collection.digest)
+    memo = kept_passes(collection, model.device)
     scores = score_fits(lambda: model, collection.set, which, fits, memo, report)
-    evidence = problem.objective.evidence(which, scores)
+    evidence = problem.objective.evidence(which, scores, fits)
     losses = {rule: problem.objective.losses(evidence, which, rule) for rule in fits}
     require_worth(evidence, losses[OWN], options.allowed, bar)
     found = ModelFit(fit, betas.heads, problem.solved, published, evidence, losses)
@@ -135,8 +135,10 @@ def _rivals(
 def require_worth(
     evidence: Evidence, losses: list[Estimate], allowed: float, bar: Callable[[], str] = str
 ) -> None:
-    """Raises QualityError unless held-out answers gain by the fit, OWN, and no protected part
-    evidently loses more than `allowed` nats a token. `bar` says what keeps others from it.
+    """Raises QualityError unless held-out answers gain by the fit, OWN, and none of its promises is
+    broken in the mean: protected text, and answers of trained lengths together, lose `allowed` nats
+    a token at most. Errors of few examples are wide, so of one cell an evident loss counts alone.
+    `bar` says what keeps rules from gaining.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
@@ -145,10 +147,11 @@ def require_worth(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
             f"answers; {bar() or 'collect more examples, or see `calibrate model diagnose`'}"
         )
-    if evident := [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]:
-        lost = max(evident)
+    lost = [part.loss for part in promises(evidence, OWN) if not part.kept]
+    if lost := lost or [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]:
+        most = max(lost)
         raise QualityError(
-            f"protected tokens lose {lost.mean:.4f} ± {lost.error:.4f} nats each, and {allowed:g} "
+            f"protected tokens lose {most.mean:.4f} ± {most.error:.4f} nats each, and {allowed:g} "
             "is allowed; collect more of them (--text, lengths up to --trained-up-to), or allow "
             "more with --allowed-loss"
         )

@@ -12,18 +12,25 @@ import numpy as np
 
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.prior import ALLOWED_LOSS
+from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.splits import stretches_of
 
-ALLOWED_LOSS = 0.005  # nats a token, of protected text and lengths
+HELD_TO = 1 / 2  # of what is allowed, by the examples of a fit: others judge the whole of it
 _FIRST = 0.01  # nats of the answers, for all that a constraint allows to lose: its multiplier
 _RISE, _FALL = 4.0, 0.5  # of a multiplier
 _OTHER = "other"
+_NO_GAIN = Estimate(0.0, np.nan)  # of a part without examples
 _ANSWERS = Scored("", items="answers")
 
 
 def compare(
-    examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores], of: Scored = _ANSWERS
+    examples: ExampleSet,
+    which: Sequence[int],
+    scores: Mapping[str, Scores],
+    of: Scored = _ANSWERS,
+    fits: Mapping[str, Coefficients] | None = None,
 ) -> Evidence:
     """Rules by their scores of some examples: LOG_P, and RIGHT of whole answers.
 
@@ -34,6 +41,7 @@ def compare(
       which: numbers of the examples that were scored.
       scores: by rule, with an entry for each of `which`; plain softmax is PLAIN.
       of: what was scored.
+      fits: the rules that are fits, by name.
     """
     index = np.asarray(which, int)
     cell = np.array([example.cell for example in examples.examples])[index]
@@ -47,7 +55,8 @@ def compare(
     return Evidence(
         rules, {LOG_P: np.array(log_p), RIGHT: np.array(right)},
         tuple(Stratum(c.length, c.template, c.text) for c in cells), stratum,
-        stretches_of(examples)[index], np.ones(len(index)), of,
+        stretches_of(examples)[index], np.ones(len(index)), of, fits=fits or {},
+        tokens=np.where(per_token, 1, n_answer),
     )  # fmt: skip
 
 
@@ -62,7 +71,8 @@ class Objective:
     Args:
       plain: scores of plain softmax, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
-      allowed: nats a token that protected text and lengths may lose in the mean.
+      allowed: nats a token that protected text and lengths may lose in the mean: HELD_TO of that
+        on the examples of the fit.
     Attributes:
       constraints: the cells of each: plain text, and every trained cell of answers.
     """
@@ -71,7 +81,7 @@ class Objective:
         self, examples: ExampleSet, plain: Scores, trained_up_to: int | None = None,
         allowed: float = ALLOWED_LOSS,
     ):  # fmt: skip
-        self.examples, self.plain, self.allowed = examples, plain, allowed
+        self.examples, self.plain, self.held_to = examples, plain, HELD_TO * allowed
         self.cell = np.array([example.cell for example in examples.examples])
         self.n_answer = examples.n_answer(range(len(self.cell)))
         self.is_text = np.array([cell.text for cell in examples.cells])
@@ -88,25 +98,26 @@ class Objective:
         part = "protected text (--text)" if self.is_text[cells[0]] else part
         return (
             f"a rule that gains {value.gain:+.3f} nats costs {part} {loss.mean:.4f} nats a token, "
-            f"and {self.allowed:g} is allowed (--allowed-loss)"
+            f"and {self.held_to / HELD_TO:g} is allowed (--allowed-loss)"
         )
 
-    def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
+    def evidence(
+        self, which: Sequence[int], scores: Mapping[str, Scores],
+        fits: Mapping[str, Coefficients] | None = None,
+    ) -> Evidence:  # fmt: skip
         """Some examples under plain softmax and under rules, by their scores of them."""
         plain = Scores(*(column[np.asarray(which)] for column in self.plain))
-        return compare(self.examples, which, {PLAIN: plain, **scores})
+        return compare(self.examples, which, {PLAIN: plain, **scores}, fits=fits)
 
     def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
         """Nats a token that a rule loses of each constraint; 0 where it has none of `which`."""
         index = np.asarray(which)
         cell = self.cell[index]
-        lost = evidence.scores(PLAIN, LOG_P) - evidence.scores(rule, LOG_P)
-        lost = lost / np.where(self.is_text[cell], 1, self.n_answer[index])
         found = []
         for cells in self.constraints:
             held = np.isin(cell, cells)
-            design = evidence.where(held).design
-            found.append(design.estimate(lost[held]) if held.any() else Estimate(0.0, np.nan))
+            gain = evidence.where(held).gain_a_token(rule) if held.any() else _NO_GAIN
+            found.append(gain._replace(mean=0.0 - gain.mean))
         return found
 
     def value(self, which: Sequence[int], scores: Scores) -> "Value":
@@ -114,7 +125,7 @@ class Objective:
         evidence = self.evidence(which, {OWN: scores})
         losses = self.losses(evidence, which, OWN)
         answers = evidence.answers
-        return Value(answers, float(answers.gain(OWN, LOG_P).mean), losses, self.allowed)
+        return Value(answers, float(answers.gain(OWN, LOG_P).mean), losses, self.held_to)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +135,12 @@ class Value:
     answers: Evidence
     gain: float  # nats of the answers
     losses: list[Estimate]  # of each constraint: nats a token
-    allowed: float
+    held_to: float
 
     @property
     def is_allowed(self) -> bool:
         """Whether no protected text or length loses more than it may."""
-        return all(loss.mean <= self.allowed for loss in self.losses)
+        return all(loss.mean <= self.held_to for loss in self.losses)
 
     def over(self, other: "Value | None" = None) -> Estimate:
         """Mean gain over another rule on the same examples; None is plain softmax."""
@@ -144,7 +155,7 @@ class Multipliers:
 
     def __init__(self, objective: Objective):
         self._objective = objective
-        self._each = np.full(len(objective.constraints), _FIRST / max(objective.allowed, 1e-6))
+        self._each = np.full(len(objective.constraints), _FIRST / max(objective.held_to, 1e-6))
 
     def weights(self, which: Sequence[int], n_answers: float) -> np.ndarray:
         """d objective / d log p of the examples of a step, (examples,), of so many answers."""
@@ -159,5 +170,5 @@ class Multipliers:
     def adapt(self, value: Value) -> None:
         """Raises those of constraints that are broken, and lowers those that are far from it."""
         losses = np.array([loss.mean for loss in value.losses])
-        self._each = np.where(losses > value.allowed, _RISE * self._each, self._each)
-        self._each = np.where(losses < value.allowed / 2, _FALL * self._each, self._each)
+        self._each = np.where(losses > value.held_to, _RISE * self._each, self._each)
+        self._each = np.where(losses < value.held_to / 2, _FALL * self._each, self._each)

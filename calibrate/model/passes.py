@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +24,14 @@ from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import PASSES, Example, ExampleSet, Scores, parse_scores
+from calibrate.files.examples import (
+    PASSES,
+    Example,
+    ExampleCollection,
+    ExampleSet,
+    Scores,
+    parse_scores,
+)
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.files.resuming import read_if_sound
 from calibrate.model.forms import Form
@@ -32,6 +40,7 @@ from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
 from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify
 
+TOOLS = ("torch", "transformers")
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # What a layer keeps for the backward pass, in numbers for each token and channel (measured on a
@@ -74,6 +83,12 @@ class Memo:
 
 
 NOWHERE = Memo(None)
+
+
+def kept_passes(collection: ExampleCollection, device: torch.device | str) -> Memo:
+    """Results that a collection keeps, of these versions and this processor."""
+    rounds = processor(torch.device(device)), *map(version, TOOLS)
+    return Memo(collection.folder, collection.digest, *rounds)
 
 
 def processor(device: torch.device) -> str:

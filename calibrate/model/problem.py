@@ -4,28 +4,26 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.prior import LEAST_GAIN, Gain, simplest_unbeaten
+from calibrate.evidence.prior import ALLOWED_LOSS, LEAST_GAIN, Gain, simplest_unbeaten
 from calibrate.export.plan import ALIKE, HEAD
 from calibrate.export.proof import Exportable
 from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Form, typical
-from calibrate.model.objective import ALLOWED_LOSS, Objective
-from calibrate.model.passes import Memo, Passes, Report, processor
+from calibrate.model.objective import Objective
+from calibrate.model.passes import Passes, Report, kept_passes
 from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 from calibrate.transformers.betas import HeadBetas
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
 STEPS_WITHOUT = 20  # that show whether constraints are why no rule gains
 LEAST_LEAD = 0.01  # nats, of one form over a simpler one
-TOOLS = ("torch", "transformers")
 _SHARED = (CONSTANT, LOG_SIZE)
 _EACH = (CONSTANT, LOG_SIZE, ENTROPY_AND_SIZE)
 
@@ -37,8 +35,10 @@ class ModelOptions:
     """Options of a fit through a model."""
 
     kind: str | None = None  # of the rules; None for the best on the examples that choose
-    trained_up_to: int | None = None  # tokens: lengths at which answers may not get worse
-    allowed: float = ALLOWED_LOSS  # nats a token that protected text and lengths may lose
+    trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
+    allowed: float = (
+        ALLOWED_LOSS  # nats a token that protected text and lengths may lose in the mean
+    )
     most_steps: int = MOST_STEPS  # of each form
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
@@ -69,8 +69,7 @@ class ModelProblem:
         self._heads, self._options, self._began = heads, options, began
         lengths = np.array([len(example.tokens) for example in collection.set.examples])
         self._typical = typical(lengths)
-        context = collection.digest, processor(model.device), *map(version, TOOLS)
-        memo = Memo(collection.folder, *context)
+        memo = kept_passes(collection, model.device)
         self.objective = Objective(
             collection.set, collection.scores, options.trained_up_to, options.allowed
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from calibrate.evidence.baselines import described, label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
-from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
+from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, promises, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
 from calibrate.report.scores_json import heads_json, scores_json, sizes_json
@@ -242,7 +242,12 @@ class ScoresRecord:
         for rule, text in self.verdicts().items():
             verdict = judge(found, rule)
             words = {"outcome": verdict.outcome, "better": verdict.better, "worse": verdict.worse}
-            verdicts[rule] = {"text": text, **words}
+            held = [
+                {"where": x.where, "gain": x.gain.mean, "error": x.gain.error, "unit": x.unit,
+                 "may_lose": x.allowed, "kept": x.kept}
+                for x in promises(found, rule)
+            ]  # fmt: skip
+            verdicts[rule] = {"text": text, **words, "held": held}
         return {
             "of": found.of._asdict(),
             "scored": self.scored_items(),
@@ -283,9 +288,11 @@ class GainsTable(tuple[GainRow, ...]):
     """Records of each rule at each size, and of all sizes together; prints as tables."""
 
     tables: list[Table]  # as `calibrate evaluate` prints them
+    told: list[str]  # the rule of the fit, and what it does where it may cost little
 
     def __str__(self) -> str:
-        return "\n\n".join(map(as_text, self.tables))
+        first, *others = map(as_text, self.tables)
+        return "\n\n".join(["\n".join([first, *self.told]), *others])
 
     __repr__ = __str__
 
@@ -310,6 +317,6 @@ def gains_table(evidence: Evidence, fit: str) -> GainsTable:
         for rule in record.rules
     )  # fmt: skip
     made.tables = record.size_tables(LOG_P)
-    if words := described(evidence.fits[fit]):
-        made.tables[0] = replace(made.tables[0], note=f"{fit}: {words}")
+    of_fit = [f"{fit}: {words}"] if (words := described(evidence.fits[fit])) else []
+    made.told = [*of_fit, *map(str, promises(evidence, fit))]
     return made

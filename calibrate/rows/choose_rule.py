@@ -14,6 +14,7 @@ from calibrate.errors import QualityError
 from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
+from calibrate.evidence.verdict import where_trained
 from calibrate.files.coefficients import Coefficients
 from calibrate.rows.row_problem import FREE, Candidate, RowProblem
 from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options
@@ -91,19 +92,13 @@ def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate 
 
 def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
     """Rules of the same kind with larger q, up to where log p is that of plain softmax."""
-    kept, beyond = [best], None
-    for q in SHARPER:
+    kept, beyond, untried = [best], SHARPER[-1], list(SHARPER)
+    while untried or beyond - kept[-1].q > STEP_OF_Q:
+        q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
         if found := _keeping(problem, best.kind, q):
             kept.append(found)
         else:
-            beyond = q
-            break
-    while beyond is not None and beyond - kept[-1].q > STEP_OF_Q:
-        q = (kept[-1].q + beyond) / 2
-        if found := _keeping(problem, best.kind, q):
-            kept.append(found)
-        else:
-            beyond = q
+            beyond, untried = q, []
     return kept
 
 
@@ -117,7 +112,7 @@ def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
 
 
 def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
-    """The choice, its gain over plain softmax, and kinds left out."""
+    """The choice, its gain over plain softmax, what it does where it is held, kinds left out."""
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
     told = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
@@ -125,6 +120,9 @@ def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
     ]
     if best.kind != unforced.kind:
         told.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
+    up_to = choice.problem.options.trained_up_to or 0
+    if trained := where_trained(choice.held_out, OWN, up_to):
+        told.append(str(trained))
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, its in choice.left_out.items() if its == reason]
         told.append(f"without {' and '.join(kinds)}: {reason}")

@@ -134,7 +134,9 @@ class _Source:
         self, recorded: dict[str, Any]
     ) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
         """What another configuration has otherwise; see `Plan`."""
-        recorded, given = ({"keep": "misranked"} | c for c in (recorded, self.configuration))
+        older = {"keep": "misranked"}  # of collections from before these keys
+        older |= {key: x for key, x in self.configuration.items() if key == "of"}
+        recorded, given = (older | c for c in (recorded, self.configuration))
         if recorded == given:
             return None
         same_name = recorded["head"] == given["head"]
@@ -169,7 +171,7 @@ def _source_of_arrays(arrays: Arrays) -> _Source:
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     configuration: dict[str, Any] = {
         "head": arrays.name, "fingerprint": arrays.fingerprint, "sizes": arrays.sizes,
-        "sets": sum(map(arrays.count, arrays.sizes)), "seed": 0, **arrays.split,
+        "sets": sum(map(arrays.count, arrays.sizes)), "seed": 0, "of": "logits", **arrays.split,
     }  # fmt: skip
     if "layer" in arrays.columns:
         configuration["heads"] = [list(head) for head in arrays.heads]

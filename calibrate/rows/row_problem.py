@@ -17,12 +17,12 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
-from calibrate.evidence.prior import Gain, cautious_gain
+from calibrate.evidence.prior import ALLOWED_LOSS, Gain, cautious_gain
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths import solver
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
-from calibrate.rows.pooling import HARM, Pool
+from calibrate.rows.pooling import Pool
 from calibrate.rows.rule_fitting import KindFit, Options, applied_beta, pool_usable
 from calibrate.rows.solved_rows import Rows
 
@@ -75,7 +75,7 @@ class RowProblem:
 
         Raises:
           QualityError: too few rows, rows that do not determine such a rule, or it costs more than
-            HARM at a size that the head was trained on.
+            ALLOWED_LOSS at a size that the head was trained on.
         """
         key = kind, (self.options.q or 0.0) if q is None else q
         if key not in self._solved:
@@ -178,17 +178,17 @@ def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int) -> None:
-    """Raises QualityError if a rule costs more than HARM, in the mean, at a size of the training.
+    """Raises QualityError if a rule costs more than ALLOWED_LOSS at a size of the training.
 
     The mean decides: the error of few rows allows for any loss.
     """
     for n, part in evidence.where(items <= trained_up_to).by("size").items():
         gain = part.gain(name, LOG_P)
-        if gain.mean < -HARM:
+        if gain.mean < -ALLOWED_LOSS:
             raise QualityError(
                 f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, where "
-                f"trained_up_to = {trained_up_to} allows {HARM:g}; give more rows of that size, or "
-                "a lower trained_up_to if it may cost more"
+                f"trained_up_to = {trained_up_to} allows {ALLOWED_LOSS:g}; give more rows of that "
+                "size, or a lower trained_up_to if it may cost more"
             )
 
 

@@ -9,9 +9,11 @@ import io
 import json
 import logging
 import re
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import transformers
@@ -208,13 +210,26 @@ def _sharded(index: Path) -> list[str]:
         raise CalibrateError(f"{index} is not an index ({failure}); restore it") from failure
 
 
+class _OtherThreads(io.StringIO):
+    """A stream that passes on whole lines of other threads: `calibrate` says that it is at work."""
+
+    def __init__(self, to: TextIO) -> None:
+        super().__init__()
+        self._to, self._quiet = to, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._quiet and text.endswith("\n") and "\r" not in text:
+            self._to.write(text)
+        return len(text)
+
+
 @contextlib.contextmanager
 def in_one_line(what: str) -> Iterator[None]:
     """Quiet loading; whatever Transformers raises becomes one line of a CalibrateError."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # bars
+        with contextlib.redirect_stderr(_OtherThreads(sys.stderr)):  # bars
             yield
     except CalibrateError:
         raise
