@@ -142,7 +142,8 @@ def fit(
       weight: (rows,) float, of a row among those of its size; 1 if None.
       layer, head: (rows,) int, the head of each row: each head then gets a rule of its own.
       q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p).
-      trained_up_to: set size up to which the mean of log p may fall by 0.005 nats at most.
+      trained_up_to: set size up to which log p may fall by 0.005 nats at most, in the mean of the
+        rows held out at each size; else there is no fit.
       min_beta: the least beta of a rule, from 1/64 to 1; 1 makes none more diffuse than softmax.
       held_out: share of the groups that judge the fit.
       seed: which groups those are.

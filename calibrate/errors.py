@@ -8,6 +8,13 @@ def install(extra: str) -> str:
     return f"pip install -e '.[{extra}]' in a clone of calibrate"
 
 
+def printable(text: str, kept: str = "") -> str:
+    """A text whose control characters, marks of direction and lone surrogates are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
 class CalibrateError(Exception):
     """An error that the user can correct; the command line prints it and exits with `exit_code`.
 
@@ -21,7 +28,7 @@ class CalibrateError(Exception):
         line = " ".join(message.splitlines())
         if len(line) > _LONGEST:
             line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+        super().__init__(printable(line))
 
 
 class DamagedError(CalibrateError):

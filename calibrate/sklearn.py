@@ -40,15 +40,24 @@ class SoftmaxCalibrator(BaseEstimator):
     no rule is better than plain softmax on held-out rows, or rows are too few to tell, `fit` warns,
     and `coefficients_` leaves softmax as it is. `predict_proba` computes in float64.
 
+    To calibrate a classifier from its features and labels by one constant, use scikit-learn's
+    `CalibratedClassifierCV(method="temperature")`, 1.8 or later. Use this for logits as such: some
+    masked, positions that win in no row, a beta that depends on entropy or on the number of items,
+    a verdict on held-out rows. Where one constant is all, the two agree within 0.003 nats. Labels
+    of a classifier become positions by `numpy.searchsorted(classifier.classes_, labels)`.
+
     Args:
       q, trained_up_to, min_beta, held_out, seed: as of `calibrate.fit`.
     Attributes:
       coefficients_: the Fit, or calibrate.identity().
       verdict_: what it does to rows held out, or why there is none, in a sentence.
+      classes_: (n,) int, 0 to n - 1: the positions that the columns of `predict_proba` are of, for
+        metrics such as `sklearn.metrics.log_loss(y, probs, labels=calibrator.classes_)`.
       n_features_in_: n.
     """
 
     coefficients_: Coefficients
+    classes_: np.ndarray
 
     def __init__(
         self,
@@ -76,6 +85,7 @@ class SoftmaxCalibrator(BaseEstimator):
         X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2, y_numeric=True)
         _refuse_infinite(X)
         y = _positions(y, X.shape[1])
+        self.classes_ = np.arange(X.shape[1])
         try:
             self.coefficients_ = fit(
                 X, y, group=groups, q=self.q, trained_up_to=self.trained_up_to,
@@ -126,6 +136,9 @@ def _refuse_infinite(logits: np.ndarray) -> None:
 
 def _positions(y: Any, n: int) -> np.ndarray:
     positions = np.asarray(y)
-    if not ((positions == positions.astype(int)) & (positions >= 0) & (positions < n)).all():
-        raise ValueError(f"y has other values than positions 0 to {n - 1}; give the items to win")
+    if positions.dtype.kind in "US" or not np.isin(positions, np.arange(n)).all():
+        raise ValueError(
+            f"y has other values than positions 0 to {n - 1}; give the items to win, and of a "
+            "classifier's labels numpy.searchsorted(classifier.classes_, labels)"
+        )
     return positions.astype(int)

@@ -61,12 +61,8 @@ def scores_beyond(
     for name in MIXED:
         scores[f"mixture: {name}"] = _score(mixed_train, mixed_test, *VARIABLES[name])
     rows = concatenate_rows([fitted, diffuse_rows(fitted)])
-    for q in (None, 0.0):
-        fit = choose(rows, Options(q=q)).chosen.fit
-        log_p = mixed_test[0].log_p(applied_beta(fit, mixed_test[0]))
-        name = "mixture: calibrate fit" + " --q 0" * (q == 0)
-        scores[name] = mixed_test[0].shares() @ log_p
-    return scores
+    log_p = mixed_test[0].log_p(applied_beta(choose(rows, Options()).chosen.fit, mixed_test[0]))
+    return scores | {"mixture: calibrate fit": mixed_test[0].shares() @ log_p}
 
 
 def diffuse_rows(rows: Rows) -> Rows:

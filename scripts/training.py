@@ -13,6 +13,7 @@ changes the order of float32 sums: a seed's bytes depend on nothing but the seed
 
 import functools
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ def train(seed: int, steps: int, folder: Path, report: Callable[[str], None]) ->
     final = weights_path(folder, seed)
     checkpoint = final.with_suffix(".checkpoint.npz")
     for path in (final, checkpoint):
-        remove_leftovers(path.parent, path.name)
+        remove_leftovers(path.parent, re.escape(path.name))
     done = _steps_done(final)
     if done == steps:
         return

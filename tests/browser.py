@@ -1,11 +1,15 @@
 """A headless Chromium, driven over its debugging pipe: what a page does, loads and says."""
 
+import base64
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+
+from matplotlib.image import imread
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -79,6 +83,15 @@ class Browser:
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    def shot(self, selector):
+        """(height, width, channels) pixels of the first element that a selector finds, 0 to 1."""
+        box = self.evaluate(
+            f"document.querySelector('{selector}').getBoundingClientRect().toJSON()"
+        )
+        clip = {name: box[name] for name in ("x", "y", "width", "height")} | {"scale": 1}
+        found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        return imread(io.BytesIO(base64.b64decode(found["data"])))
 
     def _receive(self):
         while b"\0" not in self.rest:

@@ -47,6 +47,10 @@ def test_rows_that_do_not_count_are_named_and_not_said_to_be_used(fitted):
     fitted_weight = np.concatenate(weight)[~found.held_out].sum()
     assert counts["used"] == fitted_weight - counts["nan"]
     assert fitted.quality["rows"]["used"] == fitted.quality["rows"]["rows"]
+    bad = [np.array(z) for z in logits]
+    bad[0][np.flatnonzero(found.held_out)[:2]] = np.nan  # 2 of 600, though both of 120 that judge
+    with pytest.warns(UserWarning, match="^2 of 600 rows are left out"):
+        assert calibrate.fit(bad, target, seed=3) == fitted
 
 
 def test_the_numbers_are_those_of_the_command_line(fitted, here):
@@ -191,16 +195,22 @@ def test_bad_arrays_are_named(arguments, options, message):
         calibrate.fit(*arguments, **options)
 
 
-def test_too_little_is_refused_with_what_would_do():
-    with pytest.raises(QualityError, match="has 40 rows.*; give at least 125 rows") as caught:
+def test_too_little_is_refused_with_what_would_do(here):
+    with pytest.raises(
+        QualityError, match="has 40 usable rows.* 125 rows from 10 groups$"
+    ) as caught:
         calibrate.fit(Z, T)
     assert "--" not in str(caught.value)
+    with pytest.raises(QualityError, match="at least 200 rows from 10 groups, or held_out = 0.28$"):
+        calibrate.fit(*scored(140, 16), held_out=0.5)
     logits, target = scored(200, 16)
     with pytest.raises(QualityError, match="from 4 groups.*from 10 groups"):
         calibrate.fit(logits, target, group=np.arange(200) % 4)
     logits[:10, 3] = np.nan
-    with pytest.raises(QualityError, match=r"rows are bad \(\d+ nan\), more than 1%"):
-        calibrate.fit(logits, target)
+    np.savez("bad.npz", logits=logits, target=target)
+    for refused in (lambda: calibrate.fit(logits, target), lambda: hold_out(Arrays("bad.npz"))):
+        with pytest.raises(QualityError, match=r"^10 of 200 rows are bad \(10 nan\), more than 1%"):
+            refused()
     with pytest.raises(QualityError, match="no rule beats plain softmax"):
         calibrate.fit(scored(200, 16, seed=1)[0], np.arange(200) % 16, min_beta=1)
 

@@ -6,9 +6,11 @@ import reference
 from planted import planted_rows
 
 from calibrate.errors import QualityError
+from calibrate.evidence.prior import cautious_gain, least_lead
 from calibrate.maths.rule import beta_of
-from calibrate.rows.choose_rule import choose
+from calibrate.rows.choose_rule import choose, choose_from
 from calibrate.rows.heads import load_head
+from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import concatenate_rows, solve_rows
 
@@ -42,6 +44,16 @@ def test_entropy_and_size_where_beta_depends_on_both():
     np.testing.assert_allclose(beta, 1 + 1.2 * (log_n - H), rtol=0.15)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"q": 1.0}, "q = 1.0 is the cause: with 0.0 one constant gains 0.5"),
+     ({"gate": 10.0}, "^0 usable rows, .*; gate = 10.0 is the cause: with 0.0 one constant gains")],
+)  # fmt: skip
+def test_the_option_without_which_a_rule_gains_is_named(options, message):
+    with pytest.raises(QualityError, match=message):
+        choose(flat_rows(), OPTIONS._replace(**options))
+
+
 def flat_rows():
     """One beta serves all."""
     return planted_rows(lambda H, n: np.full_like(H, 2.5))
@@ -54,6 +66,18 @@ def test_one_constant_where_nothing_else_does_better():
     *zeros, b = choice.chosen.fit.only.coefficients
     assert zeros == [0, 0, 0, 0]
     assert b == pytest.approx(2.5, abs=0.15)
+
+
+@pytest.mark.parametrize("draw", [2, 7])
+def test_a_richer_kind_that_leads_on_one_split_alone_is_not_chosen(draw):
+    """Of ten draws of this head, a line in log n led a constant on the first split of two."""
+    wants = {"beta_of": lambda H, n: np.full_like(H, 2 + 0.12 * np.log(n / 16)), "count": 400}
+    problem = RowProblem(planted_rows(**wants, seed=draw), OPTIONS)
+    constant, line = (problem.solve(kind) for kind in ("constant", "log-size"))
+    lead = cautious_gain(problem.evidence, line.name, constant.name)
+    assert lead.is_at_least(least_lead("log-size"))
+    choice = choose_from(problem, ("constant", "log-size"))
+    assert choice.chosen.kind == "constant"
 
 
 def test_the_polynomial_may_be_forced():
@@ -107,8 +131,10 @@ def test_rows_that_want_less_beta_are_refused_unless_less_is_allowed(wants, best
         least: planted_rows(lambda H, n: np.full_like(H, wants), min_beta=least)
         for least in (1.0, 1 / 8)
     }
-    with pytest.raises(QualityError, match="allow less beta .--min-beta"):
+    with pytest.raises(QualityError, match="below min_beta = 1: allow less beta .--min-beta"):
         choose(rows[1.0], OPTIONS)
+    with pytest.raises(QualityError, match="or give more prompts$"):  # it is not why
+        choose(planted_rows(lambda H, n: np.ones_like(H)), OPTIONS)
     choice = choose(rows[1 / 8], OPTIONS._replace(min_beta=1 / 8))
     assert choice.chosen.kind == "constant"
     assert choice.chosen.fit.only.coefficients[-1] == pytest.approx(best, abs=0.04)

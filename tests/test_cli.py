@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_the_main_job(here):
     assert "how sharp" not in out.lower()
     assert f'fit = calibrate.load("{here / "fits/quickstart/1.json"}")' in out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("64 ", "512 "))]
-    plain, own = (float(rows[1][i]) for i in (2, 5))
+    plain, own = (float(rows[1][i]) for i in (1, 4))
     assert 50 < plain < own < 80
     assert len(out.split("How to use it")[0].strip().splitlines()) < 12
     assert "Use quickstart@1 (one constant, beta = " in out
@@ -122,10 +123,10 @@ BAD = [
     ("model run --model . --prompts no.jsonl", 2, "'no.jsonl' does not exist"),
     ("model fit nowhere --name x --allowed-loss -1", 2, "--allowed-loss"),
     ("export nofit --model . --out new", 1, "no fit is named 'nofit'"),
-    *((f"{command} --model no/such", 1, "no/such is not a folder; give") for command in (
-        "model run", "model collect", "model evaluate runs/a", "report paper --out x.html",
-        "export paper --out out",
-    )),
+    *((f"{command} --model no/such.gguf", 1, "no/such.gguf does not exist; give that of a model")
+      for command in ("model run", "model collect", "model evaluate runs/a", "export paper --out o",
+                      "report paper --out x.html")),
+    ("export paper --model no.gguf --out new.gguf", 1, "no.gguf does not exist; give one of"),
 ]  # fmt: skip
 
 
@@ -165,10 +166,8 @@ def test_a_store_that_cannot_be_written_is_found_before_the_work(command, run_a)
     before = sorted(Path("runs").rglob("*"))
     Path("fits").write_text("")
     (line,) = call(*command, "--store", "fits/mine", code=1).stderr.splitlines()
-    assert line.endswith(
-        "cannot write fits/mine/state.json: Not a directory; free some space or choose a folder"
-        " that you may write to"
-    )
+    remedy = "choose a folder that you may write to"
+    assert line.endswith(f"cannot write fits/mine/state.json: Not a directory; {remedy}")
     assert sorted(Path("runs").rglob("*")) == before
 
 
@@ -316,7 +315,10 @@ def test_every_option_of_a_fit_reaches_it():
         force_polynomial=True,
     )  # fmt: skip
     asked = {"q": 0.5, "trained_up_to": 64, "force": "polynomial", "min_beta": 0.5}
-    assert _options(request) == Options("misranked", 0.25, **asked)
+    heads, logits = SimpleNamespace(of_logits=False), SimpleNamespace(of_logits=True)
+    assert _options(heads, request) == Options("misranked", 0.25, **asked)
+    least = [_options(of, FitRequest(Path("run"), "x")).min_beta for of in (heads, logits)]
+    assert least == [1, 1 / 64]
 
 
 def test_python_acts_on_the_same_requests(run_a):

@@ -472,7 +472,9 @@ TEXT = dumps(rich_fit())
         ("[" * 100_000, "the file is nested too deeply"),
         (TEXT + " " * MIB, "the file is longer than 1 MiB; give a coefficient file"),
         (b"\xff" + TEXT.encode(), "the file is not UTF-8 at byte 0; save it as UTF-8"),
-        ("{}", "format is absent"),
+        ("{}", "the file is not a fit file; give a coefficient file, which `calibrate fit` wri"),
+        ('{"a": 1}', "the file is not a fit file"),
+        ("[1]", "the file is not a fit file"),
     ],
 )  # fmt: skip
 def test_hostile_text_is_refused(text, message):
@@ -487,7 +489,7 @@ def test_hostile_text_is_refused(text, message):
         (os.mkfifo, "not a regular file"),  # and is never waited for
         (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
         (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "more than the limit of 1,048"),
-        (lambda path: path.write_text("{}"), r"fit\.json: format is absent"),
+        (lambda path: path.write_text("{}"), r"fit\.json: the file is not a fit"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, make, message):

@@ -1,5 +1,6 @@
 """Collect: what is kept and counted, resumed, bounded, and reproducible."""
 
+import errno
 import json
 import os
 from functools import partial
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import reference
 from conftest import ToyHead, bytes_of, reopen
+from syscalls import failing
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.files import bad_rows
+from calibrate.files import bad_rows, resuming
 from calibrate.files import rows as files
 from calibrate.files.collection import open_collection
+from calibrate.files.logits_recorder import Recorder
 from calibrate.files.resuming import discard_collection
 from calibrate.files.rows import SHARD_OVERHEAD, row_bytes, shard_name
 from calibrate.maths.row_batches import hashes
@@ -139,19 +142,63 @@ def test_what_else_is_in_the_folder_is_refused_with_the_difference_and_left_alon
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
+def test_what_no_manifest_needs_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    folder = run(tmp_path / "run").folder
+    path = folder / "manifest.json"
+    path.write_bytes(b"[" + b"[]," * 300_000 + b"0]")
+    with pytest.raises(CalibrateError, match="it has more than 524,288 values.; restore it or col"):
+        open_collection(folder)
+    os.truncate(path, 1 << 24)
+    with pytest.raises(CalibrateError, match="16,777,216 bytes, more than the limit of 8,388,608"):
+        open_collection(folder)
+    monkeypatch.setattr(resuming, "MOST_SHARDS", 8)
+    with pytest.raises(CalibrateError, match="many would have 9 shards, more than the limit of 8"):
+        run(tmp_path / "many")
+    assert not (tmp_path / "many").exists()
+
+
 def test_a_collection_is_discarded_and_nothing_else(tmp_path):
     folder = tmp_path / "run"
     discard_collection(folder)
     assert not folder.exists()
     run(folder)
-    (folder / "scores-of-fits").mkdir()
+    (folder / ".n00064-unit00001.npz.0123abcd.tmp").touch()
     discard_collection(folder)
     assert [path.name for path in folder.iterdir()] == [".lock"]
-    for others in ("{", "[1]", '{"format": "web"}'):
+    for others in ("{", "[1]", '{"format": "web"}', '{"format": "calibrate.anything"}'):
         (folder / "manifest.json").write_text(others)
         with pytest.raises(CalibrateError, match="is not the manifest of a collection; choose"):
             discard_collection(folder)
         assert bytes_of(folder).keys() == {".lock", "manifest.json"}
+
+
+@pytest.mark.parametrize("own", [
+    "thesis.tex", "manifestXjson", "n1-unit2.npz", "n00064-unit00001.npz.bak", ".n.npz.1.tmp",
+    "examples.npz", ".passes/x", "n00064-unit99999.npz/x", ".thesis.tex.0123abcd.tmp",
+])  # fmt: skip
+def test_a_file_of_the_users_is_named_and_nothing_is_deleted(tmp_path, own):
+    collection = run(tmp_path / "run").folder
+    (collection / own).parent.mkdir(exist_ok=True)
+    (collection / own).write_text("important")
+    os.symlink(collection, tmp_path / "link")
+    before = sorted(collection.rglob("*"))
+    for folder in (collection, tmp_path / "link"):
+        with pytest.raises(CalibrateError, match="is not part of a collection, and nothing is del"):
+            discard_collection(folder)
+    reopen(collection)
+    run(collection)
+    assert sorted(collection.rglob("*")) == before
+
+
+def test_what_links_lead_to_stays(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/n00008-unit00000.npz").write_text("important")
+    folder = run(tmp_path / "run").folder
+    os.replace(folder / "n00008-unit00000.npz", tmp_path / "moved.npz")
+    os.symlink(tmp_path / "mine", folder / "n00008-unit00000.npz")
+    discard_collection(folder)
+    assert os.listdir(folder) == [".lock"]
+    assert (tmp_path / "mine/n00008-unit00000.npz").read_text() == "important"
 
 
 def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path):
@@ -199,6 +246,24 @@ def test_rows_are_counted_by_reason_and_bad_ones_left_out(tmp_path, monkeypatch,
     assert (counts["kept"] > 0) == ("kept" not in expected)
     for _, shard in collection.shards():
         assert not (np.isnan(shard.logits) | (shard.logits == np.inf)).any()
+
+
+@pytest.mark.parametrize("begins", [b"{", b"PK"])  # the manifest, a shard
+def test_a_full_disk_names_what_bounds_the_collection(tmp_path, monkeypatch, begins):
+    write, full = os.write, failing(errno.ENOSPC)
+
+    def some(file, data):
+        return (full if bytes(data).startswith(begins) else write)(file, data)
+
+    monkeypatch.setattr(os, "write", some)
+    with pytest.raises(CalibrateError, match="free some space, or collect less: .*--max-bytes"):
+        run(tmp_path / "run")
+    recorder = Recorder(tmp_path / "logits", 10**6)
+    recorder.next(query=1, target=0)
+    recorder.add(0, np.zeros((1, 1, 2), np.float32), 2)
+    if begins == b"PK":
+        with pytest.raises(CalibrateError, match="or give a smaller max_bytes than 1,000,000"):
+            recorder.finish()
 
 
 def test_too_many_bad_rows_are_exit_3(tmp_path):

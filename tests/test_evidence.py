@@ -7,7 +7,7 @@ from planted import planted_rows
 from scipy import stats
 
 from calibrate.evidence.chance import evident_among
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, Evidence, Scored, Stratum, join
+from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RANKING, Evidence, Scored, Stratum, join
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.verdict import judge
 from calibrate.rows.row_problem import evidence_of, scores_at
@@ -242,3 +242,26 @@ def test_many_share_one_rate_of_false_discoveries():
     many = np.random.default_rng(0).random(270) ** 3
     for p in ([], [0.04], [0.06], [0.012, 0.024, 1.0, 1.0], many.tolist()):
         assert evident_among(p) == (stats.false_discovery_control(p) <= 0.05).tolist()
+
+
+def test_reliability_by_hand():
+    """Ten bins of equal count; a size of few items has as much weight as one of many."""
+    rng, stratum = np.random.default_rng(5), np.repeat([0, 1], [150, 50])
+    p = rng.uniform(0.1, 1, 200)
+
+    def told(ranked):
+        values = dict(zip(RANKING, (p[None], ranked[None]), strict=True))
+        items = stratum, np.full(200, -1), np.ones(200)
+        return Evidence((PLAIN,), values, (Stratum(8), Stratum(16)), *items, Scored("x"))
+
+    ranked, weight, error = rng.random(200) < p**2, 1 / np.where(stratum, 100, 300), 0.0
+    found = told(ranked).reliability(PLAIN)
+    for i, at in enumerate(np.sort(p).reshape(10, 20)):
+        mine = np.isin(p, at)
+        means = [np.average(x[mine], weights=weight[mine]) for x in (p, ranked)]
+        assert [column[i] for column in found[:3]] == pytest.approx([20, *means])
+        error += weight[mine].sum() * abs(means[0] - means[1])
+    assert found.error == pytest.approx(error)
+    by_chance = [told(rng.random(200) < p).reliability(PLAIN).error for _ in range(200)]
+    assert found.chance == pytest.approx(np.mean(by_chance), rel=0.1)
+    assert len(told(ranked).where(np.arange(200) < 25).reliability(PLAIN).n) == 2

@@ -183,7 +183,7 @@ def test_one_that_has_to_be_written_to_is_named(here, monkeypatch, begin):
     begin(Path("run"))
     before = visible(Path("run"))
     make_read_only(monkeypatch)
-    with pytest.raises(CalibrateError, match=r"cannot write run/manifest\.json: .*; free some"):
+    with pytest.raises(CalibrateError, match=r"cannot write run/manifest\.json: .*; choose a fo"):
         run("run")
     assert visible(Path("run")) == before
 

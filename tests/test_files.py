@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 from conftest import bytes_of
-from syscalls import Syscalls
+from syscalls import Syscalls, failing
 
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files import npz as npz_format
@@ -169,6 +169,20 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, exclusive):
     assert outcomes == {"refused"}
     assert at > 8
     assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.EDQUOT, "free some space"), (errno.EACCES, "choose a folder that you may write to"),
+     (errno.EROFS, "choose a folder that"), (errno.EISDIR, "choose a name that is not that of a f"),
+     (errno.EMFILE, "close some files, or"), (errno.EIO, "check the path and the disk")],
+)  # fmt: skip
+def test_the_remedy_is_that_of_the_cause(tmp_path, monkeypatch, code, remedy):
+    monkeypatch.setattr(os, "write", failing(code))
+    with pytest.raises(CalibrateError) as failure:
+        write_atomically(tmp_path / "a", b"new")
+    assert f"cannot write {tmp_path / 'a'}: {os.strerror(code)}; {remedy}" in str(failure.value)
+    assert ("free some" in str(failure.value)) == (code == errno.EDQUOT)
 
 
 def test_a_short_write_is_carried_on(tmp_path, monkeypatch):

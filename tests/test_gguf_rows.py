@@ -6,7 +6,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from calibrate.errors import CalibrateError
-from calibrate.export.gguf_rows import _SCALES, scale_rows
+from calibrate.export.gguf_rows import _SCALES, kind_of_scaled, scale_rows
 
 FACTORS = (1.9, 0.4, 1.0, 2.7)
 
@@ -44,12 +44,13 @@ def packed(kind):
 def test_rows_of_every_type_times_their_factors(name):
     kind, factors = Type[name], np.array(FACTORS)
     scaled = scale_rows(data := packed(kind), kind, factors)
-    assert scaled.kind == (Type.Q8_0 if kind == Type.MXFP4 else kind)
+    after = kind_of_scaled(kind)
+    assert after == (Type.Q8_0 if kind == Type.MXFP4 else kind)
     exact = factors[:, None] * dequantized(data, kind)
-    found = dequantized(scaled.data, scaled.kind)
+    found = dequantized(scaled, after)
     assert np.linalg.norm(found - exact) < ERRORS.get(name, 1e-3) * np.linalg.norm(exact)
-    if scaled.kind == kind:  # a factor of 1 changes nothing
-        np.testing.assert_array_equal(scaled.data[2], data[2])
+    if after == kind:  # a factor of 1 changes nothing
+        np.testing.assert_array_equal(scaled[2], data[2])
 
 
 def test_what_is_refused_of_rows():
@@ -59,3 +60,6 @@ def test_what_is_refused_of_rows():
     packed = gguf.quants.quantize(np.ones((1, 64), np.float32), Type.Q4_0)
     with pytest.raises(CalibrateError, match=r"weights are Q1_0, which this version"):
         scale_rows(packed, Type.Q1_0, np.array([2.0]))
+    bias = gguf.quants.quantize(np.ones(32, np.float32), Type.Q8_0)
+    with pytest.raises(CalibrateError, match=r"^a norm or a bias of queries is Q8_0, expected F32"):
+        scale_rows(bias, Type.Q8_0, np.ones(32))

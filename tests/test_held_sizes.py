@@ -1,4 +1,4 @@
-"""Sizes that a head was trained on, at which a fit may cost HARM at most."""
+"""Sizes that a head was trained on, at which a fit may cost ALLOWED_LOSS at most."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,15 @@ from conftest import ToyHead
 from planted import planted_rows
 
 from calibrate.errors import QualityError
+from calibrate.evidence.prior import ALLOWED_LOSS
 from calibrate.rows import row_problem
-from calibrate.rows.choose_rule import choose
+from calibrate.rows.choose_rule import choose, choose_from
 from calibrate.rows.collect import collect
 from calibrate.rows.fit_collection import fit_collection
 from calibrate.rows.heads import load_head
-from calibrate.rows.pooling import HARM, HELD_TO
+from calibrate.rows.pooling import HELD_TO
 from calibrate.rows.row_problem import RowProblem, fit_rule
-from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
+from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options, applied_beta
 
 HELD = Options(prior_rows=0, q=0.0, trained_up_to=16)
 
@@ -36,8 +37,8 @@ def test_a_fit_costs_no_more_than_is_allowed_there(rows, kind, q):
     free = costs_at_16(rows, HELD._replace(trained_up_to=0, q=q), kind)
     held = costs_at_16(rows, HELD._replace(q=q), kind)
     assert held <= HELD_TO + 5e-4  # cells put rows together that are not quite alike
-    assert free > 2 * HARM or kind in ("log-size", "entropy-and-size")
-    if free > 2 * HARM:
+    assert free > 2 * ALLOWED_LOSS or kind in ("log-size", "entropy-and-size")
+    if free > 2 * ALLOWED_LOSS:
         assert held > 0.5 * HELD_TO  # no more is given up than needed
 
 
@@ -69,7 +70,7 @@ def test_a_kind_that_cannot_keep_to_it_loses_to_one_that_can(rows):
     (of_free, *_), (of_held, *_) = (x.held_out.gain_records() for x in (free, held))
     assert of_free["after"] < of_free["before"] or free.chosen.kind != "constant"
     assert held.chosen.kind in ("log-size", "entropy-and-size")
-    assert of_held["after"] > of_held["before"] - HARM - 2 * of_held["error"]
+    assert of_held["after"] > of_held["before"] - ALLOWED_LOSS - 2 * of_held["error"]
 
 
 @pytest.mark.parametrize("kind", ["constant", "log-size"])
@@ -83,12 +84,18 @@ def test_sizes_that_are_put_together_are_held_together(rows, kind):
 
 
 def test_what_held_out_rows_show_to_cost_more_is_left_out(rows, monkeypatch):
-    monkeypatch.setattr(row_problem, "HARM", -1.0)  # a gain of 1 nat is asked for
+    monkeypatch.setattr(row_problem, "ALLOWED_LOSS", -1.0)  # a gain of 1 nat is asked for
     candidates, left_out = RowProblem(rows, HELD).solve_kinds(KINDS)
     assert candidates == []
     assert "at n = 16, where trained_up_to = 16 allows" in left_out["constant"]
     with pytest.raises(QualityError, match="or a lower trained_up_to if it may cost more"):
         choose(rows, HELD)
+
+
+def test_the_size_is_named_where_it_is_why_no_rule_gains():
+    rows = planted_rows(lambda H, n: np.full_like(H, 1.0 if n <= 16 else 1.7), (16, 64), 300)
+    with pytest.raises(QualityError, match="trained_up_to = 16 is the cause: with 0 one constant"):
+        choose_from(RowProblem(rows, HELD), (CONSTANT,))
 
 
 def test_the_mean_decides_though_few_rows_have_wide_errors(rows):

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import transformers
 from test_cli import call, refusal
 from tiny_causal import SIZES, causal_model, save
 
-from calibrate.errors import CalibrateError, DamagedError
+from calibrate.errors import CalibrateError, DamagedError, QualityError
 from calibrate.files import examples as files
 from calibrate.files.collection import open_collection
 from calibrate.files.manifest import entry_of
@@ -133,7 +135,7 @@ def test_an_answer_that_would_share_a_token_with_the_prompt_stands_alone():
     encoder = Encoder(Merging(), None, 10)
     assert encoder.pair("abcd", "ef") == ([2, 2], [2])
     assert encoder.pair("abc", "def") == ([2, 1], [2, 1])
-    assert encoder.text("abc") == ([], [2, 1])
+    assert (encoder.begin(), encoder.ids("abc")) == ([], [2, 1])
 
 
 def test_scores_are_those_of_the_model(model, prompts, here):
@@ -218,9 +220,9 @@ def test_a_stopped_collection_goes_on_and_has_the_same_bytes(model, kept, small_
         open_collection(Path("a"))
     first = Path("a", files.scores_name(0))
     os.truncate(first, 100)
-    Path("a/.scores-00001.npz.1234.tmp").write_bytes(b"half")
+    Path("a/.scores-00001.npz.0123abcd.tmp").write_bytes(b"half")
     go_on()
-    assert not Path("a/.scores-00001.npz.1234.tmp").exists()
+    assert not Path("a/.scores-00001.npz.0123abcd.tmp").exists()
     assert False in done
     first.unlink()  # of a complete collection
     Path("a/examples.npz").unlink()
@@ -279,6 +281,8 @@ def test_sharded_weights_and_bfloat16(model):
         ({"prompt": "a", "answer": "b", "template": "a\nb"}, "template is"),
         ('{"prompt": "a", "answer": "\\ud800"}', "lone surrogates"),
         ("{", "(char 1)); write one JSON object a line"),
+        ({"prompt": "a " * 2**19, "answer": "b"},
+         "line 2 has 1,048,605 bytes, more than the limit of 1,048,576; shorten it"),
         # Copies would fit a rule, and judge it.
         (PROMPTS[0], "p.jsonl, line 2 repeats a prompt and its answer; give each once"),
     ],
@@ -288,6 +292,43 @@ def test_prompts_that_are_not_examples(model, line, message):
     with pytest.raises(CalibrateError) as failure:
         collecting.plan(model, Wanted(path))
     assert message in str(failure.value)
+
+
+def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
+    def said(**words):
+        lines = [PROMPTS[0], {"prompt": "Where does Ada Young live?", "answer": " Rome", **words}]
+        wanted = Wanted(write_lines("p.jsonl", lines))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            collecting.plan(model, wanted)
+        return [str(warning.message) for warning in told]
+
+    assert said() == []
+    (line,) = said(prompt="Where does Ada Xyz live?")
+    assert line == "8.3% of the tokens of prompts of p.jsonl are unknown ([UNK])"
+    for words, share in (({"prompt": "Xyz " * 6}, "50.0% of the tokens of prompts"),
+                         ({"answer": "Xyz"}, "50.0% of the tokens of answers")):  # fmt: skip
+        with pytest.raises(QualityError, match=f"{share} of p.jsonl .* than 10%; give text of a k"):
+            said(**words)
+    write_lines("text.txt", ["The apple is on Xyz. " * 40])
+    with pytest.raises(QualityError, match="16.2% of the tokens of text.txt are unknown"):
+        collected(model, templates=(), text=Path("text.txt"))
+
+
+def test_tokenizers_without_an_unknown_token(model):
+    """That of bytes names its end as the unknown token; a list of words may have none."""
+    end = "<|endoftext|>"
+    letters = {end: 0, **{c: i for i, c in enumerate("abcdefgh", 1)}}
+    of_bytes = transformers.GPT2Tokenizer(vocab=letters, merges=[], unk_token=end, eos_token=end)
+    assert Encoder(of_bytes, None, 9).unknown is None
+    assert Encoder(ModelFolder(model).tokenizer(), None, 9).unknown == "[UNK]"
+    path = model / "tokenizer.json"
+    folder = Path(shutil.copytree(model, "none"))
+    bare = path.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "[NONE]"')
+    (folder / "tokenizer.json").write_text(bare)
+    prompts = write_lines("p.jsonl", [{"prompt": "Xyz", "answer": "Ada"}])
+    with pytest.raises(CalibrateError, match="tokenizer does not know all of the text .*give oth"):
+        collecting.plan(folder, Wanted(prompts))
 
 
 def test_options_that_do_not_go_together(model):
@@ -308,7 +349,7 @@ def test_options_that_do_not_go_together(model):
         (model, "--prompts", "empty.jsonl", "empty.jsonl has no line"),
         (model, "--text", "latin.txt", "latin.txt is not UTF-8 at byte 3"),
         (model, "--text", "short.txt", "short.txt has 2 tokens, too few for a window of 64"),
-        ("nowhere", "--lengths", "64", "nowhere is not a folder"),
+        ("nowhere", "--lengths", "64", "nowhere does not exist; give that of a model"),
         (
             model / "config.json",
             "--lengths",
@@ -349,6 +390,13 @@ def put_nan(folder):
     model.save_pretrained(folder)
 
 
+def no_tokenizer(folder, kind="llama"):
+    """A GPT-2 loads a tokenizer of no words then."""
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    causal_model(kind).save_pretrained(folder)
+
+
 def two_gguf(folder):
     (folder / "model.safetensors").unlink()
     for name in "ab":
@@ -359,10 +407,11 @@ def two_gguf(folder):
     ("change", "message"),
     [
         (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors and 0 .gguf files"),
-        (lambda f: (f / "config.json").unlink(), "cannot read the configuration in spoilt"),
+        (lambda f: (f / "config.json").unlink(), "spoilt/config.json does not exist"),
         (lambda f: (f / "config.json").write_text("{"), "cannot read the configuration in spoilt"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cannot load the model in spo"),
-        (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "has no tokenizer that loads ("),
+        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "is not a whole file of s"),
+        *((partial(no_tokenizer, kind=kind), "has no tokenizer: it lacks tokenizer.json, token")
+          for kind in ("llama", "gpt2")),
         (lambda f: (f / "tokenizer.json").write_text("{"), "spoilt has no tokenizer that loads ("),
         (edit_config(model_type="novel"), "cannot read the configuration in spoilt"),
         (drop_weights, "lacks weights of LlamaForCausalLM: model.layers.1.self_attn.q_proj.weight"),
@@ -415,7 +464,10 @@ def test_a_folder_without_scores_is_replaced_by_a_fresh_one(model, monkeypatch):
         assert "out of memory" in refusal(*arguments, "--lengths", "64")
     other = (*arguments, "--lengths", "96", "--examples", "1")
     assert "or --fresh to replace it" in refusal(*other)
+    Path("r/.passes").mkdir()
+    Path(f"r/.passes/{'0a' * 16}.npz").touch()  # as evaluations leave them
     call(*other, "--fresh")
+    assert not Path("r/.passes").exists()
     assert open_collection(Path("r")).set.cells[0].length == 96
 
 
@@ -486,8 +538,8 @@ def test_killed_and_run_again(model, kept):
         "from calibrate.__main__ import main; main()"
     )
     command = [
-        sys.executable, "-c", code, "model", "collect", "--model", str(model), "--task",
-        "retrieval:numbers,list", "--no-text", "--lengths", "64,96", "--examples", "4", "--out", "a",
+        sys.executable, "-c", code, "model", "collect", "--model", str(model), "--no-text",
+        "--task", "retrieval:numbers,list", "--lengths", "64,96", "--examples", "4", "--out", "a",
     ]  # fmt: skip
     for shards in (0, 1, 3):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -1,6 +1,7 @@
 """Fits through a model: gradients, what stays as it is, what is protected, resuming, refusals."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,11 @@ from calibrate.cli import model as commands
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, RIGHT
+from calibrate.evidence.verdict import sentences
 from calibrate.export.plan import ALIKE, HEAD, LAYER
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.maths.rule import LOG_SIZE
+from calibrate.model import passes as passes_module
 from calibrate.model import problem
 from calibrate.model.descent import Descent, Solution
 from calibrate.model.fit import fit_through, require_worth
@@ -261,7 +264,7 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
         return memo.get(b"key", lambda: made, lambda data, _: data)
 
     assert (kept(b"first"), kept(b"second")) == (b"first", b"first")
-    monkeypatch.setattr(problem, what, lambda _: "another")
+    monkeypatch.setattr(passes_module, what, lambda _: "another")
     assert kept(b"third") == b"third"
 
 
@@ -291,10 +294,41 @@ def test_a_search_without_hope_ends_early(monkeypatch):
     assert found.choose().form.kind == LOG_SIZE
 
 
-def judged(gain=0.5):
-    examples = made_up([10, 20], [])
-    plain, own = (none_right(np.full(16, -1.0 + x)) for x in (0.0, gain))
-    return compare(examples, range(16), {"plain": plain, "own": own})
+def judged(gain=0.5, trained=0.5, text=0.0):
+    """Answers at 20 tokens and at 10, where the model was trained, and text: gains of whole ones.
+
+    Gains of single ones differ by 0.4 nats a token. Text loses KL, per window of 29 tokens.
+    """
+    examples, spread = made_up([10, 20], [30]), np.tile([0.4, -0.4], 4)
+    gains = [trained + 2 * spread, np.full(8, gain), 29 * spread]
+    own = none_right(np.minimum(-20 + np.concatenate(gains), 0))
+    own = own._replace(kl=np.repeat([0, text], [16, 8]) * (1 + np.arange(24) % 2))
+    options = {"through": "model", "allowed_loss": 0.005, "trained_up_to": 10}
+    fit = replace(calibrate.load("max-retrieval"), source={"options": options})
+    scores = {"plain": none_right(np.full(24, -20.0)), "own": own}
+    return compare(examples, range(24), scores, fits={"own": fit})
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({"text": 0.01 * 29}, "0.0150 ± 0.0"),
+        ({"trained": -0.02, "gain": 1.0}, "0.0100 ± 0.1"),
+        ({"text": 0.003 * 29, "trained": -0.008, "gain": 1.0}, None),
+    ],
+)
+def test_a_mean_loss_of_what_is_protected_is_refused_though_errors_are_wide(changes, lost):
+    evidence = judged(**changes)
+    message = f"protected tokens lose {lost}.* each, and 0.005 is allowed"
+    with pytest.raises(QualityError, match=message) if lost else nullcontext():
+        require_worth(evidence, [], 0.005)
+    text, trained = sentences(evidence, "own")[1:3]
+    assert text.startswith("Protected text, whose loss changes by ")
+    assert trained.startswith("At lengths up to 10, where it was trained: ")
+    limits = ["it may lose 0.005)" in words for words in (text, trained)]
+    assert limits == ["text" not in changes or lost is None, "trained" not in changes or not lost]
+    assert "nats a token of KL from plain softmax (" in text
+    assert "nats a token (" in trained
 
 
 @pytest.mark.parametrize(
@@ -304,7 +338,7 @@ def judged(gain=0.5):
      ([Estimate(0.01, np.nan)], "protected tokens lose 0.0100 ± nan nats each, and 0.005 is al"),
      ([Estimate(0.001, np.nan)], None), ([], None)],
 )  # fmt: skip
-def test_protected_text_may_not_lose_evidently_more(losses, message):
+def test_no_cell_may_lose_evidently_more(losses, message):
     raises = pytest.raises(QualityError, match=message) if message else nullcontext()
     with raises:
         require_worth(judged(), losses, 0.005)
@@ -314,7 +348,7 @@ def test_protected_text_may_not_lose_evidently_more(losses, message):
 def test_a_fit_without_gain_says_what_may_help(gain):
     message = rf"changes by .{abs(gain):.3f} .*16 held-out answers; collect more examples"
     with pytest.raises(QualityError, match=message):
-        require_worth(judged(gain), [], 0.005)
+        require_worth(judged(gain, gain), [], 0.005)
 
 
 def planted(run, model="tiny", text=False, count=32):
@@ -406,7 +440,20 @@ def test_protected_text_does_not_get_worse(here):
     assert held.published.strength < 1
     strengths = [record["strength"] for record in held.coefficients.quality["trade"]]
     assert strengths == sorted({0.125, 0.25, 0.5, 0.75, 1.0, held.published.strength})
+    assert held.losses["own"][0].mean <= 0.05
     assert held.published.value.gain < free.published.value.gain
+
+
+def test_what_bars_a_rule_that_gains_is_named(here, protected):
+    collection = planted("tiny-run", text=True, count=8)
+    barred = (
+        r"; a rule that gains \+1.* costs protected text \(--text\), as KL, 0.* \(--allowed-loss\)$"
+    )
+    with pytest.raises(QualityError, match=barred):
+        through(collection, most_steps=10, kind=CONSTANT, allowed=1e-6)
+    of_answers = protected.value(range(24), none_right(np.repeat([-1.5, -0.3, -1.0], 8)))
+    part = r"gains \+0.100 nats costs answers of 10 tokens \(--trained-up-to\) 0.2500 nats a token"
+    assert re.search(part, protected.bar(of_answers))
 
 
 def test_too_few_examples_are_refused(here):

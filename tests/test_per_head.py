@@ -12,6 +12,7 @@ from test_cli import call, refusal
 import calibrate
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import Gain
+from calibrate.evidence.verdict import NOT_JUDGED
 from calibrate.files.coefficients import Entry
 from calibrate.files.logits_recorder import Recorder
 from calibrate.files.unchanged_fit import same_fit
@@ -118,8 +119,10 @@ def test_no_head_that_gains_is_an_answer():
 
 def test_evidence_is_of_the_calibrated_heads_together(found):
     heads = found[1]
-    quality = quality_of_heads(heads)
+    quality = quality_of_heads(heads, Options(trained_up_to=64))
     assert "2 of 4 heads gain, by" in quality["verdict"]
+    assert "; at sizes up to 64, where it was trained: +0." in quality["verdict"]
+    assert quality["verdict"].endswith(f". {NOT_JUDGED}")
     alone = [h.held_out.gain_records() for h in heads if h.held_out]
     for size, *of_heads in zip(quality["held_out"], *alone, strict=True):
         assert size["rows"] == sum(of["rows"] for of in of_heads) == 2_000

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from planted import planted_rows
 
 from calibrate.evidence.baselines import LABELS, label
-from calibrate.evidence.evidence import LOG_P, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.evidence import LOG_P, RANKING, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.report import plot_style, plots
@@ -114,6 +114,23 @@ def test_scores_are_means_or_gains_with_two_errors():
         assert np.mean(own) == pytest.approx(100 * estimate("own", RIGHT).mean)
     by_template = drawn(plots.plot_scores, found, RIGHT, by="template")
     assert [text.get_text() for text in by_template.get_xticklabels()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("right", "end"), [(1, 0.0), (39, 100.0)])
+def test_no_bar_leaves_what_a_share_can_be(right, end):
+    values = {RIGHT: np.broadcast_to(1.0 * (np.arange(40) < right), (len(LABELS), 40))}
+    ax = drawn(plots.plot_scores, replace(evidence(), values=values), RIGHT)
+    bars = np.array([c.lines[2][0].get_segments() for c in ax.containers])[..., 1]
+    assert (bars.max() if end else bars.min()) == pytest.approx(end, abs=1e-9)
+    assert np.ptp(bars, axis=-1).max() > 5
+
+
+def test_reliability_is_drawn_before_and_after():
+    p = np.random.default_rng(0).random((2, 40))
+    values = dict(zip(RANKING, (p, p > 0.3), strict=True))
+    found = replace(evidence(), rules=("plain", "mine"), values=values)
+    line = drawn(plots.plot_reliability, found, "mine", "mine").lines[1]
+    np.testing.assert_allclose(line.get_data(), 100 * np.array(found.reliability("mine")[1:3]))
 
 
 def test_gains_of_heads_have_one_colour():

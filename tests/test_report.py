@@ -6,16 +6,17 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from conftest import ToyHead
 from test_cli import call, refusal
 
 import calibrate
-from calibrate.evidence.evidence import OWN
+from calibrate.evidence.evidence import LOG_P, OWN, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficient_file import dumps
 from calibrate.report.page import write_fit_page
-from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.rows.score_head import score_head
 
 SIZES = ["--sizes", "64,256", "--sets", "128"]  # as in the other tests: compiled once
@@ -67,7 +68,35 @@ def test_the_page_holds_what_it_must(page):
         assert part in words, part
     assert text.tags.count("img") == text.tags.count("figcaption")
     assert "script" not in text.tags
-    assert all(address.startswith("data:") for address in text.addresses)
+    assert all(address.startswith(("data:", "#")) for address in text.addresses)
+
+
+def test_the_page_begins_with_what_to_do(page):
+    """Contents, the lines that load the fit, the table that decides; other rules are folded."""
+    html = page.read_text(encoding="utf-8")
+    text = Text(html)
+    links = [address[1:] for address in text.addresses if address[0] == "#"]
+    assert links[:3] == ["in-your-code", "scores", "figures"]
+    assert re.findall('id="(.*?)"', html) == links
+    assert text.tags.index("pre") < text.tags.index("table")
+    shown, folded = html.split("<summary>Every rule, in full</summary>")
+    assert "the paper's, rounded" not in " ".join(Text(shown).words)
+    assert "the paper's, rounded" in " ".join(Text(folded.split("</details>")[0]).words)
+    assert "Expected calibration error: " in html
+
+
+def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
+    values = {LOG_P: np.log([[0.5], [0.125]]), RIGHT: np.array([[1], [0]])}
+    items = np.zeros(1, int), np.full(1, -1), np.ones(1), Scored("m", items="answers")
+    evidence = Evidence(("plain", OWN), values, (Stratum(2048, "facts"),), *items)
+    sample = Sample(0, "facts", "x " * 900 + "last", "<i>Paris\udcff")
+    scores = ScoresRecord(evidence, own="mine@1", samples=[sample])
+    write_fit_page(Path("r.html"), replace(make_fit(), path=Path("f.json")), scores)
+    text = Text(Path("r.html").read_text(encoding="utf-8"))
+    words = " ".join(text.words)
+    assert "x last <i>Paris? plain softmax 50 %, log p -0.693: right mine@1 12.5 %" in words
+    assert words.count("x x") < 200
+    assert "i" not in text.tags
 
 
 @pytest.mark.slow
@@ -77,9 +106,11 @@ def test_the_same_fit_gives_the_same_page(page, tmp_path):
 
 
 def test_a_hostile_name_stays_text(toy_head, make_fit):
-    text = write_toy_page(replace(make_fit(), name="<script>alert(1)</script>"), toy_head)
+    name = "<script>alert(1)</script>\x1b\0\u202e\udcff"
+    text = write_toy_page(replace(make_fit(), name=name), toy_head)
     assert "script" not in text.tags
-    assert "<script>alert(1)</script>@1" in text.words
+    assert r"<script>alert(1)</script>\x1b\x00\u202e\udcff@1" in text.words
+    assert Path("r.html").read_text("utf-8").replace("\n", "").isprintable()
 
 
 @pytest.mark.slow
@@ -191,3 +222,18 @@ def check_in_a_browser(page, width, scheme):
         assert window.evaluate(too_wide) == []
         ground = window.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+        own = "document.querySelector('thead th:nth-child(3)').getBoundingClientRect().right"
+        assert window.evaluate(own) <= width  # beside plain softmax, without scrolling
+        dark, ground, bright = np.quantile(brightness(window.shot("figure img")), [1e-3, 0.5, 1])
+        assert (bright + 0.05) / (dark + 0.05) > 4.5  # of text and its ground
+        assert ground > 0.9 if scheme == "light" else ground < 0.05
+        height = "document.querySelector('summary:not(.contents *)').parentNode.scrollHeight"
+        folded = window.evaluate(height)
+        window.call("Emulation.setEmulatedMedia", media="print")
+        assert folded < 60 < 100 < window.evaluate(height)
+
+
+def brightness(pixels):
+    """Relative luminance of sRGB in 0 to 1, as WCAG 2 defines it."""
+    linear = np.where(pixels <= 0.04045, pixels / 12.92, ((pixels + 0.055) / 1.055) ** 2.4)
+    return linear[..., :3] @ [0.2126, 0.7152, 0.0722]

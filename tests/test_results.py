@@ -22,18 +22,26 @@ def names_of(script):
     return runpy.run_path(str(SCRIPTS / script))
 
 
-RECORD, CHOICE, VERDICTS, SMOLLM2 = map(load, ("table1", "choice", "verdicts", "smollm2"))
+RECORD, CHOICE, VERDICTS, TEMPERATURE, SMOLLM2 = map(
+    load, ("table1", "choice", "verdicts", "temperature", "smollm2")
+)
 
 
 @pytest.mark.parametrize(
     ("script", "record"),
     [("reproduce_table1", RECORD), ("choose_rule", CHOICE), ("verdict_study", VERDICTS),
-     ("smollm2_results.py", SMOLLM2)],
+     ("temperature_study", TEMPERATURE), ("smollm2_results.py", SMOLLM2)],
 )  # fmt: skip
 def test_the_tables_are_the_file(script, record):
     lines = names_of(script)["markdown"](record)
     for line in lines[2:] if record is SMOLLM2 else lines:  # behind its verdict
         assert line in STUDIES, line
+
+
+def test_softmax_calibrator_loses_nothing_to_temperature_scaling_in_any_cell():
+    script = names_of("temperature_study")
+    assert len(TEMPERATURE["cells"]) == len([*script["GRID"], *script["SHARP"], *script["DIFFUSE"]])
+    assert max(cell["more"] for cell in TEMPERATURE["cells"]) < script["WITHIN"]
 
 
 def test_readme_dispersal_is_the_file():

@@ -9,7 +9,6 @@ from calibrate.maths.climbing import Objective
 from calibrate.maths.likelihood import maximise
 from calibrate.maths.rule import beta_of
 from calibrate.maths.rule_forms import polynomial_form
-from calibrate.rows import rule_fitting
 from calibrate.rows.groups import N_BLOCKS, assign_blocks
 from calibrate.rows.row_problem import RowProblem, fit_rule
 from calibrate.rows.rule_fitting import KINDS, Options, applied_beta
@@ -75,7 +74,7 @@ def test_a_planted_polynomial_comes_back(rows):
     np.testing.assert_allclose(np.polyval(fit.only.coefficients, H), rising(H, 0), rtol=0.15)
 
 
-@pytest.mark.parametrize("which", rule_fitting.ROWS)
+@pytest.mark.parametrize("which", ["all", "misranked"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_other_rule_of_the_kind_is_more_likely(rows, which, kind):
     problem = kind_fit(rows, kind, Options(which))

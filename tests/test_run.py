@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from test_array_fit import SIZES, by_size
 from test_cli import call, refusal
+from test_report import Text
 from typer.testing import CliRunner
 
 import calibrate
 from calibrate.cli import model
 from calibrate.cli.main import app
 from calibrate.files.collection import open_collection
+from calibrate.model.splits import JUDGING, split
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
 from calibrate.rows.logits_files import Arrays
@@ -91,7 +93,12 @@ def test_a_model_is_fitted_through_itself_and_judged_by_its_answers(own_model):
     scores = record["scores"]["all"]["rules"]["planted@1"]["log_p"]
     assert scores["gain"] > 2 * scores["gain_error"] > 0
     assert record["verdict"].startswith("Use planted@1")
-    assert "planted@1" in Path("fits/planted/1.html").read_text(encoding="utf-8")
+    page = " ".join(Text(Path("fits/planted/1.html").read_text(encoding="utf-8")).words)
+    collection = open_collection(Path("runs/planted"))
+    first = split(collection.set, JUDGING)[0]  # as ids: there is no tokenizer
+    (tokens, start, _), log_p = collection.set.examples[first], collection.scores.log_p[first]
+    assert f"16 tokens {tokens[:start]} {tokens[start:]} plain softmax" in page
+    assert f"plain softmax {100 * np.exp(log_p):.3g} %, log p {log_p:.3f}: " in page
     assert json.loads((Path("runs/planted") / "manifest.json").read_text())["status"] == "complete"
 
 

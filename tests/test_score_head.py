@@ -6,7 +6,7 @@ import pytest
 
 import calibrate
 from calibrate.evidence.baselines import hard_attention, one_constant
-from calibrate.evidence.evidence import RIGHT
+from calibrate.evidence.evidence import RANKING, RIGHT
 from calibrate.rows import work_units
 from calibrate.rows.heads import load_head
 from calibrate.rows.score_head import attention_weights, score_head
@@ -41,6 +41,11 @@ def test_every_set_counts_once_at_its_size(toy_head):
     assert {size: part.n for size, part in evidence.by("size").items()} == {8: 100, 16: 100}
     assert evidence.of.name == "toy"
     assert evidence.n_groups == 0
+    (unit,) = work_units.plan_units(8, 100)
+    z = toy_head.sample(work_units.unit_seed("evaluate", 0, unit), 8, 100).logits
+    confidence, ranked = (evidence.by("size")[8].scores("twice", m) for m in RANKING)
+    np.testing.assert_allclose(confidence, jax.nn.softmax(2 * z).max(axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(ranked, evidence.by("size")[8].scores("plain", RIGHT))
     right = evidence.by("size")[16].scores("plain", RIGHT)
     estimate = evidence.by("size")[16].mean("plain", RIGHT)
     assert estimate.mean == pytest.approx(right.mean())

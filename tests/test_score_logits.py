@@ -8,7 +8,8 @@ import reference
 from scipy.special import stdtrit
 
 from calibrate.errors import CalibrateError, QualityError
-from calibrate.evidence.evidence import LOG_P, P
+from calibrate.evidence.baselines import one_constant
+from calibrate.evidence.evidence import LOG_P, RANKING, P
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
 from calibrate.rows import work_units
@@ -171,3 +172,16 @@ def test_no_rows_or_none_of_any_weight_are_refused(here):
     weightless = save(here / "weightless.npz", columns | {"weight": np.zeros(360)})
     with pytest.raises(QualityError, match="has no row of any weight to score"):
         score_logits(weightless, {})
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_confidence_is_the_probability_of_the_top_item(several, here):
+    columns = planted(rows=30, several=several)
+    evidence = score_logits(save(here / "rows.npz", columns), {"twice": one_constant(2.0)})
+    z = np.where(columns["mask"], columns["logits"], -np.inf).astype(np.float32)
+    top, target = z.argmax(axis=1), columns["target"]
+    ranked = np.take_along_axis(target, top[:, None], 1)[:, 0] if several else target == top
+    confidence = [reference.softmax(2.0 * row).max() for row in z]
+    for measure, expected in zip(RANKING, (confidence, ranked), strict=True):
+        found = np.sort(evidence.scores("twice", measure))
+        np.testing.assert_allclose(found, np.sort(expected), rtol=1e-5)

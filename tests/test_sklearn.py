@@ -4,7 +4,11 @@ import warnings
 
 import numpy as np
 import pytest
-from sklearn.base import clone
+from scipy.special import softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import log_loss
 from sklearn.utils.estimator_checks import check_estimator
 from test_array_fit import scored
 
@@ -42,6 +46,45 @@ def test_it_is_calibrate_fit_under_scikit_learns_names():
     assert mean > Calibrator.score(_plain(estimator), logits, target)
 
 
+def test_one_constant_is_that_of_scikit_learns_temperature_scaling():
+    pytest.importorskip("sklearn", "1.8")
+    rng = np.random.default_rng(0)
+    for beta in (0.3, 10):
+        sharp, fresh = rng.normal(0, 4, (2, 1000, 20))
+        logits, target = sharp / beta, (sharp + rng.gumbel(size=sharp.shape)).argmax(axis=1)
+        theirs = CalibratedClassifierCV(
+            FrozenEstimator(_Logits().fit(logits, target)), method="temperature"
+        ).fit(logits, target)
+        ours = Calibrator().fit(logits, target)
+        found = [np.log(c.predict_proba(fresh / beta)) for c in (ours, theirs)]
+        losses = [-(softmax(fresh, axis=1) * log_p).sum(axis=1).mean() for log_p in found]
+        assert losses[0] == pytest.approx(losses[1], abs=0.003)
+
+
+class _Logits(ClassifierMixin, BaseEstimator):
+    """A classifier whose features are its logits."""
+
+    def fit(self, X, y):
+        self.classes_ = np.arange(X.shape[1])
+        return self
+
+    def predict(self, X):
+        return X.argmax(axis=1)
+
+    def decision_function(self, X):
+        return X
+
+
+def test_metrics_find_what_columns_stand_for():
+    """Metrics could not guess the last position, which no row has as its target."""
+    logits, target = scored(300, 16)
+    logits, target = logits[target < 15], target[target < 15]
+    estimator = Calibrator().fit(logits, target)
+    np.testing.assert_array_equal(estimator.classes_, np.arange(16))
+    loss = log_loss(target, estimator.predict_proba(logits), labels=estimator.classes_)
+    assert loss == pytest.approx(-estimator.score(logits, target))
+
+
 def _plain(estimator):
     other = clone(estimator)
     other.__dict__ |= {"coefficients_": calibrate.identity(), "n_features_in_": 16}
@@ -74,6 +117,8 @@ def test_bad_numbers_and_targets_are_value_errors(value):
     logits, target = scored(200, 16)
     with pytest.raises(ValueError, match="y has other values than positions 0 to 15"):
         Calibrator().fit(logits, target + 10)
+    with pytest.raises(ValueError, match=r"numpy.searchsorted\(classifier.classes_, labels\)"):
+        Calibrator().fit(logits, target.astype(str))
     with pytest.raises(ValueError, match="give a share of the rows between 0 and 1"):
         Calibrator(held_out=2).fit(logits, target)
     logits[0, 0] = value

@@ -88,10 +88,11 @@ def test_nothing_is_written_through_links_or_over_files(tmp_path):
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.parametrize("store", ["nowhere", "a\0b"])
+@pytest.mark.parametrize("store", ["nowhere", "a\0b", __file__])
 def test_a_store_that_is_none_is_refused(store):
-    refuses("is not a folder; give a folder of fits", calibrate.load, "paper", store)
-    refuses("is not a folder", alias, "paper@1", "stable", store)
+    state = "is not a folder" if store == __file__ else "does not exist"
+    refuses(f"{state}; give a folder of fits", calibrate.load, "paper", store)
+    refuses(state, alias, "paper@1", "stable", store)
 
 
 def test_writers_at_once_get_different_versions(tmp_path):
@@ -193,7 +194,9 @@ def test_a_file_is_loaded_under_its_own_version_and_no_bad_one_stands_in_the_way
     path.rename(path.with_name("7.json"))
     refuses("7.json is made@1; its path must have that", calibrate.load, "made@7", tmp_path)
     path.with_name("7.json").write_text("{}")
-    with pytest.warns(UserWarning, match="7.json: format is absent.*becomes the next version"):
+    with pytest.warns(
+        UserWarning, match="7.json: the file is not a fit f.*becomes the next version"
+    ):
         assert publish(fit(), tmp_path)[0].version == 8
 
 

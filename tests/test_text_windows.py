@@ -7,6 +7,7 @@ import pytest
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.model import text_windows
 from calibrate.model.encoding import Encoder
 from calibrate.model.objective import compare
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of, stretches_of
@@ -107,6 +108,24 @@ def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
         judged = [min(x) for its, part, x in found if its == length and part == JUDGING]
         assert max(judged) - min(judged) > 500
     assert min(found[0][2]) == 1
+
+
+@pytest.mark.parametrize(("words", "most"), [(5_000, 3), (5_000, 20), (700, 30)])
+def test_of_a_long_text_no_more_is_tokenized_than_is_needed(monkeypatch, words, most):
+    wanted = windows(words, [8, 64], most)
+    monkeypatch.setattr(text_windows, "WHOLE", 2_000)
+    given = []
+    tokenize = Words.__call__
+    monkeypatch.setattr(Words, "__call__", lambda w, x, **y: given.append(x) or tokenize(w, x, **y))
+    found = windows(words, [8, 64], most)
+    assert max(map(len, given)) <= 8 * 64
+    assert len(found) == len(wanted)
+    for (length, split, tokens), (*its, others) in zip(found, wanted, strict=True):
+        assert [length, split] == its
+        assert tokens == set(range(min(tokens), min(tokens) + length))
+        assert abs(min(tokens) - min(others)) < 2 * words / most
+    if words == 5_000 and most == 3:
+        assert sum(map(len, given)) < 2_000
 
 
 def test_a_text_that_is_too_short_is_refused():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import calibrate
-from calibrate.evidence.evidence import LOG_P, RIGHT, Evidence, P, Scored, Stratum
-from calibrate.evidence.verdict import WHY_HARD, heads_moved, judge, sentence, sentences
+from calibrate.evidence.evidence import KL, LOG_P, RIGHT, Evidence, P, Scored, Stratum
+from calibrate.evidence.verdict import NOT_JUDGED, WHY_HARD, heads_moved, judge, sentence, sentences
 from calibrate.files.coefficients import Entry
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
@@ -37,11 +37,13 @@ def made(gains, items="rows", count=200, strata=BY_SIZE, heads=1, **fields):
         values[P] = np.exp(values[LOG_P])
     if items != "rows":
         u = rng.random(len(stratum))
+        if any(s.protected for s in strata):
+            values[KL] = np.array([u * 0, *(0.05 * u for _ in gains)])
         values[RIGHT] = np.array([u < 0.5, *(u < 0.5 + added(g) for g in gains.values())], float)
     return Evidence(
         ("plain", *gains), values, strata, stratum, np.full(len(stratum), -1),
         np.ones(len(stratum)), Scored("toy", "sha256:toy", items), head=head,
-        heads=tuple((0, i) for i in range(heads)), **fields,
+        heads=tuple((0, i) for i in range(heads)) if heads > 1 else ((None, None),), **fields,
     )  # fmt: skip
 
 
@@ -113,11 +115,56 @@ def test_simpler_rules_that_do_as_well_and_all_that_do_better_are_named():
     assert len(sentences(made({"own": (0.3,) * 4, "paper": (0.1,) * 4}), "own")) == 1
 
 
+def fitted_at(kind, up_to=None, **options):
+    """A fit of constants, or one of log n, whose file says so."""
+    rule = calibrate.load("max-retrieval").rule if kind == "log-size" else calibrate.identity().rule
+    entry = Entry((0.3, 1.0), (0, 5)) if kind == "log-size" else Entry((0, 0, 0, 0, 2.71), (0, 5))
+    rule = rule._replace(min_entropy=0.0, max_beta=64.0)
+    given = options | ({"trained_up_to": up_to} if up_to else {})
+    return replace(calibrate.identity(), rule=rule, entries=(entry,), source={"options": given})
+
+
+def test_a_constant_that_does_as_well_as_a_richer_rule_comes_with_its_line():
+    rules = {"own": fitted_at("log-size"), "constant": fitted_at("constant")}
+    found = made({"own": (0.3,) * 4, "constant": (0.3,) * 4}, fits=rules)
+    first, last = sentences(found, "own", "mine@1")
+    assert first.startswith("Use mine@1 (kappa log n + b): ")
+    assert last == "One constant, fitted (`query = 2.71 * query`) does as well."
+    assert "(one constant, beta = 2.71)" in sentence(found, "constant")
+
+
+@pytest.mark.parametrize(
+    ("gains", "items", "said"),
+    [
+        ((-0.004, -0.003, 0.3, 0.3), "rows", r"s up to 64, .*: -0.00.* nats \(it may lose 0.005\)"),
+        ((0.03, -0.03, 0.3, 0.3), "rows", r" 64, .*: -0.0[23].* \(more than the 0.005 that it ma"),
+        ((0.0, 0.0, 0.3, 0.3), "sets", r"s up to 64, where it was trained: \+0.0 ± .* points\."),
+    ],
+)
+def test_what_a_fit_loses_where_it_was_trained_stands_beside_the_verdict(gains, items, said):
+    found = made({"own": gains}, items, count=4_000, fits={"own": fitted_at("constant", 64)})
+    assert re.match(f"At size{said}", sentences(found, "own")[1])
+    (held,) = as_json(ScoresRecord(found))["verdicts"]["own"]["held"]
+    assert held["kept"] == ("more" not in said)
+    assert held["may_lose"] == (None if items == "sets" else 0.005)
+
+
+@pytest.mark.parametrize("up_to", ["16", True, -1, 3, None])
+def test_a_file_without_trained_sizes_among_the_items_promises_nothing(up_to):
+    found = made({"own": (0.3,) * 4}, fits={"own": fitted_at("constant", up_to)})
+    assert len(sentences(found, "own")) == 1
+
+
+def test_rows_of_a_single_head_say_that_the_model_was_not_judged():
+    found = replace(made({"own": (0.3,) * 4}), heads=((3, 1),))
+    assert sentences(found, "own")[1] == f"{NOT_JUDGED}."
+
+
 def test_where_hard_attention_is_right_more_often_a_sentence_says_why():
     found = made({"own": (0.2,) * 4, "hard": (0.4,) * 4}, "sets")
     assert sentences(found, "own")[1].endswith(f" points) does better; {WHY_HARD}.")
     (table, *_) = ScoresRecord(found).tables()
-    assert {column for _, column in table.bold} == {3}  # never hard attention
+    assert {column for _, column in table.bold} == {2}  # never hard attention
 
 
 def test_rows_that_made_the_fit_are_said_to_be(by_size):
@@ -130,20 +177,23 @@ CELLS = (Stratum(64, "list"), Stratum(128, "list"), Stratum(64, "towns"),
          Stratum(128, "book", protected=True))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("lost", "words"),
-    [
-        (-0.05, "Protected text gets worse: -0.0"),
-        (0.05, "Protected text gets better: +0.0"),
-        (0.0, "Protected text is unchanged within chance: "),
-    ],
-)
-def test_protected_text_has_a_sentence_of_its_own(lost, words):
-    found = made({"own": (0.3, 0.3, 0.3, lost)}, "answers", strata=CELLS)
+def test_protected_text_has_a_sentence_of_its_own():
+    found = made({"own": (0.3, 0.3, 0.3, -0.05)}, "answers", strata=CELLS)
     first, last = sentences(found, "own")
     assert re.match("Use own fit: log p .*, right .* on 600 answers", first)
-    assert last.startswith(words)
-    assert last.endswith(" nats a token.")
+    assert re.fullmatch(
+        r"Protected text, whose loss changes by \+0.05.. ± 0.00..: 0.02.. ± 0.0... nats a token of "
+        "KL from plain softmax.", last,
+    )  # fmt: skip
+
+
+def test_templates_that_a_fit_has_not_seen_decide():
+    strata = tuple(s._replace(unseen=s.template == "towns") for s in CELLS)
+    found = made({"own": (0.3, 0.3, -0.4, 0)}, "answers", strata=strata)
+    first, seen, _ = sentences(found, "own")
+    assert first.startswith("Leave softmax as it is: own fit makes it worse: log p ")
+    assert first.endswith(" on 200 answers of toy in 1 template that it has not seen.")
+    assert seen.startswith("In the 1 template that it was made of, on 400 new answers: log p ")
 
 
 @pytest.mark.parametrize("items", ["rows", "sets", "answers"])
@@ -155,21 +205,21 @@ def test_tables_json_and_csv_say_the_same(items, capsys):
     (first, second, *_) = record.tables()
     names = ["mine@2", "the paper's numbers", "hard attention", "a"]
     shown = 3 if items == "sets" else 2  # at once, so that lines are short
-    assert first.columns[2:] == ["plain softmax", *names[:shown]]
-    assert (second.columns[2:], second.detail) == (["plain softmax", *names[shown:]], True)
+    assert first.columns[1:-1] == ["plain softmax", *names[:shown]]
+    assert (second.columns[1:-1], second.detail) == (["plain softmax", *names[shown:]], True)
     assert max(map(len, as_text(first).splitlines())) < 100
     data, measure = as_json(record), RIGHT if items == "sets" else LOG_P
     factor, digits = (100, 1) if items == "sets" else (1, 3)
     sizes = {f"{size['size']:,}": size for size in data["sizes"]} | {"all": data["all"]}
     for row in first.rows[: len(sizes)]:
         found = sizes[row[0]]["rules"]
-        assert row[1] == f"{sizes[row[0]]['items']:,}"
+        assert row[-1] == f"{sizes[row[0]]['items']:,}"
         mean, error = (factor * found["plain"][measure][x] for x in ("mean", "error"))
-        assert row[2] == f"{mean:.{digits}f} ± {error:.{digits}f}"
+        assert row[1] == f"{mean:.{digits}f} ± {error:.{digits}f}"
         mean, gain, error = (
             factor * found["own"][measure][x] for x in ("mean", "gain", "gain_error")
         )
-        assert row[3] == f"{mean:.{digits}f} ({gain:+.{digits}f} ± {error:.{digits}f})"
+        assert row[2] == f"{mean:.{digits}f} ({gain:+.{digits}f} ± {error:.{digits}f})"
     assert [row[0] for row in first.rows[len(sizes) :]] == ["text"] * (items == "answers")
     assert (data["text"] is None) == (items != "answers")
     show(record)
@@ -187,7 +237,7 @@ def test_heads_are_ranked_and_those_without_a_rule_are_unchanged(by_size):
     (table,) = (table for table in record.tables() if table.columns[0] == "head")
     assert [row[0] for row in table.rows] == [f"layer 0, head {i}" for i in (2, 0, 1)]
     assert [row[-1] for row in table.rows] == ["0.5 log n + 0.6"] * 2 + ["1"]
-    assert table.rows[2][3] == "unchanged"
+    assert table.rows[2][2] == "unchanged"
     assert [(x["layer"], x["head"]) for x in as_json(record)["heads"]] == [(0, 2), (0, 0), (0, 1)]
     head = as_json(record)["heads"][0]
     assert head["rules"]["own"][LOG_P]["gain"] == pytest.approx(0.3, abs=0.02)

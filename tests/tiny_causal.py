@@ -55,7 +55,7 @@ def _vocabulary():
     known = [*re.findall(r"[a-zA-Z]+", frames), *string.digits, *string.punctuation]
     for name in ("ADJECTIVES", "NOUNS", "FIRST_NAMES", "LAST_NAMES", "TOWNS"):
         known += getattr(retrieval, name)
-    known = ["[UNK]", *dict.fromkeys(known)]
+    known = ["[UNK]", *dict.fromkeys([*known, "on"])]
     return {word: i for i, word in enumerate(known)}
 
 

@@ -9,7 +9,7 @@ from typer import Argument, BadParameter, Option
 from calibrate.cli.options import ReadStore, Request
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError, install
-from calibrate.files.atomic_io import check_free
+from calibrate.files.atomic_io import check_free, not_a
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.report.blocks import Record
 from calibrate.report.streams import stderr
@@ -93,7 +93,7 @@ def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -
 
     stderr.print(f"reading {model}")
     source = GgufModel(model)
-    sizes = [tensor.data.nbytes for tensor in source.tensors.values()]
+    sizes = [tensor.n_bytes for tensor in source.file.tensors.values()]
     with Steps("writing", len(sizes), sum(sizes)) as steps:
         return export_result(export_gguf(fit, source, out, any_model, steps.advance))
 
@@ -102,8 +102,8 @@ def _require_gguf(path: Path) -> None:
     """Raises CalibrateError if a path is not a .gguf file, or none can be read."""
     if path.suffix != ".gguf" or not path.is_file():
         raise CalibrateError(
-            f"{path} is not a .gguf file; give one of the original model, which llama.cpp makes of "
-            "its folder: convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
+            f"{not_a('.gguf file', path)}; give one of the original model, which llama.cpp makes "
+            "of its folder: convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf"
         )
     try:
         import gguf  # noqa: F401

@@ -8,6 +8,7 @@ from typer import Argument, BadParameter, Option
 
 from calibrate.cli.options import FitName, Request, Store, Workers
 from calibrate.cli.progress import Steps
+from calibrate.errors import CalibrateError
 from calibrate.files.coefficients import Coefficients
 from calibrate.report.streams import stderr
 
@@ -44,11 +45,19 @@ class FitRequest(Request, Workers):
     ] = None
     trained_up_to: Annotated[
         int | None,
-        Option(min=0, help="Set size up to which log p stays [default: what the head says]"),
+        Option(
+            min=0,
+            help="Set size up to which held-out log p may fall by 0.005 nats at most, in the mean "
+            "[default: what the head says]",
+        ),
     ] = None
     min_beta: Annotated[
-        float, Option(min=1 / 64, max=1, help="Least beta: below 1 for heads that are too sharp.")
-    ] = 1.0
+        float | None,
+        Option(
+            min=1 / 64, max=1,
+            help="Least beta: below 1 for what is too sharp [default: 1 of heads, 1/64 of logits]",
+        ),
+    ] = None  # fmt: skip
     force_polynomial: Annotated[
         bool, Option("--force-polynomial", help="Publish it even if a simpler rule is as good.")
     ] = False
@@ -61,8 +70,10 @@ class FitRequest(Request, Workers):
     store: Store = None
 
     def __post_init__(self) -> None:
-        """Checks that the paper's procedure, which has no options, is given none."""
-        chosen = self.rows, self.gate or None, self.q, self.trained_up_to
+        """Checks that nothing is given that would be ignored."""
+        if self.head is not None and self.q is not None:
+            raise BadParameter("--head chooses q, and cannot be used with --q")
+        chosen = self.rows, self.gate or None, self.q, self.trained_up_to, self.head, self.min_beta
         if self.paper and (self.force_polynomial or any(x is not None for x in chosen)):
             raise BadParameter("other options of the fit cannot be used with --paper")
 
@@ -85,6 +96,10 @@ def fit(request: FitRequest) -> "FitRecord":
     collection = open_for_fit(request.run, request.allow_partial)
     check_store(request.store)
     if collection.heads and not request.paper:
+        if request.head is not None:
+            raise CalibrateError(
+                f"{request.run} is fitted head by head, and has q = 0 or --q; leave out --head"
+            )
         return _fit_heads(collection, request)
     return fit_one(collection, request)[1]
 
@@ -102,7 +117,7 @@ def fit_one(
     if request.paper:
         fit = fits.fit_collection_as_in_the_paper(collection, request.name)
     else:
-        options = _options(request)
+        options = _options(collection, request)
         fit = fits.fit_collection(collection, request.name, options, request.workers, head)
     published = publish_fit(fit.coefficients, request.store)
     return replace(fit, coefficients=published), FitRecord(published)
@@ -110,16 +125,11 @@ def fit_one(
 
 def _head_of(collection: "RowCollection", reference: str | None) -> "Head | None":
     """The head that was asked for, or the built-in one that the collection was made of."""
-    from calibrate.cli.loading import load_head
-    from calibrate.rows.heads import is_built_in
+    from calibrate.cli.loading import load_named
 
-    if reference is not None:
-        return load_head(reference)
-    made_of = collection.manifest["configuration"]
-    if is_built_in(made_of["head"]):  # of others no code runs because a file names it
-        head = load_head(made_of["head"])
-        if head.fingerprint == made_of["fingerprint"]:
-            return head
+    head = load_named(reference, collection.configuration["head"])
+    if head is not None and (reference or head.fingerprint == collection.fingerprint):
+        return head
     stderr.print("q is 0: no head (--head) tells how often it is right with a larger one")
     return None
 
@@ -134,17 +144,22 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
     with Steps("fitting heads", n_groups, n_heads, request.workers.uses_workers) as steps:
         fits = fit_heads_of_collection(
-            collection, request.name, _options(request), request.workers, report=steps.advance
+            collection,
+            request.name,
+            _options(collection, request),
+            request.workers,
+            report=steps.advance,
         )
     return FitRecord(publish_fit(fits.coefficients, request.store), fits.heads)
 
 
-def _options(request: FitRequest) -> "Options":
-    from calibrate.rows.rule_fitting import Options
+def _options(collection: "RowCollection", request: FitRequest) -> "Options":
+    from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
 
+    least = request.min_beta or (LEAST_MIN_BETA if collection.of_logits else 1.0)
     return Options(
         request.rows, request.gate, q=request.q, trained_up_to=request.trained_up_to,
-        force="polynomial" if request.force_polynomial else None, min_beta=request.min_beta,
+        force="polynomial" if request.force_polynomial else None, min_beta=least,
     )  # fmt: skip
 
 

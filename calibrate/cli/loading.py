@@ -29,21 +29,29 @@ def load_head(reference: str | None) -> "Head":
     return load(reference)
 
 
+def load_named(reference: str | None, recorded: str | None) -> "Head | None":
+    """The head that `reference` names, or the built-in one that a file records.
+
+    None of any other: no code runs because a file names it.
+    """
+    from calibrate.rows.heads import is_built_in
+
+    name = reference or recorded
+    return load_head(name) if name and (reference or is_built_in(name)) else None
+
+
 def load_head_of(fit: Coefficients, reference: str | None) -> "Head":
     """Loads the head that a fit was made for, or the one that `reference` names.
 
     Raises:
       CalibrateError: the fit names no head of the package, or was made for another one.
     """
-    from calibrate.rows.heads import is_built_in
-
-    name = reference or fit.source.get("head")
-    if name is None or not (reference or is_built_in(name)):  # files record no local paths
+    head = load_named(reference, fit.source.get("head"))
+    if head is None:
         raise CalibrateError(
             f"{fit.reference} was made for no head that comes with the package; name its head with "
             "--head, or give held-out logits with --logits FILE.npz"
         )
-    head = load_head(name)
     if fit.fingerprint not in (None, head.fingerprint):
         raise CalibrateError(
             f"{fit.reference} was made for {fit.fingerprint}, and {head.name} is "

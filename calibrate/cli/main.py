@@ -1,6 +1,6 @@
 """The `calibrate` app: its commands, global options, and how it runs as a process."""
 
-import io
+import contextlib
 import os
 import sys
 import warnings
@@ -26,6 +26,7 @@ from calibrate.cli.compiled_programs import keep_compiled_programs
 from calibrate.cli.options import add_command
 from calibrate.cli.progress import Heartbeat
 from calibrate.errors import CalibrateError
+from calibrate.report.streams import escape_streams, stderr
 
 
 class Commands(TyperGroup):
@@ -58,11 +59,11 @@ def _in_words(error: Exception) -> str:
 
 
 def _show_warning(message: Any, *where: Any, **also: Any) -> None:
-    print("calibrate: warning: " + " ".join(str(message).split()), file=sys.stderr)
+    stderr.print("calibrate: warning: " + " ".join(str(message).split()))
 
 
 def _stop(message: str, exit_code: int) -> NoReturn:
-    print("calibrate: " + " ".join(message.split()), file=sys.stderr)
+    stderr.print("calibrate: " + " ".join(message.split()))
     sys.exit(exit_code)
 
 
@@ -94,20 +95,37 @@ app.add_typer(fits.app, name="fits")
 
 def main() -> None:
     """Runs the app, and never is silent for long."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # for terminals that are not UTF-8
+    escape_streams()
     keep_compiled_programs()
+    code: Any = 0
+    failure: OSError | None = None
     try:
         with Heartbeat():
             app()
     except SystemExit as end:
-        if end.code == interrupts.EXIT_CODE:
-            # JAX may be at work in other threads still, and crashes in an orderly exit.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(interrupts.EXIT_CODE)
-        raise
+        code = end.code
+    except OSError as of_help:  # or of --version: no command is under way
+        failure = of_help
+    failure = _flush(sys.stdout) or failure
+    if failure and not code and not isinstance(failure, BrokenPipeError):
+        with contextlib.suppress(OSError):  # stderr takes no more either
+            stderr.print(f"calibrate: {_in_words(failure)}")
+    failure = _flush(sys.stderr) or failure
+    if code == interrupts.EXIT_CODE:
+        # JAX may be at work in other threads still, and crashes in an orderly exit.
+        os._exit(interrupts.EXIT_CODE)
+    sys.exit(code or int(failure is not None))
+
+
+def _flush(stream: Any) -> OSError | None:
+    """Why a stream does not take its last text; it goes nowhere from then on."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError as failure:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return failure
+    return None
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,8 @@
 """Scores of fits by a model's own answers."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from transformers import PreTrainedModel
 
@@ -13,12 +14,13 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection, ExampleSet
 from calibrate.model.collect_examples import Job
 from calibrate.model.objective import compare
-from calibrate.model.passes import Memo, batch_tokens, score_fits
+from calibrate.model.passes import batch_tokens, kept_passes, score_fits
 from calibrate.model.splits import JUDGING, split
-from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.streams import stderr
 
 Rules = Mapping[str, Coefficients]
+MOST_SAMPLES = 8
 
 
 def model_steps(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:
@@ -31,7 +33,26 @@ def score_fit(fit: Coefficients, job: Job, collection: ExampleCollection) -> Sco
     """Scores a fit by a model's answers, beside the paper's numbers and log n."""
     n = fit.source.get("options", {}).get("trained_up_to") or 0
     by_size = {f"log n / log {n}": log_size(n)} if n > 1 else {}
-    return score_rules(job, collection, {fit.reference: fit}, {"paper": paper(), **by_size})
+    fits = {fit.reference: fit}
+    scores = score_rules(job, collection, fits, {"paper": paper(), **by_size})
+    return replace(scores, samples=list(_samples(job, _to_judge(collection, fits)[0])))
+
+
+def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
+    """The first of each template and length, of a few; as token ids without a tokenizer."""
+    examples, firsts = job.examples, dict[int, int]()
+    for item, i in enumerate(which):
+        cell = examples.examples[i].cell
+        if not examples.cells[cell].text:
+            firsts.setdefault(cell, item)
+    try:
+        decode = job.folder.tokenizer().decode
+    except CalibrateError:
+        decode = str
+    for item in [*firsts.values()][:: 1 + (len(firsts) - 1) // MOST_SAMPLES]:
+        tokens, start, cell = examples.examples[which[item]]
+        title = f"{examples.cells[cell].template}, {examples.cells[cell].length:,} tokens"
+        yield Sample(item, title, decode(tokens[:start]), decode(tokens[start:]))
 
 
 def score_rules(
@@ -49,12 +70,13 @@ def score_rules(
     scores = {PLAIN: collection.scores.at(which)}
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
-    rules, memo = {**fits, **others}, Memo(collection.folder, collection.digest)
+    rules, memo = {**fits, **others}, kept_passes(collection, job.device)
     with model_steps("scoring", job.examples, job.examples.units(which) * len(rules)) as steps:
         scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
     of = Scored(job.folder.name, fingerprint, "answers")
     own = len(which) < len(job.examples.examples)
-    return ScoresRecord(compare(job.examples, which, scores, of, own), tuple(fits), scored=scored)
+    evidence = compare(job.examples, which, scores, of, rules, own)
+    return ScoresRecord(evidence, tuple(fits), scored=scored)
 
 
 def _to_judge(collection: ExampleCollection, fits: Rules) -> tuple[list[int], str]:

@@ -9,8 +9,9 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from rich.progress import Progress
+from rich.progress import Progress, TextColumn
 
+from calibrate.errors import printable
 from calibrate.report.streams import stderr
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -29,7 +30,11 @@ class Steps:
     def __init__(self, title: str, total: int, work: float | None = None, at_once: bool = False):
         self._at_once = at_once
         self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            *Progress.get_default_columns()[1:],
             console=stderr,
+            redirect_stdout=False,  # rich would act on escape sequences of what others print
+            redirect_stderr=False,
             transient=True,
             get_time=lambda: time.monotonic(),
             speed_estimate_period=math.inf,  # a step may take minutes
@@ -44,7 +49,7 @@ class Steps:
         """Begins anew with other steps; they have a time of their own."""
         self.total, self.done = total, 0
         work = total if work is None else work
-        self._bar.reset(self._task.id, description=title, total=work)
+        self._bar.reset(self._task.id, description=printable(title), total=work)
         self._bar.advance(self._task.id, 0)  # the time from which rich measures speed
 
     def __enter__(self) -> "Steps":
@@ -121,7 +126,7 @@ class Heartbeat:
         if (left := stderr.printed_at + SECONDS_BETWEEN_LINES - now) > 0:
             return left
         so_far = f"  still at work, {_in_words(now - self._began)} so far"
-        stderr.print(_under_way[-1] if _under_way else so_far)
+        stderr.print(str(_under_way[-1]) if _under_way else so_far)
         return SECONDS_BETWEEN_LINES
 
 

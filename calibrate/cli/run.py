@@ -75,14 +75,11 @@ def _run_on_logits(request: RunRequest, logits: Path) -> Record:
     from calibrate.cli import scoring
     from calibrate.cli.loading import read_logits
     from calibrate.rows.groups import hold_out
-    from calibrate.rows.rule_fitting import LEAST_MIN_BETA
 
     name = request.name or name_after(logits)
     split = hold_out(read_logits(logits), seed=request.seed)
     collect_rows(_collect_request(request, name), split.fitted)
-    wanted = FitRequest(
-        Path("runs") / name, name, q=0.0, min_beta=LEAST_MIN_BETA, store=request.store
-    )
+    wanted = FitRequest(Path("runs") / name, name, q=0.0, store=request.store)
     record = fit(wanted)
     fits = {record.coefficients.reference: record.coefficients}
     return scoring.end_run(record, scoring.score_logits(split.held_out, fits))

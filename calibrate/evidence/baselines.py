@@ -7,7 +7,7 @@ from dataclasses import replace
 from calibrate.evidence.evidence import OWN, PLAIN
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry, identity
 from calibrate.files.store import load, published_store
-from calibrate.maths.rule import ENTROPY_POLYNOMIAL, Rule
+from calibrate.maths.rule import ENTROPY_POLYNOMIAL, N_POWERS, Rule
 
 # The paper's first version prints its polynomial, and applies it, in two decimals.
 ROUNDED = (-0.04, 0.48, -2.3, 4.92, -1.79)
@@ -49,12 +49,23 @@ def chosen_kind(fit: Coefficients) -> str:
     return "polynomial" if any(fit.entries[0].coefficients[:-1]) else "constant"
 
 
+def constant_of(rule: Rule, entry: Entry) -> float | None:
+    """The beta of an entry that has one for every row, whatever its entropy and size; else None."""
+    terms = list(entry.coefficients)
+    beta = terms.pop(min(len(terms), N_POWERS) - 1)
+    everywhere = rule.outside == "clamp" and not rule.min_entropy
+    within = rule.min_beta <= beta <= rule.max_beta
+    return beta if everywhere and within and not any(terms) else None
+
+
 def described(fit: Coefficients) -> str:
     """The rule of a fit in a few words: "one constant, beta = 18.7"; "" of one with many rules."""
     if fit.has_heads:
         return ""
-    kind, powers = chosen_kind(fit), fit.entries[0].coefficients
-    return kind_label(kind) + (f", beta = {powers[-1]:.3g}" if kind == "constant" else "")
+    beta = constant_of(fit.rule, fit.entries[0])
+    if beta is None:
+        return kind_label(chosen_kind(fit))
+    return f"{kind_label('constant')}, beta = {beta:.3g}"
 
 
 def paper() -> Coefficients:

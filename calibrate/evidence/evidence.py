@@ -18,8 +18,10 @@ PLAIN = "plain"  # the rule that all others are compared with
 OWN = "own"  # the fit that a command made, or reports on
 LOG_P, P, RIGHT = "log_p", "p", "right"  # measures
 KL = "kl"  # a measure of protected text
+CONFIDENCE, RANKED = RANKING = "confidence", "ranked"  # measures of `reliability`
 BETA, EXPECTED = "beta", "expected"  # measures that the prior of a gain needs; see `prior.py`
 ENOUGH_ROWS = 100  # of a set size: with fewer it has less weight
+MOST_BINS, LEAST_IN_BIN = 10, 10  # of a reliability diagram
 
 Head = tuple[int | None, int | None]  # (layer, head), None where unknown
 
@@ -42,6 +44,16 @@ class Scored(NamedTuple):
     left_out: Mapping[str, int] = {}  # reason -> items that are not among those scored
 
 
+class Reliability(NamedTuple):
+    """Whether confidence is to be trusted: items in bins of equal count, by rising confidence."""
+
+    n: np.ndarray  # (bins,) items
+    confidence: np.ndarray  # (bins,) mean p of the top item
+    ranked: np.ndarray  # (bins,) share of items whose target is on top
+    error: float  # the expected calibration error: mean distance of the two
+    chance: float  # that error in the mean, were each confidence the true share
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """Rules on the same items.
@@ -50,8 +62,9 @@ class Evidence:
       rules: their names; plain softmax, PLAIN, is among them.
       values: by measure, (rules, items): LOG_P, nats of the target or the whole answer, of text
         per token; P; RIGHT, 1 where the head or the answer is right, of text the share of its
-        tokens; KL, nats a token of text, from plain softmax's predictions; BETA, and EXPECTED,
-        nats, the mean of log p over targets drawn from plain softmax.
+        tokens; KL, nats a token of text, from plain softmax's predictions; CONFIDENCE, p of the
+        item with the highest logit, and RANKED, 1 where no item has a higher logit than the
+        target; BETA, and EXPECTED, nats, the mean of log p over targets drawn from plain softmax.
       strata: of the items.
       stratum: (items,) int, the place of each item's stratum in `strata`.
       group: (items,) int, what makes items dependent; -1 where each is its own.
@@ -61,6 +74,7 @@ class Evidence:
       fits: the rules that are fits with entries for heads; others apply to every head.
       enough: items of a stratum; with fewer it has less weight.
       of: what was scored.
+      tokens: (items,) that LOG_P is the sum of, where losses are counted a token.
       variance: (items,) of the logits under plain softmax, where the prior of a gain is wanted.
     """
 
@@ -75,6 +89,7 @@ class Evidence:
     head: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     fits: Mapping[str, Coefficients] = field(default_factory=dict)
     enough: int = 1
+    tokens: np.ndarray | None = None
     variance: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -95,6 +110,11 @@ class Evidence:
     def weighed(self) -> bool:
         """Whether items have weights that are not all equal."""
         return bool((self.weight != 1).any())
+
+    def gain_a_token(self, rule: str) -> Estimate:
+        """What a rule adds to plain softmax in log p, a token where answers have several."""
+        difference = self.scores(rule, LOG_P).astype(float) - self.scores(PLAIN, LOG_P)
+        return self.design.estimate(difference / (1 if self.tokens is None else self.tokens))
 
     @property
     def answers(self) -> "Evidence":
@@ -121,10 +141,9 @@ class Evidence:
         """Some of the items, by (items,) bool or positions."""
         if chosen.dtype == bool and chosen.all():
             return self
-        columns = ("stratum", "group", "weight", "head")
-        some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in columns}
-        if self.variance is not None:
-            some["variance"] = self.variance[chosen]
+        columns = ("stratum", "group", "weight", "head", "tokens", "variance")
+        given = {name: x for name in columns if (x := getattr(self, name)) is not None}
+        some: dict[str, Any] = {name: x[chosen] for name, x in given.items()}
         return replace(self, **some, values={m: x[:, chosen] for m, x in self.values.items()})
 
     def by(self, what: str) -> "dict[Any, Evidence]":
@@ -166,6 +185,18 @@ class Evidence:
             records.append({**record, "error": error})
         return records
 
+    def reliability(self, rule: str) -> Reliability:
+        """How often the top item is the target, by its probability, items weighted as in `mean`."""
+        p = np.minimum(self.scores(rule, CONFIDENCE).astype(float), 1)  # rounding
+        columns = p, self.scores(rule, RANKED), self.design.item_weight
+        p, ranked, weight = (x[np.argsort(p, kind="stable")] for x in columns)
+        of_bin = np.arange(self.n) * min(MOST_BINS, max(1, self.n // LEAST_IN_BIN)) // self.n
+        share, count = np.bincount(of_bin, weight), np.bincount(of_bin)
+        mean, top = (np.bincount(of_bin, weight * x) / share for x in (p, ranked))
+        variance = np.bincount(of_bin, weight**2 * p * (1 - p))
+        error, chance = share @ np.abs(mean - top), np.sqrt(2 / np.pi * variance).sum()
+        return Reliability(count, mean, top, float(error), float(chance))
+
     def best(self, measure: str, among: Iterable[str] = ()) -> str:
         """The rule of the highest mean; of equal ones the first."""
         rules = list(among) or self.rules
@@ -179,8 +210,8 @@ class Evidence:
 
     def names(self, rule: str, head: Head) -> bool:
         """Whether a rule has an entry for a head; without one the head keeps plain softmax."""
-        fit = self.fits.get(rule)
-        return rule != PLAIN and (fit is None or fit.entry_of(*head) is not None)
+        fit, unknown = self.fits.get(rule), self.heads == ((None, None),)
+        return rule != PLAIN and (fit is None or unknown or fit.entry_of(*head) is not None)
 
     def is_held_out(self, rule: str) -> bool:
         """Whether a rule was made of other items, by the fingerprint in a fit's file."""

@@ -1,21 +1,54 @@
 """The verdict on a rule: use it, use it at some sizes only, or leave softmax as it is."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.evidence.baselines import described, label
+from calibrate.evidence.baselines import constant_of, described, label
 from calibrate.evidence.chance import evident_among
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence, P, Stratum
+from calibrate.evidence.prior import ALLOWED_LOSS
 
 GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
 # Rules that are simpler than a fit: one of them that does as well is named.
 SIMPLER = ("constant", "log-n", "paper", "kappa-log-n", "one constant", "one line in log n")
 HARD = "hard"
+A_TOKEN = "nats a token"
+OF_KL = "nats a token of KL from plain softmax"
 WHY_HARD = "hard attention is also sure where it is wrong, which log p counts and accuracy does not"
 MOST_RIVALS = 3  # in a sentence
+NOT_JUDGED = (
+    "The model was not judged, and may lose where its heads gain: `calibrate model evaluate` "
+    "judges it by its answers"
+)
+
+
+class Promise(NamedTuple):
+    """A part of the items where a fit may cost little."""
+
+    where: str
+    gain: Estimate  # over plain softmax
+    unit: str  # of the gain
+    allowed: float  # nats that the mean may fall by; NaN where that is not known
+
+    @property
+    def loss(self) -> Estimate:
+        """The gain with the other sign."""
+        return self.gain._replace(mean=-self.gain.mean)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the mean falls by no more than is allowed."""
+        return not self.gain.mean < -self.allowed
+
+    def __str__(self) -> str:
+        shape, factor = ("+.1f", 100) if self.unit == "points" else ("+.4f", 1)
+        shown = self.loss.shown(".4f") if self.unit == OF_KL else self.gain.shown(shape, factor)
+        may = f" (it may lose {self.allowed:g})" if self.allowed >= 0 else ""
+        may = may if self.kept else f" (more than the {self.allowed:g} that it may lose)"
+        return f"{self.where}: {shown} {self.unit}{may}"
 
 
 class Verdict(NamedTuple):
@@ -79,11 +112,57 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
     return signs.count(1), signs.count(-1), signs.count(0)
 
 
+def promises(evidence: Evidence, rule: str) -> list[Promise]:
+    """What a rule does to protected text, and where its file says that it was held."""
+    fit, text = evidence.fits.get(rule), evidence.text.unseen
+    options = fit.source.get("options", {}) if fit else {}
+    allowed = _number(options.get("allowed_loss"), np.nan)
+    found, of_model = [], evidence.of.items == "answers"
+    if text.n and evidence.answers.n:
+        loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
+        where = f"protected text, whose loss changes by {loss.shown('+.4f')}"
+        found.append(Promise(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
+    if fit and fit.of_whole_model == of_model:  # else items are no tokens, or tokens no items
+        up_to = _number(options.get("trained_up_to"), 0)
+        trained = where_trained(evidence, rule, up_to, allowed if of_model else ALLOWED_LOSS)
+        found += [trained] if trained else []
+    return found
+
+
+def where_trained(
+    evidence: Evidence, rule: str, up_to: float, allowed: float = ALLOWED_LOSS
+) -> Promise | None:
+    """What a rule does at the sizes that its head was trained on; None without such items.
+
+    Of rows each size is held: one that loses more than is allowed stands for all of them.
+    """
+    held = np.array([s.size <= up_to and not s.protected for s in evidence.strata], bool)
+    part, measure = evidence.where(held[evidence.stratum]), main_measure(evidence)
+    if not part.n:
+        return None
+    size = "lengths" if evidence.of.items == "answers" else "sizes"
+    where = f"at {size} up to {up_to:,}, where it was trained"
+    if measure == RIGHT:  # how often a head is right was not held
+        return Promise(where, part.gain(rule, RIGHT), "points", np.nan)
+    if evidence.tokens is not None:
+        return Promise(where, part.gain_a_token(rule), A_TOKEN, allowed)
+    gains = {n: of_size.gain(rule, LOG_P) for n, of_size in part.by("size").items()}
+    worst = min(gains, key=lambda n: float(gains[n].mean))
+    if gains[worst].mean < -allowed:
+        return Promise(f"at size {worst:,}, where it was trained", gains[worst], "nats", allowed)
+    return Promise(where, part.gain(rule, LOG_P), "nats", allowed)
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """A number of a file; something else where the file has none."""
+    return value if type(value) in (int, float) else otherwise
+
+
 # --- in words ------------------------------------------------------------------------------------
 
 
 def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True) -> list[str]:
-    """What to do and why; and where there is something to say, on heads, rivals, protected text.
+    """What to do and why; and where there is something to say, on heads, promises and rivals.
 
     Args:
       evidence: of the rule, plain softmax and rivals.
@@ -93,7 +172,7 @@ def sentences(evidence: Evidence, rule: str, name: str = "", rivals: bool = True
     """
     told = (
         sentence(evidence, rule, name), _on_seen(evidence, rule), _on_heads(evidence, rule),
-        _on_protected(evidence, rule),
+        *(f"{_capital(str(promise))}." for promise in promises(evidence, rule)),
         _on_rivals(evidence, rule) if rivals else "",
     )  # fmt: skip
     return [text for text in told if text]
@@ -162,9 +241,11 @@ def _units(measure: str) -> tuple[str, int, str]:
 
 
 def _on_heads(evidence: Evidence, rule: str) -> str:
-    """How many heads gain and lose, and how many have no rule; "" of one head alone."""
-    if len(evidence.heads) == 1:
+    """How many heads gain and lose, and how many have no rule; "" of rows that name none."""
+    if evidence.heads == ((None, None),):
         return ""
+    if len(evidence.heads) == 1:
+        return f"{NOT_JUDGED}."
     up, down, same = heads_moved(evidence, rule)
     n_rules = up + down + same
     heads = judged_items(evidence).by("head")
@@ -175,9 +256,8 @@ def _on_heads(evidence: Evidence, rule: str) -> str:
     return (
         f"{up:,} of {n_rules:,} {_verb(n_rules, 'head', 'heads')} with a rule "
         f"{_verb(up, 'gains', 'gain')}, {down:,} {_verb(down, 'loses', 'lose')} and {same:,} "
-        f"{_verb(same, 'does', 'do')} neither beyond chance among them all{unchanged}. The model "
-        "that the heads belong to was not judged, and may lose where each of them gains: "
-        "`calibrate model evaluate` judges it by its answers."
+        f"{_verb(same, 'does', 'do')} neither beyond chance among them all{unchanged}. "
+        f"{NOT_JUDGED}."
     )
 
 
@@ -192,12 +272,28 @@ def _on_rivals(evidence: Evidence, rule: str) -> str:
     better = [f"{label(r)} ({factor * gains[r].mean:{shape}} {unit})" for r in ahead[:MOST_RIVALS]]
     told = []
     if better:
-        told.append(f"{_join(better)} {_verb(len(better), 'does', 'do')} better")
+        told.append(f"{_join(better)} {_does(ahead[:MOST_RIVALS])} better")
     if level:
-        told.append(f"{_join([*map(label, level)])} {_verb(len(level), 'does', 'do')} as well")
+        names = [_with_number(evidence, rule) for rule in level]
+        told.append(f"{_join(names)} {_does(level)} as well")
     text = ", and ".join(told)
     why = f"; {WHY_HARD}" if HARD in ahead and measure == RIGHT else ""
-    return f"{text[:1].upper()}{text[1:]}{why}." if text else ""
+    return f"{_capital(text)}{why}." if text else ""
+
+
+def _does(rules: Sequence[str]) -> str:
+    return _verb(len(rules) + label(rules[-1]).endswith("numbers"), "does", "do")
+
+
+def _with_number(evidence: Evidence, rule: str) -> str:
+    """The name of a rule, and of one constant what it comes to."""
+    fit = evidence.fits.get(rule)
+    beta = constant_of(fit.rule, fit.entries[0]) if fit and not fit.has_heads else None
+    return label(rule) if beta is None else f"{label(rule)} (`query = {beta:.3g} * query`)"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _is_simpler(rule: str) -> bool:
@@ -220,17 +316,6 @@ def _on_seen(evidence: Evidence, rule: str) -> str:
     return (
         f"In the {n} {_verb(n, 'template', 'templates')} that it was made of, on {seen.n:,} new "
         f"{evidence.of.items}: {', '.join(dict.fromkeys(changes))}."
-    )
-
-
-def _on_protected(evidence: Evidence, rule: str) -> str:
-    text = evidence.text.unseen
-    if not text.n or not evidence.answers.n:
-        return ""
-    loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
-    return (
-        f"Protected text: KL {kl.shown('.4f')} nats a token from plain softmax; its loss changes "
-        f"by {loss.shown('+.4f')}."
     )
 
 

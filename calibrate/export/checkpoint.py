@@ -25,13 +25,12 @@ from calibrate.files.coefficients import Coefficients
 from calibrate.files.json_shapes import require_fields
 from calibrate.files.model_fingerprint import digest_of_file
 from calibrate.files.npz import read_bytes
-from calibrate.files.safetensors_file import FLOATS, Tensor, copy_changed, read_header
+from calibrate.files.safetensors_file import FLOATS, Tensor, copy_changed
 from calibrate.files.strict_json import Refusal, check_free, parse
-from calibrate.transformers.folders import CONFIG, INDEX, ModelFolder
+from calibrate.transformers.folders import CONFIG, INDEX, MOST_CONFIG_BYTES, ModelFolder
 
 FIT = "calibrate-fit.json"
 KEY = "calibrate"  # of config.json
-MOST_CONFIG_BYTES = 1 << 24
 _MOST_OTHER_BYTES = 1 << 30
 # What tokenizers, generation and licences need; no code, no other weights, no card of the original.
 _COPIED = (
@@ -39,6 +38,7 @@ _COPIED = (
     "special_tokens_map.json", "generation_config.json", "chat_template*", "LICENSE*", "LICENCE*",
     "NOTICE*", "COPYING*", "USE_POLICY*",
 )  # fmt: skip
+_NEVER_LOADED = (".*", "*.md")  # by any loader
 _NEVER_COPIED = ("*.py", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 
 
@@ -69,11 +69,12 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
             "the folder that the file was made from"
         )
     require_supported(config.model_type)
+    _refuse_links(folder.path, [*folder.files, *_others(folder.path)])
     plan = _plan(fit, folder)
     stored = read_configuration(folder.path / CONFIG)
     refuse_exported(folder.path, _said(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
-    queries = queries_without_weights(config)
+    queries = queries_without_weights(folder)
     named = {entry.layer for entry in fit.entries if entry.layer is not None}
     if absent := named - set(queries.layers):
         raise CoefficientsError(
@@ -114,8 +115,8 @@ def _said(stored: dict[str, Any]) -> dict[str, Any]:
 def _changes(folder: ModelFolder, queries: Queries, plan: Plan) -> dict[str, Change]:
     """What becomes of tensors in the files, by name."""
     tensors: dict[str, Tensor] = {}
-    for path in folder.shards:
-        for name, tensor in read_header(path).items():
+    for path, header in folder.headers.items():
+        for name, tensor in header.items():
             if tensors.setdefault(name, tensor) is not tensor:
                 raise CalibrateError(f"{path} and another file have {name}; keep one of them")
     places, wanted = places_of(tensors), queries.changes(plan)
@@ -149,7 +150,7 @@ def write(export: Export, out: Path) -> Carried:
     with whole_folder(out) as folder:
         files = {}
         for path in export.folder.shards:
-            names = read_header(path).keys() & export.changes.keys()
+            names = export.folder.headers[path].keys() & export.changes.keys()
             of_file = {name: export.changes[name].apply for name in names}
             files[path.name] = copy_changed(path, folder / path.name, of_file)
         if (source / INDEX) in export.folder.files:
@@ -189,6 +190,19 @@ def _others(folder: Path) -> list[Path]:
     ]  # fmt: skip
 
 
+def _refuse_links(folder: Path, files: list[Path]) -> None:
+    """Raises CalibrateError for a link out of a folder; blobs of the Hub's cache are within it."""
+    root = folder.resolve()
+    repository = root.parents[1] if root.parent.name == "snapshots" else root
+    for path in files:
+        target = path.resolve()
+        if not any(target.is_relative_to(x) for x in (root, repository / "blobs")):
+            raise CalibrateError(
+                f"{path} is a link to {target}, outside of the model's folder; put a copy there, "
+                "or remove it"
+            )
+
+
 def read_export(path: Path) -> Carried:
     """Reads an exported folder, and compares its files with what was written."""
     folder = ModelFolder(path)
@@ -214,8 +228,10 @@ def read_export(path: Path) -> Carried:
 
 
 def _faults(folder: ModelFolder, written: dict[str, Any]) -> list[str]:
-    present = {path.name for path in folder.files} - {CONFIG}
-    faults = [f"{name} was added" for name in sorted(present - written.keys())]
+    """What differs from what was written; no file may be new, but for what nothing loads."""
+    present = {path.name for path in folder.path.iterdir()} - {CONFIG} - written.keys()
+    known = {name for pattern in _NEVER_LOADED for name in fnmatch.filter(present, pattern)}
+    faults = [f"{name} was added" for name in sorted(present - known)]
     for name in sorted(written):
         path = folder.path / name
         if Path(name).name != name or not path.is_file():

@@ -1,42 +1,33 @@
 """Export into a .gguf file, and what an exported one carries.
 
 The file is the model's own, with the queries of heads scaled and keys `calibrate.*` beside its own:
-the fit itself, its reference and id, the fingerprint of the model, and a digest of all tensors.
+the fit itself, its reference and id, the fingerprint of the model, and a digest of all keys and
+tensors.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
-from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
+from numpy.typing import NDArray
 
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
-from calibrate.export.gguf_model import (
-    BY_SIZE,
-    LENGTH,
-    SCALE,
-    Factors,
-    GgufModel,
-    Value,
-    as_written,
-    size_keys,
-)
-from calibrate.export.gguf_rows import scale_rows
-from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
+from calibrate.export.gguf_model import ARCHITECTURE, BY_SIZE, Factors, GgufModel, size_keys
+from calibrate.export.gguf_rows import kind_of_scaled, scale_rows
+from calibrate.export.plan import Carried, make_plan, refuse_exported, require_made_for
 from calibrate.files.atomic_io import check_free, new_file
 from calibrate.files.coefficient_file import digest, dumps, loads
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.gguf_header import packed_header, packed_key
 from calibrate.files.model_fingerprint import fingerprint_of
 
 _SAID = ("fit", "id", "model", "calibrate", "digest")  # keys, with the prefix
-_PREFIX, _COEFFICIENTS = "calibrate.", "calibrate.coefficients"
-_ARCHITECTURE = "general.architecture"
-_HEADER = "GGUF."  # the reader's names for numbers of the header
+_PREFIX, _COEFFICIENTS, _DIGEST = "calibrate.", "calibrate.coefficients", "calibrate.digest"
+_COVERS_ALL = "v2:sha256:"  # older digests cover the bytes of tensors alone
 
 
 def export_gguf(
@@ -58,7 +49,8 @@ def export_gguf(
     check_free(out)
     refuse_exported(model.path, model.key(f"{_PREFIX}fit"))
     plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
-    keys = size_keys(model, plan.ratio) if plan.ratio else {}
+    architecture = BY_SIZE if plan.ratio else model.architecture
+    keys = _own_keys(model, architecture) | (size_keys(model, plan.ratio) if plan.ratio else {})
     scaled = _Scaled(model, model.factors_by_tensor(plan))
     fingerprint = fingerprint_of([model.path])
     if not any_model:
@@ -66,22 +58,72 @@ def export_gguf(
         require_made_for(fit, fingerprint, model.path, remedy)
     said = {
         "fit": fit.reference, "id": digest(fit), "model": fingerprint,
-        "calibrate": calibrate.__version__, "digest": scaled.digest,
+        "calibrate": calibrate.__version__,
     }  # fmt: skip
-    keys |= {f"{_PREFIX}{name}": (value, Kind.STRING) for name, value in said.items()}
-    keys |= {_COEFFICIENTS: (dumps(fit), Kind.STRING)}
-    architecture = BY_SIZE if plan.ratio else model.architecture
-    with new_file(out) as path:
-        writer = gguf.GGUFWriter(path, architecture)
-        try:
-            _write(writer, model, scaled, keys, report)
-        finally:
-            writer.close()
+    keys |= {f"{_PREFIX}{name}": packed_key(value, Kind.STRING) for name, value in said.items()}
+    keys |= {_COEFFICIENTS: packed_key(dumps(fit), Kind.STRING)}
+    said["digest"] = _digest(scaled.header(keys), scaled.data())
+    keys |= {_DIGEST: packed_key(said["digest"], Kind.STRING)}
+    with new_file(out) as path, open(path, "xb") as file:
+        file.write(scaled.header(keys))
+        for data in scaled.data():
+            file.write(data.data)
+            file.write(bytes(-data.nbytes % model.file.alignment))
+            report(data.nbytes)
     return Carried(out, said, architecture, plan, notes=scaled.notes())
 
 
+def _own_keys(model: GgufModel, architecture: str) -> dict[str, bytes]:
+    """A model's keys, as stored; those of its architecture under the name of another."""
+    kept = {}
+    for name, key in model.file.keys.items():
+        first, dot, rest = name.partition(".")
+        if dot and first == model.architecture:
+            kept[f"{architecture}.{rest}"] = key.stored
+        elif first not in (architecture, "calibrate"):
+            kept.setdefault(name, key.stored)
+    return kept | {ARCHITECTURE: packed_key(architecture, Kind.STRING)}
+
+
+class _Scaled:
+    """A model's tensors, those of queries times their factors, computed anew at each use."""
+
+    def __init__(self, model: GgufModel, factors: Factors):
+        self._file, self._factors = model.file, factors
+        self._tensors = {
+            name: x._replace(kind=kind_of_scaled(x.kind)) if name in factors else x
+            for name, x in model.file.tensors.items()
+        }  # fmt: skip
+
+    def header(self, keys: Mapping[str, bytes]) -> bytes:
+        return packed_header(keys, self._tensors, self._file.alignment)
+
+    def data(self) -> Iterator[NDArray[Any]]:
+        """What is written of each tensor, in order."""
+        for name, tensor in self._file.tensors.items():
+            data = self._file.data(name)
+            if name in self._factors:
+                data = scale_rows(data, tensor.kind, self._factors[name])
+            yield np.ascontiguousarray(data)
+
+    def notes(self) -> tuple[str, ...]:
+        """Which tensors have another type now."""
+        return tuple(
+            f"{name} was {was.kind.name}, and is {self._tensors[name].kind.name}."
+            for name, was in self._file.tensors.items() if was.kind != self._tensors[name].kind
+        )  # fmt: skip
+
+
+def _digest(header: bytes, data: Iterable[NDArray[Any]]) -> str:
+    """Of tensors, and of a header without the digest itself."""
+    found = hashlib.sha256(header)
+    for x in data:
+        found.update(x.data)
+    return _COVERS_ALL + found.hexdigest()
+
+
 def read_gguf_export(path: Path) -> Carried:
-    """Reads an exported file, and compares its tensors with what was written.
+    """Reads an exported file, and compares its keys and tensors with what was written.
 
     Raises:
       CalibrateError: it cannot be read, or is not an exported model.
@@ -92,90 +134,24 @@ def read_gguf_export(path: Path) -> Carried:
         raise CalibrateError(
             f"{path} is not an exported model; give a file that calibrate export wrote"
         )
-    written = ((name, tensor.data) for name, tensor in model.tensors.items())
-    faults = [] if _digest(written) == said["digest"] else ["its weights were changed"]
+    faults = _changed(model, str(said["digest"]))
     plan = None
     try:
-        fit = loads(str(model.key(_COEFFICIENTS)).encode())
-        if digest(fit) != said["id"]:
-            faults.append(f"the fit in it is {digest(fit)}, and its keys say {said['id']}")
+        fit = loads(str(model.key(_COEFFICIENTS, most=None)).encode())
+        for name, found in (("id", digest(fit)), ("fit", fit.reference)):
+            if found != said[name]:
+                faults.append(f"the fit in it is {found}, and its keys say {said[name]}")
         plan = make_plan(fit, model.n_layers, model.n_heads, model.context)
-        faults += _wrong_ratio(model, plan)
     except CoefficientsError as failure:
         faults.append(str(failure))
     return Carried(path, said, model.architecture, plan, tuple(faults))
 
 
-def _wrong_ratio(model: GgufModel, plan: Plan) -> list[str]:
-    found = model.key(f"{BY_SIZE}.{SCALE}") or 0.0
-    floor = model.key(f"{BY_SIZE}.{LENGTH}")
-    if plan.ratio and floor != 1:
-        return [f"{BY_SIZE}.{LENGTH} is {floor}, and log n is counted from 1"]
-    if np.isclose(found, plan.ratio, rtol=1e-6, atol=0):
-        return []
-    return [f"{BY_SIZE}.{SCALE} is {found:.6g}, and the fit's is {plan.ratio:.6g}"]
-
-
-class _Scaled:
-    """A model's tensors, those of queries times their factors, computed anew at each use.
-
-    Attributes:
-      digest: of all tensors, as they will be written.
-    """
-
-    def __init__(self, model: GgufModel, factors: Factors):
-        self._model, self._factors = model, factors
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.types: dict[str, Type] = {}
-        self.digest = _digest((name, self.data(name)) for name in model.tensors)
-
-    def data(self, name: str) -> Any:
-        """What is written of a tensor."""
-        tensor = self._model.tensors[name]
-        if name not in self._factors:
-            return tensor.data
-        rows = scale_rows(tensor.data, tensor.tensor_type, self._factors[name])
-        self.shapes[name], self.types[name] = rows.data.shape, rows.kind
-        return rows.data
-
-    def notes(self) -> tuple[str, ...]:
-        """Which tensors have another type now."""
-        was = {name: self._model.tensors[name].tensor_type for name in self.types}
-        return tuple(
-            f"{name} was {was[name].name}, and is {now.name}."
-            for name, now in self.types.items() if was[name] != now
-        )  # fmt: skip
-
-
-def _digest(tensors: Iterable[tuple[str, Any]]) -> str:
-    found = hashlib.sha256()
-    for name, data in tensors:
-        found.update(f"{name} {data.nbytes}\n".encode())
-        found.update(np.ascontiguousarray(data).data)
-    return "sha256:" + found.hexdigest()
-
-
-def _write(
-    writer: gguf.GGUFWriter, model: GgufModel, scaled: _Scaled, keys: dict[str, Value],
-    report: Callable[[int], None],
-) -> None:  # fmt: skip
-    writer.data_alignment = model.reader.alignment
-    for name, field in model.reader.fields.items():
-        if not name.startswith(_HEADER) and name != _ARCHITECTURE:
-            own = name.startswith(f"{model.architecture}.")
-            renamed = writer.arch + name.removeprefix(model.architecture) if own else name
-            writer.add_key_value(renamed, *as_written(field))
-    for name, (value, kind) in keys.items():
-        writer.add_key_value(name, value, kind)
-    for name, tensor in model.tensors.items():
-        shape = scaled.shapes.get(name, tensor.data.shape)
-        of_type = scaled.types.get(name, tensor.tensor_type)
-        size = int(np.prod(shape)) * tensor.data.dtype.itemsize
-        writer.add_tensor_info(name, shape, tensor.data.dtype, size, of_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for name in model.tensors:
-        data = scaled.data(name)
-        writer.write_tensor_data(data)
-        report(data.nbytes)
+def _changed(model: GgufModel, said: str) -> list[str]:
+    """What a digest says of an exported file's keys and tensors."""
+    if not said.startswith(_COVERS_ALL):
+        return ["its digest is of an earlier version, and does not cover keys and types"]
+    file = model.file
+    keys = {name: key.stored for name, key in file.keys.items() if name != _DIGEST}
+    found = _digest(packed_header(keys, file.tensors, file.alignment), map(file.data, file.tensors))
+    return [] if found == said else ["its weights or keys were changed"]

@@ -3,74 +3,34 @@
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from gguf import GGUFValueType as Kind
 from numpy.typing import NDArray
 
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
+from calibrate.files.gguf_header import packed_key, read_gguf
 
-Value = tuple[Any, Kind]  # of a key, with its type
 Factors = dict[str, NDArray[np.float64]]  # of the rows of tensors, by name
 
 # Graphs of llama.cpp whose queries are linear in these tensors up to softmax, by tests that run it.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "olmo2", "gemma3")
 # Keys of any architecture that llama.cpp's graphs may follow.
 _NOT_LINEAR = ("attn_logit_softcapping", "attention.clamp_kqv", "attention.max_alibi_bias")
+ARCHITECTURE = "general.architecture"
 BY_SIZE = "mistral3"  # llama.cpp's graph of a Llama whose queries may grow with log n
 _QUERIES = ("attn_q", "attn_qkv")  # in a fused tensor the rows of queries come first
 _NORM = "attn_q_norm"
 _NO_PLAIN_LLAMA = ("rope.scaling.", "expert_", "attention.sliding_window")  # keys
-SCALE, LENGTH = "attention.temperature_scale", "rope.scaling.original_context_length"
-
-
-def open_gguf(path: Path) -> gguf.GGUFReader:
-    """A .gguf file, mapped into memory; raises CalibrateError if it cannot be read whole."""
-    try:
-        reader = gguf.GGUFReader(path)
-    except OSError as failure:
-        raise CalibrateError(
-            f"cannot read {path}: {failure.strerror}; check the path and its permissions"
-        ) from failure
-    except (ValueError, IndexError) as failure:
-        raise CalibrateError(
-            f"{path} is not a whole .gguf file ({failure}); fetch it again"
-        ) from failure
-    if reader.byte_order == "S":
-        raise CalibrateError(
-            f"{path} was written for the other byte order; convert it for this machine"
-        )
-    return reader
-
-
-def as_written(field: gguf.ReaderField) -> tuple[Any, Kind, Kind | None]:
-    """The value of a key as a writer repeats it, with its type and that of its items.
-
-    Strings are bytes: of a tokenizer, not all need be UTF-8.
-
-    Raises:
-      CalibrateError: an array that the package `gguf` does not write.
-    """
-    kind, *inner = field.types
-    if kind == Kind.ARRAY and len(inner) != 1:
-        raise CalibrateError(
-            f"{field.name} is an array without items or of arrays, which the package gguf does not "
-            "write; remove it from the file"
-        )
-    if Kind.STRING not in field.types:
-        value: Any = field.contents()
-    else:
-        strings = [field.parts[i].tobytes() for i in field.data]
-        value = strings if inner else strings[0]
-    return value, kind, inner[0] if inner else None
+_LONGEST = 200  # characters of a text that is compared or shown
+_LENGTH = "rope.scaling.original_context_length"
 
 
 class GgufModel:
     """A .gguf file, mapped into memory; if it is `exported`, its kind may be `mistral3`.
 
     Attributes:
-      reader: its keys and tensors.
+      file: its keys and tensors.
       architecture: its name in llama.cpp.
       n_layers, n_heads: of attention; heads are those of queries.
       head_dim: rows of each head's queries.
@@ -80,91 +40,84 @@ class GgufModel:
 
     def __init__(self, path: Path, exported: bool = False):
         self.path = path
-        self.reader = open_gguf(path)
-        self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
-        self.architecture = str(self.key("general.architecture"))
-        if not exported:
-            self._require_known()
+        self.file = read_gguf(path)
+        self.architecture = str(self.key(ARCHITECTURE))
+        self._require_known((*ARCHITECTURES, BY_SIZE) if exported else ARCHITECTURES)
         self.n_layers = self._count("block_count")
         self.n_heads = self._count("attention.head_count")
         self.context = self._count("context_length")
-        self.head_dim = int(
-            self.key(f"{self.architecture}.attention.key_length")
-            or self._count("embedding_length") // self.n_heads
-        )
-        self._require_size()
+        self._width = self._count("embedding_length")
+        self.head_dim = self._count("attention.key_length", self._width // self.n_heads)
+        # What keys declare is worked with as far as there are tensors of these sizes.
+        self._queries = [self._queries_of(layer) for layer in range(self.n_layers)]
 
-    def key(self, name: str) -> Any:
-        """The value of a key; None if there is none."""
-        field = self.reader.get_field(name)
+    def key(self, name: str, most: int | None = _LONGEST) -> Any:
+        """The value of a key, of a text at most so many characters; None if there is none."""
+        value = self.file.keys[name].value if name in self.file.keys else None
         try:
-            return None if field is None else field.contents()
+            return value.decode()[:most] if isinstance(value, bytes) else value
         except UnicodeDecodeError as failure:
             raise CalibrateError(f"{name} is not UTF-8 ({failure}); fetch the file again") from None
 
     def factors_by_tensor(self, plan: Plan) -> Factors:
         """For each tensor that a plan changes, a factor for each of its rows."""
         changed: Factors = {}
-        for layer in range(self.n_layers):
+        for layer, names in enumerate(self._queries):
             factors = np.array(plan.of_layer(layer), np.float64)
             if (factors != 1).any():
-                changed |= self._of_layer(layer, factors)
+                changed |= {name: self._by_row(layer, name, factors) for name in names}
         return changed
 
-    def _of_layer(self, layer: int, factors: NDArray[np.float64]) -> Factors:
-        n_rows = self.n_heads * self.head_dim
-        norm = f"blk.{layer}.{_NORM}.weight"
-        if norm in self.tensors:
-            size = int(self.tensors[norm].n_elements)
-            if size == n_rows:
-                return {norm: np.repeat(factors, self.head_dim)}
-            self._require_rows(norm, size, self.head_dim)
-            if np.ptp(factors):
-                raise CalibrateError(
-                    f"heads of layer {layer} differ, by factors of {factors.min():.4g} to "
-                    f"{factors.max():.4g}, and a norm with one weight for all of them follows "
-                    "their queries; fit the layer's heads together"
-                )
-            return {norm: np.full(size, factors[0])}
-        for part in _QUERIES:
-            name = f"blk.{layer}.{part}.weight"
-            if name in self.tensors:
-                rows = int(self.tensors[name].shape[1])
-                self._require_rows(name, rows, n_rows, fused=part != "attn_q")
-                by_row = np.ones(rows)
-                by_row[:n_rows] = np.repeat(factors, self.head_dim)
-                bias = f"blk.{layer}.{part}.bias"
-                return {name: by_row} | ({bias: by_row} if bias in self.tensors else {})
-        raise CalibrateError(
-            f"{self.path} has no tensor of queries in layer {layer}, such as "
-            f"blk.{layer}.attn_q.weight; give a model whose every layer has attention"
-        )
-
-    def _require_rows(self, name: str, found: int, queries: int, fused: bool = False) -> None:
-        more = 2 * self._count("attention.head_count_kv") * self.head_dim if fused else 0
-        if found != queries + more:
+    def _by_row(self, layer: int, name: str, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """In a fused tensor, rows of keys and values come after those of queries."""
+        of_heads = np.repeat(factors, self.head_dim)
+        by_row = np.ones(self.file.tensors[name].shape[0])
+        if len(by_row) < len(of_heads) and np.ptp(factors):
             raise CalibrateError(
-                f"{name} in {self.path} has {found} rows, and {self.n_heads} heads of "
-                f"{self.head_dim} have {queries + more}; such a model cannot be exported"
+                f"heads of layer {layer} differ, by factors of {factors.min():.4g} to "
+                f"{factors.max():.4g}, and a norm with one weight for all of them follows "
+                "their queries; fit the layer's heads together"
+            )
+        by_row[: len(of_heads)] = of_heads[: len(by_row)]
+        return by_row
+
+    def _queries_of(self, layer: int) -> list[str]:
+        """The tensors that make a layer's queries: the norm that follows them if there is one."""
+        block = f"blk.{layer}."
+        parts = [part for part in _QUERIES if f"{block}{part}.weight" in self.file.tensors]
+        if not parts:
+            raise CalibrateError(
+                f"{self.path} declares {self.n_layers:,} layers, and has no tensor of queries in "
+                f"layer {layer}, such as {block}attn_q.weight; give a model whose every layer has "
+                "attention"
+            )
+        weight, bias = f"{block}{parts[0]}.weight", f"{block}{parts[0]}.bias"
+        norm = f"{block}{_NORM}.weight"
+        n_queries = self.n_heads * self.head_dim
+        n_keys = self._count("attention.head_count_kv", self.n_heads) * self.head_dim
+        n_rows = n_queries + (0 if parts[0] == "attn_q" else 2 * n_keys)
+        self._require_axes(weight, (n_rows, self._width))
+        self._require_axes(bias, (n_rows,))
+        self._require_axes(f"{block}attn_k.weight", (n_keys, self._width))
+        self._require_axes(norm, (n_queries,), (self.head_dim,))
+        names = [norm] if norm in self.file.tensors else [weight, bias]
+        return [name for name in names if name in self.file.tensors]
+
+    def _require_axes(self, name: str, *allowed: tuple[int, ...]) -> None:
+        """Raises CalibrateError for a tensor of other axes than its keys declare."""
+        if name in self.file.tensors and (found := self.file.tensors[name].shape) not in allowed:
+            raise CalibrateError(
+                f"{name} in {self.path} has the axes {found}, and its keys declare {allowed[0]}; "
+                "such a model cannot be exported"
             )
 
-    def _require_size(self) -> None:
-        """Refuses counts of a damaged file, by which plans would have no end."""
-        layers = {name.split(".")[1] for name in self.tensors if name.startswith("blk.")}
-        rows = max((int(size) for x in self.tensors.values() for size in x.shape), default=0)
-        if self.n_layers > len(layers) or self.n_heads > rows:
+    def _require_known(self, architectures: tuple[str, ...]) -> None:
+        if (n_files := self.key("split.count")) not in (None, 0, 1):
             raise CalibrateError(
-                f"{self.path} declares {self.n_layers:,} layers of {self.n_heads:,} heads, and has "
-                f"tensors of {len(layers):,} layers, of {rows:,} rows at most; fetch it again"
-            )
-
-    def _require_known(self) -> None:
-        if (self.key("split.count") or 1) > 1:
-            raise CalibrateError(
-                f"{self.path} is one of {self.key('split.count')} files; merge them: "
+                f"{self.path} is one of {n_files} files; merge them: "
                 "llama-gguf-split --merge FIRST OUT"
             )
-        if self.architecture not in ARCHITECTURES:
+        if self.architecture not in architectures:
             raise CalibrateError(
                 f"models of {self.architecture} cannot be exported: their queries are not known to "
                 f"scale with these tensors; supported are {', '.join(ARCHITECTURES)}"
@@ -176,10 +129,11 @@ class GgufModel:
                     "that scaled weights would not give scaled logits; it cannot be exported"
                 )
 
-    def _count(self, name: str) -> int:
+    def _count(self, name: str, default: int | None = None) -> int:
         """An integer key of the architecture's own."""
         value = self.key(f"{self.architecture}.{name}")
-        if not isinstance(value, int) or value < 1:
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
             raise CalibrateError(
                 f"{self.path} has {self.architecture}.{name} = {value!r}; it must be a positive "
                 "integer, the same for all layers"
@@ -187,7 +141,7 @@ class GgufModel:
         return value
 
 
-def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
+def size_keys(model: GgufModel, ratio: float) -> dict[str, bytes]:
     """The keys that tell llama.cpp about a rule of log n.
 
     Its graph `mistral3` multiplies the query at position p, from 0, by
@@ -198,7 +152,7 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
     Other models than plain Llamas raise CalibrateError.
     """
     own = f"{model.architecture}."
-    keys = (name.removeprefix(own) for name in model.reader.fields if name.startswith(own))
+    keys = (name.removeprefix(own) for name in model.file.keys if name.startswith(own))
     unfit = [key for key in keys if key.startswith(_NO_PLAIN_LLAMA)]
     if model.architecture != "llama" or unfit:
         what = f"this one has {unfit[0]}" if unfit else f"this one is {model.architecture}"
@@ -206,4 +160,5 @@ def size_keys(model: GgufModel, ratio: float) -> dict[str, Value]:
             "rules of log n in a .gguf file need a plain Llama, which llama.cpp runs as "
             f"{BY_SIZE}, and {what}; fit constants: calibrate model fit RUN --kind constant"
         )
-    return {f"{BY_SIZE}.{SCALE}": (ratio, Kind.FLOAT32), f"{BY_SIZE}.{LENGTH}": (1, Kind.UINT32)}
+    scale, length = packed_key(ratio, Kind.FLOAT32), packed_key(1, Kind.UINT32)
+    return {f"{BY_SIZE}.attention.temperature_scale": scale, f"{BY_SIZE}.{_LENGTH}": length}

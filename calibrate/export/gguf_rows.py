@@ -5,8 +5,6 @@ minimum, another float16). Times a factor, the scale and the minimum change, and
 nothing is quantised a second time. Types whose blocks have no such scale are rewritten as Q8_0.
 """
 
-from typing import NamedTuple
-
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
@@ -22,55 +20,61 @@ _SCALES = {
     Type.IQ3_XXS: (0,), Type.IQ3_S: (0,), Type.IQ1_S: (0,), Type.IQ4_NL: (0,),
     Type.IQ4_XS: (0,), Type.TQ1_0: (52,), Type.TQ2_0: (64,),
 }  # fmt: skip
+_FLOATS = (Type.F32, Type.F16, Type.BF16)
 _FALLBACK = Type.Q8_0
 
 
-class ScaledRows(NamedTuple):
-    """Rows times factors."""
-
-    data: NDArray[np.generic]  # as in the file: numbers (rows, n), or bytes (rows, bytes of a row)
-    kind: Type  # of the tensor's own or Q8_0
+def kind_of_scaled(kind: Type) -> Type:
+    """The type of rows of a type, times factors: the same, or Q8_0."""
+    return kind if kind in _FLOATS or kind in _SCALES else _FALLBACK
 
 
-def scale_rows(data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]) -> ScaledRows:
-    """The rows of a tensor, times a factor each.
+def scale_rows(
+    data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]
+) -> NDArray[np.generic]:
+    """The rows of a tensor, times a factor each, as numbers or bytes of `kind_of_scaled`.
 
     Args:
-      data: (rows, n) numbers or (rows, bytes), or for a bias (rows,); as gguf.GGUFReader has it.
+      data: (rows, n) numbers or (rows, bytes), or for a bias (rows,); as GgufFile has it.
       factors: (rows,), finite.
     """
+    if data.ndim == 1 and kind not in _FLOATS:
+        raise CalibrateError(
+            f"a norm or a bias of queries is {kind.name}, expected F32; such a model cannot be "
+            "exported"
+        )
     by_row = factors.reshape(-1, *[1] * (data.ndim - 1))
     if kind in (Type.F32, Type.F16):
-        return ScaledRows(_rounded(data, by_row, kind), kind)
+        return _rounded(data, by_row, kind)
     if kind in _SCALES:
         return _scale_blocks(data, kind, factors)
-    after = kind if kind == Type.BF16 else _FALLBACK
+    after = kind_of_scaled(kind)
     exact = _read(data, kind) * by_row
     if exact.shape[-1] % gguf.GGML_QUANT_SIZES[after][0]:
         raise CalibrateError(
             f"the queries' weights are {kind.name}, and their rows of {exact.shape[-1]} cannot be "
             f"written as {after.name}; give the model in another quantisation, such as Q8_0"
         )
-    return ScaledRows(gguf.quants.quantize(exact.astype(np.float32), after), after)
+    return np.asarray(gguf.quants.quantize(exact.astype(np.float32), after))
 
 
 def _scale_blocks(
     data: NDArray[np.generic], kind: Type, factors: NDArray[np.float64]
-) -> ScaledRows:
+) -> NDArray[np.generic]:
     size = gguf.GGML_QUANT_SIZES[kind][1]
     blocks = np.array(data, np.uint8).reshape(len(factors), -1, size)
     for at in _SCALES[kind]:
         scales = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")
         product = _rounded(scales, factors[:, None, None], kind)
         blocks[:, :, at : at + 2] = product.view(np.uint8)
-    return ScaledRows(blocks.reshape(len(factors), -1), kind)
+    return blocks.reshape(len(factors), -1)
 
 
 def _rounded(
     numbers: NDArray[np.generic], factors: NDArray[np.float64], kind: Type
 ) -> NDArray[np.generic]:
     """The products in the numbers' own type."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         product = (numbers.astype(np.float64) * factors).astype(numbers.dtype)
     if not np.isfinite(product).all():
         raise CalibrateError(

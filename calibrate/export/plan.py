@@ -12,7 +12,7 @@ refused.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ class Plan:
 
     def of_layer(self, layer: int) -> list[float]:
         """The factors of the heads of a layer, by head."""
-        return [self.factors[at] for at in sorted(self.factors) if at[0] == layer]
+        heads = takewhile(
+            self.factors.__contains__, ((layer, head) for head in range(len(self.factors)))
+        )
+        return [self.factors[at] for at in heads]
 
 
 @dataclass(frozen=True)

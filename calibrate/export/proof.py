@@ -5,8 +5,9 @@ change of names or shapes that this package does not know, in a later version of
 fails here, and nothing is written.
 """
 
+import math
 import re
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,10 @@ from calibrate.errors import CalibrateError
 from calibrate.export.configuration import exported_configuration, unlike_ministral
 from calibrate.export.plan import ALIKE, HEAD, LAYER, Plan
 from calibrate.export.queries import Queries, places_of, require_supported
+from calibrate.files.safetensors_file import FLOATS
 from calibrate.maths.rule import Rule
 from calibrate.transformers.betas import HeadRules, head_betas
-from calibrate.transformers.folders import ModelFolder, in_one_line
+from calibrate.transformers.folders import CONFIG, ModelFolder, in_one_line
 
 TOLERANCE = 1e-4  # of the largest logit
 _N_TOKENS, _VOCABULARY, _NARROW = 24, 64, 16
@@ -41,7 +43,7 @@ def exportable(folder: ModelFolder) -> Exportable:
     """Which rules an export of a model can hold, proved on a small copy."""
     config = folder.config
     require_supported(config.model_type)
-    queries = queries_without_weights(config)
+    queries = queries_without_weights(folder)
 
     def apply(of: str) -> str:
         by_layer, by_head = _STEPS[of]
@@ -148,10 +150,33 @@ def queries_of(config: Any, model: PreTrainedModel) -> Queries:
     return Queries(config, {name: x.shape for name, x in model.state_dict().items()})
 
 
-def queries_without_weights(config: Any) -> Queries:
-    """The same of a model that takes no memory."""
-    with torch.device("meta"):
-        return queries_of(config, new_model(_with(config, {})))
+def queries_without_weights(folder: ModelFolder) -> Queries:
+    """The same of a model that takes no memory; CalibrateError unless it may be that of the files.
+
+    A model has at most a weight for each bit, and those that files have under its own names have
+    its shapes.
+    """
+    config = folder.config
+    what = f"cannot make a {config.model_type} as {folder.path / CONFIG} says"
+    with in_one_line(what), torch.device("meta"):
+        shapes = {name: x.shape for name, x in new_model(_with(config, {})).state_dict().items()}
+        queries = Queries(config, shapes)
+    n_weights = sum(map(math.prod, shapes.values()))
+    n_bits = 8 * sum(path.stat().st_size for path in folder.files)
+    if n_weights > n_bits:
+        raise CalibrateError(
+            f"{folder.path} declares a model of {n_weights:,} weights, and its files have "
+            f"{n_bits:,} bits; fetch it again"
+        )
+    wanted = shapes | {name.partition(".")[2]: shape for name, shape in shapes.items()}
+    for name, tensor in chain(*(header.items() for header in folder.headers.values())):
+        shape = tuple(wanted.get(name, tensor.shape))
+        if tensor.dtype in FLOATS and tensor.shape != shape:
+            raise CalibrateError(
+                f"{name} in {folder.path} has the shape {tensor.shape}, and its {CONFIG} asks for "
+                f"{shape}; fetch it again"
+            )
+    return queries
 
 
 def _exported(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:

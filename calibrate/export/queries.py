@@ -40,7 +40,7 @@ _FROM_ONE = ("gemma3_text", "qwen3_next", "qwen3_5_text")  # norms that multiply
 _NORMS = ("q_norm", "q_layernorm", "query_layernorm")
 _PROJECTIONS = ("q_b_proj", "q_proj", "qkv_proj", "query_key_value", "c_attn")
 _SINKS = "sinks"
-_TENSOR = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(?:self_attn|attn|attention)\.(\w+)\.?(.*)")
+_TENSOR = re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,6})\.(?:self_attn|attn|attention)\.(\w+)\.?(.*)")
 
 
 class Place(NamedTuple):

@@ -2,14 +2,14 @@
 
 import contextlib
 import errno
-import fnmatch
 import os
+import re
 import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from calibrate.errors import CalibrateError
 
@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 LOCK = ".lock"  # of a folder
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
+_NOT_YOURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+SPACE = "free some space"
+_REMEDIES: dict[int | None, str] = {
+    **dict.fromkeys(_NOT_YOURS, "choose a folder that you may write to"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close some files, or raise `ulimit -n`"),
+    errno.EISDIR: "choose a name that is not that of a folder",
+}
 
 
 def write_atomically(
@@ -26,6 +34,7 @@ def write_atomically(
     data: bytes,
     error: type[CalibrateError] = CalibrateError,
     exclusive: bool = False,
+    full: str = SPACE,
 ) -> None:
     """Writes a file completely or not at all: temporary name, fsync, rename.
 
@@ -33,6 +42,7 @@ def write_atomically(
       path: of the file; its folder is made if it is absent.
       data: its content.
       error: the exception to raise when the disk fails.
+      full: the remedy for a full disk.
       exclusive: only if the name is free. On a disk without hard links this is certain only in a
         `locked` folder.
     Raises:
@@ -40,7 +50,7 @@ def write_atomically(
       error: the folder cannot be made or written. Nothing is left behind, unless the last step
         failed, the fsync of the folder: then the complete file stays.
     """
-    with _temporary(path, error) as temporary:
+    with _temporary(path, error, full) as temporary:
         _write_new(temporary, data)
         if exclusive:
             _link(temporary, path)
@@ -49,7 +59,9 @@ def write_atomically(
 
 
 @contextlib.contextmanager
-def _temporary(path: Path, error: type[CalibrateError] = CalibrateError) -> Iterator[Path]:
+def _temporary(
+    path: Path, error: type[CalibrateError] = CalibrateError, full: str = SPACE
+) -> Iterator[Path]:
     """A name beside `path` to write to and to move from; removed in the end."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -59,7 +71,7 @@ def _temporary(path: Path, error: type[CalibrateError] = CalibrateError) -> Iter
     except FileExistsError:  # only where `path` is meant to be new
         raise
     except OSError as failure:
-        raise unwritable(path, failure, error) from failure
+        raise unwritable(path, failure, error, full) from failure
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -105,22 +117,29 @@ def read_file(path: Path, most: int) -> bytes:
     """A regular file's bytes; those appended meanwhile are not read.
 
     Raises:
-      OSError: it cannot be read, has more bytes than `most`, or is not a regular file, such as a
-        pipe, which would never end.
+      OSError: it cannot be read, has more bytes than `most`, or is not a regular file.
     """
-    with open(path, "rb", opener=_open_at_once) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        if status.st_size > most:
-            said = f"it has {status.st_size:,} bytes, more than the limit of {most:,}"
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            said = f"it has {size:,} bytes, more than the limit of {most:,}"
             raise OSError(errno.EFBIG, said)
-        return file.read(status.st_size)
+        return file.read(size)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file to read; OSError of all else, such as a pipe, which might never end."""
+    return open(path, "rb", opener=_open_at_once)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file; does not wait for the other end of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    """Does not wait for the other end of a pipe."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # folders are refused by `open` itself
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -196,22 +215,35 @@ def check_writable(path: Path, error: type[CalibrateError] = CalibrateError) -> 
         raise unwritable(path, failure, error) from failure
 
 
-def remove_leftovers(folder: Path, pattern: str) -> None:
-    """Removes temporary files that killed processes left in a folder.
+def not_a(kind: str, path: Path) -> str:
+    """What is wrong with a path that is not a file, or a folder, of a kind."""
+    return f"{path} is not a {kind}" if path.exists() else f"{path} does not exist"
+
+
+def final_name(name: str) -> str:
+    """The name of the file that a temporary one was to become; any other name as it is."""
+    return _TEMPORARY.sub(r"\1", name)
+
+
+def remove_leftovers(folder: Path, names: str) -> None:
+    """Removes temporary files, of names that match a pattern, which killed processes left.
 
     Only under a lock: another process's file in progress would be lost.
     """
     with contextlib.suppress(OSError):
-        for leftover in fnmatch.filter(os.listdir(folder), f".{pattern}.*.tmp"):
-            os.unlink(folder / leftover)
+        for name in os.listdir(folder):
+            if name != final_name(name) and re.fullmatch(names, final_name(name)):
+                os.unlink(folder / name)
 
 
-def unwritable(path: Path, failure: OSError, error: type[CalibrateError]) -> CalibrateError:
-    """The error for a file that cannot be written."""
-    return error(
-        f"cannot write {path}: {failure.strerror or f'the disk takes no more ({failure})'}; "
-        "free some space or choose a folder that you may write to"
-    )
+def unwritable(
+    path: Path, failure: OSError, error: type[CalibrateError], full: str = SPACE
+) -> CalibrateError:
+    """The error for a file that cannot be written; `full` is the remedy for a full disk."""
+    is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT, None)  # None: of a short write
+    remedy = full if is_full else _REMEDIES.get(failure.errno, "check the path and the disk")
+    reason = failure.strerror or f"the disk takes no more ({failure})"
+    return error(f"cannot write {path}: {reason}; {remedy}")
 
 
 def _write_new(path: Path, data: bytes) -> None:

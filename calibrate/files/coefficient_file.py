@@ -161,6 +161,8 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
 
 def _shape_of(document: Any) -> Object:
     """The shape of the whole file, by its schema version and the kind of its rule."""
+    if type(document) is not dict or "format" not in document:
+        raise Refusal((), "not a fit file", "give a coefficient file, which `calibrate fit` writes")
     read_field(document, "format", FORMAT)
     minor = int(read_field(document, "schema_version", VERSION_OF_SCHEMA).removeprefix("1."))
     kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", KIND))

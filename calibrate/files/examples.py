@@ -37,6 +37,7 @@ from calibrate.files.strict_json import refuse
 
 EXAMPLES = "examples.npz"
 MODEL = ".model"  # hidden: a path of this machine
+PASSES = ".passes"  # hidden: a folder of results of passes through the model
 UNIT_TOKENS = 4096  # of the examples in one shard: seconds of work
 MOST_CELLS = 10_000
 _OVERHEAD, _PER_EXAMPLE = 1_024, 12  # bytes of a shard, at most
@@ -149,6 +150,7 @@ class ExampleCollection(Collection):
     """A collection of examples."""
 
     kind, format = "examples", "calibrate.examples"
+    names = r"examples\.npz|\.model|scores-[0-9]{5,}\.npz|\.passes(/[0-9a-f]{32}\.npz)?"
 
     @property
     def set(self) -> ExampleSet:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from calibrate.errors import CalibrateError
-from calibrate.files.atomic_io import check_free, check_writable
-from calibrate.files.npz import write_arrays
+from calibrate.files.atomic_io import SPACE, check_free, check_writable, write_atomically
+from calibrate.files.npz import pack_arrays
 from calibrate.maths.row_batches import hashes
 
 FILE_OVERHEAD = 2_048  # bytes of an npz file beside its rows; a test holds real files against it
@@ -171,7 +171,8 @@ class Recorder:
             self._bytes -= size
             dropped.unlink(missing_ok=True)
         if rank in self._kept:
-            write_arrays(path, columns)
+            full = f"{SPACE}, or give a smaller max_bytes than {self._max_bytes:,}"
+            write_atomically(path, pack_arrays(columns), full=full)
 
 
 def share_of_attention(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:

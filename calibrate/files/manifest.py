@@ -22,7 +22,8 @@ from calibrate.files.npz import digest_of, read_bytes
 from calibrate.files.strict_json import parse
 
 MANIFEST = "manifest.json"
-MOST_MANIFEST_BYTES = 1 << 26  # 250,000 shards
+MOST_SHARDS = 30_000  # hours of work
+MOST_MANIFEST_BYTES, _MOST_VALUES = 1 << 23, 1 << 19  # what so many shards need
 SCHEMA_VERSION = "0.1"
 PARTIAL, COMPLETE = "partial", "complete"
 RESTORE = "restore it or collect into a new folder"
@@ -41,6 +42,7 @@ class Collection:
 
     kind: ClassVar[str]
     format: ClassVar[str]
+    names: ClassVar[str]  # a pattern: of paths in the folder, beside manifest and lock
 
     folder: Path
     manifest: dict[str, Any]
@@ -117,6 +119,8 @@ def parse_manifest(
 ) -> tuple[dict[str, Any], type[Collection]]:
     """The manifest in the bytes of a file, and its kind; see `read_manifest`."""
     try:
+        if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:  # each takes far more memory
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
         manifest = parse(data)
         version = " ".join(read_field(manifest, key, TEXT) for key in ("format", "schema_version"))
         expected = {f"{kind.format} {SCHEMA_VERSION}": kind for kind in kinds}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from calibrate.errors import CalibrateError
+from calibrate.files.atomic_io import not_a, open_regular
 
 _CHUNK = 1 << 24
 
@@ -17,7 +18,9 @@ def require_folder(path: Path | None) -> Path | None:
       CalibrateError: it is not a folder.
     """
     if path is not None and not path.is_dir():
-        raise CalibrateError(f"{path} is not a folder; give that of a model for Transformers")
+        raise CalibrateError(
+            f"{not_a('folder', path)}; give that of a model for Transformers, or of a .gguf file"
+        )
     return path
 
 
@@ -34,7 +37,7 @@ def digest_of_file(path: Path) -> str:
     """sha256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     except OSError as failure:

@@ -106,7 +106,7 @@ def _publish(
     data = dumps(numbered).encode()
     numbered = loads(data, path)  # raises unless the file can be loaded
     if has_locks:
-        remove_leftovers(stored.folder, "*.json*")
+        remove_leftovers(stored.folder, r"(state|[0-9]+)\.json")
     _write_state(stored.folder, stored.state._replace(highest=number))
     write_atomically(path, data, CoefficientsError, exclusive=True)
     return numbered, True

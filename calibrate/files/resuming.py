@@ -7,7 +7,8 @@ atomically. The folder also has a lock, an empty file.
 
 import contextlib
 import itertools
-import shutil
+import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,18 +19,22 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
 from calibrate.files.atomic_io import (
     LOCK,
+    SPACE,
     check_writable,
+    final_name,
     locked,
     remove_leftovers,
     write_atomically,
 )
-from calibrate.files.collection import Kind, open_collection
+from calibrate.files.collection import KINDS, Kind, open_collection
 from calibrate.files.manifest import (
     COMPLETE,
     MANIFEST,
     MOST_MANIFEST_BYTES,
+    MOST_SHARDS,
     PARTIAL,
     RESTORE,
+    Collection,
     Entry,
     entry_of,
     listed_bytes,
@@ -65,6 +70,7 @@ class Plan(Generic[Kind]):
     # the options recorded and given.
     difference: Callable[[dict[str, Any]], tuple[Sequence[str], Options, Options] | None]
     files: Mapping[str, bytes] = field(default_factory=dict)  # beside the shards
+    full: str = SPACE  # the remedy for a full disk
 
 
 class Progress(NamedTuple):
@@ -100,9 +106,14 @@ def fill(
     Warns:
       UserWarning: a file is damaged or missing.
     """
+    if len(plan.shards) > MOST_SHARDS:
+        raise CalibrateError(
+            f"{folder} would have {len(plan.shards):,} shards, more than the limit of "
+            f"{MOST_SHARDS:,}; collect less, or into several folders"
+        )
     listed = _listed(folder, plan)
     if listed is None or _damaged(folder, plan, listed) or _lost_files(folder, plan):
-        with _collection_lock(folder):
+        with _collection_lock(folder, plan.kind):
             if not (folder / MANIFEST).exists():
                 data = manifest_text(plan.kind, plan.configuration, None, PARTIAL).encode()
                 try:  # or it is in the way afterwards
@@ -111,7 +122,7 @@ def fill(
                     raise CalibrateError(f"cannot collect into {folder}: {failure}") from failure
                 # Without locks another process may come first: then its configuration stays.
                 with contextlib.suppress(FileExistsError):
-                    write_atomically(folder / MANIFEST, data, exclusive=True)
+                    write_atomically(folder / MANIFEST, data, exclusive=True, full=plan.full)
             _make_shards(folder, plan, jobs, report)
     return open_collection(folder, plan.kind)
 
@@ -163,7 +174,7 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> N
         for shard in shards:
             _warn_of_damage(folder / shard.name)
     absolute = folder.absolute()  # workers may have another working folder
-    tasks = [partial(_make, absolute, s, (listed or {}).get(s.name)) for s in shards]
+    tasks = [partial(_make, absolute, s, (listed or {}).get(s.name), plan.full) for s in shards]
     finished = itertools.count(1)
 
     def advance(done: tuple[str, Entry, bool]) -> None:
@@ -172,10 +183,10 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> N
     entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
     if listed is None:
         text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
-        write_atomically(folder / MANIFEST, text.encode())
+        write_atomically(folder / MANIFEST, text.encode(), full=plan.full)
 
 
-def _make(folder: Path, shard: Shard, listed: Entry | None) -> tuple[str, Entry, bool]:
+def _make(folder: Path, shard: Shard, listed: Entry | None, full: str) -> tuple[str, Entry, bool]:
     """A shard's name and entry, and whether it was on disk already."""
     path = folder / shard.name
     if listed is None and (found := read_if_sound(path, shard.most, shard.check)):
@@ -187,7 +198,7 @@ def _make(folder: Path, shard: Shard, listed: Entry | None) -> tuple[str, Entry,
             "as on another machine or with another version; restore the file from a copy, or "
             "collect into a new folder"
         )
-    write_atomically(path, data)
+    write_atomically(path, data, full=full)
     return shard.name, entry, False
 
 
@@ -231,42 +242,63 @@ def _another_collection(
 
 
 @contextlib.contextmanager
-def _collection_lock(folder: Path) -> Iterator[None]:
+def _collection_lock(folder: Path, kind: type[Collection]) -> Iterator[None]:
     """Locks a folder that is filled; others wait."""
     message = f"another process is collecting into {folder}; waiting for it to finish"
+    names = rf"{re.escape(MANIFEST)}|{kind.names}"
     check_writable(folder / MANIFEST)
     with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
         if has_locks:
-            remove_leftovers(folder, "*")
+            remove_leftovers(folder, names)
         yield
         if has_locks:  # of workers that died
-            remove_leftovers(folder, "*")
+            remove_leftovers(folder, names)
 
 
 def discard_collection(folder: Path) -> None:
     """Deletes a collection of any kind and version, if there is one; its lock stays.
 
     Raises:
-      CalibrateError: the manifest is of something else, or a file cannot be deleted.
+      CalibrateError: the manifest is of something else, there is a file that no collection of its
+        kind writes (then nothing is deleted), or a file cannot be deleted.
     """
     path = folder / MANIFEST
     if not path.is_file():
         return
     try:
-        made_of = str(parse(read_bytes(path, MOST_MANIFEST_BYTES))["format"])
-    except (CalibrateError, KeyError, TypeError):
-        made_of = ""
-    if not made_of.startswith("calibrate."):
+        made_of = parse(read_bytes(path, MOST_MANIFEST_BYTES))["format"]
+        kind = next(kind for kind in KINDS if kind.format == made_of)
+    except (CalibrateError, KeyError, TypeError, StopIteration):
         raise CalibrateError(
             f"{path} is not the manifest of a collection; choose another folder, or delete this one"
-        )
-    with _collection_lock(folder):
+        ) from None
+    _entries(folder, kind)
+    with _collection_lock(folder, kind):
         try:
-            # The manifest goes last: until then the same command can do this again.
-            for entry in sorted(folder.iterdir(), key=lambda entry: entry == path):
+            for entry in _entries(folder, kind):
                 if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
+                    os.rmdir(entry)
                 elif entry.name != LOCK:
-                    entry.unlink()
+                    os.unlink(entry)
         except OSError as failure:
             raise CalibrateError(f"{folder} cannot be emptied: {failure.strerror}") from failure
+
+
+def _entries(folder: Path, kind: type[Collection]) -> list[Path]:
+    """What a collection has written into its folder, in the order in which it can be deleted.
+
+    The manifest comes last: until then the same command can do this again.
+
+    Raises:
+      CalibrateError: there is something else.
+    """
+    names, found = rf"{re.escape(MANIFEST)}|{re.escape(LOCK)}|{kind.names}", list[Path]()
+    for entry in folder.rglob("*"):
+        path = entry.with_name(final_name(entry.name)).relative_to(folder)
+        if not re.fullmatch(names, path.as_posix()):
+            raise CalibrateError(
+                f"{entry} is not part of a collection, and nothing is deleted; move it away, or "
+                "choose another folder"
+            )
+        found.append(entry)
+    return sorted(found, key=lambda entry: (entry.name == MANIFEST, -len(entry.parts)))

@@ -63,7 +63,7 @@ _SHARD = Object(
 )
 _PARTIAL: dict[str, Shape] = {"configuration": _CONFIGURATION}
 _COMPLETE: dict[str, Shape] = {**_PARTIAL, "sizes": List(_SIZE), "shards": List(_SHARD)}
-_SHARD_NAME = re.compile(r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz")
+_SHARD_NAME = r"n([0-9]{5,10})-unit([0-9]{5,10})\.npz"
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,17 @@ def check_unit(size: int, unit: int, sets: range, data: bytes, path: Path) -> En
 class RowCollection(Collection):
     """A collection of rows."""
 
-    kind, format = "rows", "calibrate.collection"
+    kind, format, names = "rows", "calibrate.collection", _SHARD_NAME
 
     @property
     def heads(self) -> Heads:
         """The heads that the rows belong to; empty if unknown."""
         return [(layer, head) for layer, head in self.configuration.get("heads", [])]
+
+    @property
+    def of_logits(self) -> bool:
+        """Whether the rows are logits of any origin, and not of a head that draws sets."""
+        return bool(self.configuration.get("of") == "logits")
 
     def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, KeptRows]]:
         """(set size, rows) of every shard; the rows of some heads only, if they are given."""
@@ -202,7 +207,7 @@ def unlisted_shards(folder: Path, configuration: Mapping[str, Any]) -> list[Entr
       DamagedError: one of them is damaged.
     """
     entries = []
-    names = filter(None, map(_SHARD_NAME.fullmatch, os.listdir(folder)))
+    names = filter(None, map(re.compile(_SHARD_NAME).fullmatch, os.listdir(folder)))
     for size, unit in sorted((int(name[1]), int(name[2])) for name in names):
         if size in configuration["sizes"]:
             path = folder / shard_name(size, unit)

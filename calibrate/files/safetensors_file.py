@@ -17,13 +17,13 @@ import ml_dtypes
 import numpy as np
 
 from calibrate.errors import CalibrateError, DamagedError
-from calibrate.files.atomic_io import unwritable
+from calibrate.files.atomic_io import open_regular, unwritable
 from calibrate.files.strict_json import Refusal, parse
 
 FLOATS: dict[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
-_MOST_HEADER_BYTES = 100_000_000  # as the format's own reader accepts
+_MOST_HEADER_BYTES = 1 << 25
 _CHUNK = 1 << 24
 
 Change = Callable[[np.ndarray], np.ndarray]
@@ -46,7 +46,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
       DamagedError: it is not such a file, or is cut short.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))[0]
             if length > min(_MOST_HEADER_BYTES, size - 8):
@@ -105,7 +105,7 @@ def _pieces(source: Path, changes: Mapping[str, Change]) -> Iterator[bytes]:
     """The bytes of the copy, in order."""
     header = read_header(source)
     try:
-        with open(source, "rb") as file:
+        with open_regular(source) as file:
             for name in filter(changes.__contains__, header):
                 tensor = header[name]
                 yield from _chunks(file, tensor.begin - file.tell())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.errors import CoefficientsError
+from calibrate.files.atomic_io import not_a
 from calibrate.files.coefficient_file import bytes_of, read
 from calibrate.files.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.files.coefficients import Coefficients
@@ -20,7 +21,7 @@ from calibrate.files.json_shapes import TEXT, Integer, List, Map, Object, read_f
 from calibrate.files.strict_json import parse
 
 STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the state
-MAX_STATE_BYTES = 1 << 26
+MAX_STATE_BYTES = 1 << 20
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
@@ -156,7 +157,7 @@ def origins(store: str | os.PathLike[str] | None = None) -> list[tuple[str, Path
       CoefficientsError: `store` is given and is not a folder; the others need not exist yet.
     """
     if store and not os.path.isdir(store):
-        raise CoefficientsError(f"{store} is not a folder; give a folder of fits")
+        raise CoefficientsError(f"{not_a('folder', Path(store))}; give a folder of fits")
     chosen = [("--store", store), ("$CALIBRATE_FITS", os.environ.get("CALIBRATE_FITS"))]
     folders = [(origin, Path(folder)) for origin, folder in chosen if folder]
     return [*folders, ("./fits", Path("fits")), ("package", published_store())]

@@ -43,6 +43,7 @@ class Solution(NamedTuple):
     numbers: np.ndarray  # at full strength
     value: Value
     strength: float = 1.0
+    full: Value | None = None  # what the numbers are worth at full strength, once that is chosen
 
     def at(self, strength: float) -> np.ndarray:
         """The numbers at a strength, 1 being full."""
@@ -117,7 +118,7 @@ class Descent:
         """The same numbers at the strength that is wanted, or the largest that is allowed."""
         form, numbers = found.form, found.numbers
         if self.strength is not None or not self._protected:
-            return self.at(form, numbers, self.strength or 1.0)
+            return self.at(form, numbers, self.strength or 1.0)._replace(full=found.value)
         low, high, part = 0, STRENGTHS + 1, STRENGTHS
         for _ in range(_TRIALS):
             value = self._value(form, found.at(part / STRENGTHS), self._protected)
@@ -127,7 +128,7 @@ class Descent:
             # The KL of text rises as the square of the strength.
             guess = part * np.sqrt(value.allowed / max(value.lost, 1e-12))
             part = int(np.clip(guess, low + 1, high - 1))
-        return self.at(form, numbers, low / STRENGTHS)
+        return self.at(form, numbers, low / STRENGTHS)._replace(full=found.value)
 
     def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""

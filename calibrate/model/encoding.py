@@ -1,10 +1,15 @@
 """Texts as token ids, within a model's context: prompts with answers."""
 
+import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.files.examples import Cell
+
+MOST_UNKNOWN = 0.1  # of the tokens of prompts, answers or a text
 
 
 class Encoded(NamedTuple):
@@ -30,19 +35,56 @@ class Encoder(NamedTuple):
         first, both = self._ids(prompt), self._ids(prompt + answer)
         if both[: len(first)] == first:
             return first, both[len(first) :]
-        return first, list(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
+        return first, self.ids(answer)
 
     def _ids(self, text: str) -> list[int]:
-        ids = list(self.tokenizer(text, verbose=False)["input_ids"])
+        ids = self.ids(text, add_special_tokens=True)
         end = self.tokenizer.eos_token_id
         return ids[:-1] if len(ids) > 1 and ids[-1] == end else ids  # some end every text
 
-    def text(self, text: str) -> tuple[list[int], list[int]]:
-        """What begins every text (nothing, for many tokenizers), and the ids of a text."""
+    def ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text, or of a piece of one."""
+        try:
+            found = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        except Exception as failure:  # of a word that a vocabulary without an unknown token lacks
+            raise CalibrateError(
+                f"the model's tokenizer does not know all of the text ({failure}); give other text"
+            ) from failure
+        return list(found["input_ids"])
+
+    @property
+    def unknown(self) -> str | None:
+        """The token in place of what the tokenizer does not know; None if it has none.
+
+        Tokenizers of bytes, which know every text, may name the token that begins or ends one.
+        """
+        model = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "model", None)
+        named, *ends = (getattr(self.tokenizer, f"{x}_token", None) for x in ("unk", "bos", "eos"))
+        return getattr(model, "unk_token", None if named in ends else named)
+
+    def check_known(self, source: str, made: Sequence[tuple[Cell, Encoded]]) -> None:
+        """Warns of tokens that the tokenizer does not know; QualityError for more than 10 %."""
+        if (unknown := self.unknown) is None:
+            return
+        token = self.tokenizer.convert_tokens_to_ids(unknown)
+        parts = {"prompts of ": [x.tokens[: x.start] for cell, x in made if not cell.text],
+                 "answers of ": [x.tokens[x.start :] for cell, x in made if not cell.text],
+                 "": [x.tokens for cell, x in made if cell.text]}  # fmt: skip
+        for part, tokens in parts.items():
+            share = float(np.mean(np.concatenate(tokens) == token)) if tokens else 0.0
+            said = f"{share:.1%} of the tokens of {part}{source} are unknown ({unknown})"
+            if share > MOST_UNKNOWN:
+                raise QualityError(
+                    f"{said}, more than {MOST_UNKNOWN:.0%}; give text of a kind that the model's "
+                    "tokenizer knows, or put the tokenizer of this model into its folder"
+                )
+            if share:
+                warnings.warn(said, stacklevel=2)
+
+    def begin(self) -> list[int]:
+        """What begins every text; nothing, for many tokenizers."""
         begin = self._ids("")
-        begin = [] if begin == [self.tokenizer.eos_token_id] else begin
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return begin, list(ids)
+        return [] if begin == [self.tokenizer.eos_token_id] else begin
 
     def join(self, where: str, prompt: list[int], answer: list[int]) -> Encoded:
         """A prompt and its answer, which errors name by `where`, as one example."""

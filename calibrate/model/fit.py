@@ -13,7 +13,7 @@ from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, OWN, Evidence
 from calibrate.evidence.prior import LEAST_GAIN
-from calibrate.evidence.verdict import judge, judged_items, sentences
+from calibrate.evidence.verdict import judge, judged_items, promises, sentences
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection
@@ -22,8 +22,8 @@ from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
-from calibrate.model.passes import Memo, Report, score_fits
-from calibrate.model.problem import TOOLS, Began, ModelOptions, ModelProblem
+from calibrate.model.passes import TOOLS, Report, kept_passes, score_fits
+from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 from calibrate.transformers.betas import head_betas
 
@@ -80,10 +80,10 @@ def fit_through(
     fit = published and published.fit(betas.heads)
     if published is None or fit is None:
         gain = max((s.value.over() for s in problem.solved), key=lambda gain: gain.mean)
+        remedy = "see `calibrate model diagnose`, or give prompts that the model answers in part"
         raise QualityError(
             "not for this model: no rule gains on the examples that choose (at best "
-            f"{_nats(gain)}); see `calibrate model diagnose`, or give prompts that the model "
-            "answers in part"
+            f"{_nats(gain)}); {problem.bar() or remedy}"
         )
     source = _source(collection, options, published.strength)
     fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
@@ -92,11 +92,12 @@ def fit_through(
     strengths = sorted({*STRENGTHS, published.strength})
     trade = {f"{s:g}": published.fit(betas.heads, s) for s in strengths}
     began("judging", [which] * (len(fits) + len(trade)))
-    memo = Memo(collection.folder, collection.digest)
+    memo = kept_passes(collection, model.device)
     score = partial(score_fits, lambda: model, collection.set, which, memo=memo, report=report)
-    evidence = problem.objective.evidence(which, score(fits))
+    evidence = problem.objective.evidence(which, score(fits), fits)
     losses = {rule: problem.objective.losses(evidence, which, rule) for rule in fits}
-    require_worth(evidence, losses[OWN], np.inf if options.strength else options.allowed)
+    allowed = np.inf if options.strength else options.allowed
+    require_worth(evidence, losses[OWN], allowed, problem.bar)
     traded = problem.objective.evidence(which, score({s: x for s, x in trade.items() if x}))
     found = ModelFit(fit, betas.heads, problem.solved, published, evidence, traded, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
@@ -132,22 +133,28 @@ def _rivals(
     return {PAPER: load("paper@1", published_store()), **others}
 
 
-def require_worth(evidence: Evidence, losses: list[Estimate], allowed: float) -> None:
-    """Raises QualityError unless held-out answers gain by the fit, OWN, and no protected part
-    evidently loses more than `allowed` nats a token.
+def require_worth(
+    evidence: Evidence, losses: list[Estimate], allowed: float, bar: Callable[[], str] = str
+) -> None:
+    """Raises QualityError unless held-out answers gain by the fit, OWN, and none of its promises is
+    broken in the mean: protected text, and answers of trained lengths together, lose `allowed` nats
+    a token at most. Errors of few examples are wide, so of one cell an evident loss counts alone.
+    `bar` says what keeps rules from gaining.
     """
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < LEAST_GAIN:
         raise QualityError(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
-            "answers; collect more examples, or see `calibrate model diagnose`"
+            f"answers; {bar() or 'collect more examples, or see `calibrate model diagnose`'}"
         )
-    if evident := [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]:
-        lost = max(evident)
+    lost = [part.loss for part in promises(evidence, OWN) if not part.kept]
+    if lost := lost or [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]:
+        most = max(lost)
         raise QualityError(
-            f"protected tokens lose {lost.mean:.4f} ± {lost.error:.4f} nats each, and {allowed:g} "
-            "is allowed; collect more of them, or allow more with --allowed-loss"
+            f"protected tokens lose {most.mean:.4f} ± {most.error:.4f} nats each, and {allowed:g} "
+            "is allowed; collect more of them (--text, lengths up to --trained-up-to), or allow "
+            "more with --allowed-loss"
         )
 
 
@@ -190,7 +197,8 @@ def _source(
     configuration = collection.manifest["configuration"]
     named = {
         "kind": options.kind, "trained_up_to": options.trained_up_to,
-        "allowed_loss": options.allowed, "steps": options.most_steps, "strength": strength,
+        "allowed_loss": None if options.strength else options.allowed,
+        "steps": options.most_steps, "strength": strength,
         "for_export": True if options.engines else None,
     }  # fmt: skip
     return {

@@ -22,19 +22,22 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
+from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.splits import CHOOSING, JUDGING, stretches_of, whole_templates
 
-ALLOWED_LOSS = 0.01  # nats a token, of protected text and lengths
+ALLOWED_KL = 0.01  # nats a token, of protected text; of trained lengths, what their log p loses
 WEIGHT_OF_TEXT = 3.0  # nats of the answers, for a nat a token of KL of text
 _ERRORS = 2.0  # that are added to the KL of text
+HELD_TO = 1 / 2  # of what trained lengths may lose, by the examples that choose: others judge
 _OTHER = "other"
+_NO_GAIN = Estimate(0.0, np.nan)  # of a part without examples
 _ANSWERS = Scored("", items="answers")
 
 
 def compare(
     examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores],
-    of: Scored = _ANSWERS, own: bool = False,
+    of: Scored = _ANSWERS, fits: Mapping[str, Coefficients] | None = None, own: bool = False,
 ) -> Evidence:  # fmt: skip
     """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
@@ -45,6 +48,7 @@ def compare(
       which: numbers of the examples that were scored.
       scores: by rule, with an entry for each of `which`; plain softmax is PLAIN.
       of: what was scored.
+      fits: the rules that are fits, by name.
       own: whether a fit was made of these examples: some templates are none that it has seen.
     """
     index = np.asarray(which, int)
@@ -63,7 +67,8 @@ def compare(
     return Evidence(
         rules, {measure: np.array(x) for measure, x in values.items()},
         tuple(Stratum(c.length, c.template, c.text, x) for c, x in zip(cells, unseen, strict=True)),
-        stratum, stretches_of(examples)[index], np.ones(len(index)), of,
+        stratum, stretches_of(examples)[index], np.ones(len(index)), of, fits=fits or {},
+        tokens=np.where(per_token, 1, n_answer),
     )  # fmt: skip
 
 
@@ -78,14 +83,14 @@ class Objective:
     Args:
       plain: scores of plain softmax, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
-      allowed: nats a token that protected text and lengths may lose in the mean.
+      allowed: nats a token that protected text and lengths may lose.
     Attributes:
       protected: the cells of each part that is: plain text, and every trained cell of answers.
     """
 
     def __init__(
         self, examples: ExampleSet, plain: Scores, trained_up_to: int | None = None,
-        allowed: float = ALLOWED_LOSS,
+        allowed: float = ALLOWED_KL,
     ):  # fmt: skip
         self.examples, self.plain, self.allowed = examples, plain, allowed
         self.cell = np.array([example.cell for example in examples.examples])
@@ -96,9 +101,24 @@ class Objective:
         self.protected = [text] if text else []
         self.protected += [[i] for i in np.flatnonzero(~self.is_text & trained).tolist()]
 
-    def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
+    def bar(self, value: "Value") -> str:
+        """The protected part that loses most by a value, in words with its option."""
+        loss, cells = max(zip(value.losses, self.protected, strict=True))
+        length = self.examples.cells[cells[0]].length
+        part = f"answers of {length:,} tokens (--trained-up-to)"
+        part = "protected text (--text), as KL," if self.is_text[cells[0]] else part
+        return (
+            f"a rule that gains {value.gain:+.3f} nats costs {part} {loss.mean:.4f} nats a token, "
+            f"and {self.allowed:g} is allowed (--allowed-loss)"
+        )
+
+    def evidence(
+        self, which: Sequence[int], scores: Mapping[str, Scores],
+        fits: Mapping[str, Coefficients] | None = None,
+    ) -> Evidence:  # fmt: skip
         """Some examples under plain softmax and under rules, by their scores of them."""
-        return compare(self.examples, which, {PLAIN: self.plain.at(which), **scores}, own=True)
+        plain = {PLAIN: self.plain.at(which)}
+        return compare(self.examples, which, {**plain, **scores}, fits=fits, own=True)
 
     def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
         """Nats a token that a rule loses of each protected part; 0 where it has none of `which`.
@@ -107,17 +127,16 @@ class Objective:
         """
         index = np.asarray(which)
         cell = self.cell[index]
-        lost = evidence.scores(PLAIN, LOG_P) - evidence.scores(rule, LOG_P)
-        lost = lost / self.n_answer[index]
         found = []
         for cells in self.protected:
             held = np.isin(cell, cells)
             if not held.any():
-                found.append(Estimate(0.0, np.nan))
+                found.append(_NO_GAIN)
             elif self.is_text[cells[0]]:
                 found.append(evidence.text.unseen.mean(rule, KL))
             else:
-                found.append(evidence.where(held).design.estimate(lost[held]))
+                gain = evidence.where(held).gain_a_token(rule)
+                found.append(gain._replace(mean=0.0 - gain.mean))
         return found
 
     def value(self, which: Sequence[int], scores: Scores) -> "Value":
@@ -157,10 +176,10 @@ class Value:
 
     @property
     def lost(self) -> float:
-        """The most that any part loses, nats a token: of text with two errors, else the mean."""
-        of_text = self.losses[: int(self.has_text)]
-        found = [loss.mean + _ERRORS * np.nan_to_num(loss.error) for loss in of_text]
-        return float(max([*found, *(loss.mean for loss in self.losses[len(found) :])], default=0.0))
+        """The most that any part loses, nats a token, with a margin: others judge."""
+        text, answers = self.losses[: int(self.has_text)], self.losses[int(self.has_text) :]
+        found = [loss.mean + _ERRORS * np.nan_to_num(loss.error) for loss in text]
+        return float(max([*found, *(loss.mean / HELD_TO for loss in answers)], default=0.0))
 
     @property
     def is_allowed(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,14 @@ from calibrate.errors import CalibrateError
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import Example, ExampleSet, Scores, parse_scores
+from calibrate.files.examples import (
+    PASSES,
+    Example,
+    ExampleCollection,
+    ExampleSet,
+    Scores,
+    parse_scores,
+)
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.files.resuming import read_if_sound
 from calibrate.model.answers import answer, answer_logits, as_finite, checked, n_tokens
@@ -32,13 +40,13 @@ from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
 from calibrate.transformers.parts import Applied, applied
 from calibrate.transformers.verification import verify
 
+TOOLS = ("torch", "transformers")
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # What a layer keeps for the backward pass, in numbers for each token and channel (measured on a
 # Llama); a batch that would keep more than this in all layers keeps each layer's input alone.
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
-FOLDER = ".passes"
 _MOST_BYTES = 1 << 26  # of one
 
 Content = TypeVar("Content")
@@ -49,7 +57,7 @@ class Memo:
     """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
 
     def __init__(self, folder: Path | None, *context: str):
-        self._folder, self._context = folder and folder / FOLDER, context
+        self._folder, self._context = folder and folder / PASSES, context
 
     def get(
         self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content],
@@ -68,6 +76,12 @@ class Memo:
 
 
 NOWHERE = Memo(None)
+
+
+def kept_passes(collection: ExampleCollection, device: torch.device | str) -> Memo:
+    """Results that a collection keeps, of these versions and this processor."""
+    rounds = processor(torch.device(device)), *map(version, TOOLS)
+    return Memo(collection.folder, collection.digest, *rounds)
 
 
 def processor(device: torch.device) -> str:

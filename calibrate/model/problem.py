@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -16,14 +15,13 @@ from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Solution
 from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
-from calibrate.model.objective import ALLOWED_LOSS, Objective
-from calibrate.model.passes import Memo, Passes, Report, processor
+from calibrate.model.objective import ALLOWED_KL, Objective
+from calibrate.model.passes import Passes, Report, kept_passes
 from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 from calibrate.transformers.betas import HeadBetas
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
 LEAST_LEAD = 0.01  # nats, of one form over a simpler one
-TOOLS = ("torch", "transformers")
 _SHARED = (CONSTANT, LOG_SIZE)
 _EACH = (CONSTANT, LOG_SIZE, COMMITMENT, ENTROPY_AND_SIZE)
 
@@ -35,8 +33,8 @@ class ModelOptions:
     """Options of a fit through a model."""
 
     kind: str | None = None  # of the rules; None for the best on the examples that choose
-    trained_up_to: int | None = None  # tokens: lengths at which answers may not get worse
-    allowed: float = ALLOWED_LOSS  # nats a token that protected text and lengths may lose
+    trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
+    allowed: float = ALLOWED_KL  # nats a token that protected text and lengths may lose
     strength: float | None = None  # of the rules; None: the largest that is allowed
     most_steps: int = MOST_STEPS  # of each form
     seed: int = 0  # of the order of the examples
@@ -69,8 +67,7 @@ class ModelProblem:
         self._heads, self._options, self._began = heads, options, began
         lengths = np.array([len(example.tokens) for example in collection.set.examples])
         self._typical = typical(lengths)
-        context = collection.digest, processor(model.device), *map(version, TOOLS)
-        memo = Memo(collection.folder, *context)
+        memo = kept_passes(collection, model.device)
         self.objective = Objective(
             collection.set, collection.scores, options.trained_up_to, options.allowed
         )
@@ -115,6 +112,13 @@ class ModelProblem:
         if last.kind != CONSTANT or last.of == ALIKE or options.kind or options.trained_up_to:
             return False
         return not any(_gain(s, None).is_at_least(LEAST_GAIN) for s in self.solved)
+
+    def bar(self) -> str:
+        """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
+        full = [solution.full for solution in self.solved if solution.full]
+        most = max(full, key=lambda value: value.gain, default=None)
+        is_barred = most is not None and most.gain >= LEAST_GAIN and not most.is_allowed
+        return self.objective.bar(most) if most and is_barred else ""
 
     def choose(self) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.

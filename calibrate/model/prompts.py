@@ -8,11 +8,12 @@ A file of prompts has a JSON object on each line:
 Each template (default: prompts) at each octave of lengths has equal weight.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
 from calibrate.files.json_shapes import Integer, List, Object, Text
 from calibrate.files.npz import digest_of, read_bytes
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from calibrate.transformers.folders import ModelFolder
 
 TASK = "retrieval"
-_MOST_BYTES = 1 << 28
+_MOST_BYTES, _MOST_OF_LINE = 1 << 26, 1 << 20  # a tokenizer takes 150 times as much memory
 TEMPLATE = "prompts"  # of lines that name none
 
 
@@ -86,6 +87,10 @@ def read_prompts(path: Path) -> tuple[list[Line], str]:
 
 
 def _line(text: bytes, where: str) -> Line:
+    if len(text) > _MOST_OF_LINE:
+        raise CalibrateError(
+            f"{where} has {len(text):,} bytes, more than the limit of {_MOST_OF_LINE:,}; shorten it"
+        )
     try:
         fields = _LINE(parse(text, "write one JSON object a line"))
         template = fields.pop("template", TEMPLATE)
@@ -132,6 +137,7 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     Raises:
       CalibrateError: nothing was asked for, a file cannot be read, an example does not fit into the
         model's context, or the tokenizer is missing.
+      QualityError: the tokenizer does not know more than a tenth of the tokens.
     """
     lines, digest = read_prompts(wanted.prompts) if wanted.prompts else ([], "")
     texts = read_texts(wanted.text) if wanted.text else []
@@ -143,23 +149,29 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
     spelled = has_lengths or any(isinstance(line.prompt, str) for line in lines)
     tokenizer = folder.tokenizer() if spelled else None
     encoder = Encoder(tokenizer, folder.context, folder.vocabulary)
-    made, sources = [], dict[str, Any]()
+    made, sources = list[tuple[str, list[tuple[Cell, Encoded]]]](), dict[str, Any]()
     if lines:
-        made += encoded_lines(lines, encoder)
+        made.append((str(wanted.prompts), encoded_lines(lines, encoder)))
         sources["prompts"] = digest
     if wanted.templates:
-        made += retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
+        task = retrieval(encoder, wanted.templates, wanted.lengths, wanted.count, wanted.seed)
+        made.append((f"the task {TASK}", task))
         sources |= {"templates": ",".join(wanted.templates), "seed": wanted.seed}
     for text in texts:
-        made += text.windows(encoder, wanted.lengths, wanted.count)
+        made.append((str(text.path), text.windows(encoder, wanted.lengths, wanted.count)))
     if wanted.built_in_text and tokenizer is not None:
-        made += built_in_windows(encoder, wanted.lengths, wanted.count)
-        texts = read_texts(BUILT_IN)
+        windows = built_in_windows(encoder, wanted.lengths, wanted.count)
+        with suppress(QualityError):  # not all models know English
+            encoder.check_known("the built-in text", windows)
+            made.append(("the built-in text", windows))
+            texts = read_texts(BUILT_IN)
     if texts:
         sources["text"] = digest_of("\n".join(text.digest for text in texts).encode())
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
-    return _in_cells(made), sources
+    for source, examples in made:
+        encoder.check_known(source, examples)
+    return _in_cells([example for _, examples in made for example in examples]), sources
 
 
 def _in_cells(made: list[tuple[Cell, Encoded]]) -> ExampleSet:

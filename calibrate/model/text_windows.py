@@ -4,9 +4,9 @@ Every token of a window is an answer. A text is of one register, and a register 
 package brings nine of some 2,900 tokens each, in `text/`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from calibrate.model.encoding import Encoded, Encoder
 from calibrate.model.splits import N_TURNS, turn
 
 MOST_BYTES = 1 << 26
+# A text is tokenized as a whole up to so many characters: tokenizers take 150 times as much memory.
+WHOLE = 1 << 20
+PER_TOKEN = 8  # characters, more than most tokens have
 TEMPLATE = "text"  # of a file alone
 BUILT_IN = Path(__file__).parent / "text"
 MOST_BUILT_IN = 1024  # tokens of a window of it
@@ -39,8 +42,9 @@ class TextFile(NamedTuple):
         `splits_of`). A window begins with what the tokenizer begins texts with; where that is
         nothing, its first token is not an answer.
         """
-        begin, ids = encoder.text(self.text)
+        begin = encoder.begin()
         sizes = [length - len(begin) for length in lengths]
+        ids = self._ids(encoder, max(1, *sizes), most)
         for length, size in zip(lengths, sizes, strict=True):
             if not 0 < size <= len(ids) or length < 2:
                 raise CalibrateError(
@@ -56,6 +60,29 @@ class TextFile(NamedTuple):
                 encoded = encoder.join(str(self.path), tokens[:start], tokens[start:])
                 made.append((Cell(self.register, length, True), encoded))
         return made
+
+    def _ids(self, encoder: Encoder, size: int, most: int) -> Any:
+        """The tokens of a text; of a long one, as many stretches as are needed, spread over it."""
+        if len(self.text) <= WHOLE:
+            return encoder.ids(self.text)
+        pieces, n = list(_pieces(self.text, PER_TOKEN * size)), most
+        while n < len(pieces):
+            chosen = np.linspace(0, len(pieces) - 2, n).astype(int)  # the last one may be short
+            ids = (encoder.ids(pieces[i])[:size] for i in chosen)
+            if len(found := [x for x in ids if len(x) == size]) >= most:
+                return np.concatenate(found)
+            n *= 2
+        return np.concatenate([np.array(encoder.ids(piece), np.int32) for piece in pieces])
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    """A text in pieces of at most so many characters, cut before words."""
+    first = 0
+    while first < len(text):
+        space = text.rfind(" ", first + 1, first + size) if first + size < len(text) else -1
+        last = space if space > 0 else first + size
+        yield text[first:last]
+        first = last
 
 
 def _first_tokens(stretches: np.ndarray, in_each: int, size: int, most: int) -> list[int]:

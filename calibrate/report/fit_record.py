@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import OWN
 from calibrate.export.plan import ALIKE
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from calibrate.rows.per_head import HeadFit
 
 SHIPPED = ("max-retrieval", "paper")  # as pyproject.toml lists them; others may share the folder
+WHY_NOT_ARGMAX = "Argmax would be as sure where it is wrong."
 HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file
 
 
@@ -235,13 +237,26 @@ def usage(fit: Coefficients) -> Code:
     lines += ["", f"probs = calibrate.{call}  # JAX, for jax.nn.softmax(logits)"]
     lines += ["", "from calibrate.torch import adaptive_softmax"]
     lines += [f"probs = {call}  # PyTorch, for torch.softmax(logits, -1)"]
-    if all_constant(fit) and not fit.has_heads:
-        beta = f"{fit.entries[0].coefficients[-1]:.4g}"
-        lines += ["", f"# One constant needs no library: softmax({beta} * logits), or in attention"]
-        lines += [f"query = {beta} * query  # in any engine; argmax is also sure where it is wrong"]
+    if answer := one_constant(fit):
+        lines = [f"# {answer.purpose}", *answer.text.splitlines(), "", "# Or its file:", *lines]
     shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
     ship = "" if _published(fit) else "; ship this one file, and load it by its new path"
     return Code(f"How to use it{shape}{ship}:", "\n".join(lines))
+
+
+def one_constant(fit: Coefficients) -> Code | None:
+    """The whole answer of a fit that is one constant, for the top of a result; None of others."""
+    beta = None if fit.has_heads else constant_of(fit.rule, fit.entries[0])
+    if beta is None:
+        return None
+    lines = (
+        f"query = {beta:.4g} * query  # before attention, in any framework or engine",
+        f"probs = jax.nn.softmax({beta:.4g} * logits)  # JAX",
+        f"probs = torch.softmax({beta:.4g} * logits, -1)  # PyTorch",
+    )
+    return Code(
+        f"One constant is the answer, and needs no library. {WHY_NOT_ARGMAX}", "\n".join(lines)
+    )
 
 
 def load_line(fit: Coefficients) -> str:

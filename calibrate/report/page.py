@@ -1,22 +1,24 @@
 """The page on a fit, one self-contained HTML file, and the results of `report` and `run`."""
 
 import base64
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from calibrate.evidence.evidence import LOG_P, Evidence
+from calibrate.errors import printable
+from calibrate.evidence.evidence import CONFIDENCE, LOG_P, PLAIN, RIGHT, Evidence
 from calibrate.evidence.verdict import judged_items, main_measure
 from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficients import Coefficients
 from calibrate.report import plot_style, plots
-from calibrate.report.blocks import Block, Facts, Heading, Result, Text, as_detail
+from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, as_detail
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
 from calibrate.report.rules import all_constant, facts, guards, value_text
-from calibrate.report.scores_record import ScoresRecord
+from calibrate.report.scores_record import Sample, ScoresRecord
 from calibrate.report.selection import selection_tables
 
 SYMBOLS = {
@@ -39,6 +41,12 @@ class Figures:
     """Figures side by side."""
 
     pictures: Sequence[Picture]
+
+
+class Folded(NamedTuple):
+    """Tables that are shown when they are asked for, and in print."""
+
+    tables: Sequence[Table]
 
 
 def report_result(scores: ScoresRecord, path: Path | None) -> Result:
@@ -65,21 +73,23 @@ def run_result(fit: FitRecord, scores: ScoresRecord, report: Result) -> Result:
 def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
     """Writes the page, whole or not at all.
 
-    All text is escaped, and characters that UTF-8 cannot encode, as a file name may have, become
-    question marks.
+    All text is escaped, also what is not printable, as in the name of a file.
 
     Args:
       path: of the page.
       fit: what was calibrated; the first of the fits that were scored.
       scores: of items that it was, if possible, not made of.
     """
-    of, code = scores.evidence.of, usage(fit)
+    of, tables = scores.evidence.of, scores.tables()
     scored = f"{of.name} ({of.fingerprint}): {scores.scored_items()}"
+    more = [table for table in tables if table.detail]
     blocks = [
+        Heading("In your code"),
+        usage(fit),
         Heading("Scores"),
-        *scores.tables(),
-        Heading(code.purpose.removesuffix(":")),
-        replace(code, purpose=""),
+        *(table for table in tables if not table.detail),
+        *([Folded(more)] if more else []),
+        *_answers_section(scores),
         Heading("Figures"),
         Figures([*_score_pictures(scores, fit), *_rule_pictures(fit)]),
         *_selection_section(fit),
@@ -90,13 +100,31 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: printable(value, "\n") if type(value) is str else value,
     )  # fmt: skip
     environment.filters["kind"] = lambda block: type(block).__name__
     html = environment.get_template("page.html.j2").render(
         title=fit.reference, verdict=" ".join(scores.verdicts().values()), blocks=blocks,
         subtitle=f"Calibration of adaptive-temperature softmax, scored on {of.name}",
     )  # fmt: skip
-    write_atomically(path, html.encode(errors="replace"))
+    write_atomically(path, html.encode())
+
+
+def _answers_section(scores: ScoresRecord) -> Iterable[Block | Sample]:
+    """A few examples of a model, before and after; nothing without any."""
+    if scores.samples:
+        yield Heading("Answers before and after")
+        yield Text("A few held-out examples; right: each token of the answer has the highest p.")
+    for sample in scores.samples:
+        yield sample
+        yield Facts([_answer(scores, rule, sample.item) for rule in (PLAIN, scores.fits[0])])
+
+
+def _answer(scores: ScoresRecord, rule: str, item: int) -> tuple[str, str]:
+    """A rule, and what an answer is worth under it: "12.3 %, log p -2.096: wrong"."""
+    log_p, right = (scores.evidence.scores(rule, measure)[item] for measure in (LOG_P, RIGHT))
+    state = "right" if right else "wrong"
+    return scores.label(rule), f"{100 * math.exp(log_p):.3g} %, log p {log_p:.3f}: {state}"
 
 
 def _selection_section(fit: Coefficients) -> Iterable[Block]:
@@ -132,6 +160,8 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
 
     yield by("size", items, measure, False, "Every size")
     yield by("size", items, measure, True, "Gain over plain softmax")
+    if CONFIDENCE in items.values:
+        yield _reliability_picture(items, own, fit.reference)
     if len(items.by("template")) > 1:
         yield by("template", items, measure, True, "Gain by template")
     text = scores.evidence.text
@@ -140,6 +170,16 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
     if len(items.heads) > 1 and LOG_P in items.values:
         caption = "Nats of log p; orange gains, purple loses. x: unchanged."
         yield _picture("Gain by layer and head", caption, plots.plot_gain_map, items, own)
+
+
+def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
+    before, after = (items.reliability(rule) for rule in (PLAIN, own))
+    caption = (
+        f"Bins of {before.n.min():,} {items.of.items} or more. Expected calibration error: "
+        f"{100 * before.error:.1f} -> {100 * after.error:.1f} points; "
+        f"{100 * before.chance:.1f} and {100 * after.chance:.1f} would be chance."
+    )
+    return _picture("Reliability", caption, plots.plot_reliability, items, own, name)
 
 
 def _rule_pictures(fit: Coefficients) -> Iterable[Picture]:

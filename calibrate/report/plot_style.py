@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.errors import printable
 from calibrate.evidence.evidence import Head
 from calibrate.files.atomic_io import write_atomically
 from calibrate.report.rules import SizeCurve
@@ -75,6 +76,7 @@ def png(figure: "Figure") -> bytes:
 
 def short(name: str) -> str:
     """A name for a legend: long ones lose their middle, and dollar signs start no formula."""
+    name = printable(name)  # Matplotlib fails on lone surrogates
     if len(name) > MAX_LETTERS:
         name = f"{name[: MAX_LETTERS - 7]}…{name[-6:]}"
     return name.replace("$", r"\$")

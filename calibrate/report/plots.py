@@ -57,6 +57,7 @@ def plot_scores(
     """
     parts, factor = evidence.by(by), 1 if measure == LOG_P else 100
     rules = [rule for rule in _compared(evidence, own) if not (gain and rule == PLAIN)]
+    low, high = (-np.inf, np.inf) if measure == LOG_P else (-100 * gain, 100)  # of a bar
     others, places = iter(OTHERS * len(rules)), np.arange(len(parts))
     for i, rule in enumerate(rules):
         colour, marker, dash = STYLES.get(OWN if rule == own else rule) or next(others)
@@ -64,8 +65,9 @@ def plot_scores(
         mean, error = factor * np.array([(one.mean, one.error) for one in found], float).T
         at = places + SPREAD[by] * ((i + 0.5) / len(rules) - 0.5)
         ax.errorbar(
-            at, mean, 2 * np.nan_to_num(error), color=colour, marker=marker, ms=5, lw=1.4,
-            ls=dash if by == "size" else "", capsize=2, zorder=3 if rule == own else 2,
+            at, mean, np.clip([mean - low, high - mean], 0, 2 * np.nan_to_num(error)),
+            color=colour, marker=marker, ms=5, lw=1.4, capsize=2,
+            ls=dash if by == "size" else "", zorder=3 if rule == own else 2,
             label=short(name if rule == own and name else label(rule)),
         )  # fmt: skip
     ax.set_xticks(places, [f"{x:,}" if by == "size" else str(x) for x in parts], rotation=45)
@@ -77,7 +79,23 @@ def plot_scores(
         _limit(ax, [factor * float(x.gain(own, measure).mean) for x in parts.values()])
     what = {LOG_P: "log p", RIGHT: "share right"}.get(measure, "p of the target")
     unit = "nats" if measure == LOG_P else "points" if gain else "%"
-    ax.set_ylabel(f"gain in {what} over plain softmax ({unit})" if gain else f"{what} ({unit})")
+    ax.set_ylabel(f"{'gain in ' * gain}{what} ({unit})")
+    legend_below(ax)
+    return ax
+
+
+def plot_reliability(ax: "Axes", evidence: Evidence, own: str, name: str) -> "Axes":
+    """The share of items whose target is on top against the top item's probability; two rules."""
+    for rule, style, called in ((PLAIN, PLAIN, label(PLAIN)), (own, OWN, name)):
+        colour, marker, dash = STYLES[style]
+        found = evidence.reliability(rule)
+        ax.plot(
+            100 * found.confidence, 100 * found.ranked, color=colour, marker=marker, ls=dash,
+            ms=5, lw=1.4, label=short(called),
+        )  # fmt: skip
+    ax.axline((0, 0), slope=1, color="#777777", ls="--", lw=1.2, label="as sure as it is right")
+    ax.set(xlabel="probability of the top item (%)", ylabel="the top item is the target (%)")
+    ax.grid(alpha=0.25, lw=0.5)
     legend_below(ax)
     return ax
 

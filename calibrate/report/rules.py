@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrate.evidence.baselines import constant_of
 from calibrate.evidence.evidence import Head
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE, Rule, beta_of
@@ -167,10 +168,7 @@ def beta_text(fit: Coefficients, entry: Entry) -> str:
 
 def is_constant(fit: Coefficients, entry: Entry) -> bool:
     """Whether beta is the same for every row: neither domain nor entropy nor size matters."""
-    rule, terms = fit.rule, list(entry.coefficients)
-    constant = terms.pop(TERMS[len(terms)].index(""))
-    everywhere = rule.outside == "clamp" and not rule.min_entropy
-    return not any(terms) and everywhere and rule.min_beta <= constant <= rule.max_beta
+    return constant_of(fit.rule, entry) is not None
 
 
 def all_constant(fit: Coefficients) -> bool:

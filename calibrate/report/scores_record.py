@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from calibrate.evidence.baselines import described, label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Head, P
-from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, sentences
+from calibrate.evidence.verdict import HARD, judge, judged_items, main_measure, promises, sentences
 from calibrate.report.blocks import SHOWN_HEADS, Block, Facts, Heading, Table, Text, and_more
 from calibrate.report.fit_record import entry_heading, entry_text
 from calibrate.report.scores_json import heads_json, scores_json, sizes_json
@@ -40,6 +40,16 @@ TITLES = {  # by measure, and by what items are called
     (RIGHT, "sets"): "Accuracy, %",
 }
 
+
+class Sample(NamedTuple):
+    """An example of a model to show."""
+
+    item: int  # its place in the evidence
+    title: str
+    prompt: str
+    answer: str
+
+
 _Rows = dict[str, Evidence]  # the items of each row of a table
 
 
@@ -52,12 +62,14 @@ class ScoresRecord:
       fits: the rules that get a verdict.
       own: the name of the rule OWN, for people.
       scored: which items, in words; "" says it by their numbers.
+      samples: a few of a model's examples.
     """
 
     evidence: Evidence
     fits: Sequence[str] = (OWN,)
     own: str = ""
     scored: str = ""
+    samples: Sequence[Sample] = ()
 
     def blocks(self) -> Iterable[Block]:
         """What was scored, the tables, and the verdict on each fit."""
@@ -170,10 +182,10 @@ class ScoresRecord:
         deployable = [rule for rule in self.evidence.rules if rule != HARD]
         for i, (name, items) in enumerate((rows | means).items()):
             best = items.best(measure, deployable)
-            bold |= {(i, 2 + columns.index(best))} if best in columns else set()
-            cells.append([name, f"{items.n:,}", *(_cell(items, rule, measure) for rule in columns)])
+            bold |= {(i, 1 + columns.index(best))} if best in columns else set()
+            cells.append([name, *(_cell(items, rule, measure) for rule in columns), f"{items.n:,}"])
         return Table(
-            [by, self.evidence.of.items, *map(self._heading, columns)], cells,
+            [by, *map(self._heading, columns), self.evidence.of.items], cells,
             self._title(measure, by), left=["template, tokens"],
             marked=range(len(rows), len(cells)), bold=bold,
         )  # fmt: skip
@@ -192,8 +204,8 @@ class ScoresRecord:
             cells = [_cell(part, rule, measure) for rule in (PLAIN, *rules)]
             known = [True, *(found.names(rule, head) for rule in rules)]
             cells = [x if named else "unchanged" for x, named in zip(cells, known, strict=True)]
-            rows.append([head_label(*head) or found.of.name, f"{part.n:,}", *cells])
-        columns = ["head", found.of.items, *map(self._heading, [PLAIN, *rules])]
+            rows.append([head_label(*head) or found.of.name, *cells, f"{part.n:,}"])
+        columns = ["head", *map(self._heading, [PLAIN, *rules]), found.of.items]
         fit = found.fits.get(lead)
         if fit is not None and len(self.fits) == 1:
             columns.append(entry_heading(fit))
@@ -230,7 +242,12 @@ class ScoresRecord:
         for rule, text in self.verdicts().items():
             verdict = judge(found, rule)
             words = {"outcome": verdict.outcome, "better": verdict.better, "worse": verdict.worse}
-            verdicts[rule] = {"text": text, **words}
+            held = [
+                {"where": x.where, "gain": x.gain.mean, "error": x.gain.error, "unit": x.unit,
+                 "may_lose": x.allowed, "kept": x.kept}
+                for x in promises(found, rule)
+            ]  # fmt: skip
+            verdicts[rule] = {"text": text, **words, "held": held}
         return {
             "of": found.of._asdict(),
             "scored": self.scored_items(),
@@ -271,9 +288,11 @@ class GainsTable(tuple[GainRow, ...]):
     """Records of each rule at each size, and of all sizes together; prints as tables."""
 
     tables: list[Table]  # as `calibrate evaluate` prints them
+    told: list[str]  # the rule of the fit, and what it does where it may cost little
 
     def __str__(self) -> str:
-        return "\n\n".join(map(as_text, self.tables))
+        first, *others = map(as_text, self.tables)
+        return "\n\n".join(["\n".join([first, *self.told]), *others])
 
     __repr__ = __str__
 
@@ -298,6 +317,6 @@ def gains_table(evidence: Evidence, fit: str) -> GainsTable:
         for rule in record.rules
     )  # fmt: skip
     made.tables = record.size_tables(LOG_P)
-    if words := described(evidence.fits[fit]):
-        made.tables[0] = replace(made.tables[0], note=f"{fit}: {words}")
+    of_fit = [f"{fit}: {words}"] if (words := described(evidence.fits[fit])) else []
+    made.told = [*of_fit, *map(str, promises(evidence, fit))]
     return made

@@ -2,12 +2,14 @@
 
 import io
 import json
+from typing import Literal
 
 from rich import box
 from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text as RichText
 
+from calibrate.errors import printable
 from calibrate.report.blocks import Block, Code, Facts, Heading, Record, Table, as_json
 from calibrate.report.streams import stdout
 
@@ -18,7 +20,7 @@ WHOLE = 1_000  # letters of a line: wide enough for any table
 def show(record: Record, json_wanted: bool = False, verbose: bool = False) -> None:
     """Prints the result of a command as JSON, or for people: without details, unless `verbose`."""
     if json_wanted:
-        print(json.dumps(as_json(record), indent=1))
+        print(json.dumps(as_json(record), indent=1).replace("\x7f", "\\u007f"))
         return
     blocks = [block for block in record.blocks() if verbose or not block.detail]
     labels = (label for block in blocks if isinstance(block, Facts) for label, _ in block.rows)
@@ -33,7 +35,7 @@ def print_block(block: Block, label_width: int = LABEL_WIDTH) -> None:
         stdout.print(f"\n{block.text}", style="bold")
     elif isinstance(block, Facts):
         for label, text in block.rows:
-            stdout.print(f"  {label:<{label_width}} {text}")
+            stdout.print(printable(f"  {label:<{label_width}} {text}"))
     elif isinstance(block, Table):
         stdout.print(f"\n{block.title}" if block.title else "", style="bold")
         _print_whole(_of_rich(block))
@@ -66,10 +68,12 @@ def as_text(block: Table) -> str:
 def _of_rich(block: Table) -> rich_table.Table:
     table = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))
     for heading in block.columns:
-        table.add_column(
-            RichText(heading), justify="left" if heading in block.left else "right", no_wrap=True
-        )
+        side: Literal["left", "right"] = "left" if heading in block.left else "right"
+        table.add_column(RichText(printable(heading, "\n")), justify=side, no_wrap=True)
     for i, row in enumerate(block.rows):
-        cells = (RichText(x, "bold" if (i, j) in block.bold else "") for j, x in enumerate(row))
+        cells = (
+            RichText(printable(x, "\n"), "bold" if (i, j) in block.bold else "")
+            for j, x in enumerate(row)
+        )
         table.add_row(*cells)
     return table

@@ -14,8 +14,9 @@ from calibrate.errors import QualityError
 from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.evidence.prior import LEAST_GAIN, least_lead, simplest_unbeaten
+from calibrate.evidence.verdict import where_trained
 from calibrate.files.coefficients import Coefficients
-from calibrate.rows.row_problem import Candidate, RowProblem
+from calibrate.rows.row_problem import FREE, Candidate, RowProblem
 from calibrate.rows.rule_fitting import CONSTANT, KINDS, Options
 from calibrate.rows.solved_rows import Rows
 
@@ -64,7 +65,8 @@ def choose_from(
     """
     force, (candidates, left_out) = problem.options.force, problem.solve_kinds(kinds)
     if not candidates or force in left_out:
-        raise QualityError(left_out[force or CONSTANT])
+        cause = _cause(problem, kinds)
+        raise QualityError(left_out[force or CONSTANT] + (cause and f"; {cause}"))
     unforced = unbeaten(problem, candidates)
     best = next((c for c in candidates if c.kind == force), unforced)
     if unforced is None or best is None or not best.gain.evident:
@@ -90,19 +92,13 @@ def unbeaten(problem: RowProblem, candidates: Sequence[Candidate]) -> Candidate 
 
 def _sharper(problem: RowProblem, best: Candidate) -> list[Candidate]:
     """Rules of the same kind with larger q, up to where log p is that of plain softmax."""
-    kept, beyond = [best], None
-    for q in SHARPER:
+    kept, beyond, untried = [best], SHARPER[-1], list(SHARPER)
+    while untried or beyond - kept[-1].q > STEP_OF_Q:
+        q = untried.pop(0) if untried else (kept[-1].q + beyond) / 2
         if found := _keeping(problem, best.kind, q):
             kept.append(found)
         else:
-            beyond = q
-            break
-    while beyond is not None and beyond - kept[-1].q > STEP_OF_Q:
-        q = (kept[-1].q + beyond) / 2
-        if found := _keeping(problem, best.kind, q):
-            kept.append(found)
-        else:
-            beyond = q
+            beyond, untried = q, []
     return kept
 
 
@@ -116,7 +112,7 @@ def _keeping(problem: RowProblem, kind: str, q: float) -> Candidate | None:
 
 
 def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
-    """The choice, its gain over plain softmax, and kinds left out."""
+    """The choice, its gain over plain softmax, what it does where it is held, kinds left out."""
     best, (mean, low, high, _) = choice.chosen, choice.chosen.gain
     told = [
         f"{kind_label(best.kind)} gains {mean:.4f} nats of log p over plain softmax "
@@ -124,6 +120,9 @@ def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
     ]
     if best.kind != unforced.kind:
         told.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
+    up_to = choice.problem.options.trained_up_to or 0
+    if trained := where_trained(choice.held_out, OWN, up_to):
+        told.append(str(trained))
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, its in choice.left_out.items() if its == reason]
         told.append(f"without {' and '.join(kinds)}: {reason}")
@@ -136,11 +135,35 @@ def _refusal(problem: RowProblem, candidates: Sequence[Candidate]) -> str:
         f"{kind_label(c.kind)} {c.gain.mean:+.4f} ({c.gain.low:+.4f} to {c.gain.high:+.4f})"
         for c in candidates
     )
-    force = problem.options.force
+    force, least = problem.options.force, problem.options.min_beta
     subject = "no rule beats" if force is None else f"{kind_label(force)} does not beat"
+    remedy = "leave its softmax as it is, check that the targets are the items that should win, or "
+    remedy += "give more prompts"
+    if _wants_less(problem):
+        remedy += f"; its best beta is below min_beta = {least:g}: allow less beta (--min-beta)"
     return (
         f"not for this head: {subject} plain softmax by {LEAST_GAIN:g} nats on average and beyond "
-        f"chance on held-out rows (nats of log p, sizes equal: {gains}); leave its softmax "
-        "as it is, check that the targets are the items that should win, give more prompts, or "
-        "allow less beta (--min-beta; min_beta in Python)"
+        f"chance on held-out rows (nats of log p, sizes equal: {gains}); "
+        f"{_cause(problem, [c.kind for c in candidates]) or remedy}"
     )
+
+
+def _wants_less(problem: RowProblem) -> bool:
+    """Whether rows gain enough, to second order, by one beta below the least that is allowed."""
+    rows, weight = problem.rows, problem.evidence.design.item_weight
+    at_least = np.full(len(weight), problem.options.min_beta)
+    _, slope, bend = (weight @ x for x in rows.profile.derivatives(at_least))
+    return bool(slope < 0 and slope**2 >= -2 * bend * LEAST_GAIN)
+
+
+def _cause(problem: RowProblem, kinds: Sequence[str]) -> str:
+    """The option without which a rule of these kinds gains; "" if there is none."""
+    for name, free in FREE.items():
+        if getattr(problem.options, name) not in (None, free):
+            looser = problem.without(name)
+            if best := unbeaten(looser, looser.solve_kinds(kinds)[0]):
+                return (
+                    f"{name} = {getattr(problem.options, name)} is the cause: with {free} "
+                    f"{kind_label(best.kind)} gains {best.gain.mean:.4f} nats"
+                )
+    return ""

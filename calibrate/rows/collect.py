@@ -11,7 +11,8 @@ import numpy as np
 
 from calibrate.errors import CalibrateError
 from calibrate.files import rows as files
-from calibrate.files.bad_rows import refuse_bad_rows
+from calibrate.files.atomic_io import SPACE
+from calibrate.files.bad_rows import find_bad, refuse_bad_rows
 from calibrate.files.manifest import Entry
 from calibrate.files.resuming import Plan, Report, Shard, fill
 from calibrate.files.rows import (
@@ -26,11 +27,10 @@ from calibrate.files.rows import (
 )
 from calibrate.maths.masking import as_masks, finite_masks, warn_of_masks
 from calibrate.maths.row_batches import hashes, row_entropy
-from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.rows.heads import Head, call, head_loader
 from calibrate.rows.logits_files import Arrays, Part
-from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, refuse_probabilities
+from calibrate.rows.logits_rows import OF_ROWS, LoggedRows, at_target, refuse_probabilities
 from calibrate.rows.work_units import Unit, attended_pieces, one_ahead, plan_units, unit_seed
 
 STREAM = "collect"  # of sets that are drawn
@@ -134,7 +134,9 @@ class _Source:
         self, recorded: dict[str, Any]
     ) -> tuple[list[str], dict[str, Any], dict[str, Any]] | None:
         """What another configuration has otherwise; see `Plan`."""
-        recorded, given = ({"keep": "misranked"} | c for c in (recorded, self.configuration))
+        older = {"keep": "misranked"}  # of collections from before these keys
+        older |= {key: x for key, x in self.configuration.items() if key == "of"}
+        recorded, given = (older | c for c in (recorded, self.configuration))
         if recorded == given:
             return None
         same_name = recorded["head"] == given["head"]
@@ -169,7 +171,7 @@ def _source_of_arrays(arrays: Arrays) -> _Source:
     units = [unit for size in arrays.sizes for unit in plan_units(size, arrays.count(size))]
     configuration: dict[str, Any] = {
         "head": arrays.name, "fingerprint": arrays.fingerprint, "sizes": arrays.sizes,
-        "sets": sum(map(arrays.count, arrays.sizes)), "seed": 0, **arrays.split,
+        "sets": sum(map(arrays.count, arrays.sizes)), "seed": 0, "of": "logits", **arrays.split,
     }  # fmt: skip
     if "layer" in arrays.columns:
         configuration["heads"] = [list(head) for head in arrays.heads]
@@ -249,7 +251,9 @@ def row_quotas(
 
 def _collect_from(source: _Source, folder: Path, report: Report, jobs: Jobs) -> RowCollection:
     shards = [source.shard(unit) for unit in source.units]
-    plan = Plan(RowCollection, source.configuration, shards, source.difference)
+    most = source.configuration["max_bytes"]
+    full = f"{SPACE}, or collect less: `calibrate collect --max-bytes`, which is {most:,}"
+    plan = Plan(RowCollection, source.configuration, shards, source.difference, full=full)
     collection = fill(Path(folder), plan, jobs, report)
     refuse_bad_rows(collection.manifest)
     return collection
@@ -283,20 +287,14 @@ def examine(
 
     Takes logits and targets as of LoggedRows; bad rows have NaN, +inf, or a masked target.
     """
-    if target.ndim == 1:
-        at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
-        n_targets = np.ones(len(logits), np.intp)
-    else:
-        at_target = np.max(logits, axis=1, where=target, initial=-np.inf)
-        n_targets = np.sum(target & (logits == at_target[:, None]), axis=1)
+    of_target = at_target(logits, target)
+    n_targets: Any = 1
+    if target.ndim > 1:
+        n_targets = np.sum(target & (logits == of_target[:, None]), axis=1)
     highest = np.max(logits, axis=1)  # NaN if any is
-    nan, inf = np.isnan(highest), highest == np.inf
-    # Also a target so far below the highest logit that the largest beta overflows.
-    with np.errstate(invalid="ignore", over="ignore"):
-        unreachable = ~np.isfinite((highest - at_target) * np.float32(Rule().max_beta))
-    masked_target = unreachable & ~nan & ~inf
-    good = ~(nan | inf | masked_target)
-    misranked = good & (highest > at_target)
-    ties = good & ~misranked & (np.sum(logits == at_target[:, None], axis=1) > n_targets)
-    counts = [np.ones_like(good), misranked, ties, nan, inf, masked_target]
+    bad = find_bad(highest, of_target)
+    good = ~np.any(bad, axis=0)
+    misranked = good & (highest > of_target)
+    ties = good & ~misranked & (np.sum(logits == of_target[:, None], axis=1) > n_targets)
+    counts = [np.ones_like(good), misranked, ties, *bad]
     return good, misranked, row_entropy(logits), np.array([x.sum() for x in counts], np.int64)

@@ -125,7 +125,7 @@ def fit_heads_of_collection(
     collection = _opened(collection, per_head=True)
     options = resolve_options(collection, options)
     fits, heads, statuses = fit_heads(collection, options, jobs, report)
-    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads)
+    quality = {"rows": _row_counts(collection, statuses)} | quality_of_heads(heads, options)
     coefficients = _add_metadata(fits, name, collection, quality, options.record())
     return FitResult(coefficients, heads=heads)
 

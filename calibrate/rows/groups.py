@@ -11,6 +11,7 @@ import numpy as np
 
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.estimate import index_groups
+from calibrate.files.bad_rows import count_bad, refuse_bad_rows
 from calibrate.rows.logits_files import Arrays
 from calibrate.rows.solved_rows import Rows
 
@@ -67,7 +68,7 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
 
     Raises:
       CalibrateError: a share or seed that is out of range.
-      QualityError: too few rows or groups for a fit and its judgement.
+      QualityError: too few rows or groups for a fit and its judgement, or too many bad rows.
     """
     if not 0 < share < 1:
         raise CalibrateError(f"held_out is {share}; give a share of the rows between 0 and 1")
@@ -75,7 +76,8 @@ def hold_out(arrays: Arrays, share: float = HELD_OUT, seed: int = 0) -> Split:
         raise CalibrateError(f"seed is {seed}; give an integer from 0 to 2^64 - 1")
     size, group = arrays.size_and_group
     index = index_groups(group)
-    _require(len(size), index.max() + 1, share, arrays.name)
+    refuse_bad_rows({"sizes": [arrays.bad]})
+    _require(len(size) - count_bad(arrays.bad), index.max() + 1, share, arrays.name)
     rng = np.random.default_rng(seed)
     turn = _turns(size, index, rng) + rng.integers(math.ceil(1 / share))
     chosen = np.floor((turn + 1) * share) > np.floor(turn * share)
@@ -92,7 +94,10 @@ def _require(n_rows: int, n_groups: int, share: float, name: str) -> None:
     rows = math.ceil(MIN_ROWS / (1 - share))
     groups = max(math.ceil(MIN_GROUPS / (1 - share)), math.ceil(MIN_HELD_OUT / share))
     if n_rows < rows or n_groups < groups:
+        most = math.floor(100 - 100 * max(MIN_ROWS / n_rows, MIN_GROUPS / n_groups)) / 100
+        would_do = share != HELD_OUT and most >= MIN_HELD_OUT / n_groups
         raise QualityError(
-            f"{name} has {n_rows} rows from {n_groups} groups (prompts), of which {share:.0%} are "
-            f"held out; give at least {rows} rows from {groups} groups"
+            f"{name} has {n_rows} usable rows from {n_groups} groups (prompts), of which "
+            f"{share:.0%} are held out; give at least {rows} rows from {groups} groups"
+            f"{f', or held_out = {most:g}' if would_do else ''}"
         )

@@ -28,7 +28,8 @@ class Head(Protocol):
     `correct` is needed to score a head, but not to calibrate it. Two more members are optional.
     `correct_each(attended, weights)`, bool (count, rules) for weights (count, rules, size), makes
     evaluation faster; without it `correct` is called once per rule.
-    `trained_up_to`, int, is the largest set size of its training: fits may not lose there.
+    `trained_up_to`, int, is the largest set size of its training, up to which fits may lose 0.005
+    nats of log p at most, in the mean.
     """
 
     name: str

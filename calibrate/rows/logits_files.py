@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import CalibrateError
+from calibrate.files.bad_rows import BAD, find_bad
 from calibrate.files.npz import digest_of, pack_arrays, parse_arrays, read_bytes
 from calibrate.maths.masking import warn_of_masks
 from calibrate.rows.logits_rows import (
@@ -120,7 +121,10 @@ class Arrays:
         # How rows were chosen among those of the files: part of what determines a collection.
         self.split: dict[str, float | int] = {}
         warn_of_masks(f"{path} has", sum(masks))
-        self._index({name: np.concatenate([of[name] for of in of_rows]) for name in of_rows[0]})
+        found = {name: np.concatenate([of[name] for of in of_rows]) for name in of_rows[0]}
+        self.bad = {name: int(found[name].sum()) for name in BAD}  # of all rows: of `only`, too
+        self.bad["rows"] = len(found["row"])
+        self._index(found)
         if not self._place:
             raise CalibrateError(f"{path} has no rows; give some")
 
@@ -170,8 +174,13 @@ class Arrays:
 def _of_rows(number: int, arrays: Columns) -> Columns:
     """What is known of the rows of one file, (rows,) each."""
     found, row = columns_of_rows(arrays), np.arange(len(arrays["target"]), dtype=np.int32)
-    n_real = real_items(arrays).sum(axis=1, dtype=np.int32)
-    return {**found, "file": np.full_like(row, number), "row": row, "n_real": n_real}
+    real, logits, target = real_items(arrays), arrays["logits"], arrays["target"]
+    if target.dtype != bool:
+        target = np.arange(logits.shape[1]) == target[:, None]
+    ends = [np.max(logits, axis=1, where=x, initial=-np.inf) for x in (real, real & target)]
+    bad = dict(zip(BAD, find_bad(*ends), strict=True))
+    n_real = real.sum(axis=1, dtype=np.int32)
+    return {**found, **bad, "file": np.full_like(row, number), "row": row, "n_real": n_real}
 
 
 def _opened(file: File) -> InMemory:

@@ -146,6 +146,13 @@ def real_items(arrays: Columns) -> np.ndarray:
     return np.asarray((arrays["logits"] != -np.inf) & arrays.get("mask", True))
 
 
+def at_target(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """(rows,) the highest logit of a target; target (rows,) int or (rows, n) bool."""
+    if target.ndim == 1:
+        return np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+    return np.asarray(logits.max(axis=1, where=target, initial=-np.inf))
+
+
 def columns_of_rows(arrays: Columns) -> Columns:
     """The columns of OF_ROWS, each (rows,), with what stands in place of one that is absent."""
     n_rows = len(arrays["target"])

@@ -11,8 +11,9 @@ from threadpoolctl import threadpool_limits
 
 from calibrate.errors import QualityError
 from calibrate.evidence.chance import CHANCE, evident_among
-from calibrate.evidence.evidence import Evidence, join
+from calibrate.evidence.evidence import OWN, Evidence, join
 from calibrate.evidence.prior import Gain, least_lead
+from calibrate.evidence.verdict import NOT_JUDGED, where_trained
 from calibrate.files.coefficients import MAX_ENTROPY, Coefficients, Entry
 from calibrate.files.rows import Heads, RowCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, ENTROPY_POLYNOMIAL, LOG_SIZE
@@ -181,7 +182,7 @@ def _correct_for_many(heads: list[HeadFit]) -> list[HeadFit]:
     ]  # fmt: skip
 
 
-def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
+def quality_of_heads(heads: list[HeadFit], options: Options) -> dict[str, Any]:
     """The evidence that a file keeps: held-out scores of all calibrated heads, and a sentence."""
     means = [head.nats for head in heads if head.entry]
     verdict = (
@@ -189,4 +190,7 @@ def quality_of_heads(heads: list[HeadFit]) -> dict[str, Any]:
         f"log p (false-discovery rate {CHANCE:.0%})"
     )
     together = join([head.held_out for head in heads if head.held_out])
+    if trained := where_trained(together, OWN, options.trained_up_to or 0):
+        verdict += f"; {trained}"
+    verdict += f". {NOT_JUDGED}"
     return {"held_out": together.gain_records(), "verdict": verdict}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.errors import QualityError
-from calibrate.evidence.prior import prior_of_fit, prior_share
+from calibrate.evidence.prior import ALLOWED_LOSS, prior_of_fit, prior_share
 from calibrate.maths.climbing import Held, Objective
 from calibrate.maths.likelihood_profile import Profile, plain_power
 from calibrate.rows.groups import N_BLOCKS
@@ -20,8 +20,7 @@ from calibrate.rows.solved_rows import Rows
 N_CELLS = 512
 MOST_SIZES = 64  # more are put together with their neighbours
 FEWEST_PER_SIZE = 8
-HARM = 0.005  # nats of log p that a rule may cost at a size that the head was trained on
-HELD_TO = HARM / 2  # by the rows of a fit: what others show to cost more than HARM is refused
+HELD_TO = ALLOWED_LOSS / 2  # by the rows of a fit, at sizes that its head was trained on
 
 
 class Cells(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +17,17 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
-from calibrate.evidence.prior import Gain, cautious_gain
+from calibrate.evidence.prior import ALLOWED_LOSS, Gain, cautious_gain
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths import solver
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.rows.groups import N_BLOCKS, N_FOLDS, assign_blocks
-from calibrate.rows.pooling import HARM, Pool
+from calibrate.rows.pooling import Pool
 from calibrate.rows.rule_fitting import KindFit, Options, applied_beta, pool_usable
 from calibrate.rows.solved_rows import Rows
+
+# Options that may keep a rule from gaining, and the values with which they do not.
+FREE: dict[str, Any] = {"trained_up_to": 0, "q": 0.0, "gate": 0.0, "rows": "all"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +61,21 @@ class RowProblem:
         self.evidence = self._second = evidence_of(self.rows)  # by either split into folds
         self._pooled: dict[tuple[float, bytes], Pool] = {}
         self._solved: dict[tuple[str, float], Candidate | QualityError] = {}
+        self._looser: dict[str, RowProblem] = {}
+
+    def without(self, option: str) -> "RowProblem":
+        """The same rows, where an option of FREE does not bind."""
+        if option not in self._looser:
+            free = self.options._replace(**{option: FREE[option]})
+            self._looser[option] = RowProblem(self.rows, free)
+        return self._looser[option]
 
     def solve(self, kind: str, q: float | None = None) -> Candidate:
         """The best rule of its kind at q, or that of the options; each is fitted once.
 
         Raises:
           QualityError: too few rows, rows that do not determine such a rule, or it costs more than
-            HARM at a size that the head was trained on.
+            ALLOWED_LOSS at a size that the head was trained on.
         """
         key = kind, (self.options.q or 0.0) if q is None else q
         if key not in self._solved:
@@ -166,17 +178,17 @@ def scores_at(rows: Rows, beta: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def refuse_harm(evidence: Evidence, name: str, items: np.ndarray, trained_up_to: int) -> None:
-    """Raises QualityError if a rule costs more than HARM, in the mean, at a size of the training.
+    """Raises QualityError if a rule costs more than ALLOWED_LOSS at a size of the training.
 
     The mean decides: the error of few rows allows for any loss.
     """
     for n, part in evidence.where(items <= trained_up_to).by("size").items():
         gain = part.gain(name, LOG_P)
-        if gain.mean < -HARM:
+        if gain.mean < -ALLOWED_LOSS:
             raise QualityError(
                 f"it costs {-gain.mean:.4f} ± {gain.error:.4f} nats at n = {n:,}, where "
-                f"trained_up_to = {trained_up_to} allows {HARM:g}; give more rows of that size, or "
-                "a lower trained_up_to if it may cost more"
+                f"trained_up_to = {trained_up_to} allows {ALLOWED_LOSS:g}; give more rows of that "
+                "size, or a lower trained_up_to if it may cost more"
             )
 
 

@@ -39,7 +39,6 @@ from calibrate.rows.solved_rows import Rows
 
 CONSTANT, POLYNOMIAL = "constant", "polynomial"
 KINDS = (CONSTANT, LOG_SIZE, POLYNOMIAL, ENTROPY_AND_SIZE)  # simplest first
-ROWS = ("all", "misranked")
 FEWEST_SIZES = {LOG_SIZE: 2, ENTROPY_AND_SIZE: 3}  # that determine such a rule
 RANK_TOLERANCE = 1e-9  # of the largest singular value of the design
 DOMAIN_PERCENTILES = (0.5, 99.5)
@@ -56,7 +55,7 @@ class Options(NamedTuple):
     gate: float = 0.0  # nats: at and below it a rule of entropy leaves softmax as it is
     prior_rows: float = PRIOR_ROWS  # see calibrate/evidence/prior.py
     q: float | None = None  # the dial of sharpness, from 0 to 1; None: found, from 0
-    # Up to this set size log p may fall by HARM at most; None: that of the collection, if any.
+    # Up to this set size log p may fall by ALLOWED_LOSS; None: that of the collection, if any.
     trained_up_to: int | None = None
     force: str | None = None  # a kind to choose if it beats plain softmax, even if another is best
     min_beta: float = 1.0  # the least beta of a rule, from 1/64 to 1

@@ -9,19 +9,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.errors import CalibrateError
-from calibrate.evidence.evidence import PLAIN, RIGHT, Evidence, Scored, Stratum
+from calibrate.evidence.evidence import PLAIN, RANKING, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.masking import NO_WEIGHT, as_masks
 from calibrate.maths.row_batches import row_entropy
 from calibrate.maths.rule import beta_of
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.heads import Head, call, head_loader
+from calibrate.rows.logits_rows import at_target
 from calibrate.rows.work_units import attended_pieces, one_ahead, plan_units
 
 STREAM, CHOOSING = "evaluate", "sharpness"  # of the sets that judge, and that choose q
 # Default number of sets: (up to this size, so many), and beyond.
 HELD_OUT_SETS = ((256, 32_768), (4_096, 4_096))
 HELD_OUT_SETS_BEYOND = 1_024
+MEASURES = (RIGHT, *RANKING)
 
 
 def held_out_sets(size: int) -> int:
@@ -52,7 +54,7 @@ def score_head(
       jobs: where it runs, a set size at a time; the scores do not depend on it.
       stream: of sets; two streams never share one.
     Returns:
-      Evidence: RIGHT of every rule on every set, sizes in order; each set is a group of its own.
+      Evidence: MEASURES of every rule on every set, sizes in order; each set is its own group.
     Raises:
       CalibrateError: a head that breaks the protocol; UserWarning: a fit for another head.
     """
@@ -69,11 +71,11 @@ def score_head(
     tasks = [
         partial(_score_size, load_head, n, count, seed, fits, stream) for n, count in counts.items()
     ]
-    of_sizes = run(tasks, jobs, lambda scored: report(scored[0], scored[1].shape[1]))
+    of_sizes = run(tasks, jobs, lambda scored: report(scored[0], scored[1].shape[-1]))
     stratum = np.repeat(np.arange(len(counts)), list(counts.values()))
     return Evidence(
         rules=tuple(rules),
-        values={RIGHT: np.concatenate([right for _, right in of_sizes], axis=1, dtype=np.float32)},
+        values=dict(zip(MEASURES, np.concatenate([x for _, x in of_sizes], axis=-1), strict=True)),
         strata=tuple(map(Stratum, counts)),
         stratum=stratum,
         group=np.full(len(stratum), -1),
@@ -99,14 +101,18 @@ def _score_size(
     fits: Sequence[Coefficients],
     stream: str,
 ) -> tuple[int, np.ndarray]:
-    """Runs the head over all sets of one size, once: the size, and bool (fits, sets)."""
+    """Runs the head over all sets of one size, once: the size, and (measures, fits, sets)."""
     head = load_head()
-    right = np.empty((len(fits), sets), bool)
+    found = np.empty((len(MEASURES), len(fits), sets), np.float32)
     for unit in plan_units(size, sets):
-        for part, _, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
-            rows = slice(unit.first + part.start, unit.first + part.stop)
-            right[:, rows] = _right(head, attended, attention_weights(attended.logits, fits)).T
-    return size, right
+        for part, batch, attended in one_ahead(attended_pieces(head, stream, seed, unit)):
+            logits = np.asarray(attended.logits, np.float32)
+            of_piece = found[..., unit.first :][..., part]
+            weights = attention_weights(logits, fits)
+            of_piece[0] = _right(head, attended, weights).T
+            of_piece[1] = weights.max(axis=-1).T
+            of_piece[2] = at_target(logits, np.asarray(batch.target)) >= logits.max(axis=1)
+    return size, found
 
 
 def attention_weights(logits: ArrayLike, fits: Sequence[Coefficients]) -> np.ndarray:

@@ -12,6 +12,7 @@ from calibrate.evidence.evidence import (
     ENOUGH_ROWS,
     LOG_P,
     PLAIN,
+    RANKING,
     Evidence,
     Head,
     P,
@@ -48,7 +49,7 @@ def score_logits(
       fits: by name, with an entry for all heads, or one for each.
       report: called after each piece.
     Returns:
-      Evidence: LOG_P, nats, and P of the target (of several, of their total), by head and size.
+      Evidence: LOG_P, nats, P of the target (of several, their total), RANKING, by head and size.
     Raises:
       CalibrateError: a fit for other heads, or rows that do not name their heads.
       QualityError: all weights are 0, or more than 1 % bad rows.
@@ -69,13 +70,13 @@ def score_logits(
         pieces.append(_score_piece(arrays, unit, rules))
         report(unit)
     *columns, counts = zip(*pieces, strict=True)
-    refuse_bad_rows({"sizes": counts})
+    refuse_bad_rows({"sizes": [arrays.bad]})
     scores, stratum, head, weight, group = (np.concatenate(x, axis=-1) for x in columns)
     if not len(weight):
         raise QualityError(f"{arrays.name} has no row of any weight to score; give some")
     return Evidence(
         rules=tuple(rules),
-        values={LOG_P: scores, P: np.exp(scores)},
+        values={P: np.exp(scores[0]), **dict(zip((LOG_P, *RANKING), scores, strict=True))},
         strata=tuple(map(Stratum, arrays.sizes)),
         stratum=stratum,
         group=group,
@@ -96,19 +97,20 @@ def _left_out(counts: Sequence[Mapping[str, int]], n_scored: int) -> dict[str, i
 
 
 def _score_piece(arrays: Arrays, unit: Unit, rules: Mapping[str, Coefficients]) -> tuple[Any, ...]:
-    """log p (rules, rows); stratum, head, weight and group (rows,); the counts of COUNTS."""
+    """LOG_P and RANKING (3, rules, rows); stratum, head, weight, group (rows,); COUNTS."""
     rows = arrays.rows(unit.size, unit.first, unit.sets)
-    good, _, H, counted = examine(rows.logits, rows.target)
+    good, misranked, H, counted = examine(rows.logits, rows.target)
     good &= rows.weight > 0
     rows, H = LoggedRows(*(x[good] for x in rows)), H[good].astype(float)
     names, of_rows = np.array(arrays.heads), np.stack([rows.layer, rows.head], axis=1)
     of_head = np.searchsorted(_code(names), _code(of_rows))
     log_n = np.log((rows.logits > -np.inf).sum(axis=1))
     betas = np.stack([_beta(fit, arrays, of_head, H, log_n) for fit in rules.values()], axis=1)
-    scores = log_p(rows.logits, rows.target, betas).T
+    scores, highest = (log_p(rows.logits, x, betas).T for x in (rows.target, rows.logits.argmax(1)))
+    found = np.stack([scores, np.exp(highest), np.broadcast_to(~misranked[good], scores.shape)])
     stratum = np.full(len(of_head), arrays.sizes.index(unit.size))
     counts = dict(zip(COUNTS, counted.tolist(), strict=True))
-    return scores, stratum, of_head, rows.weight, rows.group, counts
+    return found, stratum, of_head, rows.weight, rows.group, counts
 
 
 def _check_heads(name: str, fit: Coefficients, arrays: Arrays) -> None:

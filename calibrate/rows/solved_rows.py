@@ -14,6 +14,7 @@ from calibrate.maths import solver
 from calibrate.maths.likelihood_profile import Profile, join_profiles, profile
 from calibrate.maths.rule import Rule
 from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
+from calibrate.rows.logits_rows import at_target
 
 # How many rows a group of heads has that are solved together; a row takes some 600 bytes.
 ROWS_PER_GROUP = 1 << 15
@@ -140,10 +141,6 @@ def solve_rows(
 ) -> Rows:
     """Rows of one set size: logits (rows, n), target (rows,) int or (rows, n) bool."""
     solved = solver.solve(logits, target)
-    if target.ndim == 1:
-        at_target = np.take_along_axis(logits, target[:, None], axis=1)[:, 0]
-    else:
-        at_target = logits.max(axis=1, where=target, initial=-np.inf)
     unknown = np.full(len(logits), -1, np.int16)
     profiles = profile(logits, target, min_beta, Rule().max_beta)
     return Rows(
@@ -152,7 +149,7 @@ def solve_rows(
         status=solved.status,
         size=np.full(len(logits), size, np.int32),
         items=(logits > -np.inf).sum(axis=1, dtype=np.int32),
-        misranked=logits.max(axis=1) > at_target,
+        misranked=logits.max(axis=1) > at_target(logits, target),
         layer=unknown,
         head=unknown,
         weight=np.ones(len(logits), np.float32),

@@ -138,7 +138,8 @@ def probe(
 
 def first_line(failure: Exception) -> str:
     """What an error says, in 300 letters at most."""
-    return (str(failure).strip() or type(failure).__name__).splitlines()[0][:300]
+    said = f"{failure} is unknown or missing" if isinstance(failure, KeyError) else str(failure)
+    return (said.strip() or type(failure).__name__).splitlines()[0][:300]
 
 
 def _small_inputs(model: PreTrainedModel) -> dict[str, Tensor]:

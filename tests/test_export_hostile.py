@@ -1,0 +1,327 @@
+"""Hostile .gguf files and model folders: one line says what is wrong, and nothing is written."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFReader
+from gguf import GGUFValueType as Kind
+from hostile_gguf import EXTREMES, Pieces, key
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from test_cli import call, refusal
+from test_export_gguf import FACTORS, constants, export, published
+from tiny_gguf import small_model, write_gguf
+
+from calibrate.errors import CalibrateError
+from calibrate.export.gguf_file import read_gguf_export
+
+Q, NORM = "blk.0.attn_q.weight", "blk.0.attn_norm.weight"
+ARRAY = "declares an array of 1,152,921,504,606,846,976 items"
+FIT = constants(FACTORS, FACTORS)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "m", small_model()) / "tiny.gguf"
+
+
+def put(name, kind, layout="", *values):
+    return lambda pieces: pieces.keys.update({name: key(name, kind, layout, *values)})
+
+
+def axes(name, *arguments, **changes):
+    return lambda pieces: pieces.axes(name, *arguments, **changes)
+
+
+def twice(of):
+    return lambda pieces: getattr(pieces, of).update(x=next(iter(getattr(pieces, of).values())))
+
+
+FILES = {
+    "array": (put("x", Kind.ARRAY, "IQ", Kind.UINT8, 2**60), ARRAY),
+    "texts": (put("x", Kind.ARRAY, "IQ", Kind.STRING, 2**60), ARRAY),
+    "text": (put("x", Kind.STRING, "Q", 2**63), "header does not end within"),
+    "a long array": (put("x", Kind.ARRAY, "IQ", Kind.INT8, 2**21), "header does not end within"),
+    "deep": (put("x", Kind.ARRAY, "IQ" * 5_000, *(Kind.ARRAY, 1) * 5_000), "values of type 9,"),
+    "type": (put("x", 13), "x has values of type 13, expected numbers or texts"),
+    "name": (put("\x1b[2J", Kind.UINT8, "B", 1), r'"\u001b[2J" occurs twice, or is not plain text'),
+    "key twice": (twice("keys"), '"general.architecture" occurs twice'),
+    "tensor twice": (twice("tensors"), '"token_embd.weight" occurs twice'),
+    "alignment": (put("general.alignment", Kind.UINT32, "I", 0), "is not a power of two up to"),
+    "no axes": (axes(Q, ()), f"{Q} has 0 axes, expected 1 to 4"),
+    "five axes": (axes(Q, (32, 1, 1, 1, 32)), f"{Q} has 5 axes"),
+    "one axis": (axes(Q, (1024,)), f"{Q} in bad.gguf has the axes (1024,), and its keys declare"),
+    "three axes": (axes(Q, (32, 16, 2)), f"{Q} in bad.gguf has the axes (2, 16, 32)"),
+    "empty": (axes(Q, (32, 0)), "a tensor of F32 has the axes (0, 32)"),
+    "overflow": (axes(Q, (2**32, 2**32)), f"{Q} goes beyond its"),
+    "no type": (axes(Q, kind=99), "99 is not a valid GGMLQuantizationType"),
+    "rows of blocks": (axes(NORM, (31,), kind=8), "a tensor of Q8_0 has the axes (31,)"),
+    "wraps": (axes("token_embd.weight", offset=2**64 - 32), "offset 18,446,744,073,709,551,584,"),
+    "overlaps": (axes(Q, offset=0), f"{Q} has the offset 0, expected"),
+    "misaligned": (axes("token_embd.weight", offset=4), "offset 4, expected 0"),
+    "text for a number": (put("llama.block_count", Kind.STRING, "Q", 0), "llama.block_count = ''"),
+    "NaN": (put("llama.attention.key_length", Kind.FLOAT32, "f", float("nan")), "length = nan; it"),
+    "an array": (put("llama.block_count", Kind.ARRAY, "IQ", 0, 0), "= 'an array of 0'; it"),
+    "split": (put("split.count", Kind.STRING, "Q2s", 2, b"ab"), "is one of ab files; merge them"),
+    "layers": (put("llama.block_count", Kind.UINT64, "Q", 10**7), "no tensor of queries in la"),
+    "heads of keys": (
+        put("llama.attention.head_count_kv", Kind.UINT32, "I", 10**6),
+        "attn_k.weight in bad.gguf has the axes (16, 32), and its keys declare (8000000, 32)",
+    ),
+    "context": (put("llama.context_length", Kind.INT32, "i", -1), "context_length = -1; it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_hostile_file_is_refused(name, file):
+    change, message = FILES[name]
+    change(pieces := Pieces(file))
+    assert_refused(pieces.put_together(), message)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"n_keys": 2**60}, "and 1,152,921,504,606,846,976 keys"),
+        ({"n_tensors": 2**60}, "it declares 1,152,921,504,606,846,976 tensors"),
+        ({"n_keys": 100}, "header does not end within"),
+        ({"version": 3 << 24}, "the other byte order are not read"),
+    ],
+)
+def test_hostile_counts(counts, message, file):
+    assert_refused(Pieces(file).put_together(**counts), message)
+
+
+def assert_refused(data, message):
+    Path("bad.gguf").write_bytes(data)
+    for read in (partial(export, FIT, "bad.gguf"), partial(read_gguf_export, Path("bad.gguf"))):
+        with pytest.raises(CalibrateError) as refused:
+            read()
+        assert message in str(refused.value)
+        assert len(str(refused.value).splitlines()) == 1
+    assert not Path("out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (axes("output_norm.weight", kind=Type.I32), "its weights or keys were changed"),
+        (axes("blk.0.ffn_up.weight", (64, 32)), "its weights or keys were changed"),
+        (put("llama.rope.freq_base", Kind.FLOAT32, "f", 7.0), "its weights or keys were changed"),
+        (put("calibrate.fit", Kind.STRING, "Q7s", 7, b"other@1"),
+         "the fit in it is made-up@1, and its keys say other@1"),
+        (put("calibrate.id", Kind.STRING, "Q7s", 7, b"sha256:"), "and its keys say sha256:"),
+        (put("calibrate.digest", Kind.STRING, "Q7s", 7, b"sha256:"),
+         "its digest is of an earlier version, and does not cover keys and types"),
+        (put("calibrate.coefficients", Kind.UINT8, "B", 7), "the file is 7"),
+    ],
+)  # fmt: skip
+def test_a_check_finds_what_was_changed(change, fault, file):
+    export(FIT, file)
+    assert read_gguf_export(Path("out.gguf")).faults == ()
+    change(pieces := Pieces(Path("out.gguf")))
+    Path("out.gguf").write_bytes(pieces.put_together())
+    assert fault in call("export", "--check", "out.gguf", code=1).stderr
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "model.safetensors", "config.json", "LICENSE"])
+def test_pipes_are_not_waited_for(name, model):
+    """Nobody writes to them."""
+    source, reference = Path(shutil.copytree(model, "m")), published(FIT)
+    (source / name).unlink(missing_ok=True)
+    os.mkfifo(source / name)
+    file = name.endswith("gguf")
+    given = source / name if file else source
+    line = refusal("export", reference, "--model", given, "--out", "out.gguf" if file else "out")
+    assert ("is not a .gguf file" if file else f"m/{name} is not a regular file; rem") in line
+    line = refusal("export", "--check", source)
+    assert f"m/{name} is not a regular file; remove it" in line
+
+
+CONFIGURATIONS = {
+    "hidden_size": (-32, "cannot make a llama as m/config.json says ("),
+    "hidden_act": ("no", "as m/config.json says ('no' is unknown or missing); give a causal"),
+    "pad_token_id": (10**9, "cannot make a llama as m/config.json says ("),
+    "rope_parameters": ({"rope_type": "no", "rope_theta": 1e4}, "says ('no' is unknown or mis"),
+    "num_hidden_layers": (10**7, "m declares 10,000,000 layers of 4 heads, and has 21 t"),
+    "num_attention_heads": (10**9, "declares 2 layers of 1,000,000,000 heads, and has 21 t"),
+    "num_key_value_heads": (10**6, "declares a model of 1,024,046,240 weights, and its files"),
+    "vocab_size": (10**12, "m declares a model of 64,000,"),
+    "max_position_embeddings": (-1, "m has max_position_embeddings = -1; it must be a positive"),
+    "intermediate_size": (40, "mlp.down_proj.weight in m has the shape (32, 48), and its config.j"),
+    "size": ("x" * 2**22, "config.json: it has 4,195,"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_hostile_configuration_is_refused(name, model):
+    value, message = CONFIGURATIONS[name]
+    source = Path(shutil.copytree(model, "m"))
+    config = json.loads((source / "config.json").read_text()) | {name: value}
+    (source / "config.json").write_text(json.dumps(config))
+    line = refusal("export", published(FIT), "--model", "m", "--out", "out")
+    assert message in line
+    assert "bug" not in line
+    assert not Path("out").exists()
+
+
+def test_layers_of_numbers_without_end(model):
+    source = Path(shutil.copytree(model, "m"))
+    weights = load_file(source / "model.safetensors")
+    weights[f"model.layers.{'9' * 5000}.self_attn.q_proj.weight"] = torch.ones(1)
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    call("export", published(FIT), "--model", "m", "--out", "out")  # it is not of this model
+    assert len(load_file("out/model.safetensors")) == len(weights)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.x", "model.safetensors", "config.json"])
+def test_links_out_of_a_folder_are_not_followed(name, model):
+    source, reference = Path(shutil.copytree(model, "m")), published(FIT)
+    outside = Path("secret")
+    outside.write_bytes((source / name).read_bytes() if (source / name).exists() else b"secret")
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to("../secret")
+    line = refusal("export", reference, "--model", "m", "--out", "out")
+    assert f"m/{name} is a link to {outside.resolve()}, outside of the model's folder" in line
+    assert not Path("out").exists()
+
+
+def test_links_into_the_blobs_of_the_hub_are_followed(model):
+    repository = Path("models--a--b")
+    snapshot, blobs = repository / "snapshots" / "1f", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(model, blobs)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    call("export", published(FIT), "--model", snapshot, "--out", "out")
+    assert not any(path.is_symlink() for path in Path("out").iterdir())
+
+
+def test_files_that_were_added_to_an_export_are_named(model):
+    call("export", published(FIT), "--model", model, "--out", "out")
+    for harmless in ("README.md", ".gitattributes"):
+        (Path("out") / harmless).write_text("x")
+    assert "as they were written" in call("export", "--check", "out").stdout
+    added = (
+        "adapter_config.json", "adapter_model.safetensors", "modeling_x.py", "pytorch_model.bin",
+        "x.pkl", "model-00001-of-00002.safetensors", "chat_template.jinja",
+    )  # fmt: skip
+    for name in added:
+        (Path("out") / name).write_text("x")
+    (Path("out") / "additional_chat_templates").mkdir()
+    shown = call("export", "--check", "out", code=1).stderr
+    assert all(f"{name} was added" in shown for name in (*added, "additional_chat_templates"))
+    assert "README" not in shown
+
+
+@pytest.fixture
+def bounded():
+    """Ends what takes 300 MB, or does not end."""
+
+    def end(*_):
+        raise AssertionError("it does not end")
+
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + 300_000_000, old[1]))
+    handler = signal.signal(signal.SIGALRM, end)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    resource.setrlimit(resource.RLIMIT_AS, old)
+
+
+def mutated(pieces, drawn):
+    """A file with a part of its header replaced, cut or filled in."""
+    header = bytearray(pieces.whole[: pieces.header_size])
+    kind, at, bytes_, extreme = drawn
+    if kind == "number":
+        begin, size = pieces.numbers[at % len(pieces.numbers)]
+        header[begin : begin + size] = (extreme % 256**size).to_bytes(size, "little")
+    elif kind == "cut":
+        return bytes(header[: at % len(header)])
+    else:
+        begin = at % len(header)
+        end = begin + len(bytes_) if kind == "bytes" else begin
+        header[begin:end] = bytes_
+    return bytes(header) + pieces.data
+
+
+MUTATIONS = st.tuples(
+    st.sampled_from(("number", "bytes", "inserted", "cut")), st.integers(0, 2**20),
+    st.binary(min_size=1, max_size=32), st.sampled_from(EXTREMES),
+)  # fmt: skip
+SLOWLY = settings(
+    max_examples=1_500, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+
+def contents(path):
+    """Keys as stored, and tensors by the package `gguf`."""
+    tensors = {
+        t.name: (t.tensor_type, *t.shape, t.data.tobytes()) for t in GGUFReader(path).tensors
+    }
+    return Pieces(path).keys, tensors
+
+
+def tried(act):
+    """What an act returns, or None if it refuses; it has ten seconds."""
+    signal.alarm(10)
+    try:
+        return act()
+    except CalibrateError:
+        return None
+    finally:
+        signal.alarm(0)
+
+
+@pytest.mark.slow
+def test_a_mutated_file_is_refused_or_has_the_effect_of_the_original(file, bounded):
+    """Every tensor has the bytes that it has in an export of the original."""
+    export(FIT, file, "first.gguf")
+    pieces, written = Pieces(file), [x[-1] for x in contents("first.gguf")[1].values()]
+    refused = []
+
+    @SLOWLY
+    @given(MUTATIONS)
+    def try_one(drawn):
+        Path("bad.gguf").write_bytes(mutated(pieces, drawn))
+        Path("out.gguf").unlink(missing_ok=True)
+        refused.append(tried(lambda: export(FIT, "bad.gguf")) is None)
+        assert Path("out.gguf").exists() != refused[-1]
+        if not refused[-1]:
+            keys, tensors = contents("out.gguf")
+            assert [x[-1] for x in tensors.values()] == written
+            own = Pieces(Path("bad.gguf")).keys
+            assert {name: keys[name] for name in own} == own
+
+    try_one()
+    assert 0 < refused.count(False) < len(refused)
+
+
+@pytest.mark.slow
+def test_a_mutated_export_is_found_out_or_has_the_same_contents(file, bounded):
+    export(FIT, file)
+    pieces, original = Pieces(Path("out.gguf")), contents("out.gguf")
+    found = []
+
+    @SLOWLY
+    @given(MUTATIONS)
+    def try_one(drawn):
+        Path("bad.gguf").write_bytes(mutated(pieces, drawn))
+        read = tried(lambda: read_gguf_export(Path("bad.gguf")))
+        found.append(read is None or bool(read.faults))
+        assert found[-1] or contents("bad.gguf") == original
+
+    try_one()
+    assert np.mean(found) > 0.9

@@ -1,0 +1,93 @@
+"""Text of files on the terminal, and output that nobody takes: one line, and no command to it."""
+
+import io
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli import call, refusal
+
+from calibrate.cli import progress
+from calibrate.cli.main import main
+from calibrate.files.coefficient_file import dumps
+from calibrate.report import streams
+from calibrate.report.blocks import Table
+from calibrate.report.terminal import as_text
+
+HOSTILE = "[bold]\x1b[31m\x1b]8;;http:x\x1b\\\0\x9b1A\u202e\u2066\udcff\x7f"
+SHOWN = r"[bold]\x1b[31m\x1b]8;;http:x\x1b" + r"\\x00\x9b1A\u202e\u2066\udcff\x7f"
+
+
+def test_what_files_say_commands_no_terminal(here, make_fit):
+    document = json.loads(dumps(make_fit()))
+    document |= {"schema_version": "1.9", "x-n": HOSTILE, "provenance": {"by": HOSTILE}}
+    folder = Path(HOSTILE.replace("/", "").replace("\0", "") + "\nline 2")
+    folder.mkdir()
+    fit = folder / "fit.json"
+    fit.write_text(json.dumps(document))
+    for told in (call("fits", "show", fit), call("fits", "diff", "paper", fit)):
+        assert "bold]" in told.stdout
+        assert (told.stdout + told.stderr).replace("\n", "").isprintable()
+    assert "\n" not in refusal("diagnose", folder)
+    assert "\x7f" not in call("fits", "show", fit, "--json").stdout
+    assert as_text(Table([HOSTILE], [[HOSTILE]])).count(SHOWN) == 2
+
+
+def test_a_bar_has_colours_and_its_title_has_none(monkeypatch):
+    plain = {"highlight": False, "markup": False, "soft_wrap": True, "width": 200}
+    screen = streams.Messages(file=io.StringIO(), force_terminal=True, **plain)
+    monkeypatch.setattr(progress, "stderr", screen)
+    with progress.Steps(f"measuring {HOSTILE}", 2) as steps:
+        steps.advance()
+        screen.print(f"drawing into {HOSTILE}\nline 2")
+    told = screen.file.getvalue()
+    assert r"measuring [bold]\x1b[31m" in told
+    assert rf"drawing into {SHOWN}\nline 2" in told
+    assert "\x1b[3" in told  # colours of the bar
+    assert "\x1b[31m" not in told
+    assert not {*"\0\x9b\u202e"} & {*told}
+
+
+def test_what_others_print_is_escaped_too(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    streams.escape_streams()
+    logger = logging.Logger("transformers")
+    logger.addHandler(logging.StreamHandler())
+    logger.warning("unknown rope_type %s", HOSTILE)
+    print(f"\t{HOSTILE}")
+    sys.stdout.writelines([HOSTILE])
+    for stream, told in (
+        (sys.stderr, f"unknown rope_type {SHOWN}\n"), (sys.stdout, f"\t{SHOWN}\n{SHOWN}"),
+    ):  # fmt: skip
+        stream.flush()
+        assert stream.buffer.getvalue().decode() == told
+
+
+def ends(monkeypatch, capsys, stdout, *arguments):
+    """The exit code and messages of a process whose output goes to a file."""
+    monkeypatch.setattr(sys, "argv", ["calibrate", *arguments])
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # put back afterwards
+    with stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as end:
+            main()
+    return end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("buffering", [{}, {"write_through": True}])
+@pytest.mark.parametrize("words", ["--version", "--help", "fits list", "fits list --json"])
+def test_a_full_disk_is_one_line(monkeypatch, capsys, words, buffering):
+    full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), **buffering)
+    told = "calibrate: output: No space left on device; check the path and the disk\n"
+    assert ends(monkeypatch, capsys, full, *words.split()) == (1, told)
+
+
+def test_a_reader_who_has_left_hears_nothing(monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    assert ends(monkeypatch, capsys, os.fdopen(write, "w"), "--version") == (1, "")
