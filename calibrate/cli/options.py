@@ -6,6 +6,7 @@ Defaults, bounds and help stand in the fields; the command line is made from the
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,9 @@ def parse_sizes(text: str) -> list[int]:
         while size <= end:
             sizes.append(size)
             size *= 2
+        if sizes[-1] < end:
+            said = f"{word} doubles and ends at {sizes[-1]}; for {end} write {word},{end}"
+            warnings.warn(said, stacklevel=2)
     return sorted(set(sizes))
 
 
