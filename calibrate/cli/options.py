@@ -58,8 +58,12 @@ def add_command(app: Typer, act: Callable[[R], Record], name: str | None = None)
     app.command(name or act.__name__, help=inspect.getdoc(act))(command)
 
 
+@functools.cache  # what it tells is told once
 def parse_sizes(text: str) -> list[int]:
-    """A range "16..256" doubles, "16,64,100" is a list; both may be mixed."""
+    """A range "16..256" doubles, "16,64,100" is a list; both may be mixed.
+
+    Warns of a range whose end is not reached.
+    """
     sizes: list[int] = []
     for word in text.split(","):
         first, dots, last = word.partition("..")
