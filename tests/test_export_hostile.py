@@ -159,7 +159,7 @@ CONFIGURATIONS = {
     "vocab_size": (10**12, "m declares a model of 64,000,"),
     "max_position_embeddings": (-1, "m has max_position_embeddings = -1; it must be a positive"),
     "intermediate_size": (40, "mlp.down_proj.weight in m has the shape (32, 48), and its config.j"),
-    "size": ("x" * 2**22, "config.json: it has 4,195,"),
+    "size": ("x" * 2**22, "config.json: it has 4,194,"),
 }  # fmt: skip
 
 
