@@ -17,6 +17,7 @@ from calibrate.files.coefficient_file import digest, dumps, read
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.publishing import check_name
 from calibrate.files.static_node import make_static
+from calibrate.maths.tensors import on_cpu
 from calibrate.report.scores_record import GainsTable, gains_table
 from calibrate.rows.collect import collect_in_memory
 from calibrate.rows.fit_collection import fit_collection, fit_heads_of_collection
@@ -103,7 +104,7 @@ def _holds(path: Path, fit: Fit) -> bool:
         return False
 
 
-Array = Any  # what numpy.asarray takes
+Array = Any  # what numpy.asarray takes, or a tensor of PyTorch
 
 
 def fit(
@@ -135,12 +136,13 @@ def fit(
 
     Args:
       logits: (rows, n) float, the scores before softmax, -inf where masked; or, if n differs, a
-        list of such arrays, and lists as long of the others.
+        list of such arrays, and lists as long of the others. Tensors of PyTorch will do, too.
       target: (rows,) int, the position that should win; or (rows, n) bool, where several may.
       mask: (rows, n) or (n,) bool, True for real items.
       group: (rows,) int, the prompt, or whatever makes rows dependent; each its own if None.
       weight: (rows,) float, of a row among those of its size; 1 if None.
-      layer, head: (rows,) int, the head of each row: each head then gets a rule of its own.
+      layer, head: (rows,) int, the head of each row: each head then gets a rule of its own. Or
+        (heads,) int, of logits (heads, rows, n); arrays that lack this axis are of all heads.
       q: the dial of sharpness, from 0 (the mean of log p) to 1 (of p).
       trained_up_to: set size up to which log p may fall by 0.005 nats at most, in the mean of the
         rows held out at each size; else there is no fit.
@@ -191,7 +193,7 @@ def _parts(columns: dict[str, Any]) -> list[InMemory]:
     needed = ("logits", "target")
     given = {name: x for name, x in columns.items() if x is not None or name in needed}
     logits = given["logits"]
-    if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) == 2):
+    if not (isinstance(logits, list | tuple) and logits and np.ndim(logits[0]) in (2, 3)):
         return [InMemory.of({name: _array(value, name) for name, value in given.items()})]
     for name, value in given.items():
         if not isinstance(value, list | tuple) or len(value) != len(logits):
@@ -204,9 +206,10 @@ def _parts(columns: dict[str, Any]) -> list[InMemory]:
 
 def _array(value: Any, name: str) -> np.ndarray:
     try:
-        array = np.asarray(value)
-    except Exception as failure:  # of ragged lists, or of tensors that are not on the CPU
+        array = np.asarray(on_cpu(value))
+    except Exception as failure:  # of ragged lists, or of tensors without data
         raise CalibrateError(
             f"{name} is a {type(value).__name__} that NumPy cannot read ({failure}); give an array"
         ) from failure
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    is_narrow = array.dtype.kind == "V" and "float" in array.dtype.name  # of JAX, 16 bits or 8
+    return array.astype(np.float32) if is_narrow else array

@@ -13,6 +13,7 @@ from calibrate.errors import CalibrateError, QualityError
 from calibrate.files.coefficients import Coefficients, identity
 from calibrate.maths.masking import as_masks
 from calibrate.maths.rule import beta_of
+from calibrate.maths.tensors import on_cpu
 from calibrate.rows.groups import HELD_OUT
 from calibrate.rows.rule_fitting import LEAST_MIN_BETA
 
@@ -82,6 +83,7 @@ class SoftmaxCalibrator(BaseEstimator):
         Warns:
           UserWarning: no rule is better than plain softmax, or rows are too few to tell.
         """
+        X, y, groups = map(on_cpu, (X, y, groups))
         X, y = validate_data(self, X, y, **_LOGITS, ensure_min_features=2, y_numeric=True)
         _refuse_infinite(X)
         y = _positions(y, X.shape[1])
@@ -102,7 +104,7 @@ class SoftmaxCalibrator(BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, n) probabilities of logits (rows, n)."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **_LOGITS)
+        X = validate_data(self, on_cpu(X), reset=False, **_LOGITS)
         _refuse_infinite(X)
         X = as_masks(X).astype(np.float64)
         X -= np.maximum(X.max(axis=1, keepdims=True), np.finfo(X.dtype).min)  # beta X overflows not
@@ -120,7 +122,7 @@ class SoftmaxCalibrator(BaseEstimator):
     def score(self, X: Any, y: Any) -> float:
         """The mean of log p of the targets, nats: what a fit with q = 0 maximises."""
         probs = self.predict_proba(X)
-        y = _positions(column_or_1d(y), probs.shape[1])
+        y = _positions(column_or_1d(on_cpu(y)), probs.shape[1])
         with np.errstate(divide="ignore"):
             return float(np.log(probs[np.arange(len(y)), y]).mean())
 

@@ -16,6 +16,7 @@ from calibrate.maths.shannon_entropy import (
     log_size,
     of_rows,
     real_logits,
+    refuse_tensor,
     wide,
 )  # fmt: skip
 
@@ -104,8 +105,7 @@ def adaptive_softmax(
     Reference: Velickovic et al. 2024, section 3.
     """
     fit = check_fit(coefficients)
-    if type(logits).__module__ == "torch":
-        raise TypeError("logits are a tensor of PyTorch; use calibrate.torch.adaptive_softmax")
+    refuse_tensor(logits, "adaptive_softmax")
     axis = hashable(axis)
     require_last_axis(fit, "axis", axis, jnp.ndim(logits))
     probs: jax.Array = _adaptive_softmax(logits, fit, axis, where, entropy_gradient)

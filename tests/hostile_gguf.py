@@ -35,10 +35,8 @@ class Pieces:
         self.tensors = {t.name: self._piece(t.field) for t in reader.tensors}
         self.data = self.whole[reader.data_offset :]
         self.header_size = reader.data_offset
-        self.numbers = [
-            (8, 8),
-            (16, 8),
-        ]  # where counts, lengths, types, axes, offsets and values are
+        # Where counts, lengths, types, axes, offsets and values are, and of how many bytes.
+        self.numbers = [(8, 8), (16, 8)]
         for field in [*fields, *(t.field for t in reader.tensors)]:
             at = field.offset
             for i, part in enumerate(field.parts[:8]):  # of an array, the first items

@@ -161,6 +161,55 @@ def test_masked_items_are_no_items_and_any_array_will_do():
     assert masked == calibrate.fit(np.asarray(rounded, np.float64), target, q=0.0)
 
 
+class OnDevice:
+    """A tensor of an accelerator, as far as it is looked at."""
+
+    ndim = 2
+
+    def __init__(self, tensor):
+        self.detach, self.cpu = (lambda: self), (lambda: tensor)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_tensors_of_any_kind_are_read(dtype):
+    torch = pytest.importorskip("torch", reason="needs the extra torch")
+    logits, target = scored(400, 16)
+    z = torch.tensor(logits, dtype=getattr(torch, dtype), requires_grad=True)
+    wide, t = np.asarray(z.detach().double()), torch.tensor(target)
+    given = {"group": np.arange(400) // 2, "weight": np.ones(400, np.float32),
+             "mask": np.ones((400, 16), bool)}  # fmt: skip
+    tensors = {name: torch.tensor(x) for name, x in given.items()}
+    expected = calibrate.fit(wide, target, **given)
+    assert calibrate.fit(z, t, **tensors) == expected
+    parts = {name: [OnDevice(x)] for name, x in tensors.items()}
+    assert calibrate.fit([OnDevice(z.detach())], [OnDevice(t)], **parts) == expected
+    solved, other = calibrate.optimal_beta(z, t), calibrate.optimal_beta(wide, target)
+    np.testing.assert_allclose(solved.beta, other.beta, rtol=1e-3)
+    fitted = calibrate.SoftmaxCalibrator().fit(z, t, tensors["group"])
+    assert fitted.coefficients_ == expected
+    assert fitted.score(z, t) == pytest.approx(fitted.score(wide, target))
+    with pytest.raises(TypeError, match="of PyTorch; use calibrate.torch.entropy"):
+        calibrate.entropy(z)
+    with pytest.raises(CalibrateError, match="^logits is a Tensor that NumPy cannot read.*no data"):
+        calibrate.fit(z.to("meta"), t)
+
+
+def test_logits_of_heads_by_rows():
+    """The same as rows that name their heads; a row's heads judge or fit together."""
+    logits, target = scored(200, 16)
+    z = np.stack([logits, 0.3 * logits])
+    fit = calibrate.fit(z, target, head=range(2), layer=[3, 3])
+    of_rows = {"group": np.tile(np.arange(200), 2), "head": np.repeat([0, 1], 200)}
+    rows = calibrate.fit(z.reshape(400, 16), np.tile(target, 2), layer=np.full(400, 3), **of_rows)
+    assert fit == rows
+    np.testing.assert_array_equal(*np.split(fit.held_out, 2))
+    sets = np.arange(16) == target[:, None]
+    again = calibrate.fit(z, np.stack([sets] * 2), mask=np.ones(z.shape, bool), head=[0, 1])
+    assert [e.head for e in again.entries] == [e.head for e in fit.entries]
+    with pytest.raises(CalibrateError, match=r"\(2, 200, 16\); .*or \(heads, rows, n\) with the"):
+        calibrate.fit(z, target)
+
+
 def test_an_offset_of_float64_logits_is_no_matter():
     rng = np.random.default_rng(0)
     logits, target = rng.standard_normal((2_000, 16)), rng.integers(0, 16, 2_000)
@@ -186,6 +235,7 @@ Z, T = scored(40, 16)
         ((Z, T), {"q": 2}, "^q is 2; give a number from 0 to 1"),
         ((Z, T), {"held_out": 1}, "^held_out is 1; give a share"),
         ((Z, T), {"seed": -1}, "^seed is -1; give an integer"),
+        ((Z, T), {"trained_up_to": 16.5}, "^trained_up_to is 16.5; give an integer"),
         ((Z, T), {"seed": 0.5}, "^seed is 0.5; give an integer"),
         ((Z, T), {"name": "Bad Name"}, "not a valid fit name"),
     ],

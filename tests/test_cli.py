@@ -23,6 +23,7 @@ from calibrate.cli.collect import CollectRequest
 from calibrate.cli.fit import FitRequest, _options, fit
 from calibrate.cli.main import app
 from calibrate.cli.progress import Steps
+from calibrate.cli.run import name_after
 from calibrate.report.blocks import as_json
 from calibrate.rows.collect import collect
 from calibrate.rows.rule_fitting import Options
@@ -341,13 +342,27 @@ def test_calls_without_a_command_and_debug_which_shows_the_traceback():
     ("text", "sizes"),
     [
         ("16..128", [16, 32, 64, 128]),
-        ("5..30", [5, 10, 20]),
+        ("5..20", [5, 10, 20]),
         ("64,16,64", [16, 64]),
         ("16..32,100", [16, 32, 100]),
     ],
 )
 def test_sizes(text, sizes):
     assert options.parse_sizes(text) == sizes
+
+
+def test_the_end_of_a_range_that_is_not_reached_is_told_once(here):
+    told = call("collect", "--sizes", "5..17", "--sets", 8, "--out", "run").stderr
+    assert told.count("warning: 5..17 doubles and ends at 10; for 17 write 5..17,17\n") == 1
+    assert options.parse_sizes("5..17") == [5, 10]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("Ünïcode name.npz", "unicode-name"), ("Straße_Łódź.gguf", "strasse_lodz"), ("数据", "mine")],
+)
+def test_names_of_files_keep_their_letters(file, name):
+    assert name_after(Path(file)) == name
 
 
 def test_a_device_that_is_not_there_is_named(here):

@@ -131,6 +131,7 @@ def test_damaged_files(llama):
         (whole[:8] + b"x" + whole[9:], "header is malformed"),
         (struct.pack("<Q", 2) + b"[]", "header is malformed"),
         (stored("[0, 1e999]"), "header is malformed"),
+        (struct.pack("<Q", 3 << 21) + b"[]," * (1 << 21), "of more than 2,097,152 values"),
         (stored("[0, 32]") + bytes(32), "its tensors do not fill its"),
     ):
         path.write_bytes(data)

@@ -6,6 +6,7 @@ Defaults, bounds and help stand in the fields; the command line is made from the
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,12 @@ def add_command(app: Typer, act: Callable[[R], Record], name: str | None = None)
     app.command(name or act.__name__, help=inspect.getdoc(act))(command)
 
 
+@functools.cache  # what it tells is told once
 def parse_sizes(text: str) -> list[int]:
-    """A range "16..256" doubles, "16,64,100" is a list; both may be mixed."""
+    """A range "16..256" doubles, "16,64,100" is a list; both may be mixed.
+
+    Warns of a range whose end is not reached.
+    """
     sizes: list[int] = []
     for word in text.split(","):
         first, dots, last = word.partition("..")
@@ -69,6 +74,9 @@ def parse_sizes(text: str) -> list[int]:
         while size <= end:
             sizes.append(size)
             size *= 2
+        if sizes[-1] < end:
+            said = f"{word} doubles and ends at {sizes[-1]}; for {end} write {word},{end}"
+            warnings.warn(said, stacklevel=2)
     return sorted(set(sizes))
 
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
+from unicodedata import combining, normalize
 
 from typer import Option
 
@@ -12,6 +13,7 @@ from calibrate.cli.fit import FitRequest, fit, fit_one
 from calibrate.cli.options import Fresh, HeadOrLogits, Request, Sets, Sizes, Store, check_fit_name
 from calibrate.report.blocks import Record
 
+_LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ł": "l", "ð": "d", "þ": "th"})
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9._]+")
 
 
@@ -96,4 +98,6 @@ def name_after(path: Path) -> str:
     """The name of a file or folder as that of a fit."""
     path = path.resolve()
     stem = path.stem if path.suffix in (".npz", ".gguf") else path.name
-    return _NOT_IN_NAMES.sub("-", stem.lower()).strip("-._")[:64] or "mine"
+    letters = normalize("NFKD", stem.casefold()).translate(_LETTERS)
+    bare = "".join(c for c in letters if not combining(c))
+    return _NOT_IN_NAMES.sub("-", bare).strip("-._")[:64] or "mine"

@@ -36,10 +36,8 @@ class Plan:
 
     def of_layer(self, layer: int) -> list[float]:
         """The factors of the heads of a layer, by head."""
-        heads = takewhile(
-            self.factors.__contains__, ((layer, head) for head in range(len(self.factors)))
-        )
-        return [self.factors[at] for at in heads]
+        heads = ((layer, head) for head in range(len(self.factors)))
+        return [self.factors[at] for at in takewhile(self.factors.__contains__, heads)]
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,12 @@ class Queries:
         places = places_of(shapes)
         self.shapes = {place: tuple(shapes[name]) for place, name in places.items()}
         self.layers = sorted({place.layer for place in places})
+        rows = max((axis for shape in self.shapes.values() for axis in shape), default=0)
+        if type(self._width) is not int or not 0 < self._width * self.n_heads <= rows:
+            raise CalibrateError(
+                f"the configuration has {self.n_heads} heads of head_dim = {self._width!r}, and "
+                f"tensors of attention have at most {rows:,} rows; fetch it again"
+            )
 
     def source(self, layer: int) -> str:
         """The module whose weights are scaled: the norm after the projection if there is one."""

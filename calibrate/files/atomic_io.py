@@ -241,7 +241,7 @@ def unwritable(
 ) -> CalibrateError:
     """The error for a file that cannot be written; `full` is the remedy for a full disk."""
     is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT, None)  # None: of a short write
-    remedy = full if is_full else _REMEDIES.get(failure.errno, "check the path and the disk")
+    remedy = full if is_full else _REMEDIES.get(failure.errno or 0, "check the path and the disk")
     reason = failure.strerror or f"the disk takes no more ({failure})"
     return error(f"cannot write {path}: {reason}; {remedy}")
 

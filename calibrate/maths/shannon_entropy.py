@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from calibrate.maths.masking import NO_WEIGHT
+from calibrate.maths.tensors import is_tensor
 
 Axis = int | Sequence[int] | None
 
@@ -142,6 +143,12 @@ def log_size(
     return jnp.log(jnp.maximum(n, 1))
 
 
+def refuse_tensor(logits: Any, function: str) -> None:
+    """Raises TypeError for a tensor of PyTorch, which another function is for."""
+    if is_tensor(logits):
+        raise TypeError(f"logits are a tensor of PyTorch; use calibrate.torch.{function}")
+
+
 def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> jax.Array:
     """Shannon entropy of softmax(logits), H = log Z - S / Z.
 
@@ -154,8 +161,11 @@ def entropy(logits: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) 
     Returns:
       H in nats without the item axes, float32 or wider; 0 where every item is masked by `where`,
       NaN where all unmasked items are -inf (there is no distribution).
+    Raises:
+      TypeError: complex logits, or a tensor of PyTorch.
     Reference: Velickovic et al. 2024, section 3.
     """
+    refuse_tensor(logits, "entropy")
     H: jax.Array = _entropy_of_logits(logits, hashable(axis), where)
     return H
 

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from calibrate.maths.row_batches import FEW_ITEMS, FEW_ITEMS_OF_A_CALL, in_batches
 from calibrate.maths.solver_kernels import solve_one, solve_sets
+from calibrate.maths.tensors import on_cpu
 
 # Row classes, tested in this order; UNSOLVED is an interior row that did not converge.
 SHARP, FLAT, INTERIOR, UNSOLVED = 1, 2, 0, 3
@@ -44,6 +45,7 @@ def optimal_beta(
         an unmasked item, a logit that is NaN or +inf (all checked on the host).
     Reference: Velickovic et al. 2024, section 3.
     """
+    logits, target, where = map(on_cpu, (logits, target, where))
     z, targets = _checked(np.asarray(logits), np.asarray(target), where)
     rows, per_row = z.shape[:-1], targets.shape[z.ndim - 1 :]
     flat = z.reshape(-1, z.shape[-1]), targets.reshape(-1, *per_row)

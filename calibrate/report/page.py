@@ -175,8 +175,8 @@ def _score_pictures(scores: ScoresRecord, fit: Coefficients) -> Iterable[Picture
 def _reliability_picture(items: Evidence, own: str, name: str) -> Picture:
     before, after = (items.reliability(rule) for rule in (PLAIN, own))
     caption = (
-        f"Bins of {before.n.min():,} {items.of.items} or more. Expected calibration error: "
-        f"{100 * before.error:.1f} -> {100 * after.error:.1f} points; "
+        f"{len(before.n)} bins of {before.n.min():,} {items.of.items} or more. Expected "
+        f"calibration error: {100 * before.error:.1f} -> {100 * after.error:.1f} points; "
         f"{100 * before.chance:.1f} and {100 * after.chance:.1f} would be chance."
     )
     return _picture("Reliability", caption, plots.plot_reliability, items, own, name)

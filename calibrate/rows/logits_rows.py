@@ -48,6 +48,7 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     Raises:
       CalibrateError: an array has another shape, dtype or range.
     """
+    arrays = _in_rows(arrays)
     _check(arrays, subject)
     with np.errstate(over="ignore"):  # beyond float32 becomes -inf, masked, or inf, a bad row
         logits = arrays["logits"].astype(np.float32, copy=False)
@@ -60,6 +61,26 @@ def checked(arrays: Columns, subject: str) -> tuple[Columns, int]:
     if arrays["logits"].dtype.itemsize > logits.dtype.itemsize:
         found["logits"] = _centred(arrays["logits"], real, logits)
     return found, low
+
+
+def _in_rows(arrays: Columns) -> Columns:
+    """Logits (heads, rows, n), whose `head` is (heads,), as rows, one head after the other.
+
+    A row of all heads is one group; the other arrays are of each head, or of all.
+    """
+    logits, head = arrays["logits"], arrays.get("head")
+    if logits.ndim != 3 or head is None or head.shape != logits.shape[:1]:
+        return arrays
+    heads, n_rows, _ = logits.shape
+    found = {"group": np.arange(n_rows), **arrays}
+    for name, x in found.items():
+        if name in ("layer", "head") and x.shape == (heads,):
+            found[name] = np.repeat(x, n_rows)
+        elif name != "mask" or x.ndim > 1:
+            of_all = x.ndim == 1 + (x.dtype == bool)
+            x = np.broadcast_to(x, (heads, *x.shape)) if of_all else x
+            found[name] = x.reshape(-1, *x.shape[2:])
+    return found
 
 
 def _centred(logits: np.ndarray, real: np.ndarray, rounded: np.ndarray) -> np.ndarray:
@@ -81,7 +102,8 @@ def _check(arrays: Columns, subject: str) -> None:
     logits = arrays["logits"]
     if logits.ndim != 2 or not np.issubdtype(logits.dtype, np.floating) or logits.shape[1] < 2:
         raise CalibrateError(
-            f"{subject}logits are {logits.dtype}{logits.shape}; give floats (rows, n), n at least 2"
+            f"{subject}logits are {logits.dtype}{logits.shape}; give floats (rows, n), n at least "
+            "2, or (heads, rows, n) with the number of each head as head (heads,)"
         )
     n_rows, n = logits.shape
     check_target(arrays["target"], n, n_rows, f"{subject}target is")

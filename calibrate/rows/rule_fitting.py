@@ -67,6 +67,8 @@ class Options(NamedTuple):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
+        if not isinstance(self.trained_up_to, int | np.integer | None):
+            raise CalibrateError(f"trained_up_to is {self.trained_up_to}; give an integer")
         return self
 
     def record(self) -> dict[str, Any]:
