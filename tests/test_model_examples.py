@@ -30,9 +30,6 @@ from calibrate.model.prompts import Wanted
 from calibrate.model.retrieval import TEMPLATES, draw_facts, longest, retrieval, write
 from calibrate.transformers.folders import ModelFolder
 
-REGISTERS = [
-    "code", "contract", "dialogue", "encyclopedia", "letters", "manual", "news", "science", "story"
-]  # fmt: skip
 PROMPTS = [
     {"prompt": "Where does Ada Young live?", "answer": " Oslo"},
     {"prompt_ids": [4, 5, 6], "answer_ids": [7, 8], "template": "ids"},
@@ -167,7 +164,7 @@ def test_the_command_says_what_plain_softmax_scores(model, prompts):
     call(*command)
     record = json.loads(call(*command, "--json").stdout)
     assert [(c["template"], c["length"], c["examples"]) for c in record["plain"]] == [
-        ("prompts", 8, 2), ("ids", 8, 1), ("list", 64, 3), *((name, 64, 3) for name in REGISTERS)
+        ("prompts", 8, 2), ("ids", 8, 1), ("list", 64, 3)
     ]  # fmt: skip
     assert record["configuration"]["model"] == "tiny"
     out = call(*command).stdout

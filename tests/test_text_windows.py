@@ -11,7 +11,7 @@ from calibrate.model import text_windows
 from calibrate.model.encoding import Encoder
 from calibrate.model.objective import compare
 from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of, stretches_of
-from calibrate.model.text_windows import TextFile, read_texts
+from calibrate.model.text_windows import BUILT_IN, TextFile, built_in_windows, read_texts
 
 
 class Words:
@@ -95,6 +95,26 @@ def test_each_register_has_stretches_of_its_own(here):
     ]  # seven stretches of 64 in each
     found = stretches_of(windows)
     assert len(set(zip(found, stretch, strict=True))) == len(set(found)) == len(set(stretch)) == 14
+
+
+class Letters:
+    """A tokenizer of any text, four letters a token."""
+
+    eos_token_id = None
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        return {"input_ids": list(range(len(text) // 4))}
+
+
+def test_the_built_in_text_has_nine_registers_in_windows_that_fit():
+    made = built_in_windows(Encoder(Letters(), 700, 1 << 20), (256, 1024, 4096), 8)
+    cells = list(dict.fromkeys(cell for cell, _ in made))
+    assert len({cell.template for cell in cells}) == 9
+    assert {cell.length for cell in cells} == {256, 700}
+    assert all(cell.text and len(x.tokens) == cell.length for cell, x in made)
+    texts = [text.text for text in read_texts(BUILT_IN)]
+    assert all(text.isascii() and len(text) > 4 * 2900 for text in texts)
+    assert sum(map(len, texts)) < 4 * 30_000
 
 
 def test_windows_are_spread_over_the_text_and_short_ones_are_as_many():
