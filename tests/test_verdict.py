@@ -194,6 +194,11 @@ def test_templates_that_a_fit_has_not_seen_decide():
     assert first.startswith("Leave softmax as it is: own fit makes it worse: log p ")
     assert first.endswith(" on 200 answers of toy in 1 template that it has not seen.")
     assert seen.startswith("In the 1 template that it was made of, on 400 new answers: log p ")
+    log_p, right, *_ = ScoresRecord(found).tables()
+    assert [(row[0], row[-1]) for row in log_p.rows] == [
+        ("64", "200"), ("of templates fitted to", "400"), ("text", "200")
+    ]  # fmt: skip
+    assert len(right.rows) == 2
 
 
 @pytest.mark.parametrize("items", ["rows", "sets", "answers"])

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.evidence import LOG_P, PLAIN, RIGHT, Evidence, Head, P
+from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence, Head, P
 
-MEASURES = (LOG_P, P, RIGHT)
+MEASURES = (LOG_P, P, RIGHT, KL)
 NUMBERS = ("mean", "error", "gain", "gain_error", "p")  # p: of no gain over plain softmax
 
 
@@ -15,6 +15,8 @@ def scores_json(items: Evidence) -> dict[str, Any]:
     """The number of items, and the `NUMBERS` of each rule and measure."""
     rules: dict[str, dict[str, Any]] = {rule: {} for rule in items.rules}
     for measure in items.values.keys() & MEASURES:
+        if measure == KL and not items.text.n:
+            continue
         values = items.values[measure].astype(float)
         mean = items.design.estimate(values)
         gain = items.design.estimate(values - values[items.rules.index(PLAIN)])

@@ -127,11 +127,15 @@ class ScoresRecord:
         return tables
 
     def size_tables(self, measure: str) -> list[Table]:
-        """By size, for all, and for protected text, whose tokens right are left out."""
-        items = judged_items(self.evidence)
+        """By size, for all, for templates that a fit was made of, if others judge it, and for
+        protected text, whose tokens right are left out.
+        """
+        items, answers = judged_items(self.evidence), self.evidence.answers
         rows = {f"{n:,}": part for n, part in items.by("size").items()}
         means = {"all": items} if len(rows) > 1 else {}
-        if measure == LOG_P and items is not self.evidence:
+        if 0 < answers.seen.n < answers.n:
+            means["of templates fitted to"] = answers.seen
+        if measure == LOG_P and 0 < answers.n < self.evidence.n:
             means["text"] = self.evidence.text
         by = "tokens" if self.evidence.of.items == "answers" else "n"
         return self._tables(by, rows, means, measure, detail=measure == P)
