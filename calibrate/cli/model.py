@@ -122,10 +122,10 @@ class FitRequest(OfExamples):
     ] = None
     trained_up_to: Annotated[
         int | None,
-        Option(min=0, help="Tokens that the model was trained up to, where answers are protected."),
+        Option(min=0, help="Tokens that the model was trained up to: answers may lose little."),
     ] = None
     allowed_loss: Annotated[
-        float, Option(min=0, help="Nats a token that protected text and answers may lose.")
+        float, Option(min=0, help="Nats a token that text and such answers may lose in the mean.")
     ] = 0.005
     steps: Annotated[int, Option(min=1, help="Steps for each kind of rule, at most.")] = 100
     for_export: Annotated[
@@ -145,8 +145,8 @@ def fit(request: FitRequest) -> "FitRecord":
 
     They follow the gradient of the mean log p of the model's answers through the model (PyTorch).
     Kinds are chosen, and the fit is judged, on examples that it was not fitted to; plain text may
-    lose no more than --allowed-loss, and heads that gain nothing stay as they are. If the fit is
-    not worth it, nothing is published (exit code 3). The same command continues what was
+    lose --allowed-loss in the mean at most, and heads that gain nothing stay as they are. If the
+    fit is not worth it, nothing is published (exit code 3). The same command continues what was
     interrupted.
 
     Example: calibrate model fit runs/model --name mine

@@ -75,7 +75,7 @@ def score_rules(
     with model_steps("scoring", job.examples, job.examples.units(which) * len(rules)) as steps:
         scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
     of = Scored(job.folder.name, fingerprint, "answers")
-    evidence = compare(job.examples, which, scores, of, rules)
+    evidence = replace(compare(job.examples, which, scores, of), fits=rules)
     return ScoresRecord(evidence, tuple(fits), scored=scored)
 
 

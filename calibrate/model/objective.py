@@ -13,7 +13,6 @@ import numpy as np
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.evidence.prior import ALLOWED_LOSS
-from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.splits import stretches_of
 
@@ -26,11 +25,7 @@ _ANSWERS = Scored("", items="answers")
 
 
 def compare(
-    examples: ExampleSet,
-    which: Sequence[int],
-    scores: Mapping[str, Scores],
-    of: Scored = _ANSWERS,
-    fits: Mapping[str, Coefficients] | None = None,
+    examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores], of: Scored = _ANSWERS
 ) -> Evidence:
     """Rules by their scores of some examples: LOG_P, and RIGHT of whole answers.
 
@@ -41,7 +36,6 @@ def compare(
       which: numbers of the examples that were scored.
       scores: by rule, with an entry for each of `which`; plain softmax is PLAIN.
       of: what was scored.
-      fits: the rules that are fits, by name.
     """
     index = np.asarray(which, int)
     cell = np.array([example.cell for example in examples.examples])[index]
@@ -55,7 +49,7 @@ def compare(
     return Evidence(
         rules, {LOG_P: np.array(log_p), RIGHT: np.array(right)},
         tuple(Stratum(c.length, c.template, c.text) for c in cells), stratum,
-        stretches_of(examples)[index], np.ones(len(index)), of, fits=fits or {},
+        stretches_of(examples)[index], np.ones(len(index)), of,
         tokens=np.where(per_token, 1, n_answer),
     )  # fmt: skip
 
@@ -101,13 +95,10 @@ class Objective:
             f"and {self.held_to / HELD_TO:g} is allowed (--allowed-loss)"
         )
 
-    def evidence(
-        self, which: Sequence[int], scores: Mapping[str, Scores],
-        fits: Mapping[str, Coefficients] | None = None,
-    ) -> Evidence:  # fmt: skip
+    def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under plain softmax and under rules, by their scores of them."""
         plain = Scores(*(column[np.asarray(which)] for column in self.plain))
-        return compare(self.examples, which, {PLAIN: plain, **scores}, fits=fits)
+        return compare(self.examples, which, {PLAIN: plain, **scores})
 
     def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
         """Nats a token that a rule loses of each constraint; 0 where it has none of `which`."""

@@ -36,9 +36,7 @@ class ModelOptions:
 
     kind: str | None = None  # of the rules; None for the best on the examples that choose
     trained_up_to: int | None = None  # tokens: lengths at which answers may lose little
-    allowed: float = (
-        ALLOWED_LOSS  # nats a token that protected text and lengths may lose in the mean
-    )
+    allowed: float = ALLOWED_LOSS  # nats a token that protected text and lengths may lose
     most_steps: int = MOST_STEPS  # of each form
     seed: int = 0  # of the order of the examples
     engines: Exportable | None = None  # publish a rule that they run; None: any
