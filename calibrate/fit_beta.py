@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
-from calibrate.maths.rule import N_COEFFICIENTS, beta_of, slope_of
+from calibrate.maths.rule import N_COEFFICIENTS, N_DOMAIN, Rule, beta_of, slope_of
 
 
 class Features(NamedTuple):
@@ -19,16 +21,13 @@ class Features(NamedTuple):
         return self.log_n if self.entropy is None else self.entropy
 
 
-def head_numbers(
-    fit: Coefficients, shape: tuple[int, ...], head_axis: int
-) -> tuple[tuple[float, ...], ...] | None:
+def head_numbers(fit: Coefficients, shape: tuple[int, ...], head_axis: int) -> np.ndarray | None:
     """The numbers of each head along an axis of an array, (numbers, heads); None if all are alike.
 
     Raises:
       CoefficientsError: there is no such axis, it has too few heads, or the fit has layers.
     """
-    if not fit.has_heads:
-        fit.only  # noqa: B018 (refuses a fit per layer)
+    if fit.numbers is not None and not fit.has_heads:
         return None
     if len(shape) < -head_axis:
         raise CoefficientsError(
@@ -51,25 +50,30 @@ def beta_at(x: Features, table: Any, fit: Coefficients, xp: Any) -> Any:
     """beta of a fit, as its kind has it; 1 for heads that it does not name.
 
     Args:
-      table: `head_numbers` as an array that broadcasts, (numbers, heads, 1, ...); None: all alike.
+      table: `head_numbers` as an array that broadcasts, (numbers, heads, 1, ...), or if all are
+        alike None, or `numbers` of the fit.
       xp: the arrays' namespace: numpy, jax.numpy or torch.
     """
-    coefficients, domain, named = _by_head(table, fit)
-    beta = beta_of(*x, coefficients, domain, fit.rule, xp)
+    coefficients, domain, rule, named = _by_head(table, fit)
+    beta = beta_of(*x, coefficients, domain, rule, xp)
     return beta if named is None else xp.where(named, beta, 1.0)
 
 
 def slope_at(x: Features, beta: Any, table: Any, fit: Coefficients, xp: Any) -> Any:
     """d beta / dH where beta is what `beta_at` gives, of a fit by entropy, and perhaps size."""
-    coefficients, domain, named = _by_head(table, fit)
-    slope = slope_of(*x, beta, coefficients, domain, fit.rule, xp)
+    coefficients, domain, rule, named = _by_head(table, fit)
+    slope = slope_of(*x, beta, coefficients, domain, rule, xp)
     return slope if named is None else xp.where(named, slope, 0.0)
 
 
-def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Any]:
-    """Coefficients, domain, and which heads have any; None if all heads are alike."""
+def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Rule, Any]:
+    """Coefficients, domain, rule, and which heads have any; None if all heads are alike."""
     if table is None:
         entry = fit.entries[0]  # `head_numbers` has refused others
-        return entry.coefficients, entry.domain, None
-    n, rows = N_COEFFICIENTS[fit.rule.kind], list(table)
-    return rows[:n], rows[n:-1], rows[-1] == 1
+        return entry.coefficients, entry.domain, fit.rule, None
+    kind = fit.rule.kind
+    min_entropy, min_beta, max_beta, *rows = list(table)
+    rule = Rule(min_entropy, min_beta, max_beta, fit.rule.outside, kind)
+    n, last = N_COEFFICIENTS[kind], N_COEFFICIENTS[kind] + N_DOMAIN[kind]
+    named = rows[last] == 1 if len(rows) > last else None
+    return rows[:n], rows[n:last], rule, named

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from calibrate.errors import CoefficientsError
 from calibrate.files.static_node import make_static
 from calibrate.maths.rule import (
@@ -21,6 +23,7 @@ from calibrate.maths.rule import (
 
 SCHEMA_VERSION = "1.2"
 MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
+MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,11 @@ class Coefficients:
     # Fields of the file that this version does not know, and the minor version that may have them.
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
+    # Made with the fit, as PyTorch's compiler takes arrays for inputs, and floats for constants:
+    # whether beta is always 1; guards, coefficients and domain, (numbers,), or if heads differ, of
+    # each, and whether it is named, (numbers + 1, heads). None for a fit with entries per layer.
+    is_identity: bool = field(init=False, compare=False, repr=False)
+    numbers: np.ndarray | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         given = self.rule
@@ -121,6 +129,23 @@ class Coefficients:
                 "give 0 < min_beta <= max_beta"
             )
         _refuse_overlap(self.entries)
+        object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
+        self._hold_numbers(self.entries)
+
+    def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
+        """Makes `numbers`, for as many heads as the entries of the whole fit name."""
+        n_heads = 1 + max(-1 if entry.head is None else entry.head for entry in whole)
+        if n_heads > 1 + MAX_INDEX:
+            raise CoefficientsError(f"head is {n_heads - 1}; give {MAX_INDEX} at most")
+        numbers = None
+        if self.entries[0].layer is None:
+            columns = [(*self.rule[:3], *e.coefficients, *e.domain) for e in self.entries]
+            numbers = np.array(columns[0])
+            if self.entries[0].head is not None:
+                numbers = np.zeros((len(numbers) + 1, n_heads))
+                for entry, column in zip(self.entries, columns, strict=True):
+                    numbers[:, entry.head] = *column, 1
+        object.__setattr__(self, "numbers", numbers)
 
     def _check_kind(self) -> None:
         """Checks the number of coefficients, and the guards, against the kind of rule."""
@@ -160,6 +185,8 @@ class Coefficients:
     @property
     def has_heads(self) -> bool:
         """Whether heads of one layer differ."""
+        if self.numbers is not None:
+            return self.numbers.ndim > 1
         return self.entries[0].head is not None or len(self.entries) > 1
 
     @property
@@ -169,7 +196,7 @@ class Coefficients:
         Raises:
           CoefficientsError: the fit distinguishes layers or heads.
         """
-        self._refuse_layers()
+        self._of_one_layer()
         if self.has_heads:
             raise CoefficientsError(
                 f"{self.reference} has an entry per head; give a fit with one entry for all heads"
@@ -181,7 +208,11 @@ class Coefficients:
         chosen = tuple(
             replace(entry, layer=None) for entry in self.entries if entry.layer in (None, index)
         )
-        return replace(self, entries=chosen) if chosen else replace(self, **_IDENTITY)
+        if not chosen:
+            return replace(self, **_IDENTITY)
+        fit = replace(self, entries=chosen)
+        fit._hold_numbers(self.entries)  # of one shape, so that layers share a compiled graph
+        return fit
 
     def entry_of(self, layer: int | None, head: int | None) -> Entry | None:
         """The entry that covers a head; None where the fit does not name it, and beta is 1."""
@@ -190,33 +221,36 @@ class Coefficients:
                 return entry
         return None
 
-    def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
-        """Per-head numbers: coefficients, domain, calibrated (1 or 0), each for every head.
+    def by_head(self, n_heads: int) -> np.ndarray:
+        """`numbers` for so many heads: 0 for those that are not named.
 
         Raises:
           CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
         """
-        self._refuse_layers()
-        kind = self.rule.kind
-        # Nothing but the last number is read of heads that are not named; the others are safe.
-        unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
-        rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
+        numbers = self._of_one_layer()
+        if numbers.ndim == 1:
+            return numbers
+        if numbers.shape[1] > n_heads:  # compilers take what is read of entries for constants
+            self._refuse_heads(n_heads)
+        named = numbers[:, :n_heads]
+        others = np.zeros((len(named), n_heads - named.shape[1]))
+        return np.concatenate((named, others), 1)
+
+    def _refuse_heads(self, n_heads: int) -> None:
         for entry in self.entries:
             if entry.head is not None and entry.head >= n_heads:
                 raise CoefficientsError(
                     f"{self.reference} has an entry for head {entry.head}, and there are "
                     f"{n_heads} heads; load the fit of this model"
                 )
-            for head in range(n_heads) if entry.head is None else (entry.head,):
-                rows[head] = (*entry.coefficients, *entry.domain, 1.0)
-        return tuple(zip(*rows, strict=True))
 
-    def _refuse_layers(self) -> None:
-        for entry in self.entries:
-            if entry.layer is not None:
-                raise CoefficientsError(
-                    f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
-                )
+    def _of_one_layer(self) -> np.ndarray:
+        """`numbers`; raises CoefficientsError if the fit distinguishes layers."""
+        if self.numbers is None:
+            raise CoefficientsError(
+                f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
+            )
+        return self.numbers
 
 
 def _refuse_overlap(entries: tuple[Entry, ...]) -> None:
