@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import N_COEFFICIENTS, N_DOMAIN, Rule, beta_of, slope_of
@@ -21,13 +19,16 @@ class Features(NamedTuple):
         return self.log_n if self.entropy is None else self.entropy
 
 
-def head_numbers(fit: Coefficients, shape: tuple[int, ...], head_axis: int) -> np.ndarray | None:
+def head_numbers(
+    fit: Coefficients, shape: tuple[int, ...], head_axis: int
+) -> tuple[tuple[float, ...], ...] | None:
     """The numbers of each head along an axis of an array, (numbers, heads); None if all are alike.
 
     Raises:
       CoefficientsError: there is no such axis, it has too few heads, or the fit has layers.
     """
-    if fit.numbers is not None and not fit.has_heads:
+    if not fit.has_heads:
+        fit.only  # noqa: B018 (refuses a fit per layer)
         return None
     if len(shape) < -head_axis:
         raise CoefficientsError(
@@ -50,8 +51,7 @@ def beta_at(x: Features, table: Any, fit: Coefficients, xp: Any) -> Any:
     """beta of a fit, as its kind has it; 1 for heads that it does not name.
 
     Args:
-      table: `head_numbers` as an array that broadcasts, (numbers, heads, 1, ...), or if all are
-        alike None, or `numbers` of the fit.
+      table: `head_numbers` as an array that broadcasts, (numbers, heads, 1, ...); None: all alike.
       xp: the arrays' namespace: numpy, jax.numpy or torch.
     """
     coefficients, domain, rule, named = _by_head(table, fit)
@@ -71,9 +71,9 @@ def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Rule, Any]:
     if table is None:
         entry = fit.entries[0]  # `head_numbers` has refused others
         return entry.coefficients, entry.domain, fit.rule, None
-    kind = fit.rule.kind
-    min_entropy, min_beta, max_beta, *rows = list(table)
-    rule = Rule(min_entropy, min_beta, max_beta, fit.rule.outside, kind)
-    n, last = N_COEFFICIENTS[kind], N_COEFFICIENTS[kind] + N_DOMAIN[kind]
-    named = rows[last] == 1 if len(rows) > last else None
-    return rows[:n], rows[n:last], rule, named
+    rule, rows = fit.rule, list(table)
+    n = N_COEFFICIENTS[rule.kind]
+    last = n + N_DOMAIN[rule.kind]
+    if guards := rows[last + 1 :]:
+        rule = Rule(*guards, outside=rule.outside, kind=rule.kind)
+    return rows[:n], rows[n:last], rule, rows[last] == 1

@@ -268,6 +268,18 @@ def test_compiled_layers_of_a_fit_share_a_graph(kind, heads, dynamic):
     assert len(graphs) == 2
 
 
+@pytest.mark.slow
+@of_the_compiler
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_with_the_numbers_of_its_fit(strict):
+    x = normal(2, 4, 40, 8, scale=1.0)
+    for kind in SMOOTH_FITS:
+        for fit in (SMOOTH_FITS[kind], per_head(kind)[0]):
+            layer = Layer(fit)
+            program = torch.export.export(layer, (x,), strict=strict).module()
+            torch.testing.assert_close(program(x), layer(x))
+
+
 def run(code, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True

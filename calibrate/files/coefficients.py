@@ -110,8 +110,8 @@ class Coefficients:
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
     # Made with the fit, as PyTorch's compiler takes arrays for inputs, and floats for constants:
-    # whether beta is always 1; guards, coefficients and domain, (numbers,), or if heads differ, of
-    # each, and whether it is named, (numbers + 1, heads). None for a fit with entries per layer.
+    # whether beta is always 1; coefficients, domain, 1 and guards, (numbers,), or if heads differ,
+    # of each, and 0 where it is not named, (numbers, heads). None for a fit with entries per layer.
     is_identity: bool = field(init=False, compare=False, repr=False)
     numbers: np.ndarray | None = field(init=False, compare=False, repr=False)
 
@@ -139,12 +139,13 @@ class Coefficients:
             raise CoefficientsError(f"head is {n_heads - 1}; give {MAX_INDEX} at most")
         numbers = None
         if self.entries[0].layer is None:
-            columns = [(*self.rule[:3], *e.coefficients, *e.domain) for e in self.entries]
+            guards = self.rule[:3]
+            columns = [(*e.coefficients, *e.domain, 1.0, *guards) for e in self.entries]
             numbers = np.array(columns[0])
             if self.entries[0].head is not None:
-                numbers = np.zeros((len(numbers) + 1, n_heads))
+                numbers = np.zeros((len(numbers), n_heads))
                 for entry, column in zip(self.entries, columns, strict=True):
-                    numbers[:, entry.head] = *column, 1
+                    numbers[:, entry.head] = column
         object.__setattr__(self, "numbers", numbers)
 
     def _check_kind(self) -> None:
@@ -196,7 +197,7 @@ class Coefficients:
         Raises:
           CoefficientsError: the fit distinguishes layers or heads.
         """
-        self._of_one_layer()
+        self._refuse_layers()
         if self.has_heads:
             raise CoefficientsError(
                 f"{self.reference} has an entry per head; give a fit with one entry for all heads"
@@ -221,36 +222,33 @@ class Coefficients:
                 return entry
         return None
 
-    def by_head(self, n_heads: int) -> np.ndarray:
-        """`numbers` for so many heads: 0 for those that are not named.
+    def by_head(self, n_heads: int) -> tuple[tuple[float, ...], ...]:
+        """Per-head numbers: coefficients, domain, calibrated (1 or 0), each for every head.
 
         Raises:
           CoefficientsError: the fit names a head that does not exist, or distinguishes layers.
         """
-        numbers = self._of_one_layer()
-        if numbers.ndim == 1:
-            return numbers
-        if numbers.shape[1] > n_heads:  # compilers take what is read of entries for constants
-            self._refuse_heads(n_heads)
-        named = numbers[:, :n_heads]
-        others = np.zeros((len(named), n_heads - named.shape[1]))
-        return np.concatenate((named, others), 1)
-
-    def _refuse_heads(self, n_heads: int) -> None:
+        self._refuse_layers()
+        kind = self.rule.kind
+        # Nothing but the last number is read of heads that are not named; the others are safe.
+        unnamed = [0.0] * N_COEFFICIENTS[kind] + [0.0, 1.0] * (N_DOMAIN[kind] // 2) + [0.0]
+        rows: list[tuple[float, ...]] = [tuple(unnamed)] * n_heads
         for entry in self.entries:
             if entry.head is not None and entry.head >= n_heads:
                 raise CoefficientsError(
                     f"{self.reference} has an entry for head {entry.head}, and there are "
                     f"{n_heads} heads; load the fit of this model"
                 )
+            for head in range(n_heads) if entry.head is None else (entry.head,):
+                rows[head] = (*entry.coefficients, *entry.domain, 1.0)
+        return tuple(zip(*rows, strict=True))
 
-    def _of_one_layer(self) -> np.ndarray:
-        """`numbers`; raises CoefficientsError if the fit distinguishes layers."""
-        if self.numbers is None:
-            raise CoefficientsError(
-                f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
-            )
-        return self.numbers
+    def _refuse_layers(self) -> None:
+        for entry in self.entries:
+            if entry.layer is not None:
+                raise CoefficientsError(
+                    f"{self.reference} has entries per layer; choose one: coefficients.layer(i)"
+                )
 
 
 def _refuse_overlap(entries: tuple[Entry, ...]) -> None:

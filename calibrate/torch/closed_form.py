@@ -70,15 +70,22 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
     """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike.
 
-    A compiler has those of a fit as an input, and one graph for many fits.
+    A compiler takes all numbers for an input, and has one graph for many fits.
     """
-    numbers = head_numbers(fit, x.shape, head_axis)
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-        numbers = fit.numbers if numbers is None else numbers
-    if numbers is None:
-        return None
-    table = torch.as_tensor(numbers).to(wide(x.dtype)).to(x.device, non_blocking=True)
-    return table.reshape(*table.shape, *[1] * (-head_axis - 1)) if table.ndim > 1 else table
+    given = fit.numbers
+    if given is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        numbers = head_numbers(fit, x.shape, head_axis)
+        if numbers is None:
+            return None
+        table = torch.tensor(numbers, dtype=wide(x.dtype), device=x.device)
+    else:
+        table = torch.from_numpy(given).to(x.device, wide(x.dtype), non_blocking=True)
+        if table.ndim == 1:
+            return table
+        if x.ndim < -head_axis or x.shape[head_axis] < table.shape[1]:
+            head_numbers(fit, x.shape, head_axis)  # refuses heads that there are not
+        table = torch.nn.functional.pad(table, (0, x.shape[head_axis] - table.shape[1]))
+    return table.reshape(*table.shape, *[1] * (-head_axis - 1))
 
 
 def real_logits(logits: Tensor, where: Tensor | None) -> Tensor:
