@@ -98,6 +98,10 @@ BAD = [
     ("collect --sizes 16..99999999999", 2, "write set sizes"),
     (f"collect --sizes {'9' * 5_000}", 2, "write set sizes"),
     ("collect --sets 0", 2, "--sets"),
+    *((f"{command} {10**30}", 2, "less than or equal to") for command in (
+        "collect --sets", "collect --jobs", "evaluate --sets", "run --sets",
+        "model collect --model . --task retrieval --examples",
+    )),
     ("collect --stall 0", 2, "--stall"),
     ("collect --max-bytes lots", 2, "--max-bytes"),
     ("collect --max-bytes 1e999", 2, "--max-bytes"),
