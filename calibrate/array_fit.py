@@ -184,7 +184,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
             "masked target",
             stacklevel=3,
         )
-    of_fit = {field.name: getattr(coefficients, field.name) for field in fields(Coefficients)}
+    of_fit = {x.name: getattr(coefficients, x.name) for x in fields(Coefficients) if x.init}
     return Fit(**of_fit, evidence=evidence, held_out=split.is_held_out)
 
 

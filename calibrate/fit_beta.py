@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients
-from calibrate.maths.rule import N_COEFFICIENTS, beta_of, slope_of
+from calibrate.maths.rule import N_COEFFICIENTS, N_DOMAIN, Rule, beta_of, slope_of
 
 
 class Features(NamedTuple):
@@ -54,22 +54,26 @@ def beta_at(x: Features, table: Any, fit: Coefficients, xp: Any) -> Any:
       table: `head_numbers` as an array that broadcasts, (numbers, heads, 1, ...); None: all alike.
       xp: the arrays' namespace: numpy, jax.numpy or torch.
     """
-    coefficients, domain, named = _by_head(table, fit)
-    beta = beta_of(*x, coefficients, domain, fit.rule, xp)
+    coefficients, domain, rule, named = _by_head(table, fit)
+    beta = beta_of(*x, coefficients, domain, rule, xp)
     return beta if named is None else xp.where(named, beta, 1.0)
 
 
 def slope_at(x: Features, beta: Any, table: Any, fit: Coefficients, xp: Any) -> Any:
     """d beta / dH where beta is what `beta_at` gives, of a fit by entropy, and perhaps size."""
-    coefficients, domain, named = _by_head(table, fit)
-    slope = slope_of(*x, beta, coefficients, domain, fit.rule, xp)
+    coefficients, domain, rule, named = _by_head(table, fit)
+    slope = slope_of(*x, beta, coefficients, domain, rule, xp)
     return slope if named is None else xp.where(named, slope, 0.0)
 
 
-def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Any]:
-    """Coefficients, domain, and which heads have any; None if all heads are alike."""
+def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Rule, Any]:
+    """Coefficients, domain, rule, and which heads have any; None if all heads are alike."""
     if table is None:
         entry = fit.entries[0]  # `head_numbers` has refused others
-        return entry.coefficients, entry.domain, None
-    n, rows = N_COEFFICIENTS[fit.rule.kind], list(table)
-    return rows[:n], rows[n:-1], rows[-1] == 1
+        return entry.coefficients, entry.domain, fit.rule, None
+    rule, rows = fit.rule, list(table)
+    n = N_COEFFICIENTS[rule.kind]
+    last = n + N_DOMAIN[rule.kind]
+    if guards := rows[last + 1 :]:
+        rule = Rule(*guards, outside=rule.outside, kind=rule.kind)
+    return rows[:n], rows[n:last], rule, rows[last] == 1

@@ -1,5 +1,6 @@
 """calibrate.fit: the numbers of the command line, on arrays in memory; and what it refuses."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from test_cli import call
 import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError, QualityError
 from calibrate.evidence.evidence import P
+from calibrate.evidence.verdict import NOT_JUDGED
 from calibrate.rows.collect import collect_arrays, collect_in_memory
 from calibrate.rows.groups import hold_out
 from calibrate.rows.logits_files import Arrays, InMemory
@@ -88,6 +90,17 @@ def test_a_collection_in_memory_is_the_one_on_disk(here):
         np.testing.assert_array_equal(one.index, other.index)
 
 
+def test_a_collection_of_logits_from_before_it_said_so_stays_as_it_is(here):
+    part = dict(zip(("logits", "target"), scored(200, 8), strict=True))
+    arrays = Arrays("mine", [InMemory.of(part)])
+    assert collect_arrays(arrays, here / "run").configuration["of"] == "logits"
+    manifest = here / "run" / "manifest.json"
+    manifest.write_text(re.sub(r'"of": ?"logits",\s*', "", manifest.read_text()))
+    before = manifest.read_bytes()
+    assert "of" not in collect_arrays(arrays, here / "run").configuration
+    assert manifest.read_bytes() == before
+
+
 def test_whole_groups_are_held_out_of_every_size_alike():
     rng = np.random.default_rng(0)
     logits, target = by_size(600)
@@ -141,6 +154,17 @@ def test_verdict_and_table_tell_what_it_gains(fitted):
     assert f"({own.gain:+.3f} ± {own.error:.3f})" in str(table).splitlines()[3]
 
 
+def test_the_loss_where_a_model_was_trained_stands_in_verdict_table_and_file():
+    logits, target = by_size()
+    fit = calibrate.fit(logits, target, trained_up_to=min(SIZES))
+    words = f"at sizes up to {min(SIZES)}, where it was trained: "
+    assert f"A{words[1:]}" in fit.verdict
+    assert f"A{words[1:]}" in repr(fit)
+    assert words in str(fit.table)
+    assert f"; {words}" in fit.quality["verdict"]
+    assert "this fit: " in str(fit.table)
+
+
 def test_heads_get_rules_of_their_own():
     logits, target = scored(300, 16)
     head = np.arange(300) % 2
@@ -150,7 +174,11 @@ def test_heads_get_rules_of_their_own():
     z = np.broadcast_to(logits[1], (2, 1, 16))  # (heads, queries, items)
     probs = calibrate.adaptive_softmax(z, fit.layer(0))
     assert probs[1].max() > probs[0].max()
-    assert "head" in fit.verdict
+    assert NOT_JUDGED in fit.verdict
+    assert NOT_JUDGED in fit.quality["verdict"]
+    one = calibrate.fit(logits[head == 0], target[head == 0], layer=np.zeros(150, int))
+    assert NOT_JUDGED in one.verdict
+    assert NOT_JUDGED in one.quality["verdict"]
 
 
 def test_masked_items_are_no_items_and_any_array_will_do():

@@ -98,6 +98,10 @@ BAD = [
     ("collect --sizes 16..99999999999", 2, "write set sizes"),
     (f"collect --sizes {'9' * 5_000}", 2, "write set sizes"),
     ("collect --sets 0", 2, "--sets"),
+    *((f"{command} {10**30}", 2, "less than or equal to") for command in (
+        "collect --sets", "collect --jobs", "evaluate --sets", "run --sets",
+        "model collect --model . --task retrieval --examples",
+    )),
     ("collect --stall 0", 2, "--stall"),
     ("collect --max-bytes lots", 2, "--max-bytes"),
     ("collect --max-bytes 1e999", 2, "--max-bytes"),
@@ -110,6 +114,9 @@ BAD = [
     ("fit nowhere --name x --min-beta 2", 2, "--min-beta"),
     ("fit nowhere --name x --rows some", 2, f"'some' {ONE_OF}"),
     ("fit nowhere --name x --paper --gate 0.5", 2, "cannot be used with --paper"),
+    ("fit nowhere --name x --head a:b --q 1", 2, "--head chooses q, and cannot be used with --q"),
+    ("fit nowhere --name x --paper --head a:b", 2, "cannot be used with --paper"),
+    ("fit nowhere --name x --paper --min-beta 1", 2, "cannot be used with --paper"),
     ("run --logits x.npz --sizes 16", 2, "--sizes and --sets cannot be used with --logits"),
     ("run --task retrieval", 2, "No such option: --task"),
     ("run --name Bad-Name", 1, "not a valid fit name"),
@@ -316,7 +323,7 @@ def test_every_option_of_a_fit_reaches_it():
         force_polynomial=True,
     )  # fmt: skip
     asked = {"q": 0.5, "trained_up_to": 64, "force": "polynomial", "min_beta": 0.5}
-    heads, logits = SimpleNamespace(of_logits=False), SimpleNamespace(of_logits=True)
+    heads, logits = (SimpleNamespace(configuration=x) for x in ({}, {"of": "logits"}))
     assert _options(heads, request) == Options("misranked", 0.25, **asked)
     least = [_options(of, FitRequest(Path("run"), "x")).min_beta for of in (heads, logits)]
     assert least == [1, 1 / 64]

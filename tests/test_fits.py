@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from test_cli import call, refusal
@@ -17,7 +18,7 @@ from calibrate.files.publishing import publish
 from calibrate.files.store import published_store
 from calibrate.files.unchanged_fit import domain_of, largest_change, same_fit
 from calibrate.maths.rule import ENTROPY_AND_SIZE, Rule
-from calibrate.report.fit_record import load_line, usage
+from calibrate.report.fit_record import load_line, one_constant, usage
 
 ROOT = Path(__file__).parents[1]
 
@@ -143,6 +144,26 @@ def test_the_lines_of_a_fit_with_layers_run(here, make_fit):
     code = usage(publish(of_model, here / "fits")[0]).text
     assert 'transformers.register("one", fit)' in code  # one rule for all heads of a model
     assert "set_attn_implementation" not in usage(publish(make_fit(), here / "other")[0]).text
+
+
+def test_one_constant_is_the_answer_and_comes_first(here, make_fit):
+    constant = replace(
+        make_fit(), rule=Rule(0.0), entries=(Entry((0.0, 0.0, 0.0, 0.0, 2.0), (0.0, 5.0)),)
+    )
+    published = publish(constant, here / "fits")[0]
+    answer, (first, *lines) = one_constant(published), usage(published).text.splitlines()
+    assert first == f"# {answer.purpose}"
+    assert answer.purpose.startswith("One constant is the answer, and needs no library. Argmax ")
+    assert lines[:3] == answer.text.splitlines()
+    z = np.linspace(0, 3, 5, dtype=np.float32)
+    expected = calibrate.adaptive_softmax(z, published)
+    space = {"jax": jax, "query": z, "logits": z}
+    exec("\n".join(lines[:2]), space)
+    for found in (space["probs"], jax.nn.softmax(space["query"])):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert lines[2] == "probs = torch.softmax(2 * logits, -1)  # PyTorch"
+    for other in (make_fit(), replace(constant, rule=Rule(0.5))):  # a gate: not on every row
+        assert one_constant(other) is None
 
 
 def diff(a, b, folder=Path()):

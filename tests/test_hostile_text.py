@@ -1,21 +1,30 @@
 """Text of files on the terminal, and output that nobody takes: one line, and no command to it."""
 
+import contextlib
 import io
 import json
 import logging
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
+from conftest import ToyHead
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_cli import call, refusal
 
 from calibrate.cli import progress
 from calibrate.cli.main import main
-from calibrate.files.coefficient_file import dumps
+from calibrate.errors import CalibrateError
+from calibrate.files.coefficient_file import dumps, loads
+from calibrate.files.collection import open_collection
+from calibrate.model.prompts import read_prompts
 from calibrate.report import streams
 from calibrate.report.blocks import Table
 from calibrate.report.terminal import as_text
+from calibrate.rows.collect import collect
 
 HOSTILE = "[bold]\x1b[31m\x1b]8;;http:x\x1b\\\0\x9b1A\u202e\u2066\udcff\x7f"
 SHOWN = r"[bold]\x1b[31m\x1b]8;;http:x\x1b" + r"\\x00\x9b1A\u202e\u2066\udcff\x7f"
@@ -91,3 +100,65 @@ def test_a_reader_who_has_left_hears_nothing(monkeypatch, capsys):
     read, write = os.pipe()
     os.close(read)
     assert ends(monkeypatch, capsys, os.fdopen(write, "w"), "--version") == (1, "")
+
+
+PIECES = [
+    b"", b"[", b"]", b"{", b'{"a":', b'"', b",", b"[],", b"9", b"-", b"NaN", b"1e999", b"null",
+    b"\xff", b"\xe2\x82", b"\xef\xbb\xbf", b"\0", b"\x1b[2J", b'"\\ud800"', b'"seed": 1,',
+    b"\n",
+]  # fmt: skip
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 10**6), st.integers(0, 40), st.sampled_from(PIECES) | st.binary(max_size=4),
+        st.sampled_from([1, 2, 5_000, 400_000]),
+    ),
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+def sound_manifest(fit):
+    path = collect(ToyHead(), [8, 32], 64, 0, Path("run")).folder / "manifest.json"
+
+    def check(data):
+        path.write_bytes(data)
+        found = open_collection(path.parent, allow_partial=True)
+        assert [size for size, _ in found.shards()] == [8, 32]
+
+    return path.read_bytes(), check
+
+
+def sound_fit(fit):
+    def check(data):
+        assert loads(data) == fit
+
+    return dumps(fit).encode(), check
+
+
+def sound_prompts(fit):
+    def check(data):
+        Path("p.jsonl").write_bytes(data)
+        assert all(line.prompt and line.answer for line in read_prompts(Path("p.jsonl"))[0])
+
+    return b'{"prompt": "a", "answer": "b"}\n{"prompt_ids": [1, 2], "answer_ids": [3]}\n', check
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [sound_manifest, sound_fit, sound_prompts])
+def test_any_change_of_a_file_is_refused_in_little_memory_or_does_no_harm(here, make_fit, make):
+    original, check = make(make_fit())
+
+    @settings(max_examples=300, deadline=None)
+    @given(CHANGES)
+    def change(changes):
+        data = original
+        for place, length, text, times in changes:
+            place %= len(data) + 1
+            data = data[:place] + text * times + data[place + length :]
+        tracemalloc.start()
+        with contextlib.suppress(CalibrateError):  # one line: nothing else is raised
+            check(data)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 300e6
+
+    change()

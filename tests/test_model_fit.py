@@ -306,7 +306,7 @@ def judged(gain=0.5, trained=0.5, text=0.0):
     options = {"through": "model", "allowed_loss": 0.005, "trained_up_to": 10}
     fit = replace(calibrate.load("max-retrieval"), source={"options": options})
     scores = {"plain": none_right(np.full(24, -20.0)), "own": own}
-    return compare(examples, range(24), scores, fits={"own": fit})
+    return replace(compare(examples, range(24), scores), fits={"own": fit})
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,8 @@ def test_what_is_for_one_head_is_refused(logged, here):
         fit_collection(here / "run", "model")
     message = refusal("fit", "run", "--name", "model", "--paper")
     assert "says which heads its rows are of" in message
+    message = refusal("fit", "run", "--name", "model", "--head", "max-retrieval")
+    assert "run is fitted head by head, and has q = 0 or --q; leave out --head" in message
 
 
 def test_a_refit_that_differs_in_a_head_is_new(found):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from attention_cases import ATTENTION_CASES, BY_BOTH, BY_SIZE, in_words_of_the_reference, qkv
 from attention_cases import expected as expected_attention
 from backends import Torch
-from cases import FITS, SMOOTH, SMOOTH_FITS, per_head
+from cases import FITS, HEAD_RULES, SMOOTH, SMOOTH_FITS, per_head
 
 import calibrate
+from calibrate.files.coefficients import Coefficients
 from calibrate.maths.rule import beta_of, slope_of
 from calibrate.torch import adaptive_softmax, entropy, inverse_temperature
 from calibrate.torch import attention as attention_module
@@ -211,6 +213,71 @@ def test_two_layers_compile_for_any_length(kind):
         lambda z: adaptive_softmax(adaptive_softmax(z, heads), SMOOTH_FITS[kind]),
         [(4, 3, 7), (4, 3, 12)], dynamic=True, backend="aot_eager",
     )  # fmt: skip
+
+
+class Layer(torch.nn.Module):
+    """Softmax and attention with a fit of its own."""
+
+    def __init__(self, fit):
+        super().__init__()
+        self.fit, self.weight = fit, torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        q = self.weight * x
+        probs = adaptive_softmax(q @ x.mT, self.fit)
+        return probs @ x + attend(q, x, x, is_causal=True, coefficients=self.fit)
+
+
+def of_layers(kind, heads, n):
+    """A fit of n layers but the second, all different; the third of a fit per head names fewer."""
+    rule, one, two = HEAD_RULES[kind]
+    entries = []
+    for i in {*range(n)} - {1}:
+        for head, of in ((0, one), (2, two))[: 1 if i == 2 or not heads else 2]:
+            powers = tuple(x + 0.01 * i for x in of.coefficients)
+            entry = replace(of, coefficients=powers, check=(), layer=i)
+            entries.append(replace(entry, head=head if heads else None))
+    return Coefficients(rule, tuple(entries))
+
+
+LAYERED = [("both", True, None)] + [
+    pytest.param(kind, heads, dynamic, marks=pytest.mark.slow)
+    for kind in HEAD_RULES for heads in (False, True) for dynamic in (None, True, False)
+    if (kind, heads, dynamic) != ("both", True, None)
+]  # fmt: skip
+
+
+@of_the_compiler
+@pytest.mark.parametrize(("kind", "heads", "dynamic"), LAYERED)
+def test_compiled_layers_of_a_fit_share_a_graph(kind, heads, dynamic):
+    """Numbers of a fit are inputs; layers that it does not name, plain attention, have another."""
+    torch.compiler.reset()
+    graphs, fit, x = [], of_layers(kind, heads, 12), normal(2, 4, 40, 8, scale=1.0)
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    for i in range(12):
+        layer, results = Layer(fit.layer(i)), []
+        compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=keep)
+        for function in (layer, compiled):
+            out = function(x)
+            results.append((out, *torch.autograd.grad((out**2).sum(), layer.weight)))
+        torch.testing.assert_close(*results, atol=1e-5, rtol=1e-4)
+    assert len(graphs) == 2
+
+
+@pytest.mark.slow
+@of_the_compiler
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_with_the_numbers_of_its_fit(strict):
+    x = normal(2, 4, 40, 8, scale=1.0)
+    for kind in SMOOTH_FITS:
+        for fit in (SMOOTH_FITS[kind], per_head(kind)[0]):
+            layer = Layer(fit)
+            program = torch.export.export(layer, (x,), strict=strict).module()
+            torch.testing.assert_close(program(x), layer(x))
 
 
 def run(code, tmp_path):

@@ -311,6 +311,32 @@ def test_compiled(backend, llama):
         np.testing.assert_allclose(compiled(IDS).logits, expected, atol=1e-3)
 
 
+def test_compiled_layers_share_a_graph(paper):
+    """Each is compiled alone, and takes the numbers of its own entry."""
+    model = make_model("llama", num_hidden_layers=4)
+    powers = paper.only.coefficients
+    entries = tuple(
+        replace(paper.only, coefficients=(*powers[:-1], powers[-1] + i), check=(), layer=i)
+        for i in (0, 1, 3)
+    )
+    register("of-layers", replace(paper, entries=entries))
+    model.set_attn_implementation("of-layers")
+    verify(model)
+    torch.compiler.reset()
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    with torch.no_grad():
+        expected = model(IDS, use_cache=False).logits
+        for layer in model.model.layers:
+            layer.compile(fullgraph=True, backend=keep)
+        torch.testing.assert_close(model(IDS, use_cache=False).logits, expected)
+    assert len(graphs) <= 2  # the third has plain softmax, and may have its own
+
+
 def test_what_register_refuses(paper, llama, monkeypatch):
     monkeypatch.setitem(AttentionInterface._global_mapping, "theirs", lambda *_: None)
     for name in ("sdpa", "my flash", "Flash-fit", "org/kernel", "paged|fit", "", None, "theirs"):

@@ -1,5 +1,7 @@
 """`verify` proves by one forward pass that a fit reaches all attention; parts of a model."""
 
+import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,9 @@ from tiny_models import IDS, possible_inputs, tiny_model
 from transformers import AttentionInterface
 
 import calibrate
+from calibrate.report import streams
 from calibrate.transformers import capture, register, verify
+from calibrate.transformers.folders import in_one_line
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 DECODED = IDS[:, :9]
@@ -206,3 +210,14 @@ def test_capture_asks_which_part(here):
     message = "MarianAttention has no layer_idx, so its heads have no names; leave it out by part="
     with pytest.raises(calibrate.CoefficientsError, match=message):
         run(part="layers")
+
+
+def test_lines_of_other_threads_are_seen_while_a_model_loads(capsys):
+    """`calibrate` says that it is still at work; bars and whatever loading prints stay quiet."""
+    with in_one_line("cannot load"):
+        print("a bar", file=sys.stderr)
+        for write, text in ((sys.stderr.write, "\rbar"), (streams.stderr.print, "still at work")):
+            thread = threading.Thread(target=write, args=(text,))
+            thread.start()
+            thread.join()
+    assert capsys.readouterr().err.splitlines() == ["still at work"]

@@ -45,19 +45,12 @@ class FitRequest(Request, Workers):
     ] = None
     trained_up_to: Annotated[
         int | None,
-        Option(
-            min=0,
-            help="Set size up to which held-out log p may fall by 0.005 nats at most, in the mean "
-            "[default: what the head says]",
-        ),
+        Option(min=0, help="Size up to which mean log p may fall by 0.005 [default: the head's]"),
     ] = None
     min_beta: Annotated[
         float | None,
-        Option(
-            min=1 / 64, max=1,
-            help="Least beta: below 1 for what is too sharp [default: 1 of heads, 1/64 of logits]",
-        ),
-    ] = None  # fmt: skip
+        Option(min=1 / 64, max=1, help="Least beta [default: 1, of logits 1/64: may be too sharp]"),
+    ] = None
     force_polynomial: Annotated[
         bool, Option("--force-polynomial", help="Publish it even if a simpler rule is as good.")
     ] = False
@@ -141,14 +134,11 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
     from calibrate.rows.solved_rows import group_heads
 
     n_groups, n_heads = len(group_heads(collection)), len(collection.heads)
+    options = _options(collection, request)
     stderr.print(f"solving and fitting the {n_heads} heads of {collection.folder}")
     with Steps("fitting heads", n_groups, n_heads, request.workers.uses_workers) as steps:
         fits = fit_heads_of_collection(
-            collection,
-            request.name,
-            _options(collection, request),
-            request.workers,
-            report=steps.advance,
+            collection, request.name, options, request.workers, report=steps.advance
         )
     return FitRecord(publish_fit(fits.coefficients, request.store), fits.heads)
 
@@ -156,10 +146,11 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":
     from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
 
-    least = request.min_beta or (LEAST_MIN_BETA if collection.of_logits else 1.0)
+    least = LEAST_MIN_BETA if collection.configuration.get("of") == "logits" else 1.0
     return Options(
         request.rows, request.gate, q=request.q, trained_up_to=request.trained_up_to,
-        force="polynomial" if request.force_polynomial else None, min_beta=least,
+        force="polynomial" if request.force_polynomial else None,
+        min_beta=request.min_beta or least,
     )  # fmt: skip
 
 

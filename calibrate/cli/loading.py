@@ -30,10 +30,7 @@ def load_head(reference: str | None) -> "Head":
 
 
 def load_named(reference: str | None, recorded: str | None) -> "Head | None":
-    """The head that `reference` names, or the built-in one that a file records.
-
-    None of any other: no code runs because a file names it.
-    """
+    """The head that `reference` names, or a file, if built in: no file chooses code to run."""
     from calibrate.rows.heads import is_built_in
 
     name = reference or recorded

@@ -54,7 +54,9 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, CalibrateError):
         return str(error)
     if isinstance(error, OSError):
-        return f"{error.filename or 'output'}: {error.strerror}; check the path and the disk"
+        return (
+            f"{error.filename or 'output'}: {error.strerror or error}; check the path and the disk"
+        )
     return f"{type(error).__name__}: {error}; this is a bug; --debug shows the traceback"
 
 

@@ -122,7 +122,7 @@ class FitRequest(OfExamples):
     ] = None
     trained_up_to: Annotated[
         int | None,
-        Option(min=0, help="Tokens that the model was trained up to, where answers are protected."),
+        Option(min=0, help="Tokens that the model was trained up to: answers may lose little."),
     ] = None
     allowed_loss: Annotated[
         float,
@@ -152,8 +152,8 @@ def fit(request: FitRequest) -> "FitRecord":
 
     They follow the gradient of the mean log p of the model's answers through the model (PyTorch).
     Kinds are chosen, and the fit is judged, on examples that it was not fitted to; plain text may
-    lose no more than --allowed-loss, and heads that gain nothing stay as they are. If the fit is
-    not worth it, nothing is published (exit code 3). The same command continues what was
+    lose --allowed-loss in the mean at most, and heads that gain nothing stay as they are. If the
+    fit is not worth it, nothing is published (exit code 3). The same command continues what was
     interrupted.
 
     Example: calibrate model fit runs/model --name mine

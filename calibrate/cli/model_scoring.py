@@ -75,7 +75,7 @@ def score_rules(
         scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
     of = Scored(job.folder.name, fingerprint, "answers")
     own = len(which) < len(job.examples.examples)
-    evidence = compare(job.examples, which, scores, of, rules, own)
+    evidence = replace(compare(job.examples, which, scores, of, own), fits=rules)
     return ScoresRecord(evidence, tuple(fits), scored=scored)
 
 

@@ -70,7 +70,9 @@ def parse_sizes(text: str) -> list[int]:
         ends = [first, last] if dots else [first, first]
         size, end = (int(x) if _SIZE.fullmatch(x) else 0 for x in ends)
         if not 2 <= size <= end <= MAX_SIZE:
-            raise BadParameter(f"{word!r}: write set sizes, 2 to {MAX_SIZE:,}: 16..256 or 16,100")
+            raise BadParameter(
+                f"{word[:40]!r}: write set sizes, 2 to {MAX_SIZE:,}: 16..256 or 16,100"
+            )
         while size <= end:
             sizes.append(size)
             size *= 2
@@ -101,7 +103,8 @@ def _file(text: str) -> Any:
 
 
 Sizes = Annotated[str, Option(help="Set sizes: 16..16384 doubles; 16,64,256 is a list.")]
-Sets = Annotated[int, Option(min=1, help="Sets to draw of each size.")]
+MOST_SETS, MOST_EXAMPLES = 10_000_000, 100_000  # they are planned ahead
+Sets = Annotated[int, Option(min=1, max=MOST_SETS, help="Sets to draw of each size.")]
 Fresh = Annotated[bool, Option("--fresh", help="Delete the collection, and collect anew.")]
 Store = Annotated[Path | None, Option(help="Store to write to [default: $CALIBRATE_FITS, ./fits]")]
 ReadStore = Annotated[Path | None, Option(help="Store to look into before all others.")]
@@ -119,7 +122,7 @@ Device = Annotated[str, Option(help="PyTorch's device: cpu, cuda.")]
 class Workers:
     """Who shares the work."""
 
-    jobs: Annotated[int, Option(min=1, help="Processes that share the work.")] = 1
+    jobs: Annotated[int, Option(min=1, max=1024, help="Processes that share the work.")] = 1
     dask: Annotated[str | None, Option(help="Address of a Dask cluster, or local.")] = None
     stall: Annotated[float, Option(min=0.1, help="Seconds without progress to fail after.")] = 600.0
 
@@ -145,7 +148,10 @@ class HeadOrLogits:
     ] = None
     sizes: Sizes = "16..16384"
     sets: Annotated[
-        int | None, Option(min=2, help="Held-out sets of each size [default: fewer of large ones]")
+        int | None,
+        Option(
+            min=2, max=MOST_SETS, help="Held-out sets of each size [default: fewer of large ones]"
+        ),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
 
@@ -180,7 +186,9 @@ class Examples:
     ] = None
     no_text: Annotated[bool, Option("--no-text", help="Protect no text.")] = False
     lengths: Annotated[str, Option(help="Tokens of --task and --text: 256,1024.")] = "256..1024"
-    examples: Annotated[int, Option(min=1, help="Examples of each template and length.")] = 8
+    examples: Annotated[
+        int, Option(min=1, max=MOST_EXAMPLES, help="Examples of each template and length.")
+    ] = 8
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from calibrate.cli.options import Device, HeadOrLogits, Model, ReadStore, Request, Sizes, check_page
+from calibrate.cli.options import (
+    MOST_SETS,
+    Device,
+    HeadOrLogits,
+    Model,
+    ReadStore,
+    Request,
+    Sizes,
+    check_page,
+)
 from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 
@@ -27,7 +36,7 @@ class ReportRequest(Request, HeadOrLogits):
     device: Device = "cpu"
     _: KW_ONLY
     sizes: Sizes = "16..4096"
-    sets: Annotated[int, Option(min=2, help="Held-out sets of each size.")] = 4096
+    sets: Annotated[int, Option(min=2, max=MOST_SETS, help="Held-out sets of each size.")] = 4096
 
 
 def report(request: ReportRequest) -> Record:

@@ -1,7 +1,7 @@
 """The verdict on a rule: use it, use it at some sizes only, or leave softmax as it is."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
 # Rules that are simpler than a fit: one of them that does as well is named.
 SIMPLER = ("constant", "log-n", "paper", "kappa-log-n", "one constant", "one line in log n")
 HARD = "hard"
-A_TOKEN = "nats a token"
 OF_KL = "nats a token of KL from plain softmax"
 WHY_HARD = "hard attention is also sure where it is wrong, which log p counts and accuracy does not"
 MOST_RIVALS = 3  # in a sentence
@@ -26,17 +25,12 @@ NOT_JUDGED = (
 
 
 class Promise(NamedTuple):
-    """A part of the items where a fit may cost little."""
+    """A part of the items where a fit may cost little, and what it does there."""
 
     where: str
-    gain: Estimate  # over plain softmax
-    unit: str  # of the gain
+    gain: Estimate  # of log p over plain softmax
+    unit: str
     allowed: float  # nats that the mean may fall by; NaN where that is not known
-
-    @property
-    def loss(self) -> Estimate:
-        """The gain with the other sign."""
-        return self.gain._replace(mean=-self.gain.mean)
 
     @property
     def kept(self) -> bool:
@@ -44,10 +38,10 @@ class Promise(NamedTuple):
         return not self.gain.mean < -self.allowed
 
     def __str__(self) -> str:
-        shape, factor = ("+.1f", 100) if self.unit == "points" else ("+.4f", 1)
-        shown = self.loss.shown(".4f") if self.unit == OF_KL else self.gain.shown(shape, factor)
         may = f" (it may lose {self.allowed:g})" if self.allowed >= 0 else ""
         may = may if self.kept else f" (more than the {self.allowed:g} that it may lose)"
+        kl = self.gain._replace(mean=-self.gain.mean)
+        shown = kl.shown(".4f") if self.unit == OF_KL else self.gain.shown("+.4f")
         return f"{self.where}: {shown} {self.unit}{may}"
 
 
@@ -113,49 +107,40 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
 
 
 def promises(evidence: Evidence, rule: str) -> list[Promise]:
-    """What a rule does to protected text, and where its file says that it was held."""
-    fit, text = evidence.fits.get(rule), evidence.text.unseen
-    options = fit.source.get("options", {}) if fit else {}
-    allowed = _number(options.get("allowed_loss"), np.nan)
-    found, of_model = [], evidence.of.items == "answers"
+    """What a rule does to protected text, and at the sizes that its file says were trained."""
+    fit, text, found = evidence.fits.get(rule), evidence.text.unseen, list[Promise]()
+    options, of_model = fit.source.get("options", {}) if fit else {}, evidence.of.items == "answers"
+    numbers = {key: x for key, x in options.items() if type(x) in (int, float)}
+    allowed = numbers.get("allowed_loss", np.nan if of_model else ALLOWED_LOSS)
     if text.n and evidence.answers.n:
         loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
         where = f"protected text, whose loss changes by {loss.shown('+.4f')}"
         found.append(Promise(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
     if fit and fit.of_whole_model == of_model:  # else items are no tokens, or tokens no items
-        up_to = _number(options.get("trained_up_to"), 0)
-        trained = where_trained(evidence, rule, up_to, allowed if of_model else ALLOWED_LOSS)
-        found += [trained] if trained else []
+        found += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)
     return found
 
 
 def where_trained(
     evidence: Evidence, rule: str, up_to: float, allowed: float = ALLOWED_LOSS
-) -> Promise | None:
-    """What a rule does at the sizes that its head was trained on; None without such items.
+) -> list[Promise]:
+    """What a rule does at the sizes that its head was trained on; empty without such items.
 
     Of rows each size is held: one that loses more than is allowed stands for all of them.
     """
     held = np.array([s.size <= up_to and not s.protected for s in evidence.strata], bool)
-    part, measure = evidence.where(held[evidence.stratum]), main_measure(evidence)
-    if not part.n:
-        return None
-    size = "lengths" if evidence.of.items == "answers" else "sizes"
-    where = f"at {size} up to {up_to:,}, where it was trained"
-    if measure == RIGHT:  # how often a head is right was not held
-        return Promise(where, part.gain(rule, RIGHT), "points", np.nan)
-    if evidence.tokens is not None:
-        return Promise(where, part.gain_a_token(rule), A_TOKEN, allowed)
-    gains = {n: of_size.gain(rule, LOG_P) for n, of_size in part.by("size").items()}
-    worst = min(gains, key=lambda n: float(gains[n].mean))
-    if gains[worst].mean < -allowed:
-        return Promise(f"at size {worst:,}, where it was trained", gains[worst], "nats", allowed)
-    return Promise(where, part.gain(rule, LOG_P), "nats", allowed)
-
-
-def _number(value: Any, otherwise: float) -> float:
-    """A number of a file; something else where the file has none."""
-    return value if type(value) in (int, float) else otherwise
+    part = evidence.where(held[evidence.stratum])
+    if not part.n or LOG_P not in part.values:
+        return []
+    gain, (size, unit) = part.gain_a_token(rule), ("lengths", "nats a token")
+    where = f"at {{}} up to {up_to:,}, where it was trained"
+    if part.tokens is None:
+        size, unit = "sizes", "nats"
+        gains = {n: of_size.gain(rule, LOG_P) for n, of_size in part.by("size").items()}
+        worst = min(gains, key=lambda n: float(gains[n].mean))
+        if gains[worst].mean < -allowed:
+            gain, where = gains[worst], f"at size {worst:,}, where it was trained"
+    return [Promise(where.format(size), gain, unit, allowed)]
 
 
 # --- in words ------------------------------------------------------------------------------------
@@ -272,17 +257,13 @@ def _on_rivals(evidence: Evidence, rule: str) -> str:
     better = [f"{label(r)} ({factor * gains[r].mean:{shape}} {unit})" for r in ahead[:MOST_RIVALS]]
     told = []
     if better:
-        told.append(f"{_join(better)} {_does(ahead[:MOST_RIVALS])} better")
+        told.append(f"{_join(better)} {_verb(len(better), 'does', 'do')} better")
     if level:
         names = [_with_number(evidence, rule) for rule in level]
-        told.append(f"{_join(names)} {_does(level)} as well")
+        told.append(f"{_join(names)} {_verb(len(level), 'does', 'do')} as well")
     text = ", and ".join(told)
     why = f"; {WHY_HARD}" if HARD in ahead and measure == RIGHT else ""
     return f"{_capital(text)}{why}." if text else ""
-
-
-def _does(rules: Sequence[str]) -> str:
-    return _verb(len(rules) + label(rules[-1]).endswith("numbers"), "does", "do")
 
 
 def _with_number(evidence: Evidence, rule: str) -> str:

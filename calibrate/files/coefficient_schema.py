@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from calibrate.files.coefficients import SCHEMA_VERSION
+from calibrate.files.coefficients import MAX_INDEX, SCHEMA_VERSION
 from calibrate.files.json_shapes import (
     NUMBER,
     TEXT,
@@ -34,7 +34,6 @@ from calibrate.maths.rule import (
 )
 
 NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
-MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 NAME_REMEDY = (

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from calibrate.errors import CoefficientsError
 from calibrate.files.static_node import make_static
 from calibrate.maths.rule import (
@@ -21,6 +23,7 @@ from calibrate.maths.rule import (
 
 SCHEMA_VERSION = "1.2"
 MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
+MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,11 @@ class Coefficients:
     # Fields of the file that this version does not know, and the minor version that may have them.
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
+    # Made with the fit, as PyTorch's compiler takes arrays for inputs, and floats for constants:
+    # whether beta is always 1; coefficients, domain, 1 and guards, (numbers,), or if heads differ,
+    # of each, and 0 where it is not named, (numbers, heads). None for a fit with entries per layer.
+    is_identity: bool = field(init=False, compare=False, repr=False)
+    numbers: np.ndarray | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         given = self.rule
@@ -121,6 +129,24 @@ class Coefficients:
                 "give 0 < min_beta <= max_beta"
             )
         _refuse_overlap(self.entries)
+        object.__setattr__(self, "is_identity", rule.min_beta == rule.max_beta == 1)
+        self._hold_numbers(self.entries)
+
+    def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
+        """Makes `numbers`, for as many heads as the entries of the whole fit name."""
+        n_heads = 1 + max(-1 if entry.head is None else entry.head for entry in whole)
+        if n_heads > 1 + MAX_INDEX:
+            raise CoefficientsError(f"head is {n_heads - 1}; give {MAX_INDEX} at most")
+        numbers = None
+        if self.entries[0].layer is None:
+            guards = self.rule[:3]
+            columns = [(*e.coefficients, *e.domain, 1.0, *guards) for e in self.entries]
+            numbers = np.array(columns[0])
+            if self.entries[0].head is not None:
+                numbers = np.zeros((len(numbers), n_heads))
+                for entry, column in zip(self.entries, columns, strict=True):
+                    numbers[:, entry.head] = column
+        object.__setattr__(self, "numbers", numbers)
 
     def _check_kind(self) -> None:
         """Checks the number of coefficients, and the guards, against the kind of rule."""
@@ -160,6 +186,8 @@ class Coefficients:
     @property
     def has_heads(self) -> bool:
         """Whether heads of one layer differ."""
+        if self.numbers is not None:
+            return self.numbers.ndim > 1
         return self.entries[0].head is not None or len(self.entries) > 1
 
     @property
@@ -181,7 +209,11 @@ class Coefficients:
         chosen = tuple(
             replace(entry, layer=None) for entry in self.entries if entry.layer in (None, index)
         )
-        return replace(self, entries=chosen) if chosen else replace(self, **_IDENTITY)
+        if not chosen:
+            return replace(self, **_IDENTITY)
+        fit = replace(self, entries=chosen)
+        fit._hold_numbers(self.entries)  # of one shape, so that layers share a compiled graph
+        return fit
 
     def entry_of(self, layer: int | None, head: int | None) -> Entry | None:
         """The entry that covers a head; None where the fit does not name it, and beta is 1."""

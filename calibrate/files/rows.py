@@ -141,11 +141,6 @@ class RowCollection(Collection):
         """The heads that the rows belong to; empty if unknown."""
         return [(layer, head) for layer, head in self.configuration.get("heads", [])]
 
-    @property
-    def of_logits(self) -> bool:
-        """Whether the rows are logits of any origin, and not of a head that draws sets."""
-        return bool(self.configuration.get("of") == "logits")
-
     def shards(self, heads: Heads | None = None) -> Iterator[tuple[int, KeptRows]]:
         """(set size, rows) of every shard; the rows of some heads only, if they are given."""
         for read in self.readers(heads):

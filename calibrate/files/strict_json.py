@@ -80,7 +80,7 @@ def parse(data: bytes, remedy: str = "restore the file from where it was publish
     except RecursionError:
         state = "nested too deeply"
     except ValueError as failure:
-        state = f"not JSON ({failure})"
+        state = f"not JSON ({str(failure).partition('; use sys.')[0]})"
     raise Refusal((), state, remedy)
 
 

@@ -94,7 +94,7 @@ def fit_through(
     began("judging", [which] * (len(fits) + len(trade)))
     memo = kept_passes(collection, model.device)
     score = partial(score_fits, lambda: model, collection.set, which, memo=memo, report=report)
-    evidence = problem.objective.evidence(which, score(fits), fits)
+    evidence = replace(problem.objective.evidence(which, score(fits)), fits=fits)
     losses = {rule: problem.objective.losses(evidence, which, rule) for rule in fits}
     allowed = np.inf if options.strength else options.allowed
     require_worth(evidence, losses[OWN], allowed, problem.bar)
@@ -148,13 +148,14 @@ def require_worth(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
             f"answers; {bar() or 'collect more examples, or see `calibrate model diagnose`'}"
         )
-    lost = [part.loss for part in promises(evidence, OWN) if not part.kept]
-    if lost := lost or [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]:
-        most = max(lost)
+    evident = [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]
+    lost = [part.gain for part in promises(evidence, OWN) if not part.kept]
+    if lost := lost + [x._replace(mean=-x.mean) for x in evident]:
+        worst = min(lost)
         raise QualityError(
-            f"protected tokens lose {most.mean:.4f} ± {most.error:.4f} nats each, and {allowed:g} "
-            "is allowed; collect more of them (--text, lengths up to --trained-up-to), or allow "
-            "more with --allowed-loss"
+            f"protected tokens lose {-worst.mean:.4f} ± {worst.error:.4f} nats each, and "
+            f"{allowed:g} is allowed; collect more of them (--text, lengths up to "
+            "--trained-up-to), or allow more with --allowed-loss"
         )
 
 

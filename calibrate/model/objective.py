@@ -22,7 +22,6 @@ from calibrate.evidence.evidence import (
     Scored,
     Stratum,
 )
-from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.splits import CHOOSING, JUDGING, stretches_of, whole_templates
 
@@ -37,7 +36,7 @@ _ANSWERS = Scored("", items="answers")
 
 def compare(
     examples: ExampleSet, which: Sequence[int], scores: Mapping[str, Scores],
-    of: Scored = _ANSWERS, fits: Mapping[str, Coefficients] | None = None, own: bool = False,
+    of: Scored = _ANSWERS, own: bool = False,
 ) -> Evidence:  # fmt: skip
     """Rules by their scores of some examples: LOG_P, RIGHT of whole answers, and KL of text.
 
@@ -48,7 +47,6 @@ def compare(
       which: numbers of the examples that were scored.
       scores: by rule, with an entry for each of `which`; plain softmax is PLAIN.
       of: what was scored.
-      fits: the rules that are fits, by name.
       own: whether a fit was made of these examples: some templates are none that it has seen.
     """
     index = np.asarray(which, int)
@@ -67,7 +65,7 @@ def compare(
     return Evidence(
         rules, {measure: np.array(x) for measure, x in values.items()},
         tuple(Stratum(c.length, c.template, c.text, x) for c, x in zip(cells, unseen, strict=True)),
-        stratum, stretches_of(examples)[index], np.ones(len(index)), of, fits=fits or {},
+        stratum, stretches_of(examples)[index], np.ones(len(index)), of,
         tokens=np.where(per_token, 1, n_answer),
     )  # fmt: skip
 
@@ -112,13 +110,10 @@ class Objective:
             f"and {self.allowed:g} is allowed (--allowed-loss)"
         )
 
-    def evidence(
-        self, which: Sequence[int], scores: Mapping[str, Scores],
-        fits: Mapping[str, Coefficients] | None = None,
-    ) -> Evidence:  # fmt: skip
+    def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under plain softmax and under rules, by their scores of them."""
         plain = {PLAIN: self.plain.at(which)}
-        return compare(self.examples, which, {**plain, **scores}, fits=fits, own=True)
+        return compare(self.examples, which, {**plain, **scores}, own=True)
 
     def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
         """Nats a token that a rule loses of each protected part; 0 where it has none of `which`.

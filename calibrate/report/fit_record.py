@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from calibrate.rows.per_head import HeadFit
 
 SHIPPED = ("max-retrieval", "paper")  # as pyproject.toml lists them; others may share the folder
-WHY_NOT_ARGMAX = "Argmax would be as sure where it is wrong."
+CONSTANT_IS_ENOUGH = (
+    "One constant is the answer, and needs no library. Argmax would be as sure where it is wrong."
+)
 HELD_OUT = ("size", "rows", "before", "after", "error")  # of a record in the file
 
 
@@ -254,9 +256,7 @@ def one_constant(fit: Coefficients) -> Code | None:
         f"probs = jax.nn.softmax({beta:.4g} * logits)  # JAX",
         f"probs = torch.softmax({beta:.4g} * logits, -1)  # PyTorch",
     )
-    return Code(
-        f"One constant is the answer, and needs no library. {WHY_NOT_ARGMAX}", "\n".join(lines)
-    )
+    return Code(CONSTANT_IS_ENOUGH, "\n".join(lines))
 
 
 def load_line(fit: Coefficients) -> str:

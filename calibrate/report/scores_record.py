@@ -246,12 +246,7 @@ class ScoresRecord:
         for rule, text in self.verdicts().items():
             verdict = judge(found, rule)
             words = {"outcome": verdict.outcome, "better": verdict.better, "worse": verdict.worse}
-            held = [
-                {"where": x.where, "gain": x.gain.mean, "error": x.gain.error, "unit": x.unit,
-                 "may_lose": x.allowed, "kept": x.kept}
-                for x in promises(found, rule)
-            ]  # fmt: skip
-            verdicts[rule] = {"text": text, **words, "held": held}
+            verdicts[rule] = {"text": text, **words, "held": promises(found, rule)}
         return {
             "of": found.of._asdict(),
             "scored": self.scored_items(),

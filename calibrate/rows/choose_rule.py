@@ -121,8 +121,7 @@ def _verdict(choice: Choice, unforced: Candidate, told_of_q: str) -> str:
     if best.kind != unforced.kind:
         told.append(f"forced: it does not beat {kind_label(unforced.kind)} beyond chance")
     up_to = choice.problem.options.trained_up_to or 0
-    if trained := where_trained(choice.held_out, OWN, up_to):
-        told.append(str(trained))
+    told += map(str, where_trained(choice.held_out, OWN, up_to))
     for reason in dict.fromkeys(choice.left_out.values()):
         kinds = [kind_label(kind) for kind, its in choice.left_out.items() if its == reason]
         told.append(f"without {' and '.join(kinds)}: {reason}")

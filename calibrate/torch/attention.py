@@ -168,7 +168,7 @@ def _attend(call: Call) -> Tensor:
 def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
     q, k, v, mask = call[:4]
     rule, H, log_n = call.fit.rule, None, None
-    if rule.min_beta == rule.max_beta == 1:
+    if call.fit.is_identity:
         return stock(q, k, v)[0]  # as in layers that a fit does not name
     # Softmax is the same for keys that are moved alike; E[z] and log Z are smaller, and exacter.
     k = k - _typical_key(k, mask)

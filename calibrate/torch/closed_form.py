@@ -33,6 +33,7 @@ class SoftmaxOptions(NamedTuple):
     fit: Coefficients
     dim: int
     entropy_gradient: bool
+    table: Tensor | None  # of `head_table`
 
 
 class _Rows(NamedTuple):
@@ -48,19 +49,11 @@ def softmax_of(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) ->
     if _is_transforming() or (not torch.compiler.is_compiling() and _looked_at(logits)):
         return _by_operations(logits, where, options)
     if torch.is_grad_enabled() and logits.requires_grad:
-        if torch.compiler.is_compiling():
-            _meet_numbers(options.fit)
+        # Met here first, it is found in there too, with dynamic=True (PyTorch's issue 193194).
+        _ = -NO_WEIGHT
         apply: Callable[..., Tensor] = _ClosedForm.apply
         return apply(logits, where, options)
     return _forward(logits, where, options, False)[0]
-
-
-def _meet_numbers(fit: Coefficients) -> None:
-    """Shows a compiler the numbers of a fit outside of `_ClosedForm`.
-
-    With dynamic=True it does not find those that it met first in another (PyTorch's issue 193194).
-    """
-    sum((NO_WEIGHT, *fit.rule[:3], *(x for e in fit.entries for x in (*e.coefficients, *e.domain))))
 
 
 def beta_of_rows(x: Features, fit: Coefficients, head_axis: int) -> Tensor:
@@ -75,11 +68,23 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def head_table(fit: Coefficients, x: Tensor, head_axis: int) -> Tensor | None:
-    """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike."""
-    numbers = head_numbers(fit, x.shape, head_axis)
-    if numbers is None:
-        return None
-    table = torch.tensor(numbers, dtype=x.dtype, device=x.device)
+    """The numbers of each head along an axis of x, (numbers, heads, 1, ...); None if alike.
+
+    A compiler takes all numbers for an input, and has one graph for many fits.
+    """
+    given = fit.numbers
+    if given is None or not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        numbers = head_numbers(fit, x.shape, head_axis)
+        if numbers is None:
+            return None
+        table = torch.tensor(numbers, dtype=wide(x.dtype), device=x.device)
+    else:
+        table = torch.from_numpy(given).to(x.device, wide(x.dtype), non_blocking=True)
+        if table.ndim == 1:
+            return table
+        if x.ndim < -head_axis or x.shape[head_axis] < table.shape[1]:
+            head_numbers(fit, x.shape, head_axis)  # refuses heads that there are not
+        table = torch.nn.functional.pad(table, (0, x.shape[head_axis] - table.shape[1]))
     return table.reshape(*table.shape, *[1] * (-head_axis - 1))
 
 
@@ -117,7 +122,7 @@ _is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: 
 
 def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions) -> Tensor:
     """As `softmax_of`, of operations that PyTorch can differentiate and transform."""
-    fit, dim, entropy_gradient = options
+    fit, dim, entropy_gradient, table = options
     z = real_logits(logits, where)
     shifted, log_n = _centre(z, z.amax(dim, keepdim=True), z, fit, dim, False)
     H = None
@@ -125,7 +130,7 @@ def _by_operations(logits: Tensor, where: Tensor | None, options: SoftmaxOptions
         normaliser, total = sums(shifted, dim, False)
         H = normaliser.log() - total / normaliser
         H = H if entropy_gradient else H.detach()
-    beta = beta_of_rows(Features(H, log_n), fit, -3)
+    beta = beta_at(Features(H, log_n), table, fit, torch)
     return _as_asked(torch.softmax(beta * shifted, dim), logits, where)
 
 
@@ -167,14 +172,13 @@ def _less(z: Tensor, of_row: Tensor, logits: Tensor) -> Tensor:
 def _forward(
     logits: Tensor, where: Tensor | None, options: SoftmaxOptions, for_gradient: bool
 ) -> tuple[Tensor, _Rows]:
-    fit, dim, _ = options
+    fit, dim = options[:2]
     z = real_logits(logits, where)
     compiling = torch.compiler.is_compiling()
     top = z.amax(dim, keepdim=True)
     shifted, log_n = _centre(z, top, logits, fit, dim, not compiling)
-    table = head_table(fit, shifted, -3)
     of_entropy = sums(shifted, dim, True) if fit.rule.by_entropy else ()
-    rows = _of_rows(top, of_entropy, log_n, table, options, for_gradient)
+    rows = _of_rows(top, of_entropy, log_n, options, for_gradient)
     beta, on_cpu = rows.beta, top.device.type == "cpu"
     if not (compiling or on_cpu):
         return _as_asked(torch.softmax(shifted.mul_(beta), dim), logits, where), rows
@@ -187,10 +191,10 @@ def _forward(
 
 
 def _of_rows(
-    top: Any, of_entropy: Any, log_n: Any, table: Any, options: SoftmaxOptions, for_gradient: bool
+    top: Any, of_entropy: Any, log_n: Any, options: SoftmaxOptions, for_gradient: bool
 ) -> _Rows:
     """beta of each row, and what gradients need, from max z and `sums`."""
-    fit = options.fit
+    fit, table = options.fit, options.table
     as_tensor = partial(torch.as_tensor, device=top.device)  # else PyTorch's default device
     xp: Any = torch
     on_cpu = top.device.type == "cpu" and not torch.compiler.is_compiling()

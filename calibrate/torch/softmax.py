@@ -56,10 +56,10 @@ def adaptive_softmax(
     _check(logits, where)
     if where is not None:
         logits = logits.expand(torch.broadcast_shapes(logits.shape, where.shape))
+    table = head_table(fit, logits, -3)
     if logits.numel() == 0:
-        head_table(fit, logits, -3)  # refuses heads that there are not
         return torch.softmax(logits, dim)
-    return softmax_of(logits, where, SoftmaxOptions(fit, dim, entropy_gradient))
+    return softmax_of(logits, where, SoftmaxOptions(fit, dim, entropy_gradient, table))
 
 
 def entropy(logits: Tensor, dim: int = -1, where: Tensor | None = None) -> Tensor:

@@ -5,17 +5,23 @@ attention of an encoder, of a decoder, and of a decoder to the encoder have one 
 their layers each from 0. A part is any piece of these paths, such as "encoder_attn".
 """
 
+import copy
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from itertools import count
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import compiler, nn
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.coefficients import Coefficients, identity
 
-_PATHS = "_calibrate_paths"  # attribute of attention modules in verified models
+# Attributes of attention modules in verified models.
+_PATHS = "_calibrate_paths"
+_FIT = "_calibrate_fit"  # the number of an `Applied`, and the module's fit in it
+
+_count = count()
 
 
 class Applied(NamedTuple):
@@ -24,12 +30,13 @@ class Applied(NamedTuple):
     fit: Coefficients
     part: str | None  # None means the whole model
     layers: dict[int, Coefficients]  # of those that entries name; empty if all are alike
+    number: int  # its own
 
 
 def applied(fit: Coefficients, part: str | None = None) -> Applied:
     """A fit for a part of a model, with its entries by layer."""
     layers = {entry.layer for entry in fit.entries if entry.layer is not None}
-    return Applied(fit, part, {layer: fit.layer(layer) for layer in layers})
+    return Applied(fit, part, {layer: fit.layer(layer) for layer in layers}, next(_count))
 
 
 PLAIN = applied(identity())
@@ -79,6 +86,7 @@ def mark(attention: Collection[nn.Module], paths: Mapping[nn.Module, str]) -> No
         of_layer[getattr(module, "layer_idx", None)].append(paths[module])
     for module in attention:
         setattr(module, _PATHS, (paths[module], of_layer[getattr(module, "layer_idx", None)]))
+        setattr(module, _FIT, None)
 
 
 def fit_of(module: Any, chosen: Applied) -> Coefficients:
@@ -88,9 +96,21 @@ def fit_of(module: Any, chosen: Applied) -> Coefficients:
       CoefficientsError: the fit is for a part or for layers, and the module's are not known, or
         another attention of the model is the same part and layer.
     """
-    fit, part, layers = chosen
-    if part is None and not layers:
-        return fit
+    if chosen.part is None and not chosen.layers:
+        return chosen.fit
+    found: tuple[int, Coefficients] | None = getattr(module, _FIT, None)
+    if found is None or found[0] != chosen.number:
+        found = chosen.number, _find_fit(module, chosen)
+        if not compiler.is_compiling():
+            # A compiler shares a graph among layers that look up no number. A fit that it met in
+            # `layers` first it would take from there, for every layer: this has to be a copy.
+            found = chosen.number, copy.copy(found[1])
+            setattr(module, _FIT, found)
+    return found[1]
+
+
+def _find_fit(module: Any, chosen: Applied) -> Coefficients:
+    fit, part, layers, _ = chosen
     paths: tuple[str, list[str]] | None = getattr(module, _PATHS, None)
     if paths is None:
         raise CoefficientsError(

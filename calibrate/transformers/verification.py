@@ -72,7 +72,7 @@ def _verify_fit(
     model: nn.Module, name: str, n_heads: Mapping[nn.Module, int], paths: Mapping[nn.Module, str]
 ) -> None:
     """Raises CoefficientsError if the fit names a part, layers or heads that the model lacks."""
-    fit, part, layers = registered[name]
+    fit, part, layers, _ = registered[name]
     covered = [module for module in n_heads if in_part(part, paths[module])]
     if not covered:
         all_paths = ", ".join(sorted({paths[module] for module in n_heads}))
