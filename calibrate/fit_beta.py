@@ -75,5 +75,6 @@ def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Rule, Any]:
     n = N_COEFFICIENTS[rule.kind]
     last = n + N_DOMAIN[rule.kind]
     if guards := rows[last + 1 :]:
-        rule = Rule(*guards, outside=rule.outside, kind=rule.kind)
+        min_entropy, min_beta, max_beta = guards
+        rule = Rule(min_entropy, min_beta, max_beta, rule.outside, rule.kind)
     return rows[:n], rows[n:last], rule, rows[last] == 1

@@ -94,7 +94,7 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
     write_fit_page(Path("r.html"), replace(make_fit(), path=Path("f.json")), scores)
     text = Text(Path("r.html").read_text(encoding="utf-8"))
     words = " ".join(text.words)
-    assert "x last <i>Paris? plain softmax 50 %, log p -0.693: right mine@1 12.5 %" in words
+    assert r"x last <i>Paris\udcff plain softmax 50 %, log p -0.693: right mine@1 12.5 %" in words
     assert words.count("x x") < 200
     assert "i" not in text.tags
 

@@ -149,9 +149,7 @@ class HeadOrLogits:
     sizes: Sizes = "16..16384"
     sets: Annotated[
         int | None,
-        Option(
-            min=2, max=MOST_SETS, help="Held-out sets of each size [default: fewer of large ones]"
-        ),
+        Option(min=2, max=MOST_SETS, help="Held-out sets [default: fewer of large ones]"),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed of the data.")] = 0
 
