@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from calibrate.array_fit import fit
+    from calibrate.batch_fit import fit_model
     from calibrate.capturing import capture
     from calibrate.errors import CalibrateError, CoefficientsError
     from calibrate.files.coefficients import Coefficients, identity
@@ -31,6 +32,7 @@ __all__ = [
     "capture",
     "entropy",
     "fit",
+    "fit_model",
     "identity",
     "inverse_temperature",
     "load",
@@ -39,6 +41,7 @@ __all__ = [
 
 _NAMES_OF = {
     "array_fit": ["fit"],
+    "batch_fit": ["fit_model"],
     "capturing": ["capture"],
     "errors": ["CalibrateError", "CoefficientsError"],
     "files.coefficients": ["Coefficients", "identity"],

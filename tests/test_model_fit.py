@@ -36,7 +36,7 @@ from calibrate.model.descent import Descent, Solution
 from calibrate.model.fit import fit_through, require_worth
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
 from calibrate.model.objective import Objective, compare
-from calibrate.model.passes import Memo, Passes, score, score_fits
+from calibrate.model.passes import Memo, Passes, kept_passes, score, score_fits
 from calibrate.model.problem import ModelOptions, ModelProblem
 from calibrate.model.splits import Schedule
 from calibrate.transformers import register
@@ -242,11 +242,10 @@ def solved(monkeypatch, log_p_of, **options):
             return start._replace(numbers=start.numbers + 0.1, value=value)
 
     monkeypatch.setattr(problem, "Descent", Known)
-    collection = SimpleNamespace(
-        set=examples, scores=none_right(np.full(80, -1.0)), folder=None, digest=""
-    )
-    model, heads = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(heads=HEADS)
-    found = ModelProblem(model, heads, collection, ModelOptions(**options), None, lambda *_: None)
+    passes, asked = SimpleNamespace(heads=SimpleNamespace(heads=HEADS)), ModelOptions(**options)
+    plain = none_right(np.full(80, -1.0))
+    objective = Objective(examples, plain, asked.trained_up_to, asked.allowed)
+    found = ModelProblem(passes, objective, asked, lambda *_: None)
     for form in found.forms():
         found.solve(form)
         if found.is_hopeless():
@@ -259,8 +258,7 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
     """Passes of another version of PyTorch, or on another processor, are made again."""
 
     def kept(made):
-        found = solved(monkeypatch, lambda *_: -1.0)
-        memo = Memo(here, *found._descent.passes.memo._context)
+        memo = kept_passes(SimpleNamespace(folder=here, digest="of examples"), "cpu")
         return memo.get(b"key", lambda: made, lambda data, _: data)
 
     assert (kept(b"first"), kept(b"second")) == (b"first", b"first")

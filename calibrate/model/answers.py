@@ -67,10 +67,16 @@ def answer(
     log_p = -torch.where(of_answer, lost, 0).sum(1, dtype=torch.float64)
     kl = torch.zeros_like(log_p)
     if plain is not None:
-        divergence: Any = _Divergence.apply
         each = divergence(plain.flatten(0, 1), logits.flatten(0, 1))
         kl = torch.where(of_answer, each.view_as(target), 0).sum(1)
     return Answers(log_p, ((logits.argmax(-1) == target) & of_answer).sum(1), kl)
+
+
+def divergence(plain: Tensor, logits: Tensor) -> Tensor:
+    """KL(softmax(plain) || softmax(logits)), nats, (rows,) of two (rows, classes)."""
+    apply: Any = _Divergence.apply
+    found: Tensor = apply(plain, logits)
+    return found
 
 
 def _n_kept(examples: Sequence[Example]) -> int:
@@ -79,7 +85,7 @@ def _n_kept(examples: Sequence[Example]) -> int:
 
 
 class _Divergence(torch.autograd.Function):
-    """KL(softmax(plain) || softmax(logits)) of each row; its gradient is their difference."""
+    """Of each row; the gradient is the difference of the distributions."""
 
     @staticmethod
     def forward(ctx: Any, plain: Tensor, logits: Tensor) -> Tensor:

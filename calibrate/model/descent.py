@@ -9,19 +9,21 @@ What is protected bounds the strength of what was found, not the search: a model
 for text, so that a share s of the way costs text at second order in s, and gains at first.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.examples import Scores
 from calibrate.model.forms import Form, Head
 from calibrate.model.objective import Objective, Value
-from calibrate.model.passes import Passes
 from calibrate.model.splits import Schedule
+from calibrate.transformers.betas import HeadBetas
 
 RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
 PENALTY = 0.003  # nats for a unit of beta of one head
@@ -58,11 +60,32 @@ class Solution(NamedTuple):
         return self.form.fit(self.at(self.strength if strength is None else strength), heads)
 
 
+class Scorer(Protocol):
+    """What runs a model on examples, by their numbers."""
+
+    @property
+    def heads(self) -> HeadBetas:
+        """The heads of the model."""
+
+    def scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> Scores:
+        """Scores of some examples under the rules of a form."""
+
+    def gradient(
+        self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
+    ) -> np.ndarray:
+        """The gradient of sum(weights * values) by the numbers: log p of answers, -KL of text."""
+
+    def score_fits(
+        self, fits: Mapping[str, Coefficients], which: Sequence[int]
+    ) -> dict[str, Scores]:
+        """Scores of some examples under fits."""
+
+
 @dataclass(frozen=True, eq=False)
 class Descent:
     """The best numbers of one form."""
 
-    passes: Passes
+    passes: Scorer
     objective: Objective
     schedule: Schedule  # the examples of each step
     choosing: list[int]  # the examples that checks look at

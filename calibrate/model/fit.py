@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from calibrate.files.examples import ExampleCollection
 from calibrate.files.publishing import provenance
 from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
-from calibrate.model.descent import Solution
+from calibrate.model.descent import Scorer, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
-from calibrate.model.passes import TOOLS, Report, kept_passes, score_fits
+from calibrate.model.objective import Objective
+from calibrate.model.passes import TOOLS, Passes, Report, kept_passes
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
 from calibrate.transformers.betas import head_betas
@@ -70,14 +70,35 @@ def fit_through(
     """
     _require_answers(collection)
     model = load_model()
+    memo, examples = kept_passes(collection, model.device), collection.set
+    objective = Objective(examples, collection.scores, options.trained_up_to, options.allowed)
+    configuration = collection.manifest["configuration"]
+    source = {
+        "head": configuration["model"], "fingerprint": configuration["fingerprint"],
+        "collection": collection.digest,
+    }  # fmt: skip
     with head_betas(model) as betas:
-        problem = ModelProblem(model, betas, collection, options, report, began)
-        for form in problem.forms():
-            ended(problem.solve(form))
-            if problem.is_hopeless():
-                break
+        passes = Passes(model, betas, examples, memo, report)
+        return fit_by(passes, objective, name, source, options, began, ended)
+
+
+def fit_by(
+    passes: Scorer,
+    objective: Objective,
+    name: str,
+    source: Mapping[str, Any],
+    options: ModelOptions,
+    began: Began = lambda what, passes: None,
+    ended: Callable[[Solution], None] = lambda solution: None,
+) -> ModelFit:
+    """The same, by what runs the model, and what is aimed at; `source` goes into the file."""
+    problem, heads = ModelProblem(passes, objective, options, began), passes.heads.heads
+    for form in problem.forms():
+        ended(problem.solve(form))
+        if problem.is_hopeless():
+            break
     published = problem.choose()
-    fit = published and published.fit(betas.heads)
+    fit = published and published.fit(heads)
     if published is None or fit is None:
         gain = max((s.value.over() for s in problem.solved), key=lambda gain: gain.mean)
         remedy = "see `calibrate model diagnose`, or give prompts that the model answers in part"
@@ -85,21 +106,19 @@ def fit_through(
             "not for this model: no rule gains on the examples that choose (at best "
             f"{_nats(gain)}); {problem.bar() or remedy}"
         )
-    source = _source(collection, options, published.strength)
+    source = {**source, **_options(options, published.strength)}
     fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
-    fits = {OWN: fit, **_rivals(fit, problem.solved, betas.heads)}
-    which = split(collection.set, JUDGING)
+    fits = {OWN: fit, **_rivals(fit, problem.solved, heads)}
+    which = split(objective.examples, JUDGING)
     strengths = sorted({*STRENGTHS, published.strength})
-    trade = {f"{s:g}": published.fit(betas.heads, s) for s in strengths}
+    trade = {f"{s:g}": x for s in strengths if (x := published.fit(heads, s))}
     began("judging", [which] * (len(fits) + len(trade)))
-    memo = kept_passes(collection, model.device)
-    score = partial(score_fits, lambda: model, collection.set, which, memo=memo, report=report)
-    evidence = replace(problem.objective.evidence(which, score(fits)), fits=fits)
-    losses = {rule: problem.objective.losses(evidence, which, rule) for rule in fits}
+    evidence = replace(objective.evidence(which, passes.score_fits(fits, which)), fits=fits)
+    losses = {rule: objective.losses(evidence, which, rule) for rule in fits}
     allowed = np.inf if options.strength else options.allowed
     require_worth(evidence, losses[OWN], allowed, problem.bar)
-    traded = problem.objective.evidence(which, score({s: x for s, x in trade.items() if x}))
-    found = ModelFit(fit, betas.heads, problem.solved, published, evidence, traded, losses)
+    traded = objective.evidence(which, passes.score_fits(trade, which))
+    found = ModelFit(fit, heads, problem.solved, published, evidence, traded, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
 
 
@@ -192,20 +211,12 @@ def _nats(estimate: Estimate) -> str:
     return f"{estimate.mean:+.3f} ± {estimate.error:.3f} nats"
 
 
-def _source(
-    collection: ExampleCollection, options: ModelOptions, strength: float
-) -> dict[str, Any]:
-    configuration = collection.manifest["configuration"]
+def _options(options: ModelOptions, strength: float) -> dict[str, Any]:
     named = {
         "kind": options.kind, "trained_up_to": options.trained_up_to,
         "allowed_loss": None if options.strength else options.allowed,
         "steps": options.most_steps, "strength": strength,
         "for_export": True if options.engines else None,
     }  # fmt: skip
-    return {
-        "head": configuration["model"],
-        "fingerprint": configuration["fingerprint"],
-        "collection": collection.digest,
-        "seed": options.seed,
-        "options": {"through": "model"} | {k: v for k, v in named.items() if v is not None},
-    }
+    known = {key: value for key, value in named.items() if value is not None}
+    return {"seed": options.seed, "options": {"through": "model"} | known}

@@ -188,11 +188,17 @@ class Passes:
 
         def make() -> bytes:
             given = torch.from_numpy(numbers).to(self.model.device)
-            rules = partial(self._rules, form, given)
+            rules = partial(under_rules, self.heads, form, given)
             return score(self.model, self.examples, which, self.report, rules).pack()
 
         parse = partial(parse_scores, self.examples.n_answer(which))
         return self._get(("scores", form, numbers, which), make, parse)
+
+    def score_fits(
+        self, fits: Mapping[str, Coefficients], which: Sequence[int]
+    ) -> dict[str, Scores]:
+        """Scores of some examples under fits; see the function of that name."""
+        return score_fits(lambda: self.model, self.examples, which, fits, self.memo, self.report)
 
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
@@ -225,7 +231,7 @@ class Passes:
                 if self.examples.cells[chosen[0].cell].text:
                     with torch.no_grad():
                         plain = answer_logits(self.model, chosen)
-                with self._rules(form, given):
+                with under_rules(self.heads, form, given):
                     answers = answer(self.model, chosen, plain)
                     checked(answers, chosen)
                     values = answers.log_p if plain is None else -answers.kl
@@ -234,15 +240,17 @@ class Passes:
         assert given.grad is not None
         return as_finite(given.grad)
 
-    @contextmanager
-    def _rules(self, form: Form, numbers: Tensor) -> Iterator[None]:
-        columns = form.columns(self.heads.heads)
-        coefficients = torch.stack([x[columns] for x in form.coefficients(list(numbers))])
-        self.heads.rules = HeadRules(form.rule, coefficients, form.domain)
-        try:
-            yield
-        finally:
-            self.heads.rules = None
+
+@contextmanager
+def under_rules(heads: HeadBetas, form: Form, numbers: Tensor) -> Iterator[None]:
+    """Gives the heads of a model the rules of some numbers, until the block ends."""
+    columns = form.columns(heads.heads)
+    coefficients = torch.stack([x[columns] for x in form.coefficients(list(numbers))])
+    heads.rules = HeadRules(form.rule, coefficients, form.domain)
+    try:
+        yield
+    finally:
+        heads.rules = None
 
 
 def score_fits(
@@ -269,13 +277,13 @@ def score_fits(
     def verified() -> PreTrainedModel:
         loaded = model()
         for fit in fits.values():
-            with _given(loaded, applied(fit)):
+            with under_fit(loaded, applied(fit)):
                 verify(loaded)
         return loaded
 
     def scored(fit: Coefficients, unit: Sequence[int]) -> Scores:
         def make() -> bytes:
-            given = partial(_given, verified(), applied(fit))
+            given = partial(under_fit, verified(), applied(fit))
             return score(verified(), examples, unit, report, given).pack()
 
         key = f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
@@ -288,6 +296,6 @@ def score_fits(
     }
 
 
-def _given(model: PreTrainedModel, fit: Applied) -> AbstractContextManager[None]:
+def under_fit(model: PreTrainedModel, fit: Applied) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
     return temporary_attention(model, "calibrate-score", fit)

@@ -5,20 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.evidence.prior import LEAST_GAIN, Gain, simplest_unbeaten
 from calibrate.export.plan import ALIKE, HEAD
 from calibrate.export.proof import Exportable
-from calibrate.files.examples import ExampleCollection
 from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
-from calibrate.model.descent import MOST_STEPS, Descent, Solution
+from calibrate.model.descent import MOST_STEPS, Descent, Scorer, Solution
 from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_KL, Objective
-from calibrate.model.passes import Passes, Report, kept_passes
 from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
-from calibrate.transformers.betas import HeadBetas
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
 LEAST_LEAD = 0.01  # nats, of one form over a simpler one
@@ -59,22 +55,15 @@ class ModelProblem:
       solved: so far, the simplest first.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, heads: HeadBetas, collection: ExampleCollection,
-        options: ModelOptions, report: Report, began: Began,
-    ):  # fmt: skip
+    def __init__(self, passes: Scorer, objective: Objective, options: ModelOptions, began: Began):
         self.solved: list[Solution] = []
-        self._heads, self._options, self._began = heads, options, began
-        lengths = np.array([len(example.tokens) for example in collection.set.examples])
-        self._typical = typical(lengths)
-        memo = kept_passes(collection, model.device)
-        self.objective = Objective(
-            collection.set, collection.scores, options.trained_up_to, options.allowed
-        )
+        self.objective, self._options, self._began = objective, options, began
+        self._heads, examples = passes.heads, objective.examples
+        self._typical = typical(np.array([len(example.tokens) for example in examples.examples]))
         self._descent = Descent(
-            Passes(model, heads, collection.set, memo, report), self.objective,
-            Schedule(collection.set, np.array(split(collection.set, FITTING)), options.seed),
-            _choosing(self.objective), options.most_steps, options.strength,
+            passes, objective,
+            Schedule(examples, np.array(split(examples, FITTING)), options.seed),
+            _choosing(objective), options.most_steps, options.strength,
         )  # fmt: skip
 
     def forms(self) -> list[Form]:

@@ -1,0 +1,221 @@
+"""`calibrate.fit_model`: a fit of any model of Transformers by a measure of the user's own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calibrate.array_fit import THIS_FIT, Fit
+from calibrate.errors import CalibrateError, install
+from calibrate.evidence.evidence import KL, LOG_P, OWN, Scored
+from calibrate.files.coefficients import Coefficients
+from calibrate.files.examples import Cell, Example, ExampleSet, Scores
+from calibrate.files.publishing import check_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from calibrate.model.forms import Form
+    from calibrate.transformers.betas import HeadBetas
+
+LEAST_BATCHES = 8
+_SIZE = 128  # items that a typical query sees, where that is not told
+
+Measure = Callable[[Any, Any], Any]  # (model, batch) -> (examples,) tensor
+
+
+def fit_model(
+    model: "PreTrainedModel",
+    batches: Sequence[Any],
+    log_p: Measure,
+    *,
+    protect: Sequence[Any] = (),
+    log_probs: Measure | None = None,
+    template: Sequence[str] | None = None,
+    size: int = _SIZE,
+    kind: str | None = None,
+    allowed_loss: float = 0.01,
+    strength: float | None = None,
+    steps: int = 100,
+    seed: int = 0,
+    name: str = "model",
+) -> Fit:
+    """The rules of a model's heads under which a measure of your own is highest.
+
+        def log_p(model, batch):  # of the right class, say
+            logits = model(**batch["inputs"]).logits
+            return logits.log_softmax(-1).gather(-1, batch["label"][:, None])[:, 0]
+
+        fit = calibrate.fit_model(model, batches, log_p)
+        print(fit.verdict)
+
+    As `calibrate model fit`, for encoders, vision, sequence to sequence, rankers, and in memory.
+    A batch is an item: half of them fit the rules, a quarter chooses among kinds, and a quarter
+    judges; of six templates or more the last ones choose and judge as a whole.
+
+    Args:
+      model: of Transformers, whose attention `calibrate.transformers.verify` accepts.
+      batches: whatever `log_p` takes; eight or more, and better some hundred, of each template.
+      log_p: log p of the right answers of a batch, nats, (examples,); gradients flow through it.
+      protect: batches of what must not change, eight or more.
+      log_probs: of a protected batch, (..., classes): what the model predicts; its KL counts.
+      template: what each batch is of; templates have equal weight.
+      size: how many items a typical query sees.
+      kind: of rule; the simplest that no other beats if None. See `calibrate model fit --help`.
+      allowed_loss: KL that protected batches may lose, nats a prediction.
+      strength: share of beta - 1, above 0 and up to 1; the most that is allowed if None.
+      steps: of each kind, at most.
+      seed: of the order of the batches.
+      name: of the fit.
+    Returns:
+      Fit: Coefficients with .verdict, .outcome, .evidence, .save(path) and .held_out, by batch.
+    Raises:
+      CalibrateError: too few batches, or a log p that is not finite.
+      CoefficientsError: a model whose attention cannot be calibrated.
+      QualityError: no rule is worth it on the batches that judge.
+    Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
+    """
+    try:
+        from calibrate.model.fit import fit_by
+        from calibrate.model.objective import Objective
+        from calibrate.model.problem import ModelOptions
+        from calibrate.model.splits import JUDGING, splits_of
+        from calibrate.transformers.betas import head_betas
+    except ImportError as missing:
+        raise CalibrateError(
+            f"fit_model needs Transformers: {install('transformers')}"
+        ) from missing
+    check_name(name)
+    if protect and log_probs is None:
+        raise CalibrateError("protect= needs log_probs=, which gives what the model predicts")
+    names = ["batches"] * len(batches) if template is None else list(template)
+    if len(names) != len(batches):
+        raise CalibrateError(f"template has {len(names)} names for {len(batches)} batches")
+    examples = _examples([*names, *["protected"] * len(protect)], len(batches), size)
+    options = ModelOptions(
+        kind=kind, allowed=allowed_loss, strength=strength, most_steps=steps, seed=seed
+    )
+    with head_betas(model) as betas:
+        passes = BatchPasses(model, betas, [*batches, *protect], len(batches), log_p, log_probs)
+        plain = passes.scored(range(len(examples.examples)))
+        objective = Objective(examples, plain, None, allowed_loss)
+        found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
+    evidence = found.evidence
+    rules = tuple(THIS_FIT if rule == OWN else rule for rule in evidence.rules)
+    values = {m: x for m, x in evidence.values.items() if m in (LOG_P, KL)}
+    fits = {THIS_FIT if rule == OWN else rule: fit for rule, fit in evidence.fits.items()}
+    evidence = replace(evidence.with_only(rules, values), fits=fits, of=Scored("", items="batches"))
+    of_fit = {
+        x.name: getattr(found.coefficients, x.name) for x in fields(Coefficients) if x.init
+    }
+    return Fit(**of_fit, evidence=evidence, held_out=splits_of(examples) == JUDGING)
+
+
+def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
+    """A batch is an example of one answer."""
+    cells = list(dict.fromkeys((name, i >= n_answers) for i, name in enumerate(names)))
+    of_batch = [cells.index((name, i >= n_answers)) for i, name in enumerate(names)]
+    for cell, (name, _) in enumerate(cells):
+        if (count := of_batch.count(cell)) < LEAST_BATCHES:
+            raise CalibrateError(
+                f"{count} batches are {name!r}; give {LEAST_BATCHES} or more, in smaller batches"
+            )
+    tokens = np.zeros(max(size, 2), np.int32)
+    return ExampleSet(
+        tuple(Cell(name, size, protected) for name, protected in cells),
+        tuple(Example(tokens, len(tokens) - 1, cell) for cell in of_batch),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPasses:
+    """What runs a model on batches: log p is the mean of a batch; KL that of its predictions."""
+
+    model: "PreTrainedModel"
+    heads: "HeadBetas"
+    batches: Sequence[Any]
+    n_answers: int  # the others are protected
+    log_p: Measure
+    log_probs: Measure | None
+
+    def scores(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> Scores:
+        """Scores of some batches under the rules of a form."""
+        import torch
+
+        from calibrate.model.passes import under_rules
+
+        return self.scored(which, partial(under_rules, self.heads, form, torch.from_numpy(numbers)))
+
+    def score_fits(
+        self, fits: Mapping[str, Coefficients], which: Sequence[int]
+    ) -> dict[str, Scores]:
+        """Scores of some batches under fits."""
+        from calibrate.model.passes import under_fit
+        from calibrate.transformers.parts import applied
+
+        return {
+            rule: self.scored(which, partial(under_fit, self.model, applied(fit)))
+            for rule, fit in fits.items()
+        }
+
+    def scored(
+        self, which: Sequence[int], under: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> Scores:
+        """Scores of some batches, under a rule; of plain softmax if it is None."""
+        import torch
+
+        n = len(which)
+        found = Scores(np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+        for at, i in enumerate(which):
+            with torch.no_grad():
+                plain = self._predicted(i) if under else None
+                with (under or nullcontext)():
+                    found.log_p[at], found.kl[at] = map(float, self._values(i, plain))
+        if not np.isfinite(found.log_p).all():
+            raise CalibrateError("log p of a batch is not finite; let log_p return finite nats")
+        return found
+
+    def gradient(
+        self, form: "Form", numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
+    ) -> np.ndarray:
+        """The gradient of sum(weights * values) by the numbers."""
+        import torch
+
+        from calibrate.model.answers import as_finite
+        from calibrate.model.passes import under_rules
+
+        given = torch.from_numpy(numbers).requires_grad_()
+        for i, weight in zip(which, weights, strict=True):
+            with torch.no_grad():
+                plain = self._predicted(i)
+            with under_rules(self.heads, form, given.to(self.model.device)):
+                log_p, kl = self._values(i, plain)
+                (weight * (log_p if plain is None else -kl)).backward()
+        assert given.grad is not None
+        return as_finite(given.grad)
+
+    def _predicted(self, i: int) -> "Tensor | None":
+        if i < self.n_answers:
+            return None
+        assert self.log_probs is not None
+        found: Tensor = self.log_probs(self.model, self.batches[i])
+        return found.flatten(0, -2)
+
+    def _values(self, i: int, plain: "Tensor | None") -> "tuple[Tensor, Tensor]":
+        """Mean log p, of protected batches 0, and mean KL of a batch."""
+        import torch
+
+        from calibrate.model.answers import divergence
+
+        zero = torch.zeros((), device=self.model.device)
+        if i < self.n_answers:
+            return self.log_p(self.model, self.batches[i]).mean(), zero
+        if plain is None:
+            return zero, zero
+        ours = self._predicted(i)
+        assert ours is not None
+        return zero, divergence(plain, ours).mean()

@@ -1,0 +1,91 @@
+"""Fits of models by a measure of the user's own."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_causal import planted_examples, planted_model
+
+import calibrate
+from calibrate import transformers
+from calibrate.errors import CalibrateError, QualityError
+
+
+def batches_of(count=64, size=4):
+    """Tokens of several prompts of one length, each with its answer at the end."""
+    found = planted_examples(count=count).examples
+    of_length = [[e.tokens for e in found if len(e.tokens) == n] for n in (14, 26)]
+    return [
+        torch.from_numpy(np.stack(tokens[i : i + size])).long()
+        for tokens in of_length for i in range(0, len(tokens), size)
+    ]  # fmt: skip
+
+
+def log_p(model, tokens):
+    logits = model(tokens[:, :-1]).logits[:, -1]
+    return logits.log_softmax(-1).gather(-1, tokens[:, -1:])[:, 0]
+
+
+def log_probs(model, tokens):
+    return model(tokens).logits.log_softmax(-1)
+
+
+OPTIONS = {"kind": "constant", "steps": 20, "size": 20}
+
+
+def test_a_measure_of_ones_own_finds_the_heads(tmp_path):
+    batches = batches_of()
+    fit = calibrate.fit_model(planted_model(), batches, log_p, **OPTIONS, name="mine")
+    betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
+    assert betas[0, 0] > 1.5
+    assert betas.get((0, 2), 1) < 1
+    assert (fit.held_out.sum(), len(fit.held_out), fit.outcome) == (8, 32, "gain")
+    assert fit.verdict.startswith("Use this fit")
+    assert "on 8 batches" in fit.verdict
+    assert "right" not in fit.verdict
+    assert fit.source["options"]["strength"] == 1
+    assert calibrate.load(fit.save(tmp_path / "mine.json")) == fit
+
+
+def test_what_is_protected_bounds_the_strength():
+    """The KL of its predictions, by hand, is what the verdict says."""
+    model, batches = planted_model(), batches_of()
+    protected = batches_of(32)
+    options = {**OPTIONS, "protect": protected, "log_probs": log_probs}
+    fit = calibrate.fit_model(model, batches, log_p, **options, allowed_loss=0.02)
+    assert 0 < fit.source["options"]["strength"] < 1
+    judged = [x for x, is_held in zip(protected, fit.held_out[32:], strict=True) if is_held]
+    kl = []
+    for tokens in judged:
+        with torch.no_grad():
+            plain = log_probs(model, tokens)
+            transformers.register("of-batches", fit)
+            model.set_attn_implementation("of-batches")
+            kl.append(float((plain.exp() * (plain - log_probs(model, tokens))).sum(-1).mean()))
+            model.set_attn_implementation("sdpa")
+    assert f"{np.mean(kl):.4f} ± " in fit.verdict
+    assert "of KL from plain softmax (it may lose 0.02)" in fit.verdict
+    whole = calibrate.fit_model(model, batches, log_p, **options, strength=1.0)
+    assert whole.entries[0].coefficients[-1] > fit.entries[0].coefficients[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batches": batches_of(8)}, "4 batches are 'batches'; give 8 or more"),
+        ({"protect": batches_of(8)}, "protect= needs log_probs="),
+        ({"template": ["a"]}, "template has 1 names for 32 batches"),
+        ({"log_p": lambda model, tokens: torch.full((4,), np.nan)}, "log p of a batch is not fini"),
+    ],
+)
+def test_what_cannot_be_fitted(changes, message):
+    arguments = {"batches": batches_of(), "log_p": log_p, **OPTIONS} | changes
+    with pytest.raises(CalibrateError, match=message):
+        calibrate.fit_model(planted_model(), **arguments)
+
+
+def test_a_measure_that_no_head_changes_gets_no_fit():
+    def same(model, tokens):
+        return model(tokens).logits.sum((1, 2)) * 0 - 1
+
+    with pytest.raises(QualityError, match="not for this model"):
+        calibrate.fit_model(planted_model(), batches_of(), same, **{**OPTIONS, "steps": 2})
