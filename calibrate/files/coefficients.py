@@ -5,9 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.static_node import make_static
@@ -20,6 +18,9 @@ from calibrate.maths.rule import (
     Rule,
     bare_value,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SCHEMA_VERSION = "1.2"
 MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
@@ -113,7 +114,7 @@ class Coefficients:
     # whether beta is always 1; coefficients, domain, 1 and guards, (numbers,), or if heads differ,
     # of each, and 0 where it is not named, (numbers, heads). None for a fit with entries per layer.
     is_identity: bool = field(init=False, compare=False, repr=False)
-    numbers: np.ndarray | None = field(init=False, compare=False, repr=False)
+    numbers: "np.ndarray | None" = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         given = self.rule
@@ -134,6 +135,8 @@ class Coefficients:
 
     def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
         """Makes `numbers`, for as many heads as the entries of the whole fit name."""
+        import numpy as np  # not before: the command line's help does without it
+
         n_heads = 1 + max(-1 if entry.head is None else entry.head for entry in whole)
         if n_heads > 1 + MAX_INDEX:
             raise CoefficientsError(f"head is {n_heads - 1}; give {MAX_INDEX} at most")
