@@ -74,7 +74,7 @@ def _by_head(table: Any, fit: Coefficients) -> tuple[Any, Any, Rule, Any]:
     rule, rows = fit.rule, list(table)
     n = N_COEFFICIENTS[rule.kind]
     last = n + N_DOMAIN[rule.kind]
-    if guards := rows[last + 1 :]:
-        min_entropy, min_beta, max_beta = guards
+    if len(rows) > last + 1:
+        min_entropy, min_beta, max_beta = rows[last + 1 :]
         rule = Rule(min_entropy, min_beta, max_beta, rule.outside, rule.kind)
     return rows[:n], rows[n:last], rule, rows[last] == 1

@@ -126,7 +126,7 @@ def test_sets_of_targets_masks_and_no_name():
     rng = np.random.default_rng(1)
     mask = np.arange(64) < rng.integers(40, 65, 240)[:, None]
     z = rng.uniform(-1, 1, (240, 64))
-    z[:, 5:8] += rng.uniform(0, 2, (240, 1))
+    z[:, 5:8] += rng.uniform(0, 4, (240, 1))
     target = np.zeros((240, 64), bool)
     target[:, 5:8] = True
     np.savez("logged.npz", logits=z, target=target, mask=mask)

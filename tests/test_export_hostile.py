@@ -126,7 +126,7 @@ def assert_refused(data, message):
         (put("calibrate.id", Kind.STRING, "Q7s", 7, b"sha256:"), "and its keys say sha256:"),
         (put("calibrate.digest", Kind.STRING, "Q7s", 7, b"sha256:"),
          "its digest is of an earlier version, and does not cover keys and types"),
-        (put("calibrate.coefficients", Kind.UINT8, "B", 7), "the file is 7"),
+        (put("calibrate.coefficients", Kind.UINT8, "B", 7), "the file is not a fit file"),
     ],
 )  # fmt: skip
 def test_a_check_finds_what_was_changed(change, fault, file):

@@ -49,7 +49,7 @@ class FitRequest(Request, Workers):
     ] = None
     min_beta: Annotated[
         float | None,
-        Option(min=1 / 64, max=1, help="Least beta [default: 1, of logits 1/64: may be too sharp]"),
+        Option(min=1 / 64, max=1, help="Least beta [default: 1, of arrays 1/64: may be too sharp]"),
     ] = None
     force_polynomial: Annotated[
         bool, Option("--force-polynomial", help="Publish it even if a simpler rule is as good.")
@@ -146,7 +146,8 @@ def _fit_heads(collection: "RowCollection", request: FitRequest) -> "FitRecord":
 def _options(collection: "RowCollection", request: FitRequest) -> "Options":
     from calibrate.rows.rule_fitting import LEAST_MIN_BETA, Options
 
-    least = LEAST_MIN_BETA if collection.configuration.get("of") == "logits" else 1.0
+    is_of_arrays = collection.configuration.get("of") == "logits" and not collection.heads
+    least = LEAST_MIN_BETA if is_of_arrays else 1.0  # heads go below 1 by --min-beta alone
     return Options(
         request.rows, request.gate, q=request.q, trained_up_to=request.trained_up_to,
         force="polynomial" if request.force_polynomial else None,

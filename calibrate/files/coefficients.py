@@ -2,12 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.static_node import make_static
@@ -21,9 +19,14 @@ from calibrate.maths.rule import (
     bare_value,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+
 SCHEMA_VERSION = "1.2"
 MAX_ENTROPY = 64.0  # nats, and log n: e^64 items are more than any memory holds
 MAX_INDEX = 32_767  # of a layer or head: collections hold them as int16
+# What makes `Coefficients.numbers` of an array; PyTorch's side, once loaded, makes tensors.
+hold: "Callable[[np.ndarray], Any]" = lambda numbers: numbers  # noqa: E731
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Coefficients:
     # whether beta is always 1; coefficients, domain, 1 and guards, (numbers,), or if heads differ,
     # of each, and 0 where it is not named, (numbers, heads). None for a fit with entries per layer.
     is_identity: bool = field(init=False, compare=False, repr=False)
-    numbers: np.ndarray | None = field(init=False, compare=False, repr=False)
+    numbers: Any = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         given = self.rule
@@ -134,6 +137,8 @@ class Coefficients:
 
     def _hold_numbers(self, whole: tuple[Entry, ...]) -> None:
         """Makes `numbers`, for as many heads as the entries of the whole fit name."""
+        import numpy as np  # not before: the command line's help does without it
+
         n_heads = 1 + max(-1 if entry.head is None else entry.head for entry in whole)
         if n_heads > 1 + MAX_INDEX:
             raise CoefficientsError(f"head is {n_heads - 1}; give {MAX_INDEX} at most")
@@ -146,7 +151,7 @@ class Coefficients:
                 numbers = np.zeros((len(numbers), n_heads))
                 for entry, column in zip(self.entries, columns, strict=True):
                     numbers[:, entry.head] = column
-        object.__setattr__(self, "numbers", numbers)
+        object.__setattr__(self, "numbers", None if numbers is None else hold(numbers))
 
     def _check_kind(self) -> None:
         """Checks the number of coefficients, and the guards, against the kind of rule."""
@@ -187,7 +192,7 @@ class Coefficients:
     def has_heads(self) -> bool:
         """Whether heads of one layer differ."""
         if self.numbers is not None:
-            return self.numbers.ndim > 1
+            return bool(self.numbers.ndim > 1)
         return self.entries[0].head is not None or len(self.entries) > 1
 
     @property

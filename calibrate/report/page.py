@@ -100,7 +100,7 @@ def write_fit_page(path: Path, fit: Coefficients, scores: ScoresRecord) -> None:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: printable(value, "\n") if type(value) is str else value,
+        finalize=lambda value: printable(value, "\n\u00a0") if type(value) is str else value,
     )  # fmt: skip
     environment.filters["kind"] = lambda block: type(block).__name__
     html = environment.get_template("page.html.j2").render(
