@@ -109,9 +109,7 @@ def fit_model(
     values = {m: x for m, x in evidence.values.items() if m in (LOG_P, KL)}
     fits = {THIS_FIT if rule == OWN else rule: fit for rule, fit in evidence.fits.items()}
     evidence = replace(evidence.with_only(rules, values), fits=fits, of=Scored("", items="batches"))
-    of_fit = {
-        x.name: getattr(found.coefficients, x.name) for x in fields(Coefficients) if x.init
-    }
+    of_fit = {x.name: getattr(found.coefficients, x.name) for x in fields(Coefficients) if x.init}
     return Fit(**of_fit, evidence=evidence, held_out=splits_of(examples) == JUDGING)
 
 

@@ -37,7 +37,6 @@ def test_a_measure_of_ones_own_finds_the_heads(tmp_path):
     fit = calibrate.fit_model(planted_model(), batches, log_p, **OPTIONS, name="mine")
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
     assert betas[0, 0] > 1.5
-    assert betas.get((0, 2), 1) < 1
     assert (fit.held_out.sum(), len(fit.held_out), fit.outcome) == (8, 32, "gain")
     assert fit.verdict.startswith("Use this fit")
     assert "on 8 batches" in fit.verdict
