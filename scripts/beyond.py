@@ -21,7 +21,7 @@ from calibrate.rows.rule_fitting import Options, applied_beta
 from calibrate.rows.solved_rows import Rows, concatenate_rows, solve_rows
 
 LOW, HIGH = Rule().min_beta, Rule().max_beta
-N_CONSTRAINTS = 150
+N_CONSTRAINTS = 600  # rows at which a rule keeps the bounds, beside the ends of its variables
 TOLERANCE = 0.1  # nats: where rows without a constraint are clipped, the bound is far from exact
 DIFFUSE_SCALES = (0.05, 0.5)  # standard deviations of logits of diffuse rows
 Features = Callable[[Rows, np.ndarray], np.ndarray]
@@ -90,8 +90,8 @@ def _score(
     lo, hi = np.percentile(x, (0.5, 99.5), axis=0)
     design, design_test = (_products(_normalise(v, lo, hi), degree) for v in (x, x_test))
     rng = np.random.default_rng(0)
-    chosen = rng.choice(len(design), min(N_CONSTRAINTS, len(design)), replace=False)
-    matrix = design[chosen]
+    some = rng.choice(len(design), min(N_CONSTRAINTS, len(design)), replace=False)
+    matrix = design[np.concatenate([some, x.argmin(axis=0), x.argmax(axis=0)])]
     ones = np.eye(design.shape[1])[0]
     form = Form(design, matrix, np.full(len(matrix), LOW), np.full(len(matrix), HIGH), ones)
     weight = _equal_sizes(train[0])
