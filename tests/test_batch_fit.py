@@ -29,12 +29,11 @@ def log_probs(model, tokens):
     return model(tokens).logits.log_softmax(-1)
 
 
-OPTIONS = {"kind": "constant", "steps": 20, "size": 20}
+OPTIONS = {"kind": "constant", "steps": 10, "size": 20}
 
 
 def test_a_measure_of_ones_own_finds_the_heads(tmp_path):
-    batches = batches_of()
-    fit = calibrate.fit_model(planted_model(), batches, log_p, **OPTIONS, name="mine")
+    fit = calibrate.fit_model(planted_model(), batches_of(), log_p, **OPTIONS, name="mine")
     betas = {(e.layer, e.head): e.coefficients[-1] for e in fit.entries}
     assert betas[0, 0] > 1.5
     assert (fit.held_out.sum(), len(fit.held_out), fit.outcome) == (8, 32, "gain")
@@ -45,6 +44,7 @@ def test_a_measure_of_ones_own_finds_the_heads(tmp_path):
     assert calibrate.load(fit.save(tmp_path / "mine.json")) == fit
 
 
+@pytest.mark.slow
 def test_what_is_protected_bounds_the_strength():
     """The KL of its predictions, by hand, is what the verdict says."""
     model, batches = planted_model(), batches_of()

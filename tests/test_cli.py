@@ -126,7 +126,7 @@ BAD = [
     ("evaluate --sizes 1", 2, "set sizes, 2 to"),
     ("train", 2, "No such command"),
     ("verify nowhere", 2, "No such command"),
-    ("model collect --model . --text .", 2, "'.' is a directory"),
+    ("model collect --model . --text absent", 2, "'absent' does not exist"),
     ("model run --model . --name My_Fit", 1, "'My_Fit' is not a valid fit name"),
     ("model run --model . --prompts no.jsonl", 2, "'no.jsonl' does not exist"),
     ("model fit nowhere --name x --allowed-loss -1", 2, "--allowed-loss"),
@@ -323,10 +323,15 @@ def test_every_option_of_a_fit_reaches_it():
         force_polynomial=True,
     )  # fmt: skip
     asked = {"q": 0.5, "trained_up_to": 64, "force": "polynomial", "min_beta": 0.5}
-    heads, logits = (SimpleNamespace(configuration=x) for x in ({}, {"of": "logits"}))
-    assert _options(heads, request) == Options("misranked", 0.25, **asked)
-    least = [_options(of, FitRequest(Path("run"), "x")).min_beta for of in (heads, logits)]
-    assert least == [1, 1 / 64]
+    drawn, arrays, captured = (
+        SimpleNamespace(configuration=of, heads=heads)
+        for of, heads in (({}, []), ({"of": "logits"}, []), ({"of": "logits"}, [(0, 0)]))
+    )
+    assert _options(drawn, request) == Options("misranked", 0.25, **asked)
+    least = [
+        _options(of, FitRequest(Path("run"), "x")).min_beta for of in (drawn, arrays, captured)
+    ]
+    assert least == [1, 1 / 64, 1]
 
 
 def test_python_acts_on_the_same_requests(run_a):

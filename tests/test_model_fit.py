@@ -502,13 +502,14 @@ def test_the_command_publishes_once_and_says_what_it_found(here, monkeypatch):
         lambda folder, dtype, device=None: devices.append(device) or load(folder, dtype),
     )  # fmt: skip
     command = ("model", "fit", "tiny-run", "--name", "tiny", "--steps", "10", "--kind", "constant",
-               "--allowed-loss", "0.01")  # fmt: skip
+               "--allowed-loss", "0.01", "--strength", "0.5")  # fmt: skip
     out = call(*command)
     assert set(devices) == {"cpu"}
     assert "Use tiny: log p" in out.stdout
     assert 'transformers.register("tiny", fit)' in out.stdout
     source = calibrate.load("tiny@1").source
-    assert (source["head"], source["options"]["allowed_loss"]) == ("tiny", 0.01)
+    assert (source["head"], source["options"]["strength"]) == ("tiny", 0.5)
+    assert "allowed_loss" not in source["options"]  # a strength that is given is published
     again = call(*command, "--json")
     assert "tiny@1 is unchanged; no new version is written" in again.stderr
     assert json.loads(again.stdout)
