@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -414,17 +415,27 @@ def test_models_that_cannot_be_used(model, change, message):
     assert message in refusal("model", "collect", "--model", spoilt(model, change), *few)
 
 
-def test_code_in_the_folder_of_a_model_is_not_run(model):
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}),
+        ("config.json", {"auto_map": {"AutoModelForCausalLM": "own.Own"}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}),
+    ],
+)
+def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
     folder = Path(shutil.copytree(model, "own"))
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
-    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     write_lines(folder / "own.py", [
         "from pathlib import Path", "Path('ran').touch()",
         "from transformers import LlamaConfig", "class Own(LlamaConfig): model_type = 'own'",
     ])  # fmt: skip
-    with pytest.raises(CalibrateError, match="cannot read the configuration in own"):
-        ModelFolder(folder)
+    refused = pytest.raises(CalibrateError, match="cannot read the configuration in own")
+    with refused if "model_type" in change else nullcontext():
+        found = ModelFolder(folder)
+        found.load("float32")
+        found.tokenizer()
     assert not Path("ran").exists()
 
 

@@ -8,7 +8,15 @@ import pytest
 
 import calibrate
 from calibrate.evidence.evidence import LOG_P, RIGHT, Evidence, P, Scored, Stratum
-from calibrate.evidence.verdict import NOT_JUDGED, WHY_HARD, heads_moved, judge, sentence, sentences
+from calibrate.evidence.verdict import (
+    NOT_JUDGED,
+    WHY_HARD,
+    heads_moved,
+    judge,
+    promises,
+    sentence,
+    sentences,
+)
 from calibrate.files.coefficients import Entry
 from calibrate.report.blocks import as_json
 from calibrate.report.scores_record import ScoresRecord
@@ -72,6 +80,13 @@ def test_the_verdict_says_what_the_numbers_say(gain, items, outcome, words):
     whole = found.gain("own", measure)
     assert f"({factor * whole.mean:+.{digits}f} ± {factor * whole.error:.{digits}f} " in said
     assert f"on 800 {items} of toy" in said
+
+
+def test_a_rule_that_gains_on_the_whole_is_used_but_not_where_it_loses():
+    strata = tuple(Stratum(2**i) for i in range(1, 13))
+    found = made({"own": (0.008,) * 11 + (-0.03,)}, strata=strata)
+    assert judge(found, "own") == ("gain", LOG_P, [], [4096])
+    assert sentence(found, "own").startswith("Use own fit, but not at 4,096 items: ")
 
 
 def test_few_items_tell_nothing(capsys):
@@ -189,6 +204,16 @@ def test_protected_text_has_a_sentence_of_its_own(lost, words):
     assert re.match("Use own fit: log p .*, right .* on 600 answers", first)
     assert last.startswith(words)
     assert last.endswith(" nats a token.")
+
+
+def test_what_a_fit_of_a_model_may_lose_is_in_its_file_and_a_token():
+    fit = fitted_at("constant", 128, through="model", allowed_loss=0.01)
+    gains, tokens = (-0.03, -0.03, -0.03, -0.5), np.repeat([4, 4, 4, 1], 200)
+    found = made({"own": gains}, "answers", strata=CELLS, fits={"own": fit}, tokens=tokens)
+    text, answers = promises(found, "own")
+    assert [answers.gain.mean, text.gain.mean] == pytest.approx([-0.03 / 4, -0.5], abs=0.01)
+    assert answers.gain.mean < -0.005  # more than others may lose
+    assert [(x.allowed, x.kept) for x in (text, answers)] == [(0.01, False), (0.01, True)]
 
 
 @pytest.mark.parametrize("items", ["rows", "sets", "answers"])
