@@ -22,6 +22,7 @@ from test_cli import call, refusal
 from tiny_causal import SIZES, causal_model, save
 
 from calibrate.errors import CalibrateError, DamagedError, QualityError
+from calibrate.export.proof import queries_without_weights
 from calibrate.files import examples as files
 from calibrate.files.collection import open_collection
 from calibrate.files.manifest import entry_of
@@ -436,6 +437,7 @@ def test_code_in_the_folder_of_a_model_is_not_run(model, here, name, change):
         found = ModelFolder(folder)
         found.load("float32")
         found.tokenizer()
+        queries_without_weights(found)
     assert not Path("ran").exists()
 
 
