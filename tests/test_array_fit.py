@@ -159,6 +159,8 @@ def test_masked_items_are_no_items_and_any_array_will_do():
     wide = jnp.concatenate([jnp.full((300, 4), 50, jnp.bfloat16), rounded], axis=1)
     masked = calibrate.fit(wide, (target + 4).tolist(), mask=np.arange(20) >= 4, q=0.0)
     assert masked == calibrate.fit(np.asarray(rounded, np.float64), target, q=0.0)
+    coarse = jnp.asarray(logits, jnp.float8_e4m3fn)
+    assert calibrate.fit(coarse, target) == calibrate.fit(np.asarray(coarse, float), target)
 
 
 class OnDevice:

@@ -51,12 +51,6 @@ def test_a_bar_has_colours_and_its_title_has_none(monkeypatch):
     assert not {*"\0\x9b\u202e"} & {*told}
 
 
-def test_a_heading_is_bold_and_no_more():
-    screen = streams.Screen(file=io.StringIO(), markup=False, highlight=False, width=200)
-    screen.print(HOSTILE, style="bold")
-    assert screen.file.getvalue() == f"{SHOWN}\n"
-
-
 def test_what_others_print_is_escaped_too(monkeypatch):
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8"))
