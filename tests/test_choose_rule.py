@@ -46,12 +46,19 @@ def test_entropy_and_size_where_beta_depends_on_both():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"q": 1.0}, "q = 1.0 is the cause: with 0.0 one constant gains 0.5"),
+    [({"q": 1.0, "trained_up_to": 8}, "; q = 1.0 is the cause: with 0.0 one constant gains 0.5"),
      ({"gate": 10.0}, "^0 usable rows, .*; gate = 10.0 is the cause: with 0.0 one constant gains")],
 )  # fmt: skip
 def test_the_option_without_which_a_rule_gains_is_named(options, message):
     with pytest.raises(QualityError, match=message):
         choose(flat_rows(), OPTIONS._replace(**options))
+
+
+def test_rows_that_are_too_few_without_the_others_are_the_cause():
+    rows = flat_rows()
+    few = rows.take(~rows.misranked | (np.cumsum(rows.misranked) < 90))
+    with pytest.raises(QualityError, match="; rows = misranked is the cause: with all one const"):
+        choose(few, OPTIONS._replace(rows="misranked"))
 
 
 def flat_rows():

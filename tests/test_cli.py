@@ -357,6 +357,7 @@ def test_calls_without_a_command_and_debug_which_shows_the_traceback():
         ("5..20", [5, 10, 20]),
         ("64,16,64", [16, 64]),
         ("16..32,100", [16, 32, 100]),
+        ("1048576", [1 << 20]),
     ],
 )
 def test_sizes(text, sizes):

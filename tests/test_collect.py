@@ -201,6 +201,15 @@ def test_what_links_lead_to_stays(tmp_path):
     assert (tmp_path / "mine/n00008-unit00000.npz").read_text() == "important"
 
 
+def test_the_manifest_is_discarded_last(tmp_path, monkeypatch):
+    """Until then the same command can do it again."""
+    folder, unlink, gone = run(tmp_path / "run").folder, os.unlink, []
+    monkeypatch.setattr(os, "unlink", lambda path: (unlink(path), gone.append(Path(path).name)))
+    discard_collection(folder)
+    assert len(gone) > 3
+    assert gone[-1] == "manifest.json"
+
+
 def test_byte_budget_is_kept_by_the_lowest_hashes(tmp_path):
     every = run(tmp_path / "all")
     wholes = [shard for _, shard in every.shards()]

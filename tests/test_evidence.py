@@ -10,7 +10,8 @@ from calibrate.evidence.chance import evident_among
 from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RANKING, Evidence, Scored, Stratum, join
 from calibrate.evidence.prior import cautious_gain, prior_share
 from calibrate.evidence.verdict import judge
-from calibrate.rows.row_problem import evidence_of, scores_at
+from calibrate.rows.row_problem import evidence_of, fit_rule, scores_at
+from calibrate.rows.rule_fitting import CONSTANT, Options
 from calibrate.rows.solved_rows import solve_rows
 
 
@@ -213,6 +214,15 @@ def test_pseudo_rows_are_rows_whose_targets_plain_softmax_draws():
     )
     mean = (p * z).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(own.variance, (p * (z - mean) ** 2).sum(axis=1), rtol=1e-4)
+
+
+def test_a_fit_needs_fewer_pseudo_rows_the_more_failures_its_rows_show():
+    rows = planted_rows(lambda H, n: 2 * np.ones_like(H), (16,), count=300)
+    betas, m = np.linspace(1, 4, 301), 300 / (1 + rows.misranked.sum() / 10)
+    scores = (scores_at(rows, np.full(300, beta)) for beta in betas)
+    worth = [x[LOG_P].sum() + m * x["expected"].mean() for x in scores]
+    (*_, found) = fit_rule(rows, CONSTANT, Options(q=0.0, prior_rows=300.0)).only.coefficients
+    assert found == pytest.approx(betas[np.argmax(worth)], abs=0.03)
 
 
 def test_a_large_gain_is_no_chance_and_none_may_be():

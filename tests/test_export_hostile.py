@@ -19,13 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_cli import call, refusal
-from test_export_gguf import FACTORS, constants, export, published
+from test_export_gguf import FACTORS, constants, export, lines, published
 from tiny_causal import causal_model, save
 from tiny_gguf import small_model, write_gguf
 
 from calibrate.errors import CalibrateError
 from calibrate.export import checkpoint
 from calibrate.export.gguf_file import read_gguf_export
+from calibrate.files.gguf_header import read_gguf
 from calibrate.transformers.folders import ModelFolder
 
 Q, NORM = "blk.0.attn_q.weight", "blk.0.attn_norm.weight"
@@ -68,7 +69,8 @@ FILES = {
     "empty": (axes(Q, (32, 0)), "a tensor of F32 has the axes (0, 32)"),
     "overflow": (axes(Q, (2**32, 2**32)), f"{Q} goes beyond its"),
     "no type": (axes(Q, kind=99), "99 is not a valid GGMLQuantizationType"),
-    "rows of blocks": (axes(NORM, (31,), kind=8), "a tensor of Q8_0 has the axes (31,)"),
+    "alignment of 48": (put("general.alignment", Kind.UINT32, "I", 48), "is not a power of two"),
+    "rows of blocks": (axes(NORM, (16, 2), kind=8), "a tensor of Q8_0 has the axes (2, 16)"),
     "wraps": (axes("token_embd.weight", offset=2**64 - 32), "offset 18,446,744,073,709,551,584,"),
     "overlaps": (axes(Q, offset=0), f"{Q} has the offset 0, expected"),
     "misaligned": (axes("token_embd.weight", offset=4), "offset 4, expected 0"),
@@ -76,6 +78,10 @@ FILES = {
     "NaN": (put("llama.attention.key_length", Kind.FLOAT32, "f", float("nan")), "length = nan; it"),
     "an array": (put("llama.block_count", Kind.ARRAY, "IQ", 0, 0), "= 'an array of 0'; it"),
     "split": (put("split.count", Kind.STRING, "Q2s", 2, b"ab"), "is one of ab files; merge them"),
+    "one of two": (put("split.count", Kind.UINT16, "H", 2), "is one of 2 files; merge them"),
+    "a bias": (
+        put("llama.attention.max_alibi_bias", Kind.FLOAT32, "f", 8.0), "max_alibi_bias = 8.0: log"
+    ),
     "layers": (put("llama.block_count", Kind.UINT64, "Q", 10**7), "no tensor of queries in la"),
     "heads of keys": (
         put("llama.attention.head_count_kv", Kind.UINT32, "I", 10**6),
@@ -105,8 +111,40 @@ def test_hostile_counts(counts, message, file):
     assert_refused(Pieces(file).put_together(**counts), message)
 
 
-def assert_refused(data, message):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: whole[:-32], "goes beyond its"),
+        (lambda whole: whole + bytes(32), "bytes, expected"),
+    ],
+)
+def test_a_file_ends_with_its_last_tensor(change, message, file):
+    assert_refused(change(file.read_bytes()), message)
+
+
+def test_a_header_and_its_arrays_have_an_end(file):
+    pieces, many = Pieces(file), 3 << 20
+    put("x", Kind.ARRAY, f"IQ{many}x", Kind.INT8, many)(pieces)
+    put("y", Kind.ARRAY, "IQ", Kind.INT8, many)(pieces)
+    assert_refused(pieces.put_together(), "y declares an array of 3,145,728 items")
+    put("x", Kind.STRING, "Q", 1 << 26)(pieces)
+    assert_refused(pieces.put_together(), "not end within 67,108,864 bytes", size=1 << 27)
+
+
+def test_keys_that_an_export_may_write_are_not_taken_over(file):
+    own = {"calibrate.note", "mistral3.note"}
+    pieces = Pieces(file)
+    for name in own:
+        put(name, Kind.UINT8, "B", 1)(pieces)
+    Path("own.gguf").write_bytes(pieces.put_together())
+    export(lines(*[[(0.3, 1.0)] * 4] * 2), "own.gguf")
+    assert not own & read_gguf(Path("out.gguf")).keys.keys()
+
+
+def assert_refused(data, message, size=None):
     Path("bad.gguf").write_bytes(data)
+    if size:
+        os.truncate("bad.gguf", size)
     for read in (partial(export, FIT, "bad.gguf"), partial(read_gguf_export, Path("bad.gguf"))):
         with pytest.raises(CalibrateError) as refused:
             read()
@@ -208,6 +246,10 @@ def test_links_into_the_blobs_of_the_hub_are_followed(model):
         (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
     call("export", published(FIT), "--model", snapshot, "--out", "out")
     assert not any(path.is_symlink() for path in Path("out").iterdir())
+    (repository / "refs").write_text("1f")
+    (snapshot / "LICENSE").symlink_to("../../refs")
+    line = refusal("export", published(FIT), "--model", snapshot, "--out", "other")
+    assert "refs, outside of the model's folder" in line
 
 
 def test_files_that_were_added_to_an_export_are_named(model):

@@ -106,6 +106,7 @@ NOT_PLAIN = "q_proj.* of layer 1 in m is not what its config.json asks for in fl
         (lambda x: {Q_PROJ.replace("weight", "qweight"): x, Q_PROJ: None}, NOT_PLAIN),
         (lambda x: {Q_PROJ: x.to(torch.float8_e4m3fn)}, NOT_PLAIN),
         (lambda x: {Q_PROJ + "_scale": torch.ones(1)}, NOT_PLAIN),
+        (lambda x: {f"x.{Q_PROJ}": x[:8].clone(), Q_PROJ: None}, NOT_PLAIN),
         (lambda x: {Q_PROJ: x[:8].clone()}, r"shape \(8, 32\), .* asks for \(32, 32\)"),
         (lambda x: {f"x.{Q_PROJ}": torch.ones(1)}, "are both of layer 1"),
         (lambda x: {Q_PROJ: torch.full_like(x, 60_000).half()},
@@ -183,15 +184,15 @@ def exported(tmp_path_factory):
     return export(by_size(0.2), source, folder / "out")
 
 
-OTHER = replace(ALL_ALIKE, name="other")
-NO_NAMES = b'"files": {"../m/config.json": "0", "tokenizer.json": "0", '
+OTHER = replace(ALL_ALIKE, name="made")  # the name of the exported fit
+NO_NAMES = b'"files": {"../out/config.json": "0", "tokenizer.json": "0", '
 
 
 @pytest.mark.parametrize(
     ("name", "change", "faults"),
     [
         ("config.json", lambda x: x.replace(b'"files": {', NO_NAMES),
-         ["../m/config.json is missing", "tokenizer.json is mis"]),
+         ["../out/config.json is missing", "tokenizer.json is mis", "config.json was changed"]),
         ("config.json", lambda x: x.replace(b'scaling_beta": 0.2', b'scaling_beta": 0.1'),
          ["config.json was changed"]),
         ("model.safetensors", lambda x: x[:-5] + bytes([x[-5] ^ 1]) + x[-4:],

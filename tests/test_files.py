@@ -14,7 +14,7 @@ from syscalls import Syscalls, failing
 
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files import npz as npz_format
-from calibrate.files.atomic_io import read_file, remove_leftovers, write_atomically
+from calibrate.files.atomic_io import new_file, read_file, remove_leftovers, write_atomically
 from calibrate.files.npz import read_arrays, write_arrays
 
 ARRAYS = {"x": np.arange(100.0), "layer/y": np.int64(7)}
@@ -194,6 +194,13 @@ def test_a_short_write_is_carried_on(tmp_path, monkeypatch):
     with pytest.raises(CalibrateError, match="cannot write"):
         write_atomically(tmp_path / "a" / "b", b"")
 
+    def short(_):
+        raise OSError("4 asked, 1 written")  # as NumPy has it
+
+    monkeypatch.setattr(os, "fsync", short)
+    with pytest.raises(CalibrateError, match=r"no more \(4 asked, 1 written\); free some space"):
+        write_atomically(tmp_path / "b", b"")
+
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     for name in (".a.json.1234abcd.tmp", ".b.json.1234abcd.tmp", "a.json"):
@@ -202,11 +209,29 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [".b.json.1234abcd.tmp", "a.json"]
 
 
-def test_exclusive_never_overwrites(tmp_path):
+@pytest.mark.parametrize("link", [os.link, failing(errno.EPERM)])
+def test_exclusive_never_overwrites(tmp_path, monkeypatch, link):
+    monkeypatch.setattr(os, "link", link)
     write_atomically(tmp_path / "a", b"first", exclusive=True)
     with pytest.raises(FileExistsError):
         write_atomically(tmp_path / "a", b"second", exclusive=True)
     assert bytes_of(tmp_path) == {"a": b"first"}
+    (tmp_path / "b").symlink_to("nowhere")
+    with pytest.raises(CalibrateError, match="b exists already"), new_file(tmp_path / "b") as new:
+        new.write_bytes(b"third")
+
+
+def test_what_is_appended_meanwhile_is_not_read(tmp_path, monkeypatch):
+    path, fstat = tmp_path / "a", os.fstat
+    path.write_bytes(b"")
+
+    def grown(file):
+        status = fstat(file)
+        os.truncate(path, status.st_size + 1)
+        return status
+
+    monkeypatch.setattr(os, "fstat", grown)
+    assert read_file(path, 100) == b"\0"  # the first look made it one byte long
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from test_report import Text, check_in_a_browser
 from tiny_causal import causal_model, some_examples
 
 import calibrate
+from calibrate.cli.model_scoring import score_fit
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.evidence import LOG_P, RIGHT
 from calibrate.files.coefficients import Coefficients, Entry
@@ -24,8 +26,11 @@ from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.files.publishing import publish
 from calibrate.maths.rule import Rule
 from calibrate.model import passes
+from calibrate.model.collect_examples import collect_examples, plan
 from calibrate.model.objective import compare
-from calibrate.model.passes import Memo, score_fits
+from calibrate.model.passes import score_fits
+from calibrate.model.prompts import Wanted
+from calibrate.model.retrieval import TEMPLATES
 from calibrate.model.splits import JUDGING, splits_of
 from calibrate.transformers import register, verify
 
@@ -66,10 +71,14 @@ def never():
     raise AssertionError("the model is loaded")
 
 
+def kept_by(digest):
+    return passes.kept_passes(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
+
+
 def test_kept_scores_are_scored_once(monkeypatch):
     monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
     examples, model = some_examples(), causal_model()
-    kept, fits = Memo(Path("run"), "sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
+    kept, fits = kept_by("sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
     first = score_fits(lambda: model, examples, range(4), fits, kept)
     files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
@@ -79,7 +88,7 @@ def test_kept_scores_are_scored_once(monkeypatch):
     assert told == [(40, True), (20, True), (33, True)] * 2
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
     np.testing.assert_equal(score_fits(never, examples, range(4), renamed, kept)["c"], first["b"])
-    others = ((range(4), Memo(Path("run"), "sha256:b")), (range(3), kept))
+    others = ((range(4), kept_by("sha256:b")), (range(3), kept))
     for which, other in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
             score_fits(never, examples, which, fits, other)
@@ -181,6 +190,22 @@ def test_a_fit_of_another_model_is_scored_with_a_warning(model, here):
     result = call("model", "evaluate", "runs/a", "--fits", "max-retrieval@2")
     assert "warning: max-retrieval@2 was made for sha256:" in result.stderr
     assert "another model's fit is scored" in result.stderr
+
+
+def test_the_first_example_of_each_cell_that_judges_is_a_sample(model, here):
+    Path("text.txt").write_text("The apple is on the table. " * 60)
+    job = plan(model, Wanted(None, tuple(TEMPLATES), Path("text.txt"), (64, 96), 4, 0))
+    collection, decode = collect_examples(job, Path("a")), job.folder.tokenizer().decode
+    found = score_fit(constant(1.2, source={"collection": collection.digest}), job, collection)
+    examples, of = collection.set.examples, found.evidence.stratum
+    which = np.flatnonzero(splits_of(examples) == JUDGING)
+    assert len(found.samples) == 8
+    for item, title, prompt, answer in found.samples:
+        example, stratum = examples[which[item]], found.evidence.strata[of[item]]
+        assert item == of.tolist().index(of[item])
+        assert title == f"{stratum.template}, {stratum.size} tokens"
+        assert (prompt, answer) == tuple(map(decode, np.split(example.tokens, [example.start])))
+        assert not stratum.protected
 
 
 @pytest.fixture

@@ -109,6 +109,7 @@ def test_scores_are_means_or_gains_with_two_errors():
         by_size = found.by("size").values()
         expected = [x.gain("own", RIGHT) if gain else x.mean("own", RIGHT) for x in by_size]
         np.testing.assert_allclose(own, [100 * one.mean for one in expected])
+        assert ax.get_ylim()[0] < min(own) <= max(own) < ax.get_ylim()[1]
         height = [np.ptp(bar[:, 1]) for bar in bars[label("own")]]
         np.testing.assert_allclose(height, [400 * one.error for one in expected])
         assert np.mean(own) == pytest.approx(100 * estimate("own", RIGHT).mean)
@@ -139,8 +140,10 @@ def test_gains_of_heads_have_one_colour():
     found = Evidence(
         ("plain", "own"), values, (Stratum(16),), np.zeros(2, int), np.full(2, -1), np.ones(2),
         Scored("x"), heads=((0, 0), (0, 1)), head=np.arange(2),
+        fits={"own": Coefficients(Rule.log_size(), (Entry((0.5, 0.6), (2.0, 7.0), 0, 0),))},
     )  # fmt: skip
     image = drawn(plots.plot_gain_map, found, "own").images[0]
+    assert image.get_array().mask.tolist() == [[False, True]]  # it has no rule
     assert image.get_clim() == (-0.2, 0.2)
     orange, purple = (image.to_rgba([x])[0] for x in (0.2, -0.2))
     assert orange[0] > 2 * orange[2]

@@ -76,6 +76,13 @@ def test_the_verdict_says_what_the_numbers_say(gain, items, outcome, words):
     assert f"on 800 {items} of toy" in said
 
 
+def test_a_rule_that_gains_on_the_whole_is_used_but_not_where_it_loses():
+    strata = tuple(Stratum(2**i) for i in range(1, 13))
+    found = made({"own": (0.008,) * 11 + (-0.03,)}, strata=strata)
+    assert judge(found, "own") == ("gain", LOG_P, [], [4096])
+    assert sentence(found, "own").startswith("Use own fit, but not at 4,096 items: ")
+
+
 def test_few_items_tell_nothing(capsys):
     few = made({"own": (1.0,) * 4}, count=1)
     said = sentence(few, "own")
@@ -198,6 +205,16 @@ def test_templates_that_a_fit_has_not_seen_decide():
         ("64", "200"), ("of templates fitted to", "400"), ("text", "200")
     ]  # fmt: skip
     assert len(right.rows) == 2
+
+
+def test_what_a_fit_of_a_model_may_lose_is_in_its_file_and_a_token():
+    fit = fitted_at("constant", 128, through="model", allowed_loss=0.01)
+    gains, tokens = (-0.03, -0.03, -0.03, -0.5), np.repeat([4, 4, 4, 1], 200)
+    found = made({"own": gains}, "answers", strata=CELLS, fits={"own": fit}, tokens=tokens)
+    text, answers = as_json(ScoresRecord(found))["verdicts"]["own"]["held"]
+    assert text["gain"] == pytest.approx(-0.5, abs=0.02)
+    assert -0.01 < answers["gain"] < -0.005  # more than others may lose
+    assert [(x["may_lose"], x["kept"]) for x in (text, answers)] == [(0.01, False), (0.01, True)]
 
 
 @pytest.mark.parametrize("items", ["rows", "sets", "answers"])
