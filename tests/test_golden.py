@@ -178,9 +178,10 @@ MODEL = {
     "diagnose/random model": "model diagnose runs/random",
     "evaluate/random model": "model evaluate runs/random --fits paper",
     "collect/planted model": "model collect --model planted --prompts prompts.jsonl"
-    " --text wrong.txt --lengths 25,50 --out runs/planted",
+    " --text wrong.txt --lengths 25,50 --examples 32 --out runs/planted",
     "diagnose/planted model": "model diagnose runs/planted",
-    "fit/planted model": "model fit runs/planted --name planted --steps 25 --kind constant",
+    "fit/planted model": "model fit runs/planted --name planted --steps 25 --kind constant"
+    " --allowed-loss 0.05",
     "fit/planted model for export": "model fit runs/planted --name planted-export --steps 8"
     " --for-export --trained-up-to 8",
     "evaluate/planted model": "model evaluate runs/planted --fits planted",
