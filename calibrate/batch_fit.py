@@ -74,7 +74,8 @@ def fit_model(
     Returns:
       Fit: Coefficients with .verdict, .outcome, .evidence, .save(path) and .held_out, by batch.
     Raises:
-      CalibrateError: too few batches, or a log p that is not finite.
+      CalibrateError: too few batches, a model in training, an option out of range, or a log p
+        that is not finite or has no gradient.
       CoefficientsError: a model whose attention cannot be calibrated.
       QualityError: no rule is worth it on the batches that judge.
     Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
