@@ -74,7 +74,8 @@ def fit_model(
     Returns:
       Fit: Coefficients with .verdict, .outcome, .evidence, .save(path) and .held_out, by batch.
     Raises:
-      CalibrateError: too few batches, or a log p that is not finite.
+      CalibrateError: too few batches, a model in training, an option out of range, or a log p
+        that is not finite or has no gradient.
       CoefficientsError: a model whose attention cannot be calibrated.
       QualityError: no rule is worth it on the batches that judge.
     Reference: Velickovic et al. 2024, section 3, with coefficients by gradient.
@@ -90,6 +91,10 @@ def fit_model(
             f"fit_model needs Transformers: {install('transformers')}"
         ) from missing
     check_name(name)
+    if model.training:
+        raise CalibrateError("the model is in training mode, where dropout is random; call .eval()")
+    if size < 2:
+        raise CalibrateError(f"size is {size}; give 2 or more")
     if protect and log_probs is None:
         raise CalibrateError("protect= needs log_probs=, which gives what the model predicts")
     names = ["batches"] * len(batches) if template is None else list(template)
@@ -102,13 +107,14 @@ def fit_model(
     with head_betas(model) as betas:
         passes = BatchPasses(model, betas, [*batches, *protect], len(batches), log_p, log_probs)
         plain = passes.scored(range(len(examples.examples)))
-        objective = Objective(examples, plain, None, allowed_loss)
+        of = Scored("", items="batches")
+        objective = Objective(examples, plain, None, allowed_loss, of)
         found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
     evidence = found.evidence
     rules = tuple(THIS_FIT if rule == OWN else rule for rule in evidence.rules)
     values = {m: x for m, x in evidence.values.items() if m in (LOG_P, KL)}
     fits = {THIS_FIT if rule == OWN else rule: fit for rule, fit in evidence.fits.items()}
-    evidence = replace(evidence.with_only(rules, values), fits=fits, of=Scored("", items="batches"))
+    evidence = replace(evidence.with_only(rules, values), fits=fits)
     of_fit = {x.name: getattr(found.coefficients, x.name) for x in fields(Coefficients) if x.init}
     return Fit(**of_fit, evidence=evidence, held_out=splits_of(examples) == JUDGING)
 
@@ -146,7 +152,8 @@ class BatchPasses:
 
         from calibrate.model.passes import under_rules
 
-        return self.scored(which, partial(under_rules, self.heads, form, torch.from_numpy(numbers)))
+        given = torch.from_numpy(numbers).to(self.model.device)
+        return self.scored(which, partial(under_rules, self.heads, form, given))
 
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
@@ -173,8 +180,11 @@ class BatchPasses:
                 plain = self._predicted(i) if under else None
                 with (under or nullcontext)():
                     found.log_p[at], found.kl[at] = map(float, self._values(i, plain))
-        if not np.isfinite(found.log_p).all():
-            raise CalibrateError("log p of a batch is not finite; let log_p return finite nats")
+        for name, values in (("log_p", found.log_p), ("log_probs", found.kl)):
+            if not np.isfinite(values).all():
+                raise CalibrateError(
+                    f"what {name} gives for a batch is not finite; let it return finite nats"
+                )
         return found
 
     def gradient(
@@ -192,8 +202,14 @@ class BatchPasses:
                 plain = self._predicted(i)
             with under_rules(self.heads, form, given.to(self.model.device)):
                 log_p, kl = self._values(i, plain)
-                (weight * (log_p if plain is None else -kl)).backward()
-        assert given.grad is not None
+                value = weight * (log_p if plain is None else -kl)
+                if value.requires_grad:
+                    value.backward(inputs=[given])  # the model's own weights get none
+        if given.grad is None:
+            raise CalibrateError(
+                "log_p has no gradient by the model's heads; compute it without torch.no_grad, "
+                "detach or .numpy()"
+            )
         return as_finite(given.grad)
 
     def _predicted(self, i: int) -> "Tensor | None":

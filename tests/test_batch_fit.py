@@ -63,7 +63,11 @@ def test_what_is_protected_bounds_the_strength():
             model.set_attn_implementation("sdpa")
     assert f"{np.mean(kl):.4f} ± " in fit.verdict
     assert "of KL from plain softmax (it may lose 0.02)" in fit.verdict
+    assert "loss changes" not in fit.verdict  # it is not known
+    model.requires_grad_(True)
     whole = calibrate.fit_model(model, batches, log_p, **options, strength=1.0)
+    assert "may lose" not in whole.verdict
+    assert all(weights.grad is None for weights in model.parameters())
     assert whole.entries[0].coefficients[-1] > fit.entries[0].coefficients[-1]
 
 
@@ -73,13 +77,28 @@ def test_what_is_protected_bounds_the_strength():
         ({"batches": batches_of(8)}, "4 batches are 'batches'; give 8 or more"),
         ({"protect": batches_of(8)}, "protect= needs log_probs="),
         ({"template": ["a"]}, "template has 1 names for 32 batches"),
-        ({"log_p": lambda model, tokens: torch.full((4,), np.nan)}, "log p of a batch is not fini"),
+        ({"log_p": lambda model, tokens: torch.full((4,), np.nan)}, "log_p gives .* is not finite"),
+        ({"log_p": lambda model, tokens: torch.zeros(4)}, "log_p has no gradient"),
+        (
+            {"protect": batches_of(32), "log_probs": lambda *_: torch.full((4, 9), np.nan)},
+            "log_probs gives .* is not finite",
+        ),
+        ({"strength": 0}, "strength is 0; give a number from 0.01 to 1"),
+        ({"kind": "polynomial"}, "kind is 'polynomial'; give one of constant, "),
+        ({"allowed_loss": -1}, "allowed_loss is -1"),
+        ({"steps": 0}, "steps is 0"),
+        ({"size": 1}, "size is 1"),
     ],
 )
 def test_what_cannot_be_fitted(changes, message):
     arguments = {"batches": batches_of(), "log_p": log_p, **OPTIONS} | changes
     with pytest.raises(CalibrateError, match=message):
         calibrate.fit_model(planted_model(), **arguments)
+
+
+def test_a_model_in_training_is_refused():
+    with pytest.raises(CalibrateError, match="training mode, where dropout is random"):
+        calibrate.fit_model(planted_model().train(), batches_of(), log_p, **OPTIONS)
 
 
 def test_a_measure_that_no_head_changes_gets_no_fit():

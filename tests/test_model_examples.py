@@ -315,6 +315,24 @@ def test_tokens_that_the_tokenizer_does_not_know_are_told_and_refused(model):
         collected(model, templates=(), text=Path("text.txt"))
 
 
+def test_a_tokenizer_that_does_not_know_the_built_in_text_is_told_once(model):
+    wanted = Wanted(write_lines("p.jsonl", PROMPTS), lengths=(64,), built_in_text=True)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        job = collecting.plan(model, wanted)
+    (warning,) = told
+    assert str(warning.message).startswith("no text is protected: ")
+    assert not any(cell.text for cell in job.examples.cells)
+
+
+def test_text_that_is_not_to_be_protected_is_not_given(model):
+    Path("text.txt").write_text("The apple is on the table.")
+    both = call(
+        "model", "collect", "--model", str(model), "--text", "text.txt", "--no-text", code=2
+    )
+    assert "--no-text cannot be used with --text" in both.stderr
+
+
 def test_tokenizers_without_an_unknown_token(model):
     """That of bytes names its end as the unknown token; a list of words may have none."""
     end = "<|endoftext|>"

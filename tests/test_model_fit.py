@@ -239,7 +239,8 @@ def solved(monkeypatch, log_p_of, **options):
         def run(self, start):
             log_p = log_p_of(start.form, start) + 0.01 * (np.arange(80) % 2)
             value = self.objective.value(which, none_right(log_p))
-            return start._replace(numbers=start.numbers + 0.1, value=value)
+            full = self.objective.value(which, none_right(log_p + 0.25))
+            return start._replace(numbers=start.numbers + 0.1, value=value, full=full)
 
     monkeypatch.setattr(problem, "Descent", Known)
     passes, asked = SimpleNamespace(heads=SimpleNamespace(heads=HEADS)), ModelOptions(**options)
@@ -282,6 +283,19 @@ def test_the_simplest_that_no_other_leads_is_chosen(monkeypatch, gain_of_each, n
     best = found.choose()
     assert (best and best.form.of) == chosen
     assert best is None or best.form.kind == CONSTANT
+
+
+def test_what_begins_anew_is_compared_at_full_strength(monkeypatch):
+    starts = []
+
+    def log_p_of(form, start):
+        starts.append(start)
+        return -0.5 if form.of == ALIKE else -0.9
+
+    solved(monkeypatch, log_p_of, kind="constant")
+    again = starts[-1]
+    assert again.form.of == HEAD
+    assert again.value.gain == pytest.approx(0.5 + 0.005 + 0.25)
 
 
 def test_a_search_without_hope_ends_early(monkeypatch):

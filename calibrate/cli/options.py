@@ -200,6 +200,8 @@ class Examples:
 
         if not (self.prompts or self.task or self.text):
             raise BadParameter("give --prompts FILE.jsonl, --task retrieval or --text FILE")
+        if self.text and self.no_text:
+            raise BadParameter("--no-text cannot be used with --text")
         try:
             templates = () if self.task is None else parse_task(self.task)
         except ValueError as failure:

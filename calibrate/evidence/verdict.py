@@ -109,12 +109,14 @@ def heads_moved(evidence: Evidence, rule: str) -> tuple[int, int, int]:
 def promises(evidence: Evidence, rule: str) -> list[Promise]:
     """What a rule does to protected text, and at the sizes that its file says were trained."""
     fit, text, found = evidence.fits.get(rule), evidence.text.unseen, list[Promise]()
-    options, of_model = fit.source.get("options", {}) if fit else {}, evidence.of.items == "answers"
+    options, items = fit.source.get("options", {}) if fit else {}, evidence.of.items
+    of_model = items in ("answers", "batches")
     numbers = {key: x for key, x in options.items() if type(x) in (int, float)}
     allowed = numbers.get("allowed_loss", np.nan if of_model else ALLOWED_LOSS)
     if text.n and evidence.answers.n:
         loss, kl = text.gain(PLAIN, LOG_P, rule), text.mean(rule, KL)
         where = f"protected text, whose loss changes by {loss.shown('+.4f')}"
+        where = "protected batches" if items == "batches" else where  # their loss is not known
         found.append(Promise(where, kl._replace(mean=-kl.mean), OF_KL, allowed))
     if fit and fit.of_whole_model == of_model:  # else items are no tokens, or tokens no items
         found += where_trained(evidence, rule, numbers.get("trained_up_to", 0), allowed)

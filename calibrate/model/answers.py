@@ -93,7 +93,7 @@ class _Divergence(torch.autograd.Function):
         found = []
         for p, q in _in_pieces(plain, logits):
             log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
-            each = torch.where(log_p > -torch.inf, log_p.exp() * (log_p - log_q), 0)
+            each = torch.where(log_p == -torch.inf, 0, log_p.exp() * (log_p - log_q))
             found.append(each.sum(-1, dtype=torch.float64))
         return torch.cat(found).clamp(min=0)  # rounding
 
@@ -101,8 +101,10 @@ class _Divergence(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         plain, logits = ctx.saved_tensors
         (gradient,) = (g.to(logits.dtype)[:, None] for g in gradients)
-        pieces = [q.softmax(-1) - p.softmax(-1) for p, q in _in_pieces(plain, logits)]
-        return None, torch.cat(pieces).to(logits.dtype) * gradient
+        pieces = [
+            (q.softmax(-1) - p.softmax(-1)).to(logits.dtype) for p, q in _in_pieces(plain, logits)
+        ]
+        return None, torch.cat(pieces) * gradient
 
 
 def _in_pieces(plain: Tensor, logits: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

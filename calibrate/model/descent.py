@@ -102,10 +102,8 @@ class Descent:
 
     def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
         """Numbers at a strength, scored."""
-        found = Solution(form, numbers, self._value(form, numbers, self.choosing), strength)
-        if strength == 1:
-            return found
-        return found._replace(value=self._value(form, found.at(strength), self.choosing))
+        at_strength = form.within(strength * numbers)
+        return Solution(form, numbers, self._value(form, at_strength, self.choosing), strength)
 
     def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
         return self.objective.value(which, self.passes.scores(form, numbers, which))

@@ -111,7 +111,7 @@ def fit_by(
     fits = {OWN: fit, **_rivals(fit, problem.solved, heads)}
     which = split(objective.examples, JUDGING)
     strengths = sorted({*STRENGTHS, published.strength})
-    trade = {f"{s:g}": x for s in strengths if (x := published.fit(heads, s))}
+    trade = {str(s): x for s in strengths if (x := published.fit(heads, s))}
     began("judging", [which] * (len(fits) + len(trade)))
     evidence = replace(objective.evidence(which, passes.score_fits(fits, which)), fits=fits)
     losses = {rule: objective.losses(evidence, which, rule) for rule in fits}
@@ -163,9 +163,10 @@ def require_worth(
     answers, verdict = evidence.answers, judge(evidence, OWN)
     gain = answers.gain(OWN, LOG_P)
     if not verdict.use or gain.mean < LEAST_GAIN:
+        remedy = "collect more examples, or see `calibrate model diagnose`"
         raise QualityError(
             f"not for this model: log p changes by {_nats(gain)} on {answers.n:,} held-out "
-            f"answers; {bar() or 'collect more examples, or see `calibrate model diagnose`'}"
+            f"{evidence.of.items}; {bar() or remedy}"
         )
     evident = [x for x in losses if x.mean > allowed and not x.interval[0] <= allowed]
     lost = [part.gain for part in promises(evidence, OWN) if not part.kept]

@@ -82,15 +82,16 @@ class Objective:
       plain: scores of plain softmax, an entry per example.
       trained_up_to: length in tokens up to which answers are protected too; None or 0 for none.
       allowed: nats a token that protected text and lengths may lose.
+      of: what is scored.
     Attributes:
       protected: the cells of each part that is: plain text, and every trained cell of answers.
     """
 
     def __init__(
         self, examples: ExampleSet, plain: Scores, trained_up_to: int | None = None,
-        allowed: float = ALLOWED_KL,
+        allowed: float = ALLOWED_KL, of: Scored = _ANSWERS,
     ):  # fmt: skip
-        self.examples, self.plain, self.allowed = examples, plain, allowed
+        self.examples, self.plain, self.allowed, self._of = examples, plain, allowed, of
         self.cell = np.array([example.cell for example in examples.examples])
         self.n_answer = examples.n_answer(range(len(self.cell)))
         self.is_text = np.array([cell.text for cell in examples.cells])
@@ -113,7 +114,7 @@ class Objective:
     def evidence(self, which: Sequence[int], scores: Mapping[str, Scores]) -> Evidence:
         """Some examples under plain softmax and under rules, by their scores of them."""
         plain = {PLAIN: self.plain.at(which)}
-        return compare(self.examples, which, {**plain, **scores}, own=True)
+        return compare(self.examples, which, {**plain, **scores}, self._of, own=True)
 
     def losses(self, evidence: Evidence, which: Sequence[int], rule: str) -> list[Estimate]:
         """Nats a token that a rule loses of each protected part; 0 where it has none of `which`.

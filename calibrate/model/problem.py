@@ -1,5 +1,6 @@
 """The rules that a fit through a model chooses among: kinds, for each head or all heads alike."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,14 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         engines, kind = self.engines, self.kind
+        if kind not in (None, *_EACH):
+            raise CalibrateError(f"kind is {kind!r}; give one of {', '.join(_EACH)}")
+        for name, value, low, high in (
+            ("allowed_loss", self.allowed, 0, math.inf), ("strength", self.strength, 0.01, 1),
+            ("steps", self.most_steps, 1, 1_000_000), ("seed", self.seed, 0, math.inf),
+        ):  # fmt: skip
+            if value is not None and not low <= value <= high:
+                raise CalibrateError(f"{name} is {value}; give a number from {low:g} to {high:g}")
         by_entropy = kind in (COMMITMENT, ENTROPY_AND_SIZE)
         if engines and (by_entropy or (kind == LOG_SIZE and engines.no_size)):
             why = f" ({engines.no_size})" if engines.no_size else ""
@@ -88,7 +97,8 @@ class ModelProblem:
             lead = alike.value.over(solution.value)
             if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
                 self._began(f"{title}, again", self._descent.work(form)[:-1])
-                solution = self._descent.run(alike)
+                # It begins at full strength, where a value is another than at the one allowed.
+                solution = self._descent.run(alike._replace(value=alike.full or alike.value))
         self.solved.append(solution)
         return solution
 
@@ -130,7 +140,7 @@ class ModelProblem:
         """The rule of the same kind that all heads share, as numbers of each head or layer."""
         shared = replace(form, of=ALIKE)
         found = next(s for s in self.solved if s.form == shared)
-        return Solution(form, form.zeros(self._heads.heads) + found.numbers, found.value)
+        return found._replace(form=form, numbers=form.zeros(self._heads.heads) + found.numbers)
 
     def _start(self, form: Form) -> np.ndarray:
         """The last solution that this form contains; the best of those that ONE_RATIO contains."""

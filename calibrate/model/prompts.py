@@ -8,12 +8,12 @@ A file of prompts has a JSON object on each line:
 Each template (default: prompts) at each octave of lengths has equal weight.
 """
 
-from contextlib import suppress
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calibrate.errors import CalibrateError, QualityError
+from calibrate.errors import CalibrateError
 from calibrate.files.examples import MOST_CELLS, Cell, Example, ExampleSet
 from calibrate.files.json_shapes import Integer, List, Object, Text
 from calibrate.files.npz import digest_of, read_bytes
@@ -159,18 +159,21 @@ def make_examples(wanted: Wanted, folder: "ModelFolder") -> tuple[ExampleSet, di
         sources |= {"templates": ",".join(wanted.templates), "seed": wanted.seed}
     for text in texts:
         made.append((str(text.path), text.windows(encoder, wanted.lengths, wanted.count)))
+    for source, examples in made:
+        encoder.check_known(source, examples)
     if wanted.built_in_text and tokenizer is not None:
-        windows = built_in_windows(encoder, wanted.lengths, wanted.count)
-        with suppress(QualityError):  # not all models know English
+        try:
+            windows = built_in_windows(encoder, wanted.lengths, wanted.count)
             encoder.check_known("the built-in text", windows)
+        except CalibrateError as failure:  # not all models know English
+            warnings.warn(f"no text is protected: {failure}", stacklevel=2)
+        else:
             made.append(("the built-in text", windows))
             texts = read_texts(BUILT_IN)
     if texts:
         sources["text"] = digest_of("\n".join(text.digest for text in texts).encode())
     if has_lengths:
         sources |= {"lengths": ",".join(map(str, wanted.lengths)), "examples": wanted.count}
-    for source, examples in made:
-        encoder.check_known(source, examples)
     return _in_cells([example for _, examples in made for example in examples]), sources
 
 
