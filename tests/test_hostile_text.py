@@ -12,6 +12,7 @@ from test_cli import call, refusal
 
 from calibrate.cli import progress
 from calibrate.cli.main import main
+from calibrate.errors import CalibrateError
 from calibrate.files.coefficient_file import dumps
 from calibrate.report import streams
 from calibrate.report.blocks import Table
@@ -34,6 +35,11 @@ def test_what_files_say_commands_no_terminal(here, make_fit):
     assert "\n" not in refusal("diagnose", folder)
     assert "\x7f" not in call("fits", "show", fit, "--json").stdout
     assert as_text(Table([HOSTILE], [[HOSTILE]])).count(SHOWN) == 2
+
+
+def test_a_long_message_is_cut_in_the_middle():
+    told = str(CalibrateError("a" * 1_500 + "z" * 9_000))
+    assert told == f"{'a' * 1_000} ... {'z' * 1_000}"
 
 
 def test_a_bar_has_colours_and_its_title_has_none(monkeypatch):
