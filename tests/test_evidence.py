@@ -206,6 +206,9 @@ def test_pseudo_rows_are_rows_whose_targets_plain_softmax_draws():
     assert gain.p > alone.p
     posterior = (1 - share) * added.mean() + share * expected.mean()
     assert gain.low < posterior < gain.mean
+    both = evidence_of(rows).with_rule(OWN, sharp)  # they speak against a rule, never for one
+    alone, gain = (cautious_gain(both, PLAIN, OWN, m) for m in (0.0, 30.0))
+    assert alone == gain
     z = np.random.default_rng(0).standard_normal((150, 12)).astype(np.float32) * 2
     own = solve_rows(z, np.zeros(150, np.int32), reference.entropy(z), 12)
     p, log_p = reference.softmax(z), np.log(reference.softmax(z, beta=3.0))

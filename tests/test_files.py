@@ -14,7 +14,13 @@ from syscalls import Syscalls, failing
 
 from calibrate.errors import CalibrateError, DamagedError
 from calibrate.files import npz as npz_format
-from calibrate.files.atomic_io import new_file, read_file, remove_leftovers, write_atomically
+from calibrate.files.atomic_io import (
+    check_writable,
+    new_file,
+    read_file,
+    remove_leftovers,
+    write_atomically,
+)
 from calibrate.files.npz import read_arrays, write_arrays
 
 ARRAYS = {"x": np.arange(100.0), "layer/y": np.int64(7)}
@@ -183,6 +189,8 @@ def test_the_remedy_is_that_of_the_cause(tmp_path, monkeypatch, code, remedy):
         write_atomically(tmp_path / "a", b"new")
     assert f"cannot write {tmp_path / 'a'}: {os.strerror(code)}; {remedy}" in str(failure.value)
     assert ("free some" in str(failure.value)) == (code == errno.EDQUOT)
+    with pytest.raises(CalibrateError, match="Is a directory; choose a name that is not that"):
+        check_writable(tmp_path)
 
 
 def test_a_short_write_is_carried_on(tmp_path, monkeypatch):

@@ -45,6 +45,11 @@ def test_what_files_say_commands_no_terminal(here, make_fit):
     assert as_text(Table([HOSTILE], [[HOSTILE]])).count(SHOWN) == 2
 
 
+def test_a_long_message_is_cut_in_the_middle():
+    told = str(CalibrateError("a" * 1_500 + "z" * 9_000))
+    assert told == f"{'a' * 1_000} ... {'z' * 1_000}"
+
+
 def test_a_bar_has_colours_and_its_title_has_none(monkeypatch):
     plain = {"highlight": False, "markup": False, "soft_wrap": True, "width": 200}
     screen = streams.Messages(file=io.StringIO(), force_terminal=True, **plain)
@@ -84,6 +89,8 @@ def ends(monkeypatch, capsys, stdout, *arguments):
         patch.setattr(sys, "stdout", stdout)
         with pytest.raises(SystemExit) as end:
             main()
+    with streams.stdout.capture():
+        pass  # what the device did not take: the next command would print it
     return end.value.code, capsys.readouterr().err
 
 

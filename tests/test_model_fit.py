@@ -186,17 +186,26 @@ def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
 
 
 class Quadratic:
-    """Passes whose text loses KL as the square of the first number."""
+    """Passes whose text loses KL as the square of the first number, or another power."""
 
-    def __init__(self, examples):
-        self.examples, self.asked = examples, 0
+    def __init__(self, examples, power=2):
+        self.examples, self.power, self.asked = examples, power, 0
 
     def scores(self, form, numbers, which):
         self.asked += 1
         examples = [self.examples.examples[i] for i in which]
         is_text = np.array([self.examples.cells[e.cell].text for e in examples])
-        kl = is_text * 0.16 * numbers[0, 0] ** 2 * self.examples.n_answer(which)
+        kl = is_text * 0.16 * numbers[0, 0] ** self.power * self.examples.n_answer(which)
         return Scores(-1 + numbers[0, 0] * ~is_text, np.zeros(len(which), np.int32), kl)
+
+
+def test_a_cost_that_is_linear_in_the_strength_has_a_strength_too():
+    examples, form = made_up([10], [30]), FORMS[0]
+    objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=0.01)
+    schedule = Schedule(examples, np.arange(16), 0)
+    descent = Descent(Quadratic(examples, power=1), objective, schedule, list(range(16)), 0)
+    found = descent.run(descent.at(form, np.array([[1.0]])))
+    assert 0.8 * 0.01 / 0.16 < found.strength <= 0.01 / 0.16
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,8 @@ def test_what_a_fit_of_a_model_may_lose_is_in_its_file_and_a_token():
     assert text["gain"] == pytest.approx(-0.5, abs=0.02)
     assert -0.01 < answers["gain"] < -0.005  # more than others may lose
     assert [(x["may_lose"], x["kept"]) for x in (text, answers)] == [(0.01, False), (0.01, True)]
+    of_rows = replace(found, fits={"own": fitted_at("constant", 128)})  # 128 items, not tokens
+    assert not any("where it was trained" in text for text in sentences(of_rows, "own"))
 
 
 @pytest.mark.parametrize("items", ["rows", "sets", "answers"])

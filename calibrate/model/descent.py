@@ -141,13 +141,14 @@ class Descent:
         if self.strength is not None or not self._protected:
             return self.at(form, numbers, self.strength or 1.0)._replace(full=found.value)
         low, high, part = 0, STRENGTHS + 1, STRENGTHS
-        for _ in range(_TRIALS):
+        for trial in range(_TRIALS):
             value = self._value(form, found.at(part / STRENGTHS), self._protected)
             low, high = (part, high) if value.is_allowed else (low, part)
             if high - low == 1 or _NEAR * value.allowed <= value.lost <= value.allowed:
                 break
-            # The KL of text rises as the square of the strength.
-            guess = part * np.sqrt(value.allowed / max(value.lost, 1e-12))
+            # The KL of text rises as the square of the strength; other costs may be linear in it.
+            power = 1.0 if trial and not low else 0.5
+            guess = part * (value.allowed / max(value.lost, 1e-12)) ** power
             part = int(np.clip(guess, low + 1, high - 1))
         return self.at(form, numbers, low / STRENGTHS)._replace(full=found.value)
 

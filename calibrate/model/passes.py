@@ -41,6 +41,7 @@ from calibrate.transformers.parts import Applied, applied
 from calibrate.transformers.verification import verify
 
 TOOLS = ("torch", "transformers")
+_RECKONING = "2"  # another number where a pass computes something else: kept ones are made again
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # What a layer keeps for the backward pass, in numbers for each token and channel (measured on a
@@ -80,7 +81,7 @@ NOWHERE = Memo(None)
 
 def kept_passes(collection: ExampleCollection, device: torch.device | str) -> Memo:
     """Results that a collection keeps, of these versions and this processor."""
-    rounds = processor(torch.device(device)), *map(version, TOOLS)
+    rounds = _RECKONING, processor(torch.device(device)), *map(version, TOOLS)
     return Memo(collection.folder, collection.digest, *rounds)
 
 
