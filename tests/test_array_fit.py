@@ -200,6 +200,17 @@ class OnDevice:
         self.detach, self.cpu = (lambda: self), (lambda: tensor)
 
 
+def test_targets_that_the_logits_tell_nothing_of_are_refused():
+    """Else beta would be at its least, and every distribution all but uniform."""
+    rng = np.random.default_rng(0)
+    logits, target = 3 * rng.standard_normal((800, 32)), rng.integers(0, 32, 800)
+    message = (
+        r"the logits tell nothing of the targets \(best beta 0\.0156 or less.*check that target"
+    )
+    with pytest.raises(QualityError, match=message):
+        calibrate.fit(logits, target)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_tensors_of_any_kind_are_read(dtype):
     torch = pytest.importorskip("torch", reason="needs the extra torch")

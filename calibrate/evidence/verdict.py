@@ -9,7 +9,7 @@ from calibrate.evidence.baselines import constant_of, described, label
 from calibrate.evidence.chance import evident_among
 from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import KL, LOG_P, PLAIN, RIGHT, Evidence, P, Stratum
-from calibrate.evidence.prior import ALLOWED_LOSS
+from calibrate.evidence.prior import ALLOWED_LOSS, LEAST_GAIN
 
 GAIN, LOSS, SAME, UNKNOWN = "gain", "loss", "no difference", "unknown"
 # Rules that are simpler than a fit: one of them that does as well is named.
@@ -67,7 +67,8 @@ def judge(evidence: Evidence, rule: str) -> Verdict:
     gains = {n: part.gain(rule, measure) for n, part in by_size.items()}
     evident = evident_among([float(gain.p) for gain in gains.values()])
     clear = [n for n, is_evident in zip(gains, evident, strict=True) if is_evident]
-    better, worse = ([n for n in clear if up * gains[n].mean > 0] for up in (1, -1))
+    least = LEAST_GAIN if measure == LOG_P else 0.0  # a size where nobody notices is not named
+    better, worse = ([n for n in clear if up * gains[n].mean > least] for up in (1, -1))
     word = outcome(whole)
     if better:
         word = GAIN

@@ -11,8 +11,8 @@ from calibrate.report.blocks import Table
 
 KINDS_NOTE = "The lower end of an interval allows for targets that these rows do not show."
 TRADE_NOTE = (
-    "beta is 1 + strength (beta at full strength - 1). KL of text is a token's, from plain "
-    "softmax; `fit --strength` publishes another strength."
+    "beta is 1 + strength (beta at full strength - 1). `calibrate model fit --strength` publishes "
+    "another one. KL of protected text is from plain softmax's predictions."
 )
 _TRADED = {
     "gain": ("gain in log p", "+.3f"),

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from calibrate.errors import CalibrateError
+from calibrate.errors import CalibrateError, QualityError
+from calibrate.evidence.baselines import constant_of
 from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.collection import open_collection
@@ -25,7 +26,7 @@ from calibrate.rows.heads import Head
 from calibrate.rows.per_head import HeadFit, fit_heads, quality_of_heads
 from calibrate.rows.rivals import fit_as_in_the_paper, refuse_negative
 from calibrate.rows.row_problem import Candidate
-from calibrate.rows.rule_fitting import KindFit, Options, applied_beta
+from calibrate.rows.rule_fitting import LEAST_MIN_BETA, KindFit, Options, applied_beta
 from calibrate.rows.score_head import CHOOSING, score_head
 from calibrate.rows.solved_rows import Rows, solve_collection
 
@@ -35,6 +36,7 @@ INTERVAL = (2.5, 97.5)  # per cent
 N_CHUNKS = 8  # of resamples; one is a task
 BAND_POINTS = 65
 JUST_ABOVE = 1e-6  # nats
+CHANCE_BETA = 1.05  # times the least beta: rows that want no more have no use for their logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +88,20 @@ def fit_collection(
         rows = solve_collection(collection, running, options.min_beta)
         accuracy = None if head is None else accuracy_of(head, collection, running)
         choice = choose(rows, options, accuracy)
+        _refuse_chance(choice.chosen.fit)
         quality = _quality(collection, rows, choice, running)
     fit = _add_metadata(choice.chosen.fit, name, collection, quality, options.record())
     return FitResult(fit, rows, choice)
+
+
+def _refuse_chance(fit: Coefficients) -> None:
+    """Raises QualityError for beta at its least: such rows would have uniform probabilities."""
+    beta = constant_of(fit.rule, fit.entries[0])
+    if beta is not None and beta <= CHANCE_BETA * LEAST_MIN_BETA:
+        raise QualityError(
+            f"the logits tell nothing of the targets (best beta {beta:.3g} or less: all but "
+            "uniform); check that target holds the positions that should win"
+        )
 
 
 def accuracy_of(head: Head, collection: RowCollection, jobs: Jobs) -> Accuracy | None:
