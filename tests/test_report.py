@@ -99,6 +99,18 @@ def test_examples_of_a_model_are_cut_and_stay_text(make_fit):
     assert "i" not in text.tags
 
 
+def test_the_trade_of_strength_is_on_the_page(toy_head, make_fit):
+    trade = [{"strength": s, "gain": s, "kl": s * s / 100, "kl_error": 0.001} for s in (0.5, 1.0)]
+    quality = {"candidates": [{"kind": "constant", "gain": 1.0}], "verdict": "x", "trade": trade}
+    source = {"options": {"through": "model", "strength": 0.5}}
+    text = write_toy_page(replace(make_fit(), quality=quality, source=source), toy_head)
+    words = " ".join(text.words)
+    assert (
+        "What strength gains and costs, held out, nats strength gain in log p KL of text" in words
+    )
+    assert re.search(r"0\.5 \+0\.500 0\.0025.±.0\.0010 chosen 1 \+1\.000 0\.0100", words)
+
+
 @pytest.mark.slow
 def test_the_same_fit_gives_the_same_page(page, tmp_path):
     call("report", "max-retrieval@1", "--out", tmp_path / "again.html", *SIZES)

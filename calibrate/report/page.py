@@ -19,7 +19,7 @@ from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text, 
 from calibrate.report.fit_record import FitRecord, rule_facts, usage
 from calibrate.report.rules import all_constant, facts, guards, value_text
 from calibrate.report.scores_record import Sample, ScoresRecord
-from calibrate.report.selection import selection_tables
+from calibrate.report.selection import selection_tables, trade_tables
 
 SYMBOLS = {
     "H": "H is the Shannon entropy, in nats, of softmax(z) over the unmasked items.",
@@ -133,7 +133,7 @@ def _selection_section(fit: Coefficients) -> Iterable[Block]:
         verdict = value_text(fit.quality.get("verdict", ""))
         yield Heading("Which kind of rule")
         yield Text(f"{verdict[:1].upper()}{verdict[1:]}.")
-        yield from tables
+        yield from [*trade_tables(fit), *tables]
 
 
 def _rule_section(fit: Coefficients) -> Iterable[Block]:
