@@ -40,6 +40,12 @@ class Fit(Coefficients):
     evidence: Evidence  # on the rows that it was judged by, THIS_FIT beside other rules
     held_out: np.ndarray  # (rows,) bool: which rows it was judged by
 
+    @classmethod
+    def of(cls, coefficients: Coefficients, evidence: Evidence, held_out: np.ndarray) -> "Fit":
+        """Coefficients with what judged them."""
+        given = {x.name: getattr(coefficients, x.name) for x in fields(Coefficients) if x.init}
+        return cls(**given, evidence=evidence, held_out=held_out)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Coefficients):
             return NotImplemented
@@ -184,8 +190,7 @@ def _fit(split: Split, options: Options, name: str) -> Fit:
             "masked target",
             stacklevel=3,
         )
-    of_fit = {x.name: getattr(coefficients, x.name) for x in fields(Coefficients) if x.init}
-    return Fit(**of_fit, evidence=evidence, held_out=split.is_held_out)
+    return Fit.of(coefficients, evidence, split.is_held_out)
 
 
 def _parts(columns: dict[str, Any]) -> list[InMemory]:

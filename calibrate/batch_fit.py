@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +115,7 @@ def fit_model(
     values = {m: x for m, x in evidence.values.items() if m in (LOG_P, KL)}
     fits = {THIS_FIT if rule == OWN else rule: fit for rule, fit in evidence.fits.items()}
     evidence = replace(evidence.with_only(rules, values), fits=fits)
-    of_fit = {x.name: getattr(found.coefficients, x.name) for x in fields(Coefficients) if x.init}
-    return Fit(**of_fit, evidence=evidence, held_out=splits_of(examples) == JUDGING)
+    return Fit.of(found.coefficients, evidence, splits_of(examples) == JUDGING)
 
 
 def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
@@ -128,7 +127,7 @@ def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
             raise CalibrateError(
                 f"{count} batches are {name!r}; give {LEAST_BATCHES} or more, in smaller batches"
             )
-    tokens = np.zeros(max(size, 2), np.int32)
+    tokens = np.zeros(size, np.int32)
     return ExampleSet(
         tuple(Cell(name, size, protected) for name, protected in cells),
         tuple(Example(tokens, len(tokens) - 1, cell) for cell in of_batch),

@@ -33,7 +33,7 @@ _DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
 _HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
 _LEAST_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
-STRENGTHS = 64  # parts of full strength
+PARTS = 64  # parts of full strength
 _TRIALS = 6  # of strengths, at most
 _NEAR = 0.9  # of what is allowed: no other strength is tried
 
@@ -138,11 +138,14 @@ class Descent:
     def _allowed(self, found: Solution) -> Solution:
         """The same numbers at the strength that is wanted, or the largest that is allowed."""
         form, numbers = found.form, found.numbers
-        if self.strength is not None or not self._protected:
-            return self.at(form, numbers, self.strength or 1.0)._replace(full=found.value)
-        low, high, part = 0, STRENGTHS + 1, STRENGTHS
+        if self.strength is not None:
+            return self.at(form, numbers, self.strength)._replace(full=found.value)
+        if found.value.is_allowed:  # by the same protected examples as below
+            return found._replace(full=found.value)
+        low, high, part, value = 0, PARTS + 1, PARTS, found.value
         for trial in range(_TRIALS):
-            value = self._value(form, found.at(part / STRENGTHS), self._protected)
+            if trial:
+                value = self._value(form, found.at(part / PARTS), self._protected)
             low, high = (part, high) if value.is_allowed else (low, part)
             if high - low == 1 or _NEAR * value.allowed <= value.lost <= value.allowed:
                 break
@@ -150,7 +153,7 @@ class Descent:
             power = 1.0 if trial and not low else 0.5
             guess = part * (value.allowed / max(value.lost, 1e-12)) ** power
             part = int(np.clip(guess, low + 1, high - 1))
-        return self.at(form, numbers, low / STRENGTHS)._replace(full=found.value)
+        return self.at(form, numbers, low / PARTS)._replace(full=found.value)
 
     def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""
