@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from calibrate.model.forms import Form
-    from calibrate.transformers.betas import HeadBetas
+    from calibrate.model.forms import Form, Head
+    from calibrate.model.runner import Loaded
 
 LEAST_BATCHES = 8
 _SIZE = 128  # items that a typical query sees, where that is not told
@@ -84,6 +84,7 @@ def fit_model(
         from calibrate.model.fit import fit_by
         from calibrate.model.objective import Objective
         from calibrate.model.problem import ModelOptions
+        from calibrate.model.runner import Loaded
         from calibrate.model.splits import JUDGING, splits_of
         from calibrate.transformers.betas import head_betas
     except ImportError as missing:
@@ -105,7 +106,8 @@ def fit_model(
         kind=kind, allowed=allowed_loss, strength=strength, most_steps=steps, seed=seed
     )
     with head_betas(model) as betas:
-        passes = BatchPasses(model, betas, [*batches, *protect], len(batches), log_p, log_probs)
+        loaded = Loaded(model, betas)
+        passes = BatchPasses(loaded, [*batches, *protect], len(batches), log_p, log_probs)
         plain = passes.scored(range(len(examples.examples)))
         of = Scored("", items="batches")
         objective = Objective(examples, plain, None, allowed_loss, of)
@@ -138,31 +140,31 @@ def _examples(names: Sequence[str], n_answers: int, size: int) -> ExampleSet:
 class BatchPasses:
     """What runs a model on batches: log p is the mean of a batch; KL that of its predictions."""
 
-    model: "PreTrainedModel"
-    heads: "HeadBetas"
+    loaded: "Loaded"
     batches: Sequence[Any]
     n_answers: int  # the others are protected
     log_p: Measure
     log_probs: Measure | None
 
+    @property
+    def heads(self) -> "list[Head]":
+        """The heads of the model."""
+        return self.loaded.heads.heads
+
     def scores(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> Scores:
         """Scores of some batches under the rules of a form."""
-        import torch
-
         from calibrate.model.passes import under_rules
 
-        given = torch.from_numpy(numbers).to(self.model.device)
-        return self.scored(which, partial(under_rules, self.heads, form, given))
+        return self.scored(which, partial(under_rules, form, numbers, self.loaded))
 
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
     ) -> dict[str, Scores]:
         """Scores of some batches under fits."""
         from calibrate.model.passes import under_fit
-        from calibrate.transformers.parts import applied
 
         return {
-            rule: self.scored(which, partial(under_fit, self.model, applied(fit)))
+            rule: self.scored(which, partial(under_fit, fit, self.loaded))
             for rule, fit in fits.items()
         }
 
@@ -193,13 +195,13 @@ class BatchPasses:
         import torch
 
         from calibrate.model.answers import as_finite
-        from calibrate.model.passes import under_rules
+        from calibrate.model.passes import given_rules
 
         given = torch.from_numpy(numbers).requires_grad_()
         for i, weight in zip(which, weights, strict=True):
             with torch.no_grad():
                 plain = self._predicted(i)
-            with under_rules(self.heads, form, given.to(self.model.device)):
+            with given_rules(self.loaded.heads, form, given.to(self.loaded.model.device)):
                 log_p, kl = self._values(i, plain)
                 value = weight * (log_p if plain is None else -kl)
                 if value.requires_grad:
@@ -215,7 +217,7 @@ class BatchPasses:
         if i < self.n_answers:
             return None
         assert self.log_probs is not None
-        found: Tensor = self.log_probs(self.model, self.batches[i])
+        found: Tensor = self.log_probs(self.loaded.model, self.batches[i])
         return found.flatten(0, -2)
 
     def _values(self, i: int, plain: "Tensor | None") -> "tuple[Tensor, Tensor]":
@@ -224,9 +226,9 @@ class BatchPasses:
 
         from calibrate.model.answers import divergence
 
-        zero = torch.zeros((), device=self.model.device)
+        zero = torch.zeros((), device=self.loaded.model.device)
         if i < self.n_answers:
-            return self.log_p(self.model, self.batches[i]).mean(), zero
+            return self.log_p(self.loaded.model, self.batches[i]).mean(), zero
         if plain is None:
             return zero, zero
         ours = self._predicted(i)

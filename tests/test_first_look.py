@@ -11,7 +11,14 @@ from test_cli import call, refusal
 from test_model_evaluation import constant
 from test_model_examples import collected
 from test_model_fit import planted
-from tiny_causal import causal_model, planted_examples, planted_model, save, some_examples
+from tiny_causal import (
+    causal_model,
+    planted_examples,
+    planted_model,
+    runner_of,
+    save,
+    some_examples,
+)
 
 from calibrate.errors import CalibrateError
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
@@ -28,8 +35,8 @@ def by_differences(model, examples, h=0.02):
     """The derivatives from log p under fits of beta e^h and e^-h of one head at a time."""
     heads = [divmod(i, 4) for i in range(8)]
     ends = [{head: constant(np.exp(sign * h), *head) for head in heads} for sign in (1, -1)]
-    which = range(len(examples.examples))
-    up, down = (score_fits(lambda: model, examples, which, fits) for fits in ends)
+    which, runner = range(len(examples.examples)), runner_of(model)
+    up, down = (score_fits(runner, examples, which, fits) for fits in ends)
     found = np.stack([(up[head].log_p - down[head].log_p) / (2 * h) for head in heads], axis=1)
     n_tokens = [len(e.tokens) - e.start if examples.cells[e.cell].text else 1
                 for e in examples.examples]  # fmt: skip
@@ -39,13 +46,13 @@ def by_differences(model, examples, h=0.02):
 @pytest.mark.parametrize("kind", KINDS)
 def test_derivatives_are_those_of_finite_differences(kind, monkeypatch):
     examples = some_examples(text=True)
-    found = derivatives(causal_model(kind), examples)
+    found = derivatives(runner_of(causal_model(kind)), examples)
     exact = by_differences(causal_model(kind), examples)
     np.testing.assert_allclose(found.slope, exact, rtol=5e-3, atol=4e-3 * np.abs(exact).max())
     assert np.abs(exact).max() > 0.05
     monkeypatch.setattr(passes, "TOKENS_AT_ONCE", 1)  # one at a time
     monkeypatch.setattr(passes, "MOST_KEPT_BYTES", 0)  # with checkpoints
-    again = derivatives(causal_model(kind), examples)
+    again = derivatives(runner_of(causal_model(kind)), examples)
     np.testing.assert_allclose(again.slope, found.slope, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(again.scores.log_p, found.scores.log_p, rtol=1e-5)
 
@@ -76,19 +83,19 @@ def test_memory_and_numbers_that_run_out(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(looking, "answer", exhausted)
         with pytest.raises(CalibrateError, match="out of memory at 3 x 20 tokens; give shorter"):
-            derivatives(causal_model(), examples)
+            derivatives(runner_of(causal_model()), examples)
     broken = causal_model()
     broken.model.layers[1].self_attn.q_proj.weight[0, 0] = float("inf")
     with pytest.raises(CalibrateError, match="logits are not finite"):
-        derivatives(broken, examples)
+        derivatives(runner_of(broken), examples)
     largest = max(int(example.tokens.max()) for example in examples.examples)
     with pytest.raises(CalibrateError, match=f"this model knows 0 to {largest - 1}"):
-        derivatives(causal_model(vocab_size=largest), examples)
+        derivatives(runner_of(causal_model(vocab_size=largest)), examples)
 
 
 def test_a_head_that_must_be_sharpened_comes_out_on_top():
     examples = planted_examples()
-    look = first_look(derivatives(planted_model(), examples), examples)
+    look = first_look(derivatives(runner_of(planted_model()), examples), examples)
     first, second, *others = look.heads
     assert (first.layer, first.head, first.wants) == (0, 0, looking.SHARPER)
     assert (second.layer, second.head, second.wants) == (0, 2, looking.DIFFUSE)

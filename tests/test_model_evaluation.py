@@ -14,7 +14,7 @@ from test_cli import call, refusal
 from test_model_examples import collected
 from test_model_fit import planted
 from test_report import Text, check_in_a_browser
-from tiny_causal import causal_model, some_examples
+from tiny_causal import causal_model, runner_of, some_examples
 
 import calibrate
 from calibrate.cli.model_scoring import score_fit
@@ -25,8 +25,9 @@ from calibrate.files.collection import open_collection
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.files.publishing import publish
 from calibrate.maths.rule import Rule
-from calibrate.model import passes
+from calibrate.model import memo, passes
 from calibrate.model.collect_examples import collect_examples, plan
+from calibrate.model.memo import kept_passes
 from calibrate.model.objective import compare
 from calibrate.model.passes import score_fits
 from calibrate.model.prompts import Wanted
@@ -57,7 +58,7 @@ def test_scores_are_those_of_the_registered_fit(kind):
     fits = {"plain": calibrate.identity(), "one": constant(1.7, layer=1, head=2)}
     fits["paper"] = calibrate.load("paper")
     model = causal_model(kind)
-    found = score_fits(lambda: model, examples, which, fits)
+    found = score_fits(runner_of(model), examples, which, fits)
     np.testing.assert_allclose(found["plain"].log_p, by_hand(model, examples, which), rtol=1e-4)
     assert np.abs(found["one"].log_p - found["plain"].log_p).max() > 1e-3
     for label in ("one", "paper"):
@@ -72,45 +73,45 @@ def never():
 
 
 def kept_by(digest):
-    return passes.kept_passes(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
+    return kept_passes(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
 
 
 def test_kept_scores_are_scored_once(monkeypatch):
     monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
     examples, model = some_examples(), causal_model()
     kept, fits = kept_by("sha256:a"), {"a": constant(1.2), "b": constant(1.4)}
-    first = score_fits(lambda: model, examples, range(4), fits, kept)
+    first = score_fits(runner_of(model), examples, range(4), fits, kept)
     files = sorted(Path("run/.passes").glob("*.npz"))
     assert len(files) == 4  # two units of two fits
-    told = []
-    again = score_fits(never, examples, range(4), fits, kept, lambda *step: told.append(step))
+    told, nothing = [], runner_of(never)
+    again = score_fits(nothing, examples, range(4), fits, kept, lambda *step: told.append(step))
     np.testing.assert_equal(again, first)
     assert told == [(40, True), (20, True), (33, True)] * 2
     renamed = {"c": replace(fits["b"], name="other", source={"seed": 1})}  # of the same betas
-    np.testing.assert_equal(score_fits(never, examples, range(4), renamed, kept)["c"], first["b"])
+    np.testing.assert_equal(score_fits(nothing, examples, range(4), renamed, kept)["c"], first["b"])
     others = ((range(4), kept_by("sha256:b")), (range(3), kept))
     for which, other in others:
         with pytest.raises(AssertionError, match="the model is loaded"):
-            score_fits(never, examples, which, fits, other)
+            score_fits(nothing, examples, which, fits, other)
     lost, damaged = files[0], files[-1]
     lost.unlink()
     os.truncate(damaged, 50)
     with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
-        repaired = score_fits(lambda: model, examples, range(4), fits, kept)
+        repaired = score_fits(runner_of(model), examples, range(4), fits, kept)
     np.testing.assert_equal(repaired, first)
 
 
 def test_all_fits_are_verified_before_any_is_scored(monkeypatch):
     model = causal_model()
-    monkeypatch.setattr(passes, "score", lambda *_: pytest.fail("scored"))
+    monkeypatch.setattr(passes, "score_units", lambda *_: pytest.fail("scored"))
     for fit, message in (
         (constant(1.2, layer=2), r"has entries for layers \[2\], which LlamaForCausalLM does not"),
         (constant(1.2, layer=0, head=4), "has an entry for head 4, and there are 4 heads"),
     ):
         with pytest.raises(CoefficientsError, match=message):
-            score_fits(lambda: model, some_examples(), [0], {"ok": constant(1.1), "bad": fit})
+            score_fits(runner_of(model), some_examples(), [0], {"ok": constant(1.1), "bad": fit})
     with pytest.raises(CoefficientsError, match="Bloom"):
-        score_fits(lambda: causal_model("bloom"), some_examples(), [0], {"ok": constant(1.1)})
+        score_fits(runner_of(causal_model("bloom")), some_examples(), [0], {"ok": constant(1.1)})
 
 
 def test_means_by_hand():
@@ -177,10 +178,10 @@ def test_the_tables_and_the_lines(model, here, monkeypatch):
     for words in ("Scores of tiny", "all 24 examples of runs/a", "Answers wholly right, %",
                   "log p of the answer", " text ", "the paper's numbers"):  # fmt: skip
         assert words in out
-    monkeypatch.setattr(passes, "score", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr(passes, "score_units", lambda *_: pytest.fail("scored again"))
     monkeypatch.setattr("calibrate.transformers.folders.ModelFolder.load", never)
     assert call(*arguments).stdout == out
-    monkeypatch.setattr(passes, "version", lambda _: "another")  # of PyTorch: it rounds otherwise
+    monkeypatch.setattr(memo, "version", lambda _: "another")  # of PyTorch: it rounds otherwise
     with pytest.raises(AssertionError):
         call(*arguments)
 

@@ -17,6 +17,7 @@ from tiny_causal import (
     planted_examples,
     planted_model,
     prompt_lines,
+    runner_of,
     save,
     some_examples,
 )
@@ -30,17 +31,18 @@ from calibrate.evidence.verdict import sentences
 from calibrate.export.plan import ALIKE, HEAD, LAYER
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.maths.rule import LOG_SIZE
+from calibrate.model import memo as memo_module
 from calibrate.model import passes as passes_module
 from calibrate.model import problem
 from calibrate.model.descent import Descent, Solution
 from calibrate.model.fit import fit_through, require_worth
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
+from calibrate.model.memo import Memo, kept_passes
 from calibrate.model.objective import Objective, compare
-from calibrate.model.passes import Memo, Passes, kept_passes, score, score_fits
+from calibrate.model.passes import Passes, score, score_fits
 from calibrate.model.problem import ModelOptions, ModelProblem
 from calibrate.model.splits import Schedule
 from calibrate.transformers import register
-from calibrate.transformers.betas import head_betas
 from calibrate.transformers.folders import ModelFolder
 
 FORMS = [Form(kind, of, 2.0, 4.0) for kind in N_NUMBERS for of in (ALIKE, HEAD)]
@@ -57,9 +59,7 @@ def numbers_of(form):
 
 @pytest.fixture(params=["llama", "gemma2", "gpt_oss"])
 def passes(request):
-    model = causal_model(request.param)
-    with head_betas(model) as heads:
-        yield Passes(model, heads, some_examples(), Memo(None))
+    return Passes(runner_of(causal_model(request.param)), HEADS, some_examples(), Memo(None))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
@@ -78,27 +78,26 @@ def test_gradients_are_those_of_finite_differences(passes, form):
 
 @pytest.fixture
 def text_passes():
-    model = causal_model()
-    with head_betas(model) as heads:
-        yield Passes(model, heads, some_examples(text=True), Memo(None))
+    return Passes(runner_of(causal_model()), HEADS, some_examples(text=True), Memo(None))
 
 
 def test_what_text_loses_is_the_divergence_of_all_predictions(text_passes):
     """KL(plain || rule), summed over tokens, and the gradient of its negative."""
     form, tokens = FORMS[1], text_passes.examples.examples[3].tokens
+    model = text_passes.runner.load().model
     numbers = numbers_of(form)
     fit = form.fit(numbers, HEADS)
     log_p = []
     for rule in (calibrate.identity(), fit):
         register("of-text", rule)
-        text_passes.model.set_attn_implementation("of-text")
+        model.set_attn_implementation("of-text")
         with torch.no_grad():
-            logits = text_passes.model(torch.tensor(tokens[None].astype(int))).logits[0, :-1]
+            logits = model(torch.tensor(tokens[None].astype(int))).logits[0, :-1]
         log_p.append(logits.double().log_softmax(-1))
-    text_passes.model.set_attn_implementation("sdpa")
+    model.set_attn_implementation("sdpa")
     plain, ours = log_p
     expected = float((plain.exp() * (plain - ours)).sum())
-    scored = score_fits(lambda: text_passes.model, text_passes.examples, [0, 3], {"x": fit})["x"]
+    scored = score_fits(text_passes.runner, text_passes.examples, [0, 3], {"x": fit})["x"]
     np.testing.assert_allclose(scored.kl, [0, expected], rtol=1e-3)
 
 
@@ -127,7 +126,7 @@ def test_a_fit_scores_as_its_numbers_do(passes, form):
     expected = passes.scores(form, numbers, which).log_p
     fit = form.fit(numbers, HEADS)
     assert len(fit.entries) == n_entries
-    found = score_fits(lambda: passes.model, passes.examples, which, {"fit": fit})["fit"].log_p
+    found = score_fits(passes.runner, passes.examples, which, {"fit": fit})["fit"].log_p
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert form.fit(np.zeros_like(numbers), HEADS) is None
 
@@ -252,7 +251,7 @@ def solved(monkeypatch, log_p_of, **options):
             return start._replace(numbers=start.numbers + 0.1, value=value, full=full)
 
     monkeypatch.setattr(problem, "Descent", Known)
-    passes, asked = SimpleNamespace(heads=SimpleNamespace(heads=HEADS)), ModelOptions(**options)
+    passes, asked = SimpleNamespace(heads=HEADS), ModelOptions(**options)
     plain = none_right(np.full(80, -1.0))
     objective = Objective(examples, plain, asked.trained_up_to, asked.allowed)
     found = ModelProblem(passes, objective, asked, lambda *_: None)
@@ -272,7 +271,7 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
         return memo.get(b"key", lambda: made, lambda data, _: data)
 
     assert (kept(b"first"), kept(b"second")) == (b"first", b"first")
-    monkeypatch.setattr(passes_module, what, lambda _: "another")
+    monkeypatch.setattr(memo_module, what, lambda _: "another")
     assert kept(b"third") == b"third"
 
 
@@ -386,12 +385,12 @@ def planted(run, model="tiny", text=False, count=32):
     ]
     cells = (*collection.set.cells, Cell("text", 16, True))
     both = ExampleSet(cells, collection.set.examples + tuple(wrong))
-    plain = score(planted_model(), both, range(len(both.examples)))
+    plain = score(runner_of(planted_model), both, range(len(both.examples)))
     return replace(collection, in_memory=(both, plain))
 
 
 def through(collection, **options):
-    return fit_through(planted_model, collection, "x", ModelOptions(**options))
+    return fit_through(runner_of(planted_model), collection, "x", ModelOptions(**options))
 
 
 def test_the_heads_are_found_and_the_others_left_alone(here):
@@ -423,7 +422,7 @@ def test_the_heads_are_found_and_the_others_left_alone(here):
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     collection, calls = planted("tiny-run"), []
-    real = Passes._gradient
+    real = passes_module._gradient
 
     def counted(*arguments):
         calls.append(1)
@@ -431,7 +430,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(Passes, "_gradient", counted)
+    monkeypatch.setattr(passes_module, "_gradient", counted)
     options = {"most_steps": 10, "kind": "constant"}
     with pytest.raises(KeyboardInterrupt):
         through(collection, **options)
@@ -489,7 +488,7 @@ def test_too_few_examples_are_refused(here):
     ):  # fmt: skip
         collection = collected(folder, "-".join(map(str, options.values())), **options)
         with pytest.raises(QualityError, match=message):
-            fit_through(pytest.fail, collection, "x", ModelOptions())
+            fit_through(runner_of(pytest.fail), collection, "x", ModelOptions())
 
 
 @pytest.mark.slow
@@ -497,7 +496,7 @@ def test_a_random_model_gets_no_fit(here):
     folder = save(Path("random"), causal_model())
     collection = collected(folder, "run", templates=("numbers",), lengths=(40, 64), count=16)
     with pytest.raises(QualityError, match="not for this model"):
-        fit_through(causal_model, collection, "x", ModelOptions(CONSTANT, most_steps=10))
+        fit_through(runner_of(causal_model), collection, "x", ModelOptions(CONSTANT, most_steps=10))
 
 
 # --- the command ---------------------------------------------------------------------------------

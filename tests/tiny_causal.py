@@ -2,6 +2,7 @@
 
 import re
 import string
+from functools import cache
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from calibrate.files.examples import Cell, Example, ExampleSet
 from calibrate.model import retrieval
 from calibrate.model.retrieval import TEMPLATES
+from calibrate.model.runner import Loaded, Runner
+from calibrate.transformers.betas import head_betas
 
 MORE = {
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
@@ -80,6 +83,18 @@ def some_examples(lengths=LENGTHS, text=False):
             for i, n in enumerate(lengths)
         ),
     )  # fmt: skip
+
+
+def runner_of(model):
+    """What runs passes of a model in memory, or of what a call makes."""
+
+    @cache
+    def load():
+        loaded = model if isinstance(model, torch.nn.Module) else model()
+        held = head_betas(loaded)
+        return Loaded(loaded, held.__enter__(), held)
+
+    return Runner(load)
 
 
 ITEMS, MARKED, QUERY = 10, 20, 30  # tokens: an item of one of eight classes, marked or not

@@ -19,6 +19,7 @@ from calibrate.cli.options import (
     Request,
     RequiredModel,
     Store,
+    Workers,
 )
 from calibrate.cli.progress import Steps
 from calibrate.cli.run import RunOptions, name_after
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CollectRequest(Request, Examples):
+class CollectRequest(Workers, Request, Examples):
     model: RequiredModel
     out: Annotated[
         Path | None, Option(help="Folder of the collection [default: runs/NAME of the model]")
@@ -64,15 +65,16 @@ def collect(request: CollectRequest) -> Record:
     folder = request.out or Path("runs") / job.folder.name
     if request.fresh:
         discard_collection(folder)
-    with model_steps("scoring", job.examples, job.examples.units()) as steps:
-        collection = collect_examples(job, folder, steps.advance)
+    units, jobs = job.examples.units(), request.workers
+    with model_steps("scoring", job.examples, units, jobs) as steps:
+        collection = collect_examples(job, folder, steps.advance, jobs)
     if not steps.done:
         stderr.print(f"{folder} is already complete")
     return examples_result(collection)
 
 
 @dataclass(frozen=True)
-class OfExamples(Request):
+class OfExamples(Workers, Request):
     """A collection of examples, and the model that they are run through."""
 
     run: Annotated[Path, Argument(help="Folder of a collection of examples.")]
@@ -104,10 +106,10 @@ def diagnose(request: DiagnoseRequest) -> Record:
 
     folder = diagnosis_folder(request.run, request.out, RECORD)
     stderr.print(f"loading {job.folder.path}")
-    loaded = job.folder.load(job.dtype, request.device)
-    everything = [range(len(job.examples.examples))]
-    with model_steps("differentiating", job.examples, everything) as steps:
-        look = first_look(derivatives(loaded, job.examples, steps.advance), job.examples)
+    everything, jobs = [range(len(job.examples.examples))], request.workers
+    steps = model_steps("differentiating", job.examples, everything, jobs)
+    with steps, job.running(jobs) as runner:
+        look = first_look(derivatives(runner, job.examples, steps.advance), job.examples)
     return save_first_look(
         folder, look, job.folder.name, job.configuration["fingerprint"], collection.digest
     )
@@ -185,16 +187,15 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
         engines=exportable(job.folder) if request.for_export else None,
     )  # fmt: skip
     stderr.print(f"fitting the heads of {job.folder.path} through the model")
-    steps = Steps("loading the model", 1)
+    steps = Steps("loading the model", 1, at_once=request.workers.uses_workers)
 
     def begin(what: str, passes: list[list[int]]) -> None:
         work = [n for which in passes for n in batch_tokens(collection.set, which)]
         steps.begin(what, len(work), sum(work))
 
-    with steps:
+    with steps, job.running(request.workers) as runner:
         return fit_through(
-            lambda: job.folder.load(job.dtype, request.device), collection, request.name, options,
-            steps.advance, begin,
+            runner, collection, request.name, options, steps.advance, begin,
             lambda found: stderr.print(
                 f"{found.form.label}: {found.value.gain:+.3f} nats on examples that choose"
             ),
@@ -223,11 +224,11 @@ def evaluate(request: EvaluateRequest) -> Record:
     from calibrate.cli.model_scoring import score_rules
     from calibrate.evidence.baselines import paper
 
-    return score_rules(*found, fits, {"paper": paper()})
+    return score_rules(*found, fits, {"paper": paper()}, request.workers)
 
 
 @dataclass(frozen=True)
-class RunRequest(RunOptions, Examples):
+class RunRequest(Workers, RunOptions, Examples):
     model: RequiredModel
 
 
@@ -246,15 +247,15 @@ def run(request: RunRequest) -> Record:
     name = request.name or name_after(request.model)
     folder = Path("runs") / name
     examples = {field: getattr(request, field) for field in Examples.__dataclass_fields__}
-    collect(CollectRequest(request.model, folder, request.fresh, **examples))
+    shared = {field: getattr(request, field) for field in Workers.__dataclass_fields__}
+    collect(CollectRequest(request.model, folder, request.fresh, **examples, **shared))
     record = fit(FitRequest(
         folder, name, seed=request.seed, model=request.model, device=request.device,
-        store=request.store,
+        store=request.store, **shared,
     ))  # fmt: skip
     from calibrate.cli.loading import open_run
     from calibrate.cli.model_scoring import score_fit
     from calibrate.cli.scoring import end_run
 
-    return end_run(
-        record, score_fit(record.coefficients, *open_run(folder, request.model, request.device))
-    )
+    found = open_run(folder, request.model, request.device)
+    return end_run(record, score_fit(record.coefficients, *found, request.workers))

@@ -4,8 +4,6 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from transformers import PreTrainedModel
-
 from calibrate.cli.progress import Steps
 from calibrate.errors import CalibrateError
 from calibrate.evidence.baselines import log_size, paper
@@ -13,28 +11,33 @@ from calibrate.evidence.evidence import PLAIN, Scored
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import ExampleCollection, ExampleSet
 from calibrate.model.collect_examples import Job
+from calibrate.model.memo import kept_passes
 from calibrate.model.objective import compare
-from calibrate.model.passes import batch_tokens, kept_passes, score_fits
+from calibrate.model.passes import batch_tokens, score_fits
 from calibrate.model.splits import JUDGING, split
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.report.scores_record import Sample, ScoresRecord
-from calibrate.report.streams import stderr
 
 Rules = Mapping[str, Coefficients]
 MOST_SAMPLES = 8
 
 
-def model_steps(title: str, examples: ExampleSet, units: Sequence[Sequence[int]]) -> Steps:
+def model_steps(
+    title: str, examples: ExampleSet, units: Sequence[Sequence[int]], jobs: Jobs = ONE_PROCESS
+) -> Steps:
     """A step for each batch of each unit of work, of as much work as it has tokens."""
     work = [n for unit in units for n in batch_tokens(examples, unit)]
-    return Steps(title, len(work), sum(work))
+    return Steps(title, len(work), sum(work), jobs.uses_workers)
 
 
-def score_fit(fit: Coefficients, job: Job, collection: ExampleCollection) -> ScoresRecord:
+def score_fit(
+    fit: Coefficients, job: Job, collection: ExampleCollection, jobs: Jobs = ONE_PROCESS
+) -> ScoresRecord:
     """Scores a fit by a model's answers, beside the paper's numbers and log n."""
     n = fit.source.get("options", {}).get("trained_up_to") or 0
     by_size = {f"log n / log {n}": log_size(n)} if n > 1 else {}
     fits = {fit.reference: fit}
-    scores = score_rules(job, collection, fits, {"paper": paper(), **by_size})
+    scores = score_rules(job, collection, fits, {"paper": paper(), **by_size}, jobs)
     return replace(scores, samples=list(_samples(job, _to_judge(collection, fits)[0])))
 
 
@@ -56,7 +59,7 @@ def _samples(job: Job, which: Sequence[int]) -> Iterable[Sample]:
 
 
 def score_rules(
-    job: Job, collection: ExampleCollection, fits: Rules, others: Rules
+    job: Job, collection: ExampleCollection, fits: Rules, others: Rules, jobs: Jobs = ONE_PROCESS
 ) -> ScoresRecord:
     """Scores the examples of a model under plain softmax, fits, which get a verdict, and others.
 
@@ -71,8 +74,9 @@ def score_rules(
     fingerprint = job.configuration["fingerprint"]
     _warn_of_other_models(fits, job.folder.name, fingerprint)
     rules, memo = {**fits, **others}, kept_passes(collection, job.device)
-    with model_steps("scoring", job.examples, job.examples.units(which) * len(rules)) as steps:
-        scores |= score_fits(lambda: _load(job), job.examples, which, rules, memo, steps.advance)
+    units = job.examples.units(which) * len(rules)
+    with model_steps("scoring", job.examples, units, jobs) as steps, job.running(jobs) as runner:
+        scores |= score_fits(runner, job.examples, which, rules, memo, steps.advance)
     of = Scored(job.folder.name, fingerprint, "answers")
     own = len(which) < len(job.examples.examples)
     evidence = replace(compare(job.examples, which, scores, of, own), fits=rules)
@@ -105,8 +109,3 @@ def _warn_of_other_models(fits: Rules, model: str, fingerprint: str) -> None:
                 "model's fit is scored",
                 stacklevel=3,
             )
-
-
-def _load(job: Job) -> PreTrainedModel:
-    stderr.print(f"loading {job.folder.path}")
-    return job.folder.load(job.dtype, job.device)

@@ -107,6 +107,10 @@ class ExampleSet:
         chosen = [self.examples[i] for i in which]
         return np.array([len(example.tokens) - example.start for example in chosen])
 
+    def only(self, which: Iterable[int]) -> "ExampleSet":
+        """Some of the examples."""
+        return ExampleSet(self.cells, tuple(self.examples[i] for i in which))
+
     def units(self, which: Iterable[int] | None = None) -> list[list[int]]:
         """Some examples, or all, in units of work of about UNIT_TOKENS: what one shard holds."""
         units, room = list[list[int]](), 0

@@ -1,18 +1,20 @@
 """Collecting examples: plain softmax's scores of a model, resumably."""
 
-from contextlib import ExitStack
-from functools import cache, partial
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedModel
+import numpy as np
 
 from calibrate.files import examples as files
 from calibrate.files.manifest import Entry, entry_of
 from calibrate.files.resuming import Plan, Progress, Shard, fill
-from calibrate.model.passes import Report, report_resumed, score
+from calibrate.model.passes import Report, report_passed, score
 from calibrate.model.prompts import Wanted, make_examples
-from calibrate.transformers.betas import head_betas
+from calibrate.model.runner import Runner, Source, running
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs
 from calibrate.transformers.folders import ModelFolder
 
 
@@ -28,6 +30,11 @@ class Job(NamedTuple):
     def dtype(self) -> str:
         """The dtype of the weights."""
         return str(self.configuration["dtype"])
+
+    def running(self, jobs: Jobs = ONE_PROCESS) -> AbstractContextManager[Runner]:
+        """What runs passes of the model, until the block ends."""
+        path, fingerprint = self.folder.path.resolve(), self.configuration["fingerprint"]
+        return running(Source(path, fingerprint, self.dtype, self.device), jobs)
 
 
 def plan(model: Path, wanted: Wanted, dtype: str = "auto", device: str = "cpu") -> Job:
@@ -46,12 +53,12 @@ def plan(model: Path, wanted: Wanted, dtype: str = "auto", device: str = "cpu") 
 
 
 def collect_examples(
-    job: Job, folder: Path, report: Report = lambda tokens, resumed: None
+    job: Job, folder: Path, report: Report = lambda tokens, resumed: None, jobs: Jobs = ONE_PROCESS
 ) -> files.ExampleCollection:
     """Scores the examples with plain softmax and keeps both in a folder.
 
     The same job resumes an interrupted collection, repairs damaged files, and leaves a complete
-    collection as it is. On one machine it gives the same bytes.
+    collection as it is. On one machine it gives the same bytes, whatever the jobs.
 
     Raises:
       CalibrateError: another collection is in the folder, it cannot be written, a log p is not
@@ -59,37 +66,37 @@ def collect_examples(
     """
     units = {files.scores_name(i): u for i, u in enumerate(job.examples.units())}
 
-    def tell_resumed(progress: Progress) -> None:
-        if progress.resumed:
-            report_resumed(job.examples, units[progress.name], report)
+    def tell(progress: Progress) -> None:
+        if progress.resumed or jobs.uses_workers:
+            report_passed(job.examples, units[progress.name], report, progress.resumed)
 
-    with ExitStack() as stack:
-
-        @cache
-        def model() -> PreTrainedModel:
-            loaded = job.folder.load(job.dtype, job.device)
-            stack.enter_context(head_betas(loaded))
-            return loaded
-
-        def make(unit: list[int]) -> tuple[bytes, Entry]:
-            data = score(model(), job.examples, unit, report).pack()
-            return data, entry_of(data)
-
-        def check(unit: list[int], data: bytes, path: Path) -> Entry:
-            files.parse_scores(job.examples.n_answer(unit), data, path)
-            return entry_of(data)
-
+    with job.running(jobs) as runner:
+        told = None if jobs.uses_workers else report
         shards = [
-            Shard(name, files.most_bytes(len(unit)), partial(check, unit), partial(make, unit))
+            Shard(
+                name, files.most_bytes(len(unit)), partial(_check, job.examples.n_answer(unit)),
+                partial(_make, replace(runner, jobs=ONE_PROCESS), job.examples.only(unit), told),
+            )
             for name, unit in units.items()
-        ]
+        ]  # fmt: skip
         beside = {
             files.EXAMPLES: job.examples.pack(),
             files.MODEL: f"{job.folder.path.resolve()}\n".encode(),
         }
         difference = partial(_difference, job.configuration)
         wanted = Plan(files.ExampleCollection, job.configuration, shards, difference, beside)
-        return fill(Path(folder), wanted, report=tell_resumed)
+        return fill(Path(folder), wanted, runner.jobs, tell)
+
+
+def _make(runner: Runner, examples: files.ExampleSet, told: Report | None) -> tuple[bytes, Entry]:
+    which = range(len(examples.examples))
+    data = score(runner, examples, which, told or (lambda tokens, resumed: None)).pack()
+    return data, entry_of(data)
+
+
+def _check(n_answer: np.ndarray, data: bytes, path: Path) -> Entry:
+    files.parse_scores(n_answer, data, path)
+    return entry_of(data)
 
 
 def _difference(

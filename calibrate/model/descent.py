@@ -23,7 +23,6 @@ from calibrate.files.examples import Scores
 from calibrate.model.forms import Form, Head
 from calibrate.model.objective import Objective, Value
 from calibrate.model.splits import Schedule
-from calibrate.transformers.betas import HeadBetas
 
 RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
 PENALTY = 0.003  # nats for a unit of beta of one head
@@ -31,6 +30,7 @@ STEPS_TO_A_CHECK = 10
 MOST_STEPS = 100
 _DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
 _HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
+_SHARED_HALVINGS = 1  # of numbers that all heads share: their gradient has little noise
 _LEAST_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
 PARTS = 64  # parts of full strength
@@ -64,7 +64,7 @@ class Scorer(Protocol):
     """What runs a model on examples, by their numbers."""
 
     @property
-    def heads(self) -> HeadBetas:
+    def heads(self) -> list[Head]:
         """The heads of the model."""
 
     def scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> Scores:
@@ -116,7 +116,8 @@ class Descent:
 
     def run(self, start: Solution) -> Solution:
         """The best numbers that it comes by, at the largest strength that is allowed."""
-        form, best, halvings = start.form, start, 0
+        form, best = start.form, start
+        halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
         walk = _Walk(form, start.numbers)
         for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
             weights = self.objective.weights(which, self.schedule.n_answers)
@@ -127,9 +128,9 @@ class Descent:
             rise = here.value.aim - best.value.aim
             best = here if rise > 0 else best
             if rise < _LEAST_RISE:
-                if halvings == _HALVINGS:
+                if not halvings:
                     break
-                halvings += 1
+                halvings -= 1
                 walk.slow_down()
             if best is not here:
                 walk.back_to(best.numbers)

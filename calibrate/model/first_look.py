@@ -5,11 +5,11 @@ lengths have equal weight. Plain text is kept apart: what is good for answers ma
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from calibrate.evidence.chance import evident_among
 from calibrate.evidence.estimate import Estimate
@@ -18,7 +18,7 @@ from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import answer, as_finite, checked, n_tokens
 from calibrate.model.objective import plain_alone
 from calibrate.model.passes import placed, room_for
-from calibrate.transformers.betas import HeadBetas, head_betas
+from calibrate.model.runner import Loaded, Runner
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
 SHARPER, DIFFUSE, UNCLEAR = "sharper", "more diffuse", "unclear"
@@ -67,7 +67,7 @@ class Look(NamedTuple):
 
 
 def derivatives(
-    model: PreTrainedModel,
+    runner: Runner,
     examples: ExampleSet,
     report: Callable[[int], None] = lambda tokens: None,
 ) -> Derivatives:
@@ -77,23 +77,24 @@ def derivatives(
       CalibrateError: a log p or a derivative is not finite, or memory runs out.
       CoefficientsError: the model does not look attention up.
     """
-    n = len(examples.examples)
-    log_p, right = np.empty(n), np.empty(n, np.int32)
-    with head_betas(model) as heads:
-        names, slope = heads.heads, np.empty((n, len(heads.heads)))
-        for at, chosen in placed(examples, range(n)):
-            scores, slope[at] = _of_batch(model, heads, chosen)
-            log_p[at], right[at], _ = scores
-            report(n_tokens(chosen))
+    n, names = len(examples.examples), runner.heads()
+    log_p, right, slope = np.empty(n), np.empty(n, np.int32), np.empty((n, len(names)))
+    batches = list(placed(examples, range(n)))
+
+    def place(number: int, found: tuple[Scores, np.ndarray]) -> None:
+        at, chosen = batches[number]
+        (log_p[at], right[at], _), slope[at] = found
+        report(n_tokens(chosen))
+
+    runner.run([partial(_of_batch, chosen) for _, chosen in batches], place)
     per_token = np.array([examples.cells[example.cell].text for example in examples.examples])
     n_answer = np.where(per_token, examples.n_answer(range(n)), 1)
     return Derivatives(names, Scores.of_plain(log_p, right), slope / n_answer[:, None])
 
 
-def _of_batch(
-    model: PreTrainedModel, heads: HeadBetas, chosen: list[Example]
-) -> tuple[Scores, np.ndarray]:
+def _of_batch(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
     """Scores, and derivatives of log p by the betas of a row of their own for each example."""
+    model, heads = loaded.model, loaded.heads
     betas = torch.ones(len(chosen), len(heads.heads), device=model.device, requires_grad=True)
     heads.betas = betas
     try:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from calibrate.errors import QualityError
 from calibrate.evidence.estimate import Estimate
@@ -21,11 +20,12 @@ from calibrate.files.store import load, published_store
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model.descent import Scorer, Solution
 from calibrate.model.forms import CONSTANT, ONE_RATIO, Head
+from calibrate.model.memo import TOOLS, kept_passes
 from calibrate.model.objective import Objective
-from calibrate.model.passes import TOOLS, Passes, Report, kept_passes
+from calibrate.model.passes import Passes, Report
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
+from calibrate.model.runner import Runner
 from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
-from calibrate.transformers.betas import head_betas
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
 LEAST_EXAMPLES = 8  # of a template and length
@@ -46,7 +46,7 @@ class ModelFit:
 
 
 def fit_through(
-    load_model: Callable[[], PreTrainedModel],
+    runner: Runner,
     collection: ExampleCollection,
     name: str,
     options: ModelOptions,
@@ -59,7 +59,7 @@ def fit_through(
     Results of passes are kept under the collection: the same call carries on where one stopped.
 
     Args:
-      load_model: loads the model of the collection; called once.
+      runner: of the model of the collection; the result does not depend on its workers.
       report: called after each batch.
       began: called before each kind of rule, and before the judgement.
       ended: called with each solution when it is found.
@@ -69,17 +69,15 @@ def fit_through(
       QualityError: there are too few answers, or no rule is worth it on held-out examples.
     """
     _require_answers(collection)
-    model = load_model()
-    memo, examples = kept_passes(collection, model.device), collection.set
+    memo, examples = kept_passes(collection, runner.device), collection.set
     objective = Objective(examples, collection.scores, options.trained_up_to, options.allowed)
     configuration = collection.manifest["configuration"]
     source = {
         "head": configuration["model"], "fingerprint": configuration["fingerprint"],
         "collection": collection.digest,
     }  # fmt: skip
-    with head_betas(model) as betas:
-        passes = Passes(model, betas, examples, memo, report)
-        return fit_by(passes, objective, name, source, options, began, ended)
+    passes = Passes(runner, runner.heads(), examples, memo, report)
+    return fit_by(passes, objective, name, source, options, began, ended)
 
 
 def fit_by(
@@ -92,7 +90,7 @@ def fit_by(
     ended: Callable[[Solution], None] = lambda solution: None,
 ) -> ModelFit:
     """The same, by what runs the model, and what is aimed at; `source` goes into the file."""
-    problem, heads = ModelProblem(passes, objective, options, began), passes.heads.heads
+    problem, heads = ModelProblem(passes, objective, options, began), passes.heads
     for form in problem.forms():
         ended(problem.solve(form))
         if problem.is_hopeless():

@@ -1,18 +1,15 @@
 """Passes through a frozen model: log p of right answers, and its gradient by rules on its heads.
 
-Results are kept under a collection, in a hidden folder that is not a part of it: an interrupted
-command asks for the same passes in the same order, and those made before are read.
+A pass is shared by batches among whatever runs the model; results are kept, see `memo.py`.
 """
 
-import hashlib
-import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,76 +17,32 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
-from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import (
-    PASSES,
     Example,
-    ExampleCollection,
     ExampleSet,
     Scores,
     parse_scores,
 )
 from calibrate.files.npz import pack_arrays, parse_arrays
-from calibrate.files.resuming import read_if_sound
 from calibrate.model.answers import answer, answer_logits, as_finite, checked, n_tokens
-from calibrate.model.forms import Form
+from calibrate.model.forms import Form, Head
+from calibrate.model.memo import NOWHERE, Content, Memo
+from calibrate.model.runner import Loaded, Runner
 from calibrate.transformers.attention import temporary_attention
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
-from calibrate.transformers.parts import Applied, applied
+from calibrate.transformers.parts import applied
 from calibrate.transformers.verification import verify
 
-TOOLS = ("torch", "transformers")
-_RECKONING = "2"  # another number where a pass computes something else: kept ones are made again
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # What a layer keeps for the backward pass, in numbers for each token and channel (measured on a
 # Llama); a batch that would keep more than this in all layers keeps each layer's input alone.
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
-_MOST_BYTES = 1 << 26  # of one
-
-Content = TypeVar("Content")
+Under = Callable[[Loaded], AbstractContextManager[None]]
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
-
-
-class Memo:
-    """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
-
-    def __init__(self, folder: Path | None, *context: str):
-        self._folder, self._context = folder and folder / PASSES, context
-
-    def get(
-        self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content],
-        resumed: Callable[[], None] = lambda: None,
-    ) -> Content:  # fmt: skip
-        """A result, which is made unless a sound one is there: then it calls `resumed`."""
-        name = hashlib.sha256(b"\0".join([*map(str.encode, self._context), key])).hexdigest()
-        path = (self._folder or Path()) / f"{name[:32]}.npz"
-        if self._folder and (found := read_if_sound(path, _MOST_BYTES, parse)):
-            resumed()
-            return found
-        data = make()
-        if self._folder:
-            write_atomically(path, data)
-        return parse(data, path)
-
-
-NOWHERE = Memo(None)
-
-
-def kept_passes(collection: ExampleCollection, device: torch.device | str) -> Memo:
-    """Results that a collection keeps, of these versions and this processor."""
-    rounds = _RECKONING, processor(torch.device(device)), *map(version, TOOLS)
-    return Memo(collection.folder, collection.digest, *rounds)
-
-
-def processor(device: torch.device) -> str:
-    """What rounds the results of passes: another processor has others; threads round as little."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[int], list[Example]]]:
@@ -113,36 +66,66 @@ def batch_tokens(examples: ExampleSet, which: Iterable[int]) -> list[int]:
     return [n_tokens(batch) for _, batch in placed(examples, which)]
 
 
-def report_resumed(examples: ExampleSet, which: Iterable[int], report: Report) -> None:
-    """Reports the batches of some examples that were passed before."""
+def report_passed(
+    examples: ExampleSet, which: Iterable[int], report: Report, resumed: bool = True
+) -> None:
+    """Reports the batches of some examples, which may have been passed before."""
     for tokens in batch_tokens(examples, which):
-        report(tokens, True)
+        report(tokens, resumed)
 
 
 def score(
-    model: PreTrainedModel,
+    runner: Runner,
     examples: ExampleSet,
     which: Sequence[int],
     report: Report = lambda tokens, resumed: None,
-    under: Callable[[], AbstractContextManager[None]] | None = None,
+    under: Under | None = None,
 ) -> Scores:
     """The scores of some examples; `report` is called after each batch.
 
     Args:
       under: gives the model a rule until the block ends; None scores plain softmax.
     """
-    n = len(which)
-    found = Scores(np.empty(n), np.empty(n, np.int32), np.empty(n))
-    for at, chosen in placed(examples, which):
-        is_text = examples.cells[chosen[0].cell].text
-        with torch.no_grad(), room_for(chosen):
-            plain = answer_logits(model, chosen) if is_text and under else None
-            with (under or nullcontext)():
-                scores = checked(answer(model, chosen, plain), chosen)
-        for column, values in zip(found, scores, strict=True):
-            column[at] = values
-        report(n_tokens(chosen), False)
+    (found,) = score_units(runner, examples, [(under, which)], report)
     return found
+
+
+def score_units(
+    runner: Runner,
+    examples: ExampleSet,
+    units: Sequence[tuple[Under | None, Sequence[int]]],
+    report: Report = lambda tokens, resumed: None,
+    done: Callable[[int, Scores], None] = lambda number, scores: None,
+) -> list[Scores]:
+    """The scores of units of work: examples under a rule; `done` is called after each."""
+    found = [Scores(*(np.empty(len(w), t) for t in (float, np.int32, float))) for _, w in units]
+    batches = [(i, *x) for i, (_, which) in enumerate(units) for x in placed(examples, which)]
+    left = Counter(i for i, *_ in batches)
+
+    def place(number: int, scores: Scores) -> None:
+        i, at, chosen = batches[number]
+        for column, values in zip(found[i], scores, strict=True):
+            column[at] = values
+        left[i] -= 1
+        if not left[i]:
+            done(i, found[i])
+        report(n_tokens(chosen), False)
+
+    tasks = [
+        partial(_score_batch, chosen, examples.cells[chosen[0].cell].text, units[i][0])
+        for i, _, chosen in batches
+    ]
+    runner.run(tasks, place)
+    return found
+
+
+def _score_batch(
+    chosen: list[Example], is_text: bool, under: Under | None, loaded: Loaded
+) -> Scores:
+    with torch.no_grad(), room_for(chosen):
+        plain = answer_logits(loaded.model, chosen) if is_text and under else None
+        with under(loaded) if under else nullcontext():
+            return checked(answer(loaded.model, chosen, plain), chosen)
 
 
 @contextmanager
@@ -178,8 +161,8 @@ def _keeps_much(model: PreTrainedModel, examples: Sequence[Example]) -> bool:
 class Passes:
     """What the model says under rules whose numbers are the caller's."""
 
-    model: PreTrainedModel
-    heads: HeadBetas  # of the model, inside `head_betas`
+    runner: Runner
+    heads: list[Head]  # of the model
     examples: ExampleSet
     memo: Memo  # of results
     report: Report = lambda tokens, resumed: None  # called after each batch
@@ -188,9 +171,8 @@ class Passes:
         """Scores of some examples."""
 
         def make() -> bytes:
-            given = torch.from_numpy(numbers).to(self.model.device)
-            rules = partial(under_rules, self.heads, form, given)
-            return score(self.model, self.examples, which, self.report, rules).pack()
+            rules = partial(under_rules, form, numbers)
+            return score(self.runner, self.examples, which, self.report, rules).pack()
 
         parse = partial(parse_scores, self.examples.n_answer(which))
         return self._get(("scores", form, numbers, which), make, parse)
@@ -199,7 +181,7 @@ class Passes:
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
     ) -> dict[str, Scores]:
         """Scores of some examples under fits; see the function of that name."""
-        return score_fits(lambda: self.model, self.examples, which, fits, self.memo, self.report)
+        return score_fits(self.runner, self.examples, which, fits, self.memo, self.report)
 
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
@@ -207,7 +189,16 @@ class Passes:
         """The gradient of sum(weights * log p) by the numbers."""
 
         def make() -> bytes:
-            return pack_arrays({"gradient": self._gradient(form, numbers, which, weights)})
+            batches = list(placed(self.examples, which))
+            tasks = [
+                partial(_gradient, form, numbers, chosen, weights[at],
+                        self.examples.cells[chosen[0].cell].text)
+                for at, chosen in batches
+            ]  # fmt: skip
+            parts = self.runner.run(
+                tasks, lambda number, _: self.report(n_tokens(batches[number][1]), False)
+            )
+            return pack_arrays({"gradient": np.add.reduce(parts)})
 
         key = "gradient", form, numbers, which, weights
         return self._get(key, make, parse_arrays)["gradient"]
@@ -219,32 +210,37 @@ class Passes:
         what, form, numbers, which, *weights = key
         arrays = [x.tobytes() for x in (numbers, np.array(which), *weights)]
         parts = [what.encode(), repr(form).encode(), *arrays]
-        resumed = partial(report_resumed, self.examples, which, self.report)
+        resumed = partial(report_passed, self.examples, which, self.report)
         return self.memo.get(b"\0".join(parts), make, parse, resumed)
 
-    def _gradient(
-        self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
-    ) -> np.ndarray:
-        given = torch.from_numpy(numbers).to(self.model.device).requires_grad_()
-        for at, chosen in placed(self.examples, which):
-            with room_for(chosen, self.model):
-                plain = None
-                if self.examples.cells[chosen[0].cell].text:
-                    with torch.no_grad():
-                        plain = answer_logits(self.model, chosen)
-                with under_rules(self.heads, form, given):
-                    answers = answer(self.model, chosen, plain)
-                    checked(answers, chosen)
-                    values = answers.log_p if plain is None else -answers.kl
-                    (torch.from_numpy(weights[at]).to(values.device) * values).sum().backward()
-            self.report(n_tokens(chosen), False)
-        assert given.grad is not None
-        return as_finite(given.grad)
+
+def _gradient(
+    form: Form, numbers: np.ndarray, chosen: list[Example], weights: np.ndarray, is_text: bool,
+    loaded: Loaded,
+) -> np.ndarray:  # fmt: skip
+    """The gradient of sum(weights * values) of a batch by the numbers."""
+    model = loaded.model
+    given = torch.from_numpy(numbers).to(model.device).requires_grad_()
+    with room_for(chosen, model):
+        with torch.no_grad():
+            plain = answer_logits(model, chosen) if is_text else None
+        with given_rules(loaded.heads, form, given):
+            answers = answer(model, chosen, plain)
+            checked(answers, chosen)
+            values = answers.log_p if plain is None else -answers.kl
+            (torch.from_numpy(weights).to(values.device) * values).sum().backward()
+    assert given.grad is not None
+    return as_finite(given.grad)
+
+
+def under_rules(form: Form, numbers: np.ndarray, loaded: Loaded) -> AbstractContextManager[None]:
+    """Gives the heads of a model the rules of some numbers, until the block ends."""
+    return given_rules(loaded.heads, form, torch.from_numpy(numbers).to(loaded.model.device))
 
 
 @contextmanager
-def under_rules(heads: HeadBetas, form: Form, numbers: Tensor) -> Iterator[None]:
-    """Gives the heads of a model the rules of some numbers, until the block ends."""
+def given_rules(heads: HeadBetas, form: Form, numbers: Tensor) -> Iterator[None]:
+    """The same, with numbers that gradients flow to."""
     columns = form.columns(heads.heads)
     coefficients = torch.stack([x[columns] for x in form.coefficients(list(numbers))])
     heads.rules = HeadRules(form.rule, coefficients, form.domain)
@@ -255,7 +251,7 @@ def under_rules(heads: HeadBetas, form: Form, numbers: Tensor) -> Iterator[None]
 
 
 def score_fits(
-    model: Callable[[], PreTrainedModel],
+    runner: Runner,
     examples: ExampleSet,
     which: Sequence[int],
     fits: Mapping[str, Coefficients],
@@ -264,39 +260,45 @@ def score_fits(
 ) -> dict[str, Scores]:
     """The scores of some examples under each fit, as `calibrate.transformers.register` applies it.
 
-    All fits are verified before the first is scored. Each unit of work is kept when it is done.
+    All fits are verified before the first is scored. Each unit of work is kept when it is done; the
+    model is loaded only if something is not kept.
 
-    Args:
-      model: gives the model; called once, and only if something is not kept.
     Raises:
       CalibrateError: a log p is not finite, memory runs out, or scores cannot be written.
       CoefficientsError: a fit names layers or heads that the model lacks, or the model does not
         look attention up.
     """
-
-    @cache
-    def verified() -> PreTrainedModel:
-        loaded = model()
-        for fit in fits.values():
-            with under_fit(loaded, applied(fit)):
-                verify(loaded)
-        return loaded
-
-    def scored(fit: Coefficients, unit: Sequence[int]) -> Scores:
-        def make() -> bytes:
-            given = partial(under_fit, verified(), applied(fit))
-            return score(verified(), examples, unit, report, given).pack()
-
-        key = f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
-        resumed = partial(report_resumed, examples, unit, report)
-        return memo.get(key, make, partial(parse_scores, examples.n_answer(unit)), resumed)
-
     units = examples.units(which)
-    return {
-        label: Scores.joined([scored(fit, unit) for unit in units]) for label, fit in fits.items()
-    }
+    found, absent = dict[tuple[str, int], Scores](), list[tuple[str, int]]()
+    for label in fits:
+        for i, unit in enumerate(units):
+            parse = partial(parse_scores, examples.n_answer(unit))
+            if scores := memo.find(_key(fits[label], unit), parse):
+                found[label, i] = scores
+                report_passed(examples, unit, report)
+            else:
+                absent.append((label, i))
+
+    def keep(number: int, scores: Scores) -> None:
+        label, i = absent[number]
+        memo.keep(_key(fits[label], units[i]), scores.pack())
+
+    if absent:
+        runner.run([partial(_verify, fit) for fit in fits.values()])
+        todo = [(partial(under_fit, fits[label]), units[i]) for label, i in absent]
+        found |= zip(absent, score_units(runner, examples, todo, report, keep), strict=True)
+    return {label: Scores.joined([found[label, i] for i in range(len(units))]) for label in fits}
 
 
-def under_fit(model: PreTrainedModel, fit: Applied) -> AbstractContextManager[None]:
+def _key(fit: Coefficients, unit: Sequence[int]) -> bytes:
+    return f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
+
+
+def _verify(fit: Coefficients, loaded: Loaded) -> None:
+    with under_fit(fit, loaded):
+        verify(loaded.model)
+
+
+def under_fit(fit: Coefficients, loaded: Loaded) -> AbstractContextManager[None]:
     """Gives a model a fit, until the block ends."""
-    return temporary_attention(model, "calibrate-score", fit)
+    return temporary_attention(loaded.model, "calibrate-score", applied(fit))

@@ -140,11 +140,11 @@ class ModelProblem:
         """The rule of the same kind that all heads share, as numbers of each head or layer."""
         shared = replace(form, of=ALIKE)
         found = next(s for s in self.solved if s.form == shared)
-        return found._replace(form=form, numbers=form.zeros(self._heads.heads) + found.numbers)
+        return found._replace(form=form, numbers=form.zeros(self._heads) + found.numbers)
 
     def _start(self, form: Form) -> np.ndarray:
         """The last solution that this form contains; the best of those that ONE_RATIO contains."""
-        heads = self._heads.heads
+        heads = self._heads
         held = [
             (solution.value.gain * (form.kind == ONE_RATIO), numbers)
             for solution in reversed(self.solved)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from calibrate.transformers.parts import PLAIN, own_layer, paths_of
 from calibrate.transformers.probing import probe
 from calibrate.transformers.verification import verify
 
-_NAME = "calibrate-betas"
+_numbers = count()  # of names of attention: several models may have betas at once
 _NOT_LINEAR = ("softcap", "position_bias", "s_aux", "sinks")  # in the query
 
 
@@ -126,10 +127,10 @@ def head_betas(model: PreTrainedModel) -> Iterator[HeadBetas]:
       CoefficientsError: some softmax attention does not look attention up, see `verify`, has no
         layer number, or has that of another.
     """
-    heads = HeadBetas()
-    with temporary_attention(model, _NAME, PLAIN, heads.attend):
+    heads, name = HeadBetas(), f"calibrate-betas-{next(_numbers)}"
+    with temporary_attention(model, name, PLAIN, heads.attend):
         verify(model)
-        reached = probe(model, {}, {_NAME}, attention_function(PLAIN)).reached
+        reached = probe(model, {}, {name}, attention_function(PLAIN)).reached
         paths, module_of = paths_of(model), dict[int, Any]()
         for module in reached:
             own_layer(module, module_of, paths)

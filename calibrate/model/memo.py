@@ -1,0 +1,71 @@
+"""Results of passes, kept under a collection, in a hidden folder that is not a part of it.
+
+An interrupted command asks for the same passes in the same order, and those made before are read.
+"""
+
+import hashlib
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from calibrate.files.atomic_io import write_atomically
+from calibrate.files.examples import PASSES, ExampleCollection
+from calibrate.files.resuming import read_if_sound
+
+TOOLS = ("torch", "transformers")
+_RECKONING = "2"  # another number where a pass computes something else: kept ones are made again
+_MOST_BYTES = 1 << 26  # of one
+
+Content = TypeVar("Content")
+
+
+class Memo:
+    """Results of passes, which depend on a context, under the folder of a collection or nowhere."""
+
+    def __init__(self, folder: Path | None, *context: str):
+        self._folder, self._context = folder and folder / PASSES, context
+
+    def get(
+        self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content],
+        resumed: Callable[[], None] = lambda: None,
+    ) -> Content:  # fmt: skip
+        """A result, which is made unless a sound one is there: then it calls `resumed`."""
+        if (found := self.find(key, parse)) is not None:
+            resumed()
+            return found
+        data = make()
+        self.keep(key, data)
+        return parse(data, self._path(key))
+
+    def find(self, key: bytes, parse: Callable[[bytes, Path], Content]) -> Content | None:
+        """A result, if a sound one is there."""
+        return read_if_sound(self._path(key), _MOST_BYTES, parse) if self._folder else None
+
+    def keep(self, key: bytes, data: bytes) -> None:
+        """Keeps a result."""
+        if self._folder:
+            write_atomically(self._path(key), data)
+
+    def _path(self, key: bytes) -> Path:
+        name = hashlib.sha256(b"\0".join([*map(str.encode, self._context), key])).hexdigest()
+        return (self._folder or Path()) / f"{name[:32]}.npz"
+
+
+NOWHERE = Memo(None)
+
+
+def kept_passes(collection: ExampleCollection, device: torch.device | str) -> Memo:
+    """Results that a collection keeps, of these versions and this processor."""
+    rounds = _RECKONING, processor(torch.device(device)), *map(version, TOOLS)
+    return Memo(collection.folder, collection.digest, *rounds)
+
+
+def processor(device: torch.device) -> str:
+    """What rounds the results of passes: another processor has others; threads round as little."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

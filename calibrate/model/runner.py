@@ -1,0 +1,106 @@
+"""Where passes run: in this process, or in workers, each of which loads the model once.
+
+A task is a batch, the same for any number of workers. A worker computes with one thread, and what
+the batches give is put together in their order: so on processors of one kind the bits are the same
+for any number of workers. What travels are tokens, the numbers of rules, and results.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from calibrate.errors import CalibrateError
+from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run, with_cluster
+from calibrate.transformers.betas import HeadBetas, head_betas
+from calibrate.transformers.folders import ModelFolder
+
+T = TypeVar("T")
+
+
+class Loaded(NamedTuple):
+    """A model, and the betas of its heads."""
+
+    model: PreTrainedModel
+    heads: HeadBetas
+    held: AbstractContextManager[HeadBetas] | None = None  # `heads` are in force as long as this
+
+
+class Source(NamedTuple):
+    """What a model is loaded from."""
+
+    path: Path
+    fingerprint: str
+    dtype: str
+    device: str
+
+
+Task = Callable[[Loaded], T]
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """Calls tasks with a model."""
+
+    load: Callable[[], Loaded]  # called for each task, and loads once in a process
+    device: str = "cpu"  # of the model, in each process
+    jobs: Jobs = ONE_PROCESS
+
+    def run(
+        self, tasks: Sequence[Task[T]], done: Callable[[int, T], None] = lambda number, result: None
+    ) -> list[T]:
+        """The results of all tasks in their order; `done` is called with each as it arrives.
+
+        Raises:
+          CalibrateError: the model does not load, or whatever a task raises; see also `jobs.run`.
+          CoefficientsError: the model does not look attention up.
+        """
+        numbered = [partial(_call, self.load, number, task) for number, task in enumerate(tasks)]
+        return [result for _, result in run(numbered, self.jobs, lambda found: done(*found))]
+
+    def heads(self) -> list[tuple[int, int]]:
+        """(layer, head) of all heads of the model."""
+        return self.run([_heads])[0]
+
+
+@contextmanager
+def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
+    """What runs passes of a model here, or in workers until the block ends."""
+    if jobs.uses_workers:
+        with with_cluster(replace(jobs, threads=1)) as connected:
+            yield Runner(partial(_loaded_in_worker, source), source.device, connected)
+        return
+    with ExitStack() as stack:
+
+        @cache
+        def load() -> Loaded:
+            model = ModelFolder(source.path).load(source.dtype, source.device)
+            return Loaded(model, stack.enter_context(head_betas(model)))
+
+        yield Runner(load, source.device)
+
+
+def _call(load: Callable[[], Loaded], number: int, task: Task[T]) -> tuple[int, T]:
+    return number, task(load())
+
+
+def _heads(loaded: Loaded) -> list[tuple[int, int]]:
+    return loaded.heads.heads
+
+
+@lru_cache(maxsize=1)
+def _loaded_in_worker(source: Source) -> Loaded:
+    torch.set_num_threads(1)
+    folder = ModelFolder(source.path)
+    if folder.fingerprint() != source.fingerprint:
+        raise CalibrateError(
+            f"{source.path} holds another model where a worker runs; copy the model there"
+        )
+    model = folder.load(source.dtype, source.device)
+    held = head_betas(model)
+    return Loaded(model, held.__enter__(), held)

@@ -1,0 +1,92 @@
+"""Passes shared by workers: the same bytes, and what may go wrong in one."""
+
+import gc
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from test_cli import call
+from test_model_examples import write_lines
+from tiny_causal import causal_model, planted_examples, planted_model, prompt_lines, save
+
+import calibrate
+from calibrate.errors import CalibrateError
+from calibrate.model import runner as runner_module
+from calibrate.model.runner import Source, running
+from calibrate.parallel.jobs import Jobs
+from calibrate.transformers.folders import ModelFolder
+
+WORKERS = [
+    pytest.param(("--jobs", 2), id="processes"),
+    pytest.param(
+        ("--jobs", 2, "--dask", "local"), id="dask",
+        marks=pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask"),
+    ),
+]  # fmt: skip
+
+
+def source(folder, fingerprint=None):
+    return Source(folder, fingerprint or ModelFolder(folder).fingerprint(), "float32", "cpu")
+
+
+def fit_of(path):
+    """All but the time that its provenance tells."""
+    fit = calibrate.load(path)
+    return fit, fit.quality, fit.source
+
+
+def bytes_in(*folders):
+    return {
+        path: path.read_bytes()
+        for folder in folders for path in Path(folder).rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", WORKERS)
+def test_workers_give_the_same_bytes(tmp_path, monkeypatch, workers):
+    save(tmp_path / "tiny", planted_model(), tokenizer=False)
+    lines = prompt_lines(planted_examples(count=32))
+    found = []
+    for number, asked in enumerate([(), workers]):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        write_lines("p.jsonl", lines)
+        call("model", "collect", "--model", "../tiny", "--prompts", "p.jsonl", "--no-text",
+             "--out", "run", *asked)  # fmt: skip
+        call("model", "diagnose", "run", "--out", "look", *asked)
+        fit = ("--name", "mine", "--kind", "constant", "--steps", 10)
+        call("model", "fit", "run", *fit, "--store", "fits", *asked)
+        said = call("model", "evaluate", "run", "--fits", "fits/mine/1.json", "--json", *asked)
+        found.append((said.stdout, bytes_in("run", "look"), fit_of("fits/mine/1.json")))
+    assert any(".passes" in path.parts for path in found[0][1])
+    (said, files, fit), (again, others, other) = found
+    assert (said, fit) == (again, other)
+    assert [path for path in files | others if files.get(path) != others.get(path)] == []
+
+
+@pytest.mark.slow
+def test_a_worker_refuses_another_model(tmp_path):
+    save(tmp_path / "tiny", causal_model())
+    other = source(tmp_path / "tiny", "sha256:" + 64 * "0")
+    with (
+        running(other, Jobs(2)) as runner,
+        pytest.raises(CalibrateError, match="tiny holds another model where a worker runs"),
+    ):
+        runner.heads()
+
+
+def test_models_that_a_worker_holds_keep_their_betas(tmp_path):
+    """Each beside the other, whatever is collected as garbage."""
+    tokens, held = torch.arange(3, 12)[None], []
+    for seed, folder in enumerate((tmp_path / "one", tmp_path / "two")):
+        save(folder, causal_model(initializer_range=0.3 + 0.1 * seed))
+        held.append(runner_module._loaded_in_worker(source(folder)))
+    gc.collect()
+    for model, heads, _ in held:
+        plain = model(tokens).logits
+        heads.betas = torch.full((1, 8), 3.0)
+        assert (model(tokens).logits - plain).abs().max() > 1e-3
+    runner_module._loaded_in_worker.cache_clear()
