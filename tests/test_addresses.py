@@ -4,10 +4,10 @@ import json
 import socket
 import ssl
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Event, Thread
 
 import pytest
 from test_cli import call, refusal
@@ -21,55 +21,62 @@ FIT = published_store() / "max-retrieval" / "2.json"
 BODY = FIT.read_bytes()
 PIN = digest_of(BODY)
 CERTIFICATE = Path(__file__).with_name("fits_example.pem")  # self-signed, of fits.example
-REDIRECTS = {
-    "/moved": "/fit.json", "/loop": "/loop", "/to-file": "file:///etc/passwd",
-    "/to-http": "http://fits.example/fit.json", "/to-user": "https://me:secret@fits.example/",
-}  # fmt: skip
 
 
-class Handler(BaseHTTPRequestHandler):
-    """What a path says."""
+def reply(body=b"", status="200 OK", length=None, **fields):
+    fields |= {"Content-Length": len(body) if length is None else length}
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
 
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        if self.path in REDIRECTS or self.path.startswith("/to?"):
-            self.send_response(302)
-            self.send_header("Location", REDIRECTS.get(self.path) or self.path[4:])
-            self.end_headers()
-        elif self.path in ("/404", "/500"):
-            self.send_error(int(self.path[1:]))
-        elif self.path == "/silent":
-            self.server.ended.wait(5)
-        elif self.path == "/dripping-head":
-            self.drip(b"HTTP/1.1 200 OK\r\nX-Long: ")
-        else:
-            self.send(*self.server.files.get(self.path, (BODY, len(BODY))))
 
-    def send(self, body, length):
-        self.send_response(200)
-        self.send_header("Content-Length", str(length))
-        self.end_headers()
-        if self.path == "/dripping":
-            self.drip(b"{")
-        self.wfile.write(body)
+def redirect(url):
+    return reply(status="302 Found", Location=url)
 
-    def drip(self, head):
-        self.wfile.write(head)
-        while not self.server.ended.wait(0.02):
+
+# Path: the reply, and what is told.
+LATE = "no answer in 0.2 seconds, or not all in 0.4"
+HOSTILE = {
+    "/404": (reply(b"sorry", "404 Not Found"), "HTTP Error 404: Not Found"),
+    "/500": (reply(status="500 Failed"), "HTTP Error 500: Failed"),
+    "/truncated": (reply(BODY, length=len(BODY) + 7), "the connection ended 7 bytes early"),
+    "/large": (reply(b" " * (2 << 20)), "it is longer than 1 MiB"),
+    "/page": (reply(b"<html>"), f"/page has {digest_of(b'<html>')}, not {PIN}: it changed, or the"),
+    "/loop": (redirect("/loop"), "HTTP Error 302: The HTTP server returned a redirect error that"),
+    "/to-file": (redirect("file:///etc/passwd"), "url 'file:///etc/passwd' is not allowed; check"),
+    "/to-http": (redirect("http://a.example/"), "to http://a.example/, which is not https; check"),
+    "/to-user": (
+        redirect("https://me:secret@a.example/"),
+        "which has no host, or a user name beside",
+    ),
+    "/silent": (b"", LATE),
+    "/dripping": (reply(b"{", length=1000), LATE),
+    "/dripping-head": (b"HTTP/1.1 200 OK\r\nX-Long: ", LATE),
+}
+
+
+class Handler(StreamRequestHandler):
+    """Replies to a path, or to METHOD PATH; what drips goes on until the test ends."""
+
+    def handle(self):
+        method, path, _ = self.rfile.readline().decode().split(" ")
+        while self.rfile.readline().strip():
+            pass
+        asked = path if method == "GET" else f"{method} {path}"
+        self.server.asked.append(asked)
+        self.wfile.write(self.server.replies.get(asked, reply(BODY)))
+        while "drip" in path and not self.server.ended.wait(0.02):
             self.wfile.write(b" ")
+        if path == "/silent":
+            self.server.ended.wait(5)
 
-    def log_message(self, *_):
-        pass
 
+class Server(ThreadingTCPServer):
+    daemon_threads = True
 
-class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked, self.ended = [], threading.Event()
-        self.files = {
-            "/truncated": (BODY, len(BODY) + 7), "/large": (b" " * (2 << 20), 2 << 20),
-            "/page": (b"<html>", 6),
-        }  # fmt: skip
+        self.server_port, self.asked, self.ended = self.server_address[1], [], Event()
+        self.replies = {path: told for path, (told, _) in HOSTILE.items()}
 
     def handle_error(self, *_):
         pass  # the other side has had enough
@@ -82,13 +89,12 @@ def serve(monkeypatch):
     servers = []
 
     def start(tls=False):
-        server = Server()
-        servers.append(server)
+        servers.append(server := Server())
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(CERTIFICATE)
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return server
 
     yield start
@@ -165,39 +171,24 @@ def test_without_a_pin_the_line_to_paste_is_told(server, cache):
     assert told.endswith(f" {at(server)}")
     assert not cache.exists()
     assert calibrate.load(at(server, pin=""), allow_unpinned=True).address == at(server)
-    server.files["/fit.json"] = (b"{}", 2)  # it changed, and the copy is not asked
+    server.replies["/fit.json"] = reply(b"{}")  # it changed, and the copy is not asked
     refuses(at(server, pin=""), "the file is not a fit file", allow_unpinned=True)
     assert calibrate.load(at(server)).reference == "max-retrieval@2"
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("/404", "the server answered 404 Not Found"),
-        ("/500", "the server answered 500 Internal Server Error"),
-        ("/truncated", "the connection ended 7 bytes early"),
-        ("/large", "it is longer than 1 MiB"),
-        ("/silent", "no answer in 0.2 seconds, or not all in 0.4"),
-        ("/dripping", "no answer in 0.2 seconds, or not all in 0.4"),
-        ("/dripping-head", "no answer in 0.2 seconds, or not all in 0.4"),
-        ("/loop", "302: The HTTP server returned a redirect error that would lead to an infinite"),
-        ("/to-file", "302: Found - Redirection to url 'file:///etc/passwd' is not allowed"),
-        ("/to-http", "it leads to http://fits.example/fit.json, which is not https"),
-        ("/to-user", "it leads to https://me:secret@fits.example/, which has no host, or a user"),
-        ("/page", f"/page has {digest_of(b'<html>')}, and its pin is {PIN}: it changed, or"),
-    ],
-)  # fmt: skip
-def test_hostile_servers(server, cache, monkeypatch, path, message):
+@pytest.mark.parametrize("path", HOSTILE)
+def test_hostile_servers(server, cache, monkeypatch, path):
     monkeypatch.setattr(addresses, "READ_SECONDS", 0.2)
     monkeypatch.setattr(addresses, "TOTAL_SECONDS", 0.4)
-    refuses(at(server, path), message.replace("302: ", "the server answered 302 "))
+    refuses(at(server, path), HOSTILE[path][1])
     assert not cache.exists()
 
 
-def test_a_redirect_is_followed(server):
-    other = at(server, host="localhost", pin="")
-    assert calibrate.load(at(server, "/moved")) == calibrate.load("max-retrieval@2")
-    assert calibrate.load(at(server, f"/to?{other}", ""), allow_unpinned=True).version == 2
+def test_redirects_are_followed(server):
+    server.replies["/moved"] = redirect(at(server, "/again", pin="", host="localhost"))
+    server.replies["/again"] = redirect("/fit.json")
+    assert calibrate.load(at(server, "/moved")).reference == "max-retrieval@2"
+    assert server.asked == ["/moved", "/again", "/fit.json"]
 
 
 def test_the_certificate_decides(serve, cache, monkeypatch):
@@ -213,9 +204,10 @@ def test_a_server_elsewhere_leads_to_none_on_this_machine(serve, server, monkeyp
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     lookup = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *of: lookup("127.0.0.1", *of[:5]))
-    path = f"/to?{at(server, pin='')}"
-    elsewhere = at(serve(tls=True), path, scheme="https", host="fits.example")
-    refuses(elsewhere, "it leads to http://127.0.0.1")
+    elsewhere = serve(tls=True)
+    elsewhere.replies["/fit.json"] = redirect(at(server, pin=""))
+    address = at(elsewhere, scheme="https", host="fits.example")
+    refuses(address, "it leads to http://127.0.0.1")
     assert server.asked == []
 
 
@@ -229,17 +221,17 @@ def test_the_proxy_of_the_environment_is_used(server, monkeypatch):
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("https://fits.example/3.json#sha256:00", "the pin of https://fits.example/3.json is 'sha"),
-        ("https://fits.example/3.json#", 'give "sha256:" and 64 hexadecimal digits, in lower case'),
+        ("https://fits.example/3.json#sha256:00", "3.json#sha256:00' is not a valid address"),
+        ("https://fits.example/3.json#", '"#sha256:", and 64 hexadecimal digits in lower case'),
         ("http://fits.example/3.json", "fetch http://fits.example/3.json: it is not https"),
         ("file:///etc/passwd", "it is not https"),
         ("https:///3.json", "it has no host, or a user name beside it"),
         ("https://me:secret@fits.example/3.json", "it has no host, or a user name beside it"),
         ("https://[fits/3.json", "Invalid IPv6 URL; check the address"),
         ("http://localhost:port/", "nonnumeric port: 'port'; check the address"),
-        ("https://fits.example/\x1b[2J", "is not a valid address; give at most 600 printable"),
+        ("https://fits.example/\x1b[2J", "is not a valid address; give at most 600 ASCII"),
         ("https://fits.example/" + "3" * 600, "is not a valid address; give at most 600"),
-        ("hf:fits", "give hf:ORG/NAME@REVISION or hf:ORG/NAME/FILE@REVISION"),
+        ("hf:fits", "give hf:ORG/NAME@REVISION or, with a file, hf:ORG/NAME/FILE@REV"),
         ("hf:made/../../x@main", "hf:made/../../x@main is not a valid address"),
     ],
 )  # fmt: skip
@@ -277,4 +269,4 @@ def test_an_adapters_folder_loads_by_its_fit(here):
     (here / "mine" / "fit.json").write_bytes(BODY)
     assert calibrate.load("mine/") == calibrate.load(here / "mine") == calibrate.load(FIT)
     assert call("fits", "verify", "./mine").stdout == "ok      ./mine\n"
-    assert refusal("fits", "show", "mine").endswith("; ./mine is its folder's path")
+    assert refusal("fits", "show", "mine").endswith("; the folder is ./mine")

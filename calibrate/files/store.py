@@ -180,9 +180,8 @@ def load(
 
     Args:
       reference: "name" (its highest version that is not yanked), "name@3", "name@alias", or the
-        path of a coefficient file or of an adapter's folder; or the address of such a file,
-        "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX", the digest being of
-        the file's bytes. What was fetched once loads without a network.
+        path of a coefficient file or of an adapter's folder; or an address with the digest of the
+        file's bytes: "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX".
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
       fingerprint: of the head that the fit is meant for.
       allow_unpinned: load an address without a digest, whatever lies there now.
@@ -194,10 +193,10 @@ def load(
     Warns:
       UserWarning: a yanked version that was asked for by its number.
     """
-    if is_address(reference):
+    if isinstance(reference, str) and _ADDRESS.match(reference):
         from calibrate.files.addresses import load_address  # loads urllib
 
-        coefficients = load_address(str(reference), allow_unpinned)
+        coefficients = load_address(reference, allow_unpinned)
     elif is_path(reference):
         path = Path(reference)
         coefficients = read(path / ADAPTER_FIT if path.is_dir() else path)
@@ -219,13 +218,8 @@ def load(
     return coefficients
 
 
-def is_address(reference: str | os.PathLike[str]) -> bool:
-    """Whether a reference is the address of a file elsewhere."""
-    return isinstance(reference, str) and bool(_ADDRESS.match(reference))
-
-
 def is_path(reference: str | os.PathLike[str]) -> bool:
-    """Whether a reference is the path of a file, not a name."""
+    """Whether a reference is the path or address of a file, not a name."""
     if not isinstance(reference, str | os.PathLike):
         raise CoefficientsError(f"{reference!r} is not a valid reference; use a name or a path")
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
@@ -256,9 +250,7 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredN
         if present:
             return StoredName(folder / name, present, read_state(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
-    remedy = (
-        f"./{name} is its folder's path" if os.path.isdir(name) else "`calibrate fit` makes one"
-    )
+    remedy = f"the folder is ./{name}" if os.path.isdir(name) else "`calibrate fit` makes one"
     raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
 
 

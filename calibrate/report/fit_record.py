@@ -242,11 +242,8 @@ def usage(fit: Coefficients) -> Code:
     if answer := one_constant(fit):
         lines = [f"# {answer.purpose}", *answer.text.splitlines(), "", "# Or its file:", *lines]
     shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
-    ship = (
-        ""
-        if fit.address or _published(fit)
-        else "; ship this one file, and load it by its new path"
-    )
+    stays = fit.address or _published(fit)
+    ship = "" if stays else "; ship this one file, and load it by its new path"
     return Code(f"How to use it{shape}{ship}:", "\n".join(lines))
 
 
@@ -265,12 +262,8 @@ def one_constant(fit: Coefficients) -> Code | None:
 
 def load_line(fit: Coefficients) -> str:
     """The Python expression that loads exactly this version, from any folder."""
-    if fit.address:
-        return f"calibrate.load({json.dumps(fit.address)})"
-    assert fit.path is not None
-    if _published(fit):
-        return f"calibrate.load({json.dumps(fit.reference)})"
-    return f"calibrate.load({json.dumps(os.path.abspath(fit.path), ensure_ascii=False)})"
+    place = fit.address or (fit.reference if _published(fit) else os.path.abspath(fit.place))
+    return f"calibrate.load({json.dumps(place, ensure_ascii=False)})"
 
 
 def _published(fit: Coefficients) -> bool:

@@ -17,7 +17,6 @@ from calibrate.files.store import (
     StoredName,
     find,
     find_name,
-    is_address,
     is_path,
     load,
     names,
@@ -131,7 +130,7 @@ def audit_store(folder: Path) -> list[Audit]:
 
 
 def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
-    if is_address(reference) or is_path(reference):
+    if is_path(reference):
         return [_tried(reference, partial(load, reference))]
     if "@" in reference:
         held, version = find(reference, store)
