@@ -59,8 +59,8 @@ class Handler(StreamRequestHandler):
 
     def handle(self):
         method, path, _ = self.rfile.readline().decode().split(" ")
-        while self.rfile.readline().strip():
-            pass
+        while field := self.rfile.readline().strip():
+            self.server.fields.append(field)
         asked = path if method == "GET" else f"{method} {path}"
         self.server.asked.append(asked)
         self.wfile.write(self.server.replies.get(asked, reply(BODY)))
@@ -75,7 +75,8 @@ class Server(ThreadingTCPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.server_port, self.asked, self.ended = self.server_address[1], [], Event()
+        self.server_port, self.ended = self.server_address[1], Event()
+        self.asked, self.fields = [], []
         self.replies = {path: told for path, (told, _) in HOSTILE.items()}
 
     def handle_error(self, *_):
@@ -211,11 +212,14 @@ def test_a_server_elsewhere_leads_to_none_on_this_machine(serve, server, monkeyp
     assert server.asked == []
 
 
-def test_the_proxy_of_the_environment_is_used(server, monkeypatch):
-    monkeypatch.delenv("no_proxy")
-    monkeypatch.setenv("http_proxy", at(server, "", ""))
-    assert calibrate.load(f"http://localhost:9/fit.json#{PIN}").version == 2
-    assert server.asked == ["http://localhost:9/fit.json"]
+def test_a_proxy_is_used_and_none_else_has_its_password(server, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("http_proxy", at(server, "", "").replace("//", "//me:secret@"))
+    server.replies["http://localhost:9/moved"] = redirect(at(server, pin=""))
+    assert calibrate.load(f"http://localhost:9/moved#{PIN}").version == 2
+    assert server.asked == ["http://localhost:9/moved", "/fit.json"]
+    secrets = [field for field in server.fields if b"uthorization" in field]
+    assert len(secrets) == 1  # for the proxy alone
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ class _Redirects(HTTPRedirectHandler):
     ) -> Request | None:
         if refused := _refused(newurl, req.full_url):
             raise HTTPError(newurl, code, f"it leads to {newurl}, which {refused}", headers, fp)
+        req.remove_header("Proxy-authorization")  # the next request has it if it has the proxy
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

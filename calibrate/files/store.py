@@ -24,7 +24,7 @@ STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the s
 MAX_STATE_BYTES = 1 << 20
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
-_ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
 
 _STATE = Object(
