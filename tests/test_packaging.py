@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 import calibrate
+from calibrate.files.npz import digest_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -76,6 +78,30 @@ def test_light_import(code, tmp_path):
     heavy = heavy | {"numpy"} if code.endswith("cli.main") else heavy
     code += f"; import sys; print(*sorted({heavy} & set(sys.modules)))"
     assert python(["-c", code], tmp_path).stdout.splitlines()[-1] == ""
+
+
+ALONE = """
+import threading
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+import calibrate
+server = HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+fit = calibrate.load(f"http://127.0.0.1:{server.server_port}/fit.json#PIN")
+print(fit.reference, calibrate.load(fit.address).path.name)
+"""
+
+
+def test_a_fit_loads_from_its_address_where_numpy_is_all_there_is(tmp_path):
+    fit = calibrate.load("paper").path.read_bytes()
+    (tmp_path / "fit.json").write_bytes(fit)
+    (tmp_path / "only").mkdir()
+    for folder in Path(numpy.__file__).parents[1].glob("numpy*"):
+        (tmp_path / "only" / folder.name).symlink_to(folder)
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "only")])
+    code = ALONE.replace("PIN", digest_of(fit))
+    where = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path), "no_proxy": "*"}
+    printed = python(["-S", "-c", code], tmp_path, **where).stdout.split()
+    assert printed == ["paper@1", f"{digest_of(fit)[7:]}.json"]
 
 
 def test_public_names_exist_and_are_documented():

@@ -6,7 +6,8 @@ import platform
 import sys
 from collections.abc import MutableMapping
 from contextlib import suppress
-from pathlib import Path
+
+from calibrate.files.atomic_io import user_cache
 
 MOST_BYTES = 1 << 28
 
@@ -22,9 +23,8 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
     if said or sys.platform == "win32":
         return
     with suppress(OSError, RuntimeError):  # without a folder, or a home, they are compiled anew
-        base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         of_processor = hashlib.sha256(_processor().encode()).hexdigest()[:16]
-        folder = Path(base) / "calibrate" / f"compiled-{of_processor}"
+        folder = user_cache(environment) / f"compiled-{of_processor}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
         if found.st_uid == os.getuid() and not found.st_mode & 0o022:

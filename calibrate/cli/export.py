@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportRequest(Request):
-    fit: Annotated[str | None, Argument(help="NAME, NAME@3, or a file.")] = None
+    fit: Annotated[str | None, Argument(help="NAME, NAME@3, a file, or an address.")] = None
     model: Annotated[Path | None, Option(help="Folder of the model, or its .gguf file.")] = None
     out: Annotated[
         Path | None,

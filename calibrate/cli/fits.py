@@ -15,7 +15,7 @@ app = typer.Typer(
     help="List, show, compare and verify published fits; alias and yank.",
 )
 
-Reference = Annotated[str, Argument(help="NAME, NAME@3, NAME@ALIAS, or a file.")]
+Reference = Annotated[str, Argument(help="NAME, NAME@3, NAME@ALIAS, a file, or an address.")]
 Pinned = Annotated[str, Argument(help="The version: NAME@3.")]
 
 

@@ -74,7 +74,7 @@ def load_fits(references: str, store: Path | None) -> dict[str, Coefficients]:
     fits: dict[str, Coefficients] = {}
     for reference in filter(None, map(str.strip, references.split(","))):
         fit = fit_store.load(reference, store)
-        if fits.setdefault(fit.reference, fit).path != fit.path:
+        if fits.setdefault(fit.reference, fit).place != fit.place:
             raise CoefficientsError(f"two fits are {fit.reference}; score them one by one")
     return fits
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportRequest(Request, HeadOrLogits):
-    fit: Annotated[str, Argument(help="NAME, NAME@3, or a file.")]
+    fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")]
     out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")]
     run: Annotated[
         Path | None, Option(help="Folder of its collection [default: found in ./runs]")

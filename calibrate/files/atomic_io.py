@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -104,6 +104,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
     with new_file(path) as temporary:
         os.mkdir(temporary)
         yield temporary
+
+
+def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Our folder in the user's cache, which need not exist; RuntimeError if there is no home."""
+    base = environment.get("XDG_CACHE_HOME") or environment.get("LOCALAPPDATA")
+    return Path(base or Path.home() / ".cache") / "calibrate"
 
 
 def check_free(path: Path) -> None:

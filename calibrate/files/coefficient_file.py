@@ -31,6 +31,7 @@ from calibrate.files.strict_json import Refusal, parse, refuse
 from calibrate.maths.rule import Rule
 
 MAX_BYTES = 1 << 20
+ADAPTER_FIT = "fit.json"  # the coefficient file in the folder of an adapter
 
 # Line breaks are layout: within JSON texts they are escaped.
 _NUMBERS = re.compile(r"\[\n([^\[\]{}\"]*)\n *\]")

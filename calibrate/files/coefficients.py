@@ -112,6 +112,8 @@ class Coefficients:
     # Fields of the file that this version does not know, and the minor version that may have them.
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     schema_version: str = field(default=SCHEMA_VERSION, compare=False, repr=False)
+    # With its pin, if it was loaded from one: `path` is the copy in the cache, or None.
+    address: str | None = field(default=None, compare=False)
     # Made with the fit, as PyTorch's compiler takes arrays for inputs, and floats for constants:
     # whether beta is always 1; coefficients, domain, 1 and guards, (numbers,), or if heads differ,
     # of each, and 0 where it is not named, (numbers, heads). None for a fit with entries per layer.
@@ -177,6 +179,11 @@ class Coefficients:
     def reference(self) -> str:
         """The pinned reference, NAME@VERSION."""
         return f"{self.name}@{self.version}"
+
+    @property
+    def place(self) -> str:
+        """Where it was loaded from: its address or path."""
+        return self.address or str(self.path)
 
     @property
     def fingerprint(self) -> str | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from calibrate.errors import CoefficientsError
 from calibrate.files.atomic_io import not_a
-from calibrate.files.coefficient_file import bytes_of, read
+from calibrate.files.coefficient_file import ADAPTER_FIT, bytes_of, read
 from calibrate.files.coefficient_schema import NAME_PATTERN, VERSION
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.json_shapes import TEXT, Integer, List, Map, Object, read_field
@@ -24,6 +24,7 @@ STATE, LOG = "state.json", "log.jsonl"  # the log is of stores from before the s
 MAX_STATE_BYTES = 1 << 20
 VERSION_PATTERN = re.compile(r"[1-9][0-9]{0,8}")
 ALIAS_PATTERN = re.compile(r"[a-z][a-z0-9._-]{0,63}(?<!\.json)")
+_ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _VERSION_FILE = re.compile(rf"({VERSION_PATTERN.pattern})\.json")
 
 _STATE = Object(
@@ -172,24 +173,33 @@ def load(
     reference: str | os.PathLike[str],
     store: str | os.PathLike[str] | None = None,
     fingerprint: str | None = None,
+    *,
+    allow_unpinned: bool = False,
 ) -> Coefficients:
     """Loads a fit.
 
     Args:
       reference: "name" (its highest version that is not yanked), "name@3", "name@alias", or the
-        path of a coefficient file.
+        path of a coefficient file or of an adapter's folder; or an address with the digest of the
+        file's bytes: "https://HOST/FILE#sha256:HEX" or "hf:ORG/NAME@REVISION#sha256:HEX".
       store: a folder to look in first; then $CALIBRATE_FITS, ./fits and the package's own fits.
       fingerprint: of the head that the fit is meant for.
+      allow_unpinned: load an address without a digest, whatever lies there now.
     Returns:
-      Coefficients, whose `.path` is the file that was read.
+      Coefficients, whose `.path` is the file that was read, and `.address` the pinned address.
     Raises:
-      CoefficientsError: nothing has that reference, the file is damaged, or the fit is for another
-        head than `fingerprint`. There is no fallback.
+      CoefficientsError: nothing has that reference, the file is damaged, cannot be fetched or has
+        another digest, or the fit is for another head than `fingerprint`. There is no fallback.
     Warns:
       UserWarning: a yanked version that was asked for by its number.
     """
-    if is_path(reference):
-        coefficients = read(Path(reference))
+    if isinstance(reference, str) and _ADDRESS.match(reference):
+        from calibrate.files.addresses import load_address  # loads urllib
+
+        coefficients = load_address(reference, allow_unpinned)
+    elif is_path(reference):
+        path = Path(reference)
+        coefficients = read(path / ADAPTER_FIT if path.is_dir() else path)
     else:
         stored, version = find(str(reference), store)
         coefficients = stored.read(version)
@@ -209,7 +219,7 @@ def load(
 
 
 def is_path(reference: str | os.PathLike[str]) -> bool:
-    """Whether a reference is the path of a file, not a name."""
+    """Whether a reference is the path or address of a file, not a name."""
     if not isinstance(reference, str | os.PathLike):
         raise CoefficientsError(f"{reference!r} is not a valid reference; use a name or a path")
     return not isinstance(reference, str) or "/" in reference or reference.endswith(".json")
@@ -240,7 +250,8 @@ def find_name(name: str, store: str | os.PathLike[str] | None = None) -> StoredN
         if present:
             return StoredName(folder / name, present, read_state(folder / name))
     places = ", ".join(str(folder.absolute()) for folder in searched)
-    raise CoefficientsError(f"no fit is named {name!r} in {places}; `calibrate fit` makes one")
+    remedy = f"the folder is ./{name}" if os.path.isdir(name) else "`calibrate fit` makes one"
+    raise CoefficientsError(f"no fit is named {name!r} in {places}; {remedy}")
 
 
 def open_name(store: Path, name: str) -> StoredName:

@@ -76,10 +76,10 @@ class FitRecord:
     of_file: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The file as it is, its path and the line that loads it; what is known beside it."""
+        """The file as it is, its place and the line that loads it; what is known beside it."""
         found = {
             "reference": self.coefficients.reference,
-            "path": str(self.coefficients.path),
+            "path": self.coefficients.place,
             "load": load_line(self.coefficients),
             "fit": json.loads(dumps(self.coefficients)),
         }
@@ -96,7 +96,7 @@ class FitRecord:
         """The rule, its gain on rows or answers held out, and the verdict."""
         fit, quality = self.coefficients, self.coefficients.quality
         yield Heading(f"Fit {fit.reference}")
-        yield Facts([*self._rule(), ("file", str(fit.path))])
+        yield Facts([*self._rule(), ("file", fit.place)])
         if len(fit.entries) > 1:
             yield self._entries()
         yield from self.scores.tables() if self.scores else held_out_tables(fit)
@@ -242,7 +242,8 @@ def usage(fit: Coefficients) -> Code:
     if answer := one_constant(fit):
         lines = [f"# {answer.purpose}", *answer.text.splitlines(), "", "# Or its file:", *lines]
     shape = ", logits being (..., heads, queries, items)" if fit.has_heads else ""
-    ship = "" if _published(fit) else "; ship this one file, and load it by its new path"
+    stays = fit.address or _published(fit)
+    ship = "" if stays else "; ship this one file, and load it by its new path"
     return Code(f"How to use it{shape}{ship}:", "\n".join(lines))
 
 
@@ -261,10 +262,8 @@ def one_constant(fit: Coefficients) -> Code | None:
 
 def load_line(fit: Coefficients) -> str:
     """The Python expression that loads exactly this version, from any folder."""
-    assert fit.path is not None
-    if _published(fit):
-        return f"calibrate.load({json.dumps(fit.reference)})"
-    return f"calibrate.load({json.dumps(os.path.abspath(fit.path), ensure_ascii=False)})"
+    place = fit.address or (fit.reference if _published(fit) else os.path.abspath(fit.place))
+    return f"calibrate.load({json.dumps(place, ensure_ascii=False)})"
 
 
 def _published(fit: Coefficients) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from calibrate.errors import CoefficientsError
 from calibrate.evidence.evidence import Head
 from calibrate.files import publishing
-from calibrate.files.coefficient_file import dumps, read
+from calibrate.files.coefficient_file import dumps
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.store import (
     StoredName,
@@ -27,7 +27,7 @@ from calibrate.files.unchanged_fit import Change, Range, domain_of, largest_chan
 from calibrate.report.blocks import Heading, Result, Table, Text
 from calibrate.report.rules import items, value_text
 
-Audit = dict[str, str | None]  # the "path" of what was read, and the "error", if there is one
+Audit = dict[str, str | None]  # the "path" or address that was read; the "error", if any
 COLUMNS = ("name", "loads", "versions", "aliases")
 # Fields that derive from the others, or differ in any two files.
 NOT_COMPARED = re.compile(r"id|name|version|entries\[[0-9]+\]\.check")
@@ -131,7 +131,7 @@ def audit_store(folder: Path) -> list[Audit]:
 
 def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
     if is_path(reference):
-        return [_tried(Path(reference), partial(read, Path(reference)))]
+        return [_tried(reference, partial(load, reference))]
     if "@" in reference:
         held, version = find(reference, store)
         return [_tried(held.path(version), partial(held.read, version))]
@@ -139,7 +139,7 @@ def _audit_reference(reference: str, store: Path | None) -> list[Audit]:
     return [_tried(held.path(v), partial(held.read, v)) for v in held.versions]
 
 
-def _tried(path: Path, act: Callable[[], Any]) -> Audit:
+def _tried(path: str | Path, act: Callable[[], Any]) -> Audit:
     try:
         act()
     except CoefficientsError as failure:
@@ -183,7 +183,7 @@ def compare_fits(a: str, b: str, store: Path | None) -> Result:
         for path in dict.fromkeys([*one, *other])  # 1, 1.0 and true are three values in JSON
         if repr(one.get(path, _leaves)) != repr(other.get(path, _leaves))
     }
-    before, after = (f"{fit.reference}  {fit.path}" for fit in fits)
+    before, after = (f"{fit.reference}  {fit.place}" for fit in fits)
     texts = [Text(text) for text in (_change_text(change, where), *_field_texts(fields))]
     record = {"a": before, "b": after, "head": where, "change": change, "fields": fields}
     return Result([Heading(f"- {before}\n+ {after}"), *texts], record)

@@ -1,0 +1,276 @@
+"""Fits by address: what is loaded, what is kept, and servers that do not play fair."""
+
+import json
+import socket
+import ssl
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Event, Thread
+
+import pytest
+from test_cli import call, refusal
+
+import calibrate
+from calibrate.files import addresses
+from calibrate.files.npz import digest_of
+from calibrate.files.store import published_store
+
+FIT = published_store() / "max-retrieval" / "2.json"
+BODY = FIT.read_bytes()
+PIN = digest_of(BODY)
+CERTIFICATE = Path(__file__).with_name("fits_example.pem")  # self-signed, of fits.example
+
+
+def reply(body=b"", status="200 OK", length=None, **fields):
+    fields |= {"Content-Length": len(body) if length is None else length}
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def redirect(url):
+    return reply(status="302 Found", Location=url)
+
+
+# Path: the reply, and what is told.
+LATE = "no answer in 0.2 seconds, or not all in 0.4"
+HOSTILE = {
+    "/404": (reply(b"sorry", "404 Not Found"), "HTTP Error 404: Not Found"),
+    "/500": (reply(status="500 Failed"), "HTTP Error 500: Failed"),
+    "/truncated": (reply(BODY, length=len(BODY) + 7), "the connection ended 7 bytes early"),
+    "/large": (reply(b" " * (2 << 20)), "it is longer than 1 MiB"),
+    "/page": (reply(b"<html>"), f"/page has {digest_of(b'<html>')}, not {PIN}: it changed, or the"),
+    "/loop": (redirect("/loop"), "HTTP Error 302: The HTTP server returned a redirect error that"),
+    "/to-file": (redirect("file:///etc/passwd"), "url 'file:///etc/passwd' is not allowed; check"),
+    "/to-http": (redirect("http://a.example/"), "to http://a.example/, which is not https; check"),
+    "/to-user": (
+        redirect("https://me:secret@a.example/"),
+        "which has no host, or a user name beside",
+    ),
+    "/silent": (b"", LATE),
+    "/dripping": (reply(b"{", length=1000), LATE),
+    "/dripping-head": (b"HTTP/1.1 200 OK\r\nX-Long: ", LATE),
+}
+
+
+class Handler(StreamRequestHandler):
+    """Replies to a path, or to METHOD PATH; what drips goes on until the test ends."""
+
+    def handle(self):
+        method, path, _ = self.rfile.readline().decode().split(" ")
+        while field := self.rfile.readline().strip():
+            self.server.fields.append(field)
+        asked = path if method == "GET" else f"{method} {path}"
+        self.server.asked.append(asked)
+        self.wfile.write(self.server.replies.get(asked, reply(BODY)))
+        while "drip" in path and not self.server.ended.wait(0.02):
+            self.wfile.write(b" ")
+        if path == "/silent":
+            self.server.ended.wait(5)
+
+
+class Server(ThreadingTCPServer):
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.server_port, self.ended = self.server_address[1], Event()
+        self.asked, self.fields = [], []
+        self.replies = {path: told for path, (told, _) in HOSTILE.items()}
+
+    def handle_error(self, *_):
+        pass  # the other side has had enough
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Starts servers on loopback, of HTTP or HTTPS; they end with the test."""
+    monkeypatch.setenv("no_proxy", "*")
+    servers = []
+
+    def start(tls=False):
+        servers.append(server := Server())
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATE)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    yield start
+    for server in servers:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def server(serve):
+    return serve()
+
+
+@pytest.fixture(autouse=True)
+def cache(here, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    return here / "cache" / "calibrate" / "fits"
+
+
+def at(server, path="/fit.json", pin=PIN, scheme="http", host="127.0.0.1"):
+    return f"{scheme}://{host}:{server.server_port}{path}" + (f"#{pin}" if pin else "")
+
+
+def refuses(address, message, **options):
+    with pytest.raises(calibrate.CoefficientsError) as caught:
+        calibrate.load(address, **options)
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def test_a_pinned_fit_loads_without_its_server_from_then_on(server, cache):
+    address = at(server)
+    fit = calibrate.load(address)
+    assert (fit, fit.reference) == (calibrate.load("max-retrieval@2"), "max-retrieval@2")
+    assert (fit.address, fit.path) == (address, cache / f"{PIN[7:]}.json")
+    assert fit.path.read_bytes() == BODY
+    server.server_close()
+    assert calibrate.load(address) == calibrate.load(address.replace("fit", "elsewhere")) == fit
+    assert server.asked == ["/fit.json"]
+    refuses(address, "was made for head", fingerprint="sha256:" + "0" * 64)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(BODY[:-9]),
+    lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    lambda path: (path.unlink(), path.symlink_to("nowhere")),
+])  # fmt: skip
+def test_a_damaged_copy_is_fetched_anew(server, damage):
+    path = calibrate.load(at(server)).path
+    damage(path)
+    assert calibrate.load(at(server)).path.read_bytes() == BODY
+    assert len(server.asked) == 2
+    assert not path.is_symlink()
+
+
+def test_many_at_once_leave_one_whole_copy(server, cache):
+    with ThreadPoolExecutor(8) as pool:
+        fits = list(pool.map(calibrate.load, [at(server)] * 8))
+    assert len(set(fits)) == 1
+    assert [path.read_bytes() for path in cache.iterdir()] == [BODY]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(server, here):
+    (here / "cache").write_text("a file")
+    fit = calibrate.load(at(server))
+    assert (fit.path, fit.address) == (None, at(server))
+    assert call("fits", "show", fit.address).stdout.count(fit.address) == 2  # file, load line
+
+
+def test_without_a_pin_the_line_to_paste_is_told(server, cache):
+    told = refuses(at(server, pin=""), "has no pin, and may change")
+    assert told.endswith(f" {at(server)}")
+    assert not cache.exists()
+    assert calibrate.load(at(server, pin=""), allow_unpinned=True).address == at(server)
+    server.replies["/fit.json"] = reply(b"{}")  # it changed, and the copy is not asked
+    refuses(at(server, pin=""), "the file is not a fit file", allow_unpinned=True)
+    assert calibrate.load(at(server)).reference == "max-retrieval@2"
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_hostile_servers(server, cache, monkeypatch, path):
+    monkeypatch.setattr(addresses, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(addresses, "TOTAL_SECONDS", 0.4)
+    refuses(at(server, path), HOSTILE[path][1])
+    assert not cache.exists()
+
+
+def test_redirects_are_followed(server):
+    server.replies["/moved"] = redirect(at(server, "/again", pin="", host="localhost"))
+    server.replies["/again"] = redirect("/fit.json")
+    assert calibrate.load(at(server, "/moved")).reference == "max-retrieval@2"
+    assert server.asked == ["/moved", "/again", "/fit.json"]
+
+
+def test_the_certificate_decides(serve, cache, monkeypatch):
+    server = serve(tls=True)
+    refuses(at(serve(), scheme="https"), "SSL")  # speaks no TLS
+    refuses(at(server, scheme="https"), "certificate verify failed")
+    assert not cache.exists()
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    assert calibrate.load(at(server, scheme="https")).version == 2
+
+
+def test_a_server_elsewhere_leads_to_none_on_this_machine(serve, server, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    lookup = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *of: lookup("127.0.0.1", *of[:5]))
+    elsewhere = serve(tls=True)
+    elsewhere.replies["/fit.json"] = redirect(at(server, pin=""))
+    address = at(elsewhere, scheme="https", host="fits.example")
+    refuses(address, "it leads to http://127.0.0.1")
+    assert server.asked == []
+
+
+def test_a_proxy_is_used_and_none_else_has_its_password(server, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("http_proxy", at(server, "", "").replace("//", "//me:secret@"))
+    server.replies["http://localhost:9/moved"] = redirect(at(server, pin=""))
+    assert calibrate.load(f"http://localhost:9/moved#{PIN}").version == 2
+    assert server.asked == ["http://localhost:9/moved", "/fit.json"]
+    secrets = [field for field in server.fields if b"uthorization" in field]
+    assert len(secrets) == 1  # for the proxy alone
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("https://fits.example/3.json#sha256:00", "3.json#sha256:00' is not a valid address"),
+        ("https://fits.example/3.json#", '"#sha256:", and 64 hexadecimal digits in lower case'),
+        ("http://fits.example/3.json", "fetch http://fits.example/3.json: it is not https"),
+        ("file:///etc/passwd", "it is not https"),
+        ("https:///3.json", "it has no host, or a user name beside it"),
+        ("https://me:secret@fits.example/3.json", "it has no host, or a user name beside it"),
+        ("https://[fits/3.json", "Invalid IPv6 URL; check the address"),
+        ("http://localhost:port/", "nonnumeric port: 'port'; check the address"),
+        ("https://fits.example/\x1b[2J", "is not a valid address; give at most 600 ASCII"),
+        ("https://fits.example/" + "3" * 600, "is not a valid address; give at most 600"),
+        ("hf:fits", "give hf:ORG/NAME@REVISION or, with a file, hf:ORG/NAME/FILE@REV"),
+        ("hf:made/../../x@main", "hf:made/../../x@main is not a valid address"),
+    ],
+)  # fmt: skip
+def test_addresses_that_are_none(address, message, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", None)  # nothing is looked up
+    refuses(address, message)
+
+
+def test_the_hub_needs_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    refuses("hf:made/fit@main", "huggingface_hub: pip install huggingface_hub")
+
+
+def test_commands_take_addresses(server):
+    address = at(server)
+    shown = call("fits", "show", address).stdout
+    assert f'fit = calibrate.load("{address}")' in shown
+    assert "by its new path" not in shown
+    assert json.loads(call("fits", "show", address, "--json").stdout)["path"] == address
+    assert call("fits", "verify", address, "--store", published_store()).stdout.split() == [
+        "ok", address,
+    ]  # fmt: skip
+    same = call("fits", "diff", "max-retrieval@2", address).stdout
+    assert f"+ max-retrieval@2  {address}" in same
+    assert "beta is the same" in same
+    assert "is not a valid reference; use NAME" in refusal("fits", "yank", address)
+    bad = call("fits", "verify", at(server, "/page", "sha256:" + "0" * 64), code=1)
+    assert bad.stdout.startswith("FAILED  http://127.0.0.1")
+    assert "has no pin" in refusal("fits", "show", at(server, pin=""))
+
+
+def test_an_adapters_folder_loads_by_its_fit(here):
+    (here / "mine").mkdir()
+    assert "mine/fit.json does not exist" in refusal("fits", "show", "./mine")
+    (here / "mine" / "fit.json").write_bytes(BODY)
+    assert calibrate.load("mine/") == calibrate.load(here / "mine") == calibrate.load(FIT)
+    assert call("fits", "verify", "./mine").stdout == "ok      ./mine\n"
+    assert refusal("fits", "show", "mine").endswith("; the folder is ./mine")
