@@ -1,6 +1,7 @@
 """`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,44 +79,33 @@ def export(request: ExportRequest) -> Record:
     (_require_gguf if to_file else require_folder)(model)
     check_free(out)
     fit = load(request.fit, request.store)
-    write = _export_file if to_file else _export_adapter if request.form else _export_folder
-    return write(fit, model, out, request.any_model)
+    if to_file:
+        return _export_file(fit, model, out, request.any_model)
+    return _export_folder(fit, model, out, request.any_model, request.form == "adapter")
 
 
-def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit in the format of Hugging Face."""
+def _export_folder(
+    fit: "Coefficients", model: Path, out: Path, any_model: bool, as_adapter: bool
+) -> Record:
+    """Exports a fit in the format of Hugging Face, or as an adapter for PEFT."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
+    if as_adapter and not find_spec("peft"):
+        raise CalibrateError(f"--as adapter needs the package peft: {install('peft')}")
+    from calibrate.export.adapter import by_adapter, write_adapter
     from calibrate.export.checkpoint import prepare, write
-    from calibrate.report.export_record import export_result
+    from calibrate.export.proof import by_weights
+    from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    export = prepare(fit, ModelFolder(model), any_model)
+    how = by_adapter if as_adapter else by_weights
+    export = prepare(fit, ModelFolder(model), any_model, how)
     stderr.print(f"writing {out}")
+    if as_adapter:
+        return export_result(write_adapter(export, out, adapter_card(export, out.name)))
     return export_result(write(export, out))
-
-
-def _export_adapter(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit as an adapter for PEFT."""
-    from calibrate.cli.loading import require_transformers
-
-    require_transformers()
-    try:
-        import peft  # noqa: F401
-    except ImportError:
-        raise CalibrateError(f"--as adapter needs the package peft: {install('peft')}") from None
-    from calibrate.export.adapter import base_of, prepare_adapter, write_adapter
-    from calibrate.report.adapter_card import adapter_card
-    from calibrate.report.export_record import export_result
-    from calibrate.transformers.folders import ModelFolder
-
-    stderr.print(f"proving the adapter of {fit.reference} on a small copy of {model}")
-    export = prepare_adapter(fit, ModelFolder(model), any_model)
-    stderr.print(f"writing {out}")
-    card = adapter_card(export, *base_of(model), out.name)
-    return export_result(write_adapter(export, out, card))
 
 
 def _export_file(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
@@ -155,11 +145,11 @@ def _read_back(path: Path, model: Path | None) -> Record:
         from calibrate.export.gguf_file import read_gguf_export as read
     else:
         require_transformers()
-        from calibrate.export.adapter import is_adapter, read_adapter
+        from calibrate.export.adapter import CONFIG, read_adapter
         from calibrate.export.checkpoint import read_export as read
         from calibrate.transformers.folders import ModelFolder
 
-        if is_adapter(path):
+        if (path / CONFIG).exists() and not (path / "config.json").exists():
             return export_result(read_adapter(path, ModelFolder(model) if model else None))
     if model:
         raise CalibrateError(

@@ -17,12 +17,7 @@ import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
-from calibrate.export.proof import (
-    Exporter,
-    prove,
-    queries_without_weights,
-    with_scaled_weights,
-)
+from calibrate.export.proof import Exporter, by_weights, prove, queries_without_weights
 from calibrate.export.queries import Change, Queries, places_of, require_supported
 from calibrate.files.atomic_io import whole_folder, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
@@ -64,12 +59,10 @@ def prepare(
     fit: Coefficients,
     folder: ModelFolder,
     any_model: bool = False,
-    export: Exporter = with_scaled_weights,
+    export: Exporter = by_weights,
 ) -> Export:
-    """Finds out how a fit is written into a model, and proves it on a small copy.
+    """Finds out how a fit is written into a model, and proves it: `export` makes a small one.
 
-    Args:
-      export: what becomes of the small copy.
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model, without
         `any_model`.
@@ -159,7 +152,8 @@ def write(export: Export, out: Path) -> Carried:
       CalibrateError: the folder is taken, the disk is full, or a file cannot be read.
     """
     source = export.folder.path
-    require_outside(out, source)
+    if out.resolve().is_relative_to(source.resolve()):
+        raise CalibrateError(f"{out} is within the model's folder; choose another")
     with whole_folder(out) as folder:
         files = {}
         for path in export.folder.shards:
@@ -180,12 +174,6 @@ def write(export: Export, out: Path) -> Carried:
         _write(folder / CONFIG, (json.dumps(configuration, indent=2) + "\n").encode())
         ModelFolder(folder)  # Transformers reads it
     return Carried(out, said, str(configuration["model_type"]), export.plan)
-
-
-def require_outside(out: Path, source: Path) -> None:
-    """Raises CalibrateError for a new folder within that of a model."""
-    if out.resolve().is_relative_to(source.resolve()):
-        raise CalibrateError(f"{out} is within the model's folder; choose another")
 
 
 def _write(path: Path, data: bytes) -> str:

@@ -66,7 +66,7 @@ def exportable(folder: ModelFolder) -> Exportable:
     return Exportable(factors, no_size)
 
 
-def with_scaled_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
     """The model that an exported folder or file holds."""
     weights: dict[str, Tensor] = dict(original.state_dict())
     places = places_of(weights)
@@ -79,7 +79,7 @@ def with_scaled_weights(config: Any, original: PreTrainedModel, plan: Plan) -> P
     return exported
 
 
-def prove(config: Any, by_size: bool, export: Exporter = with_scaled_weights) -> None:
+def prove(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
     """Raises CalibrateError unless exports of such models give the logits of our runtime."""
     errors = []
     for seed in _SEEDS:

@@ -123,19 +123,6 @@ class Queries:
             f"knows, among {', '.join(sorted(modules))}; a model of another type can be exported"
         )
 
-    @property
-    def is_transposed(self) -> bool:
-        """Whether weights are (inputs, outputs)."""
-        return bool(self.model_type == "gpt2")
-
-    def outputs(self) -> dict[str, int]:
-        """How many outputs the modules have whose weights are scaled, by name."""
-        return {
-            name.removesuffix(".weight"): self.shapes[place][-1 if self.is_transposed else 0]
-            for place, name in self.names.items()
-            if place.name == "weight" and place.module == self.source(place.layer)
-        }
-
     def heads_share(self, layer: int) -> bool:
         """Whether the heads of a layer can have one factor alone."""
         source = self.source(layer)
@@ -163,7 +150,7 @@ class Queries:
     def _change(self, place: Place, shape: tuple[int, ...], f: np.ndarray) -> Change:
         if place.module in _NORMS:
             return Change(self._of_norm(place, shape, f), float(self.model_type in _FROM_ONE))
-        if self.is_transposed and place.name == "weight":
+        if self.model_type == "gpt2" and place.name == "weight":  # (inputs, outputs)
             return Change(self._of_outputs(place.module, shape[-1], f))
         by_output = self._of_outputs(place.module, shape[0], f)
         return Change(by_output.reshape(-1, *[1] * (len(shape) - 1)))
