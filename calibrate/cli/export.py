@@ -53,11 +53,10 @@ def export(request: ExportRequest) -> Record:
     query scaling of a Ministral 3. Both are exact, up to the rounding of the weights' own dtype.
     What cannot be exact is refused: rules of entropy, and bounds that a model's context reaches.
 
-    With --as adapter, a fit of constants becomes an adapter of PEFT, beside the model as it is.
+    With --as adapter, constants become an adapter of PEFT, and the model stays as it is.
 
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written; with --model, an adapter is compared with that model, too. The exit code
-    is 1 if it is not.
+    it is what was written (an adapter, with --model, also in that model). Exit code 1: it is not.
 
     Example: calibrate export mine --model model --out model-mine
 
@@ -152,7 +151,5 @@ def _read_back(path: Path, model: Path | None) -> Record:
         if (path / CONFIG).exists() and not (path / "config.json").exists():
             return export_result(read_adapter(path, ModelFolder(model) if model else None))
     if model:
-        raise CalibrateError(
-            f"--model is compared with an adapter, and {path} is none; leave it out"
-        )
+        raise CalibrateError(f"{path} is not an adapter, and takes no --model; leave it out")
     return export_result(read(path))

@@ -1,9 +1,8 @@
 """A fit as an adapter of PEFT, which multiplies the queries of a model that stays as it is.
 
 IA3 multiplies what a projection gives by a vector: for queries, the constant of each head repeated
-by its width, and 1 for the keys and values of a fused projection. Beside PEFT's two files the
-folder has `fit.json`, the coefficient file, which says under "x-adapter" what it was made for, and
-a model card that may be edited.
+by its width, and 1 for the keys and values of a fused projection. Beside PEFT's files the folder
+has a card, and `fit.json`, the fit, which says under "x-adapter" what it was made for.
 """
 
 import copy
@@ -51,9 +50,8 @@ _SHAPE = Object(
 
 
 def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarray]:
-    """What the outputs of each projection are multiplied by, by its name: float32 (outputs, 1).
-
-    Raises CalibrateError if an adapter cannot hold the plan.
+    """What the outputs of each projection are multiplied by, by its name: float32 (outputs, 1);
+    CalibrateError if an adapter cannot hold the plan.
     """
     remedy = "and an adapter only multiplies what projections give; leave out --as adapter"
     if plan.ratio:
@@ -144,13 +142,17 @@ def read_adapter(path: Path, model: ModelFolder | None = None) -> Carried:
     Raises CalibrateError if it cannot be read, or is not an exported adapter.
     """
     fit = read(path / FIT)
-    if _MADE_FOR not in fit.extra:
-        raise CalibrateError(
-            f"{path} is not an exported adapter; give a folder that calibrate export wrote"
-        )
     try:
         made_for = read_field(fit.extra, _MADE_FOR, _SHAPE)
-        config, queries, plan = _of(fit, model) if model else _made_for(fit, made_for)
+        if model:
+            require_supported(model.config.model_type)
+            config, queries, plan = (
+                model.config,
+                queries_without_weights(model),
+                plan_for(fit, model),
+            )
+        else:
+            config, queries, plan = _made_for(fit, made_for)
         vectors = vectors_of(config, queries, plan)
     except (Refusal, ValueError) as failure:  # ValueError: NumPy's, of sizes that are not a model's
         raise CalibrateError(f"{path / FIT}: {failure}; export again") from failure
@@ -162,17 +164,12 @@ def read_adapter(path: Path, model: ModelFolder | None = None) -> Carried:
     return Carried(path, said, queries.model_type, plan, tuple(faults))
 
 
-def _of(fit: Coefficients, model: ModelFolder) -> tuple[Any, Queries, Plan]:
-    require_supported(model.config.model_type)
-    return model.config, queries_without_weights(model), plan_for(fit, model)
-
-
 def _made_for(fit: Coefficients, made_for: dict[str, Any]) -> tuple[Any, Queries, Plan]:
-    """The same, by what the file says of the model."""
+    """What a file says of the model: its configuration, its queries, and the plan."""
     config = SimpleNamespace(**made_for)
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
     if n_layers * n_heads > _MOST_HEADS or sum(config.outputs.values()) > _MOST_OUTPUTS:
-        raise Refusal((_MADE_FOR,), "beyond any model", "give the file that was exported")
+        raise Refusal((_MADE_FOR,), "beyond any model", "restore the file")
     # Square, so that outputs are rows as well as columns; inputs take no part.
     queries = Queries(config, {f"{name}.weight": (n, n) for name, n in config.outputs.items()})
     return config, queries, make_plan(fit, n_layers, n_heads, config.max_position_embeddings)
@@ -183,11 +180,10 @@ def _unlike(path: Path, queries: Queries, vectors: dict[str, np.ndarray]) -> lis
     stored = read_configuration(path / CONFIG)
     settings = _settings(queries, vectors)
     faults = [f"{CONFIG} has another {key}" for key in settings if stored.get(key) != settings[key]]
+    wanted = {_TENSOR.format(name): vector for name, vector in vectors.items()}
     found = {name: (x.dtype, x.shape) for name, x in read_header(path / WEIGHTS).items()}
-    if found != {_TENSOR.format(name): ("F32", vector.shape) for name, vector in vectors.items()}:
+    if found != {name: ("F32", x.shape) for name, x in wanted.items()}:
         return [*faults, f"{WEIGHTS} has other tensors than {FIT} asks for"]
     tensors = load_file(path / WEIGHTS)
-    unlike = [
-        name for name, x in vectors.items() if not np.array_equal(tensors[_TENSOR.format(name)], x)
-    ]
-    return faults + [f"{name} in {WEIGHTS} is not what {FIT} asks for" for name in unlike]
+    unlike = [name for name, x in wanted.items() if not np.array_equal(tensors[name], x)]
+    return faults + [f"{name} is not what {FIT} asks for" for name in unlike]
