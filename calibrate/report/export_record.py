@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
-from calibrate.report.fit_record import FitRecord
 
 if TYPE_CHECKING:
     from calibrate.export.checkpoint import Export
@@ -92,6 +91,7 @@ def _cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
 def adapter_card(export: "Export", name: str) -> str:
     """The card of an adapter in a folder of that name, in Markdown."""
     from calibrate.export.adapter import base_of
+    from calibrate.report.fit_record import FitRecord  # it loads JAX
 
     base, revision = base_of(export.folder.path)
     factors = export.plan.factors
