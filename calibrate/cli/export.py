@@ -1,8 +1,9 @@
 """`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
@@ -26,6 +27,10 @@ class ExportRequest(Request):
         Path | None,
         Option(help="New folder, for Transformers and vLLM, or .gguf file, for llama.cpp."),
     ] = None
+    form: Annotated[
+        Literal["adapter"] | None,
+        Option("--as", help="adapter: a folder for PEFT, of constants beside the model."),
+    ] = None
     any_model: Annotated[
         bool, Option("--any-model", help="Export a fit of another model, too.")
     ] = False
@@ -34,9 +39,11 @@ class ExportRequest(Request):
 
     def __post_init__(self) -> None:
         """Checks that there is one thing to do."""
-        given = [x is not None for x in (self.fit, self.model, self.out)]
-        if any(given) if self.check else not all(given):
+        given = [x is not None for x in (self.fit, self.out, self.form)]
+        if any(given) if self.check else not (all(given[:2]) and self.model):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
+        if self.form and self.out and self.out.suffix == ".gguf":
+            raise BadParameter("--as adapter makes a folder; give --out another name")
 
 
 def export(request: ExportRequest) -> Record:
@@ -46,17 +53,21 @@ def export(request: ExportRequest) -> Record:
     query scaling of a Ministral 3. Both are exact, up to the rounding of the weights' own dtype.
     What cannot be exact is refused: rules of entropy, and bounds that a model's context reaches.
 
+    With --as adapter, constants become an adapter of PEFT, and the model stays as it is.
+
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written. The exit code is 1 if it is not.
+    it is what was written (an adapter, with --model, also in that model). Exit code 1: it is not.
 
     Example: calibrate export mine --model model --out model-mine
 
     Example: calibrate export mine --model model.gguf --out model-mine.gguf
 
+    Example: calibrate export mine --model model --as adapter --out mine-adapter
+
     Example: calibrate export --check model-mine
     """
     if request.check is not None:
-        return _read_back(request.check)
+        return _read_back(request.check, request.model)
     from calibrate.files.store import load
 
     model, out = request.model, request.out
@@ -67,21 +78,32 @@ def export(request: ExportRequest) -> Record:
     (_require_gguf if to_file else require_folder)(model)
     check_free(out)
     fit = load(request.fit, request.store)
-    return (_export_file if to_file else _export_folder)(fit, model, out, request.any_model)
+    if to_file:
+        return _export_file(fit, model, out, request.any_model)
+    return _export_folder(fit, model, out, request.any_model, request.form == "adapter")
 
 
-def _export_folder(fit: "Coefficients", model: Path, out: Path, any_model: bool) -> Record:
-    """Exports a fit in the format of Hugging Face."""
+def _export_folder(
+    fit: "Coefficients", model: Path, out: Path, any_model: bool, as_adapter: bool
+) -> Record:
+    """Exports a fit in the format of Hugging Face, or as an adapter for PEFT."""
     from calibrate.cli.loading import require_transformers
 
     require_transformers()
+    if as_adapter and not find_spec("peft"):
+        raise CalibrateError(f"--as adapter needs the package peft: {install('peft')}")
+    from calibrate.export.adapter import by_adapter, write_adapter
     from calibrate.export.checkpoint import prepare, write
-    from calibrate.report.export_record import export_result
+    from calibrate.export.proof import by_weights
+    from calibrate.report.export_record import adapter_card, export_result
     from calibrate.transformers.folders import ModelFolder
 
     stderr.print(f"proving the export of {fit.reference} on a small copy of {model}")
-    export = prepare(fit, ModelFolder(model), any_model)
+    how = by_adapter if as_adapter else by_weights
+    export = prepare(fit, ModelFolder(model), any_model, how)
     stderr.print(f"writing {out}")
+    if as_adapter:
+        return export_result(write_adapter(export, out, adapter_card(export, out.name)))
     return export_result(write(export, out))
 
 
@@ -111,16 +133,23 @@ def _require_gguf(path: Path) -> None:
         raise CalibrateError(f"{path} needs the package gguf: {install('gguf')}") from None
 
 
-def _read_back(path: Path) -> Record:
-    """What an exported folder or .gguf file carries."""
+def _read_back(path: Path, model: Path | None) -> Record:
+    """What an exported folder or .gguf file carries; an adapter is compared with a model, too."""
     from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import export_result
 
+    stderr.print(f"reading {path}")
     if path.suffix == ".gguf":
         _require_gguf(path)
         from calibrate.export.gguf_file import read_gguf_export as read
     else:
         require_transformers()
+        from calibrate.export.adapter import CONFIG, read_adapter
         from calibrate.export.checkpoint import read_export as read
-    stderr.print(f"reading {path}")
+        from calibrate.transformers.folders import ModelFolder
+
+        if (path / CONFIG).exists() and not (path / "config.json").exists():
+            return export_result(read_adapter(path, ModelFolder(model) if model else None))
+    if model:
+        raise CalibrateError(f"{path} is not an adapter, and takes no --model; leave it out")
     return export_result(read(path))

@@ -8,7 +8,7 @@ these files, and a digest of the configuration.
 import fnmatch
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import calibrate
 from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.export.configuration import exported_configuration
 from calibrate.export.plan import Carried, Plan, make_plan, refuse_exported, require_made_for
-from calibrate.export.proof import prove, queries_without_weights
+from calibrate.export.proof import Exporter, by_weights, prove, queries_without_weights
 from calibrate.export.queries import Change, Queries, places_of, require_supported
 from calibrate.files.atomic_io import whole_folder, write_atomically
 from calibrate.files.coefficient_file import digest, dumps, read
@@ -50,12 +50,18 @@ class Export:
     folder: ModelFolder
     model: str  # its fingerprint
     plan: Plan  # what engines apply
+    queries: Queries
     changes: Mapping[str, Change]  # of tensors, by name
     configuration: dict[str, Any]  # of config.json, without the digests of what is written
 
 
-def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> Export:
-    """Finds out how a fit is written into a model, and proves it on a small copy.
+def prepare(
+    fit: Coefficients,
+    folder: ModelFolder,
+    any_model: bool = False,
+    export: Exporter = by_weights,
+) -> Export:
+    """Finds out how a fit is written into a model, and proves it: `export` makes a small one.
 
     Raises:
       CoefficientsError: engines cannot run the fit, or it was made for another model, without
@@ -70,7 +76,7 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
         )
     require_supported(config.model_type)
     _refuse_links(folder.path, [*folder.files, *_others(folder.path)])
-    plan = _plan(fit, folder)
+    plan = plan_for(fit, folder)
     stored = read_configuration(folder.path / CONFIG)
     refuse_exported(folder.path, _said(stored).get("fit"))
     configuration = exported_configuration(stored, config, plan)
@@ -82,15 +88,16 @@ def prepare(fit: Coefficients, folder: ModelFolder, any_model: bool = False) -> 
             f"{folder.path}; give the model that the fit was made for"
         )
     changes = _changes(folder, queries, plan)
+    prove(config, bool(plan.ratio), export)
     fingerprint = folder.fingerprint()
     if not any_model:
         remedy = "give the model that it was made for, or --any-model"
         require_made_for(fit, fingerprint, folder.path, remedy)
-    prove(config, bool(plan.ratio))
-    return Export(fit, folder, fingerprint, plan, changes, configuration)
+    return Export(fit, folder, fingerprint, plan, queries, changes, configuration)
 
 
-def _plan(fit: Coefficients, folder: ModelFolder) -> Plan:
+def plan_for(fit: Coefficients, folder: ModelFolder) -> Plan:
+    """The plan of a fit for a model; CoefficientsError if engines cannot run it."""
     config = folder.config
     return make_plan(fit, config.num_hidden_layers, config.num_attention_heads, folder.context)
 
@@ -214,28 +221,33 @@ def read_export(path: Path) -> Carried:
         raise CalibrateError(
             f"{path} is not an exported model; give a folder that calibrate export wrote"
         )
-    plan, faults = None, _faults(folder, said["files"])
+    plan, faults = None, _faults(path, said["files"])
     if said.get("digest") != digest_of(stored):
         faults = [f"{CONFIG} was changed", *faults]
     try:
         fit = read(path / FIT)
         if digest(fit) != said.get("id"):
             faults.append(f"{FIT} is {digest(fit)}, and {CONFIG} says {said.get('id')}")
-        plan = _plan(fit, folder)
+        plan = plan_for(fit, folder)
     except CalibrateError as failure:
         faults.append(str(failure))
     return Carried(path, said, folder.config.model_type, plan, tuple(faults))
 
 
-def _faults(folder: ModelFolder, written: dict[str, Any]) -> list[str]:
-    """What differs from what was written; no file may be new, but for what nothing loads."""
-    present = {path.name for path in folder.path.iterdir()} - {CONFIG} - written.keys()
-    known = {name for pattern in _NEVER_LOADED for name in fnmatch.filter(present, pattern)}
-    faults = [f"{name} was added" for name in sorted(present - known)]
+def _faults(folder: Path, written: dict[str, Any]) -> list[str]:
+    """What differs from what was written."""
+    faults = added(folder, {CONFIG, *written})
     for name in sorted(written):
-        path = folder.path / name
+        path = folder / name
         if Path(name).name != name or not path.is_file():
             faults.append(f"{name} is missing")
         elif digest_of_file(path) != written[name]:
             faults.append(f"{name} was changed")
     return faults
+
+
+def added(folder: Path, written: Collection[str]) -> list[str]:
+    """A line for each file that is new in a folder, but for what nothing loads."""
+    present = {path.name for path in folder.iterdir()}.difference(written)
+    known = {name for pattern in _NEVER_LOADED for name in fnmatch.filter(present, pattern)}
+    return [f"{name} was added" for name in sorted(present - known)]

@@ -15,7 +15,7 @@ from transformers import Ministral3Config
 from calibrate.errors import CalibrateError
 from calibrate.export.plan import Plan
 
-_CAP = "attn_logit_softcapping"
+CAP = "attn_logit_softcapping"
 _AS_MINISTRAL = ("llama", "mistral")
 _PLAIN_ROPE = ("default", "linear")  # others read the floor as the length of pretraining
 
@@ -35,15 +35,15 @@ def exported_configuration(stored: dict[str, Any], config: Any, plan: Plan) -> d
             "that scaled weights would not give scaled queries; no fit can be exported for it"
         )
     exported = {key: value for key, value in stored.items() if key != "auto_map"}  # code
-    if cap := getattr(config, _CAP, None):
+    if cap := getattr(config, CAP, None):
         factor, *others = sorted(set(plan.factors.values()))
         if others:
             raise CalibrateError(
-                f"{_CAP} is {cap}: the model caps its logits before softmax, with one cap for all "
+                f"{CAP} is {cap}: the model caps its logits before softmax, with one cap for all "
                 f"heads, and the factors of this fit are {factor:.4g} to {others[-1]:.4g}; a fit "
                 "with one constant for all heads can be exported"
             )
-        exported[_CAP] = cap * factor
+        exported[CAP] = cap * factor
     return _as_ministral(exported, config, plan.ratio) if plan.ratio else exported
 
 

@@ -7,6 +7,7 @@ fails here, and nothing is written.
 
 import math
 import re
+from collections.abc import Callable
 from itertools import chain, product
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ _STEPS = {ALIKE: (0.0, 0.0), LAYER: (0.1, 0.0), HEAD: (0.1, 0.01)}  # of a facto
 _SEEDS = (0, 1, 2)  # routers of experts may choose others where two are nearly alike
 _MLP = re.compile(r"\w*intermediate_size\w*|ffn_dim|n_inner")
 _LAYER_KINDS = ("layer_types", "mlp_layer_types")
+# What becomes of a model: by its configuration, the model, and the plan.
+Exporter = Callable[[Any, PreTrainedModel, Plan], Any]
 
 
 class Exportable(NamedTuple):
@@ -63,17 +66,30 @@ def exportable(folder: ModelFolder) -> Exportable:
     return Exportable(factors, no_size)
 
 
-def prove(config: Any, by_size: bool) -> None:
+def by_weights(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+    """The model that an exported folder or file holds."""
+    weights: dict[str, Tensor] = dict(original.state_dict())
+    places = places_of(weights)
+    for place, change in queries_of(config, original).changes(plan).items():
+        x = weights[places[place]]
+        weights[places[place]] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
+    stored = exported_configuration(config.to_dict(), config, plan)
+    exported = new_model(AutoConfig.for_model(**stored))
+    exported.load_state_dict(weights, assign=True)
+    return exported
+
+
+def prove(config: Any, by_size: bool, export: Exporter = by_weights) -> None:
     """Raises CalibrateError unless exports of such models give the logits of our runtime."""
     errors = []
     for seed in _SEEDS:
         with in_one_line(f"cannot make a small copy of a {config.model_type}"):
-            effect, error = _compare(small_copy(config), by_size, seed)
+            effect, error = _compare(small_copy(config), by_size, seed, export)
         if error < TOLERANCE < effect / 10:
             return
         errors.append(f"{error:.2g} where plain softmax differs by {effect:.2g}")
     raise CalibrateError(
-        f"a {config.model_type} of this configuration cannot be exported: with scaled weights, a "
+        f"a {config.model_type} of this configuration cannot be exported: with scaled queries, a "
         f"small random copy has logits unlike those of our runtime (by {errors[0]} of the largest)"
         "; serve it with calibrate.transformers"
     )
@@ -107,7 +123,7 @@ def _with(config: Any, changes: dict[str, Any]) -> Any:
     })  # fmt: skip
 
 
-def _compare(config: Any, by_size: bool, seed: int) -> tuple[float, float]:
+def _compare(config: Any, by_size: bool, seed: int, export: Exporter) -> tuple[float, float]:
     """What our runtime changes in the largest logit, and what an export differs from it by."""
     generator = torch.Generator().manual_seed(seed)
     original = new_model(config)
@@ -124,7 +140,7 @@ def _compare(config: Any, by_size: bool, seed: int) -> tuple[float, float]:
             Rule.log_size(1e-3, 1e3), torch.stack([plan.ratio * b, b]), (0.0, 16.0)
         )
         ours = original(tokens, use_cache=False).logits
-    theirs = _exported(config, original, plan)(tokens, use_cache=False).logits
+    theirs = export(config, original, plan)(tokens, use_cache=False).logits
     scale = float(ours.abs().max())
     return float((plain - ours).abs().max()) / scale, float((theirs - ours).abs().max()) / scale
 
@@ -177,18 +193,6 @@ def queries_without_weights(folder: ModelFolder) -> Queries:
                 f"{shape}; fetch it again"
             )
     return queries
-
-
-def _exported(config: Any, original: PreTrainedModel, plan: Plan) -> PreTrainedModel:
-    weights: dict[str, Tensor] = dict(original.state_dict())
-    places = places_of(weights)
-    for place, change in queries_of(config, original).changes(plan).items():
-        x = weights[places[place]]
-        weights[places[place]] = torch.from_numpy(change.apply(x.numpy())).to(x.dtype)
-    stored = exported_configuration(config.to_dict(), config, plan)
-    exported = new_model(AutoConfig.for_model(**stored))
-    exported.load_state_dict(weights, assign=True)
-    return exported
 
 
 def new_model(config: Any) -> PreTrainedModel:

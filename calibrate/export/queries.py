@@ -38,7 +38,7 @@ _REASONS = {
 }  # fmt: skip
 _FROM_ONE = ("gemma3_text", "qwen3_next", "qwen3_5_text")  # norms that multiply by 1 + weight
 _NORMS = ("q_norm", "q_layernorm", "query_layernorm")
-_PROJECTIONS = ("q_b_proj", "q_proj", "qkv_proj", "query_key_value", "c_attn")
+PROJECTIONS = ("q_b_proj", "q_proj", "qkv_proj", "query_key_value", "c_attn")
 _SINKS = "sinks"
 _TENSOR = re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,6})\.(?:self_attn|attn|attention)\.(\w+)\.?(.*)")
 
@@ -92,28 +92,30 @@ class Queries:
 
     Attributes:
       shapes: of all tensors of attention, by place.
+      names: of the same.
       layers: those that have attention.
+      width: of a head.
     """
 
     def __init__(self, config: Any, shapes: Mapping[str, Sequence[int]]):
         self.model_type = config.model_type
         self.n_heads = config.num_attention_heads
-        self._width = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
+        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.n_heads
         self._is_fused_by_head = not getattr(config, "multi_query", True)
-        places = places_of(shapes)
-        self.shapes = {place: tuple(shapes[name]) for place, name in places.items()}
-        self.layers = sorted({place.layer for place in places})
+        self.names = places_of(shapes)
+        self.shapes = {place: tuple(shapes[name]) for place, name in self.names.items()}
+        self.layers = sorted({place.layer for place in self.names})
         rows = max((axis for shape in self.shapes.values() for axis in shape), default=0)
-        if type(self._width) is not int or not 0 < self._width * self.n_heads <= rows:
+        if type(self.width) is not int or not 0 < self.width * self.n_heads <= rows:
             raise CalibrateError(
-                f"the configuration has {self.n_heads} heads of head_dim = {self._width!r}, and "
+                f"the configuration has {self.n_heads} heads of head_dim = {self.width!r}, and "
                 f"tensors of attention have at most {rows:,} rows; fetch it again"
             )
 
     def source(self, layer: int) -> str:
         """The module whose weights are scaled: the norm after the projection if there is one."""
         modules = {place.module for place in self.shapes if place.layer == layer}
-        for module in (*_NORMS, *_PROJECTIONS):
+        for module in (*_NORMS, *PROJECTIONS):
             if module in modules:
                 return module
         raise CalibrateError(
@@ -125,7 +127,7 @@ class Queries:
         """Whether the heads of a layer can have one factor alone."""
         source = self.source(layer)
         return source in _NORMS and any(
-            place[:2] == (layer, source) and shape == (self._width,)
+            place[:2] == (layer, source) and shape == (self.width,)
             for place, shape in self.shapes.items()
         )
 
@@ -156,11 +158,11 @@ class Queries:
     def _of_outputs(self, module: str, n_outputs: int, f: np.ndarray) -> np.ndarray:
         if module in ("qkv_proj", "c_attn", "query_key_value"):
             if module == "query_key_value" or self._is_fused_by_head:
-                by_head = np.ones((self.n_heads, 3, self._width))
+                by_head = np.ones((self.n_heads, 3, self.width))
                 by_head[:, 0] = f[:, None]
                 return by_head.reshape(-1)
             by_output = np.ones(n_outputs)
-            by_output[: self.n_heads * self._width] = f.repeat(self._width)
+            by_output[: self.n_heads * self.width] = f.repeat(self.width)
             return by_output
         return f.repeat(n_outputs // self.n_heads)
 
@@ -168,6 +170,6 @@ class Queries:
         if match := re.match(r"norms\.(\d+)\.", place.name):  # a norm for each head
             head = int(match[1])
             return f[head : head + 1]
-        if shape == (self._width,):
+        if shape == (self.width,):
             return f[:1]
-        return f[:, None] if shape == (self.n_heads, self._width) else f.repeat(self._width)
+        return f[:, None] if shape == (self.n_heads, self.width) else f.repeat(self.width)

@@ -1,16 +1,57 @@
-"""A checkpoint with a fit in it, as a result to show: what it carries, and what engines apply."""
+"""An export as a result to show: what it carries, and what engines apply; an adapter's card."""
 
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibrate.report.blocks import Facts, Result, Table, Text
+from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 
 if TYPE_CHECKING:
+    from calibrate.export.checkpoint import Export
     from calibrate.export.plan import Carried
 
 _SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
 _COLUMNS = ("layer", "least", "median", "most", "heads changed")
+
+_MARKUP = re.compile(r"[\\\[\]<|&]")
+_TOP = """\
+---
+base_model: {base}
+base_model_relation: adapter
+library_name: peft
+tags: [ia3, calibrate, attention-temperature]
+---
+
+# Sharper attention for {model}
+
+An attention head with logits z attends by softmax(beta z) instead of softmax(z). This adapter (IA3)
+multiplies the queries of {changed:,} of {heads:,} heads by constants beta from {least:.4g} to
+{most:.4g}, which `calibrate` fitted; `fit.json` is the fit.
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({load})
+model = PeftModel.from_pretrained(model, {adapter})
+merged = model.merge_and_unload()  # if you like: plain weights, for any engine
+```
+
+vLLM, SGLang and llama.cpp load no adapters but LoRA: give them the merged model, or what `calibrate
+export` writes without `--as adapter`. Check that the adapter is what its fit asks for, of that very
+model: `calibrate export --check {name} --model FOLDER`.
+{todo}
+What follows is what `calibrate fits show ./fit.json` says.
+"""
+_TODO = """
+Before you publish it: the model was in a folder, so write its name on the Hub, twice above and in
+`adapter_config.json`.
+"""
 
 
 def export_result(carried: "Carried") -> Result:
@@ -45,3 +86,40 @@ def export_result(carried: "Carried") -> Result:
 def _cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
     ends = (f"{x:.4f}" for x in (f.min(), np.median(f), f.max()))
     return (str(layer), *ends, f"{int((f != 1).sum())} of {len(f)}")
+
+
+def adapter_card(export: "Export", name: str) -> str:
+    """The card of an adapter in a folder of that name, in Markdown."""
+    from calibrate.export.adapter import base_of
+    from calibrate.report.fit_record import FitRecord  # it loads JAX
+
+    base, revision = base_of(export.folder.path)
+    factors = export.plan.factors
+    changed = [f for f in factors.values() if f != 1] or [1.0]
+    pin = f", revision={json.dumps(revision)}" if revision else ""
+    top = _TOP.format(
+        base=json.dumps(base), model=_plain(base), changed=len(changed), heads=len(factors),
+        least=min(changed), most=max(changed), load=json.dumps(base) + pin,
+        adapter=json.dumps(name), name=name, todo="" if revision else _TODO,
+    )  # fmt: skip
+    evidence = FitRecord(replace(export.fit, path=Path("fit.json")), of_file=True).evidence()
+    return "\n".join([top, *(line for block in evidence for line in (*_markdown(block), ""))])
+
+
+def _markdown(block: Block) -> Iterable[str]:
+    """The lines of a heading, facts or a table."""
+    if isinstance(block, Heading):
+        yield f"## {_plain(block.text)}"
+    elif isinstance(block, Facts):
+        yield from (f"- {_plain(label)}: {_plain(text)}" for label, text in block.rows)
+    elif isinstance(block, Table):
+        sides = [":---" if heading in block.left else "---:" for heading in block.columns]
+        rows = [block.columns, sides, *block.rows]
+        yield from (f"{_plain(block.title)}", "") if block.title else ()
+        yield from (f"| {' | '.join(map(_plain, row))} |" for row in rows)
+        yield from ("", _plain(block.note)) if block.note else ()
+
+
+def _plain(text: str) -> str:
+    """A text without markup of its own, but for code in backticks."""
+    return _MARKUP.sub(r"\\\g<0>", text)
