@@ -6,22 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.evidence import LOG_P, OWN, PLAIN, RIGHT, Evidence
+from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence
 from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
 
 TEXT, ALL = "text", "all"
+LINE, LAYERS, HEAD_SCALE = "kappa-log-n", "layers", "head-scale"
 LABELS = {
     PLAIN: "plain softmax",
-    "constant": "best constant, every head",
-    "layers": "best constant, layers 10 to 19",
+    "constant": "constant, every head",
+    LINE: "log n, every head",
+    LAYERS: "constant, layers 10 to 19",
+    HEAD_SCALE: "HeadScale",
     OWN: "own fit, through the model",
 }
-FORMATS = {RIGHT: (100, ".1f"), LOG_P: (1, ".3f"), TEXT: (1, ".4f")}  # factor and digits
+FORMATS = {
+    RIGHT: (100, ".1f"),
+    LOG_P: (1, ".3f"),
+    TEXT: (1, ".4f"),
+    KL: (1, ".4f"),
+}  # factor and digits
 TITLES = {
     RIGHT: "answers right, %",
     LOG_P: "log p of the answer, nats",
     TEXT: "plain text, log p of a token, nats",
+    KL: "plain text, KL from plain softmax, nats a token",
 }
+STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure"}  # others have their own
 DIFFERENCES = {"own_beyond": ": own fit less", "gain": ": beyond plain softmax"}
 
 Row = dict[str, Any]
@@ -38,7 +48,7 @@ def measured(evidence: Evidence, kinds: Mapping[str, Sequence[str]]) -> list[Row
         {
             "kind": kind, "template": template, "length": length, "examples": part.n,
             "rules": {
-                rule: {measure: _numbers(part, rule, measure) for measure in (RIGHT, LOG_P)}
+                rule: {m: _numbers(part, rule, m) for m in (RIGHT, LOG_P, KL) if m in part.values}
                 for rule in part.rules
             },
         }
@@ -73,20 +83,33 @@ def _numbers(evidence: Evidence, rule: str, measure: str) -> dict[str, tuple[flo
 
 
 def markdown(record: Row) -> list[str]:
-    """Tables of every measure, of the own fit's lead, and of time and memory."""
+    """Tables of every measure, of the own fit's lead, of the trade of strength, and of time."""
     rows = record["found"]
     answers, text = ([r for r in rows if (r["kind"] == TEXT) is its] for its in (False, True))
+    rivals = list(LABELS)[1:]
     lines = [f"{record['verdict']}.", ""]
-    for title, chosen in ((RIGHT, answers), (LOG_P, answers), (TEXT, text)):
-        lines += [*_table(title, chosen, "mean", list(LABELS)), ""]
-    lines += [*_table(TEXT, text, "gain", list(LABELS)[1:]), ""]
+    for title, chosen, number, rules in (
+        (RIGHT, answers, "mean", list(LABELS)), (LOG_P, answers, "gain", rivals),
+        (KL, text, "mean", rivals), (TEXT, text, "gain", rivals),
+    ):  # fmt: skip
+        lines += [*_table(title, chosen, number, rules), ""]
     means = [row for row in answers if row["template"] == ALL]
     for measure in (RIGHT, LOG_P):
         lines += [*_table(measure, means, "own_beyond", list(LABELS)[:-1]), ""]
-    lines += ["| step | processor minutes | peak memory, MiB |", "| --- | ---: | ---: |"]
-    for step, took in record["times"].items():
-        peak = "" if took["peak_mib"] is None else f"{took['peak_mib']:,.0f}"
-        lines.append(f"| {step} | {took['minutes']:.0f} | {peak} |")
+    lines += [*_trade(record["trade"]), "", "| step | minutes |", "| --- | ---: |"]
+    return lines + [f"| {step} | {took:.0f} |" for step, took in record["times"].items()]
+
+
+def _trade(records: Sequence[Row]) -> list[str]:
+    """What each strength gains and costs, on what judged the fit."""
+    columns = {"gain": "not seen, nats", "seen": "seen, nats", "kl": "text, KL a token"}
+    lines = ["| strength | " + " | ".join(columns.values()) + " |", "| ---: |" + " ---: |" * 3]
+    for record in records:
+        cells = [
+            f"{record[x]:+.{3 + (x == 'kl')}f} ± {record[f'{x}_error']:.{3 + (x == 'kl')}f}"
+            if x in record else "" for x in columns
+        ]  # fmt: skip
+        lines.append(f"| {record['strength']:g} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -97,7 +120,7 @@ def _table(title: str, rows: Sequence[Row], number: str, rules: Sequence[str]) -
     lines += ["| --- | ---: | ---: |" + " ---: |" * len(rules)]
     for row in rows:
         cells = [_cell(row, rule, title, number) for rule in rules]
-        name = f"{row['template']} ({row['kind']})" if row["kind"] != TEXT else TEXT
+        name = row["template"] if row["kind"] == TEXT else f"{row['template']} ({row['kind']})"
         length = row["length"] if row["length"] == ALL else f"{row['length']:,}"
         lines.append(f"| {name} | {length} | {row['examples']:,} | " + " | ".join(cells) + " |")
     return lines
@@ -122,14 +145,16 @@ def draw_results(path: Path, record: Row) -> None:
         by_length = [
             row for row in record["found"]
             if row["kind"] == kind and row["length"] != ALL
-            and (row["template"] == ALL or kind == TEXT)
+            and row["template"] == ALL
         ]  # fmt: skip
         for rule, label in LABELS.items():
             _draw_rule(ax, rule, label, sorted(by_length, key=lambda row: row["length"]))
         sizes_axis(ax, sorted({row["length"] for row in by_length}))
         ax.set_xlabel("length (tokens)")
         ax.set_title("plain text" if kind == TEXT else f"templates {kind} by the fit", fontsize=10)
-        ax.set_ylabel("gain (nats a token)" if kind == TEXT else "answers right (%)")
+        ax.set_ylabel(
+            "KL from plain softmax (nats a token)" if kind == TEXT else "answers right (%)"
+        )
         ax.grid(alpha=0.25, lw=0.5)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
@@ -139,12 +164,12 @@ def draw_results(path: Path, record: Row) -> None:
 def _draw_rule(ax: Any, rule: str, label: str, rows: Sequence[Row]) -> None:
     """Means with two standard errors."""
     points = [
-        (row["length"], row["rules"][rule][LOG_P]["gain"] if row["kind"] == TEXT
+        (row["length"], row["rules"][rule][KL]["mean"] if row["kind"] == TEXT
          else [100 * x for x in row["rules"][rule][RIGHT]["mean"]])
         for row in rows if rule in row["rules"]
     ]  # fmt: skip
     if points:
-        colour, marker, dash = STYLES["log-n" if rule == "layers" else rule]
+        colour, marker, dash = STYLES[STYLE_OF.get(rule, rule)]
         ax.errorbar(
             [x for x, _ in points], [y for _, (y, _) in points],
             [2 * error for _, (_, error) in points], fmt=dash, color=colour, marker=marker, ms=5,

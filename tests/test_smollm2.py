@@ -19,7 +19,7 @@ from calibrate.maths.rule import Rule
 from calibrate.transformers.folders import ModelFolder
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-OPTIONS = argparse.Namespace(examples=4, fit_examples=8)
+OPTIONS = argparse.Namespace(examples=4, fit_examples=8, only="unseen,text,seen,long", jobs=1)
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def study():
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.RUNS, module.RESULT = Path("runs").absolute(), Path("smollm2.json").absolute()
-    module.FITTED_LENGTHS, module.TEN_LAYERS = "200", range(1, 2)
+    module.LENGTH, module.TEN_LAYERS = "200", range(1, 2)
     module.HELD_OUT = {
-        "seen": ("numbers,towns", "200", 1.0), "unseen": ("json,list", "256", 0.5),
-        "text": (None, "200,250", 0.5),
+        "unseen": (("json", "list"), "200", 1.0), "text": ((), "200,250", 0.5),
+        "seen": (("numbers", "towns"), "200", 1.0), "long": (("json", "list"), "256", 0.5),
     }  # fmt: skip
-    module.FIT_OPTIONS = ("--kind", "constant", "--steps", 1)
-    module.DIAGNOSED, module.BETAS = 1, (2,)
+    module.STEPS_OF_FIT = module.HEAD_SCALE_STEPS = module.DIAGNOSED = 1
+    module.BETAS, module.LONG_TEXTS, module.LETTERS = (1.001, 1.01, 9.0), 8, 100
     return module
 
 
@@ -73,34 +73,34 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     def command(name, *arguments):
         done.append(name)
         call("model", name, *arguments, code=3 if name == "fit" else 0)
-        study.add_time(name, 60.0, 100.0)
+        study.add_time(name, 60.0)
 
     monkeypatch.setattr(study, "command", command)
-    for step in ("collect", "diagnose", "fit"):
+    for step in ("collect", "diagnose", "fit", "rivals", "head-scale"):
         study.STEPS[step](OPTIONS)
-    assert done == ["collect"] * 5 + ["diagnose", "fit"]
+    assert done == ["collect"] * 7 + ["diagnose", "fit"]
     study.evaluate(OPTIONS)
     without = json.loads(study.RESULT.read_text())
     assert "no fit is worth publishing." in study.markdown(without)
     assert all("own" not in row["rules"] for row in without["found"])
 
     entries = (Entry((0.0, 1.5), (0.0, 9.0), layer=1, head=2),)
-    fit = Coefficients(Rule.log_size(), entries, name="smollm2", quality={"verdict": "planted"})
+    fit = Coefficients(Rule.log_size(), entries, name=study.FIT, quality={"verdict": "planted"})
     publish(fit, study.RUNS / "fits")
     study.STEPS["fit"](OPTIONS)
     assert done.count("fit") == 1
     study.evaluate(OPTIONS)
     record = json.loads(study.RESULT.read_text())
-    assert record["entries"] == [{"layer": 1, "head": 2, "coefficients": [0.0, 1.5]}]
-    assert record["betas"] == {"constant": 2, "layers": 2}
+    assert record["rivals"]["layers"] == [[0.0, 1.01], [0.0, 1.01]]
     rows = {(row["kind"], row["template"], row["length"]): row for row in record["found"]}
     assert rows["seen", "all", 200]["examples"] == 8
-    assert set(rows["seen", "all", 200]["rules"]) == {"plain", "own", "constant", "layers"}
+    assert set(rows["not seen", "all", 200]["rules"]) >= {"plain", "own", "layers"}
     assert set(rows["not seen", "all", 256]["rules"]) == {"plain", "own"}
-    assert rows["text", "text", 200]["rules"]["layers"]["log_p"]["gain"][0] != 0
+    text = rows["text", "all", 200]["rules"]
+    assert text["own"]["kl"]["mean"][0] > text["layers"]["kl"]["mean"][0] > 0
     assert Path("smollm2.png").read_bytes().startswith(b"\x89PNG")
-    assert record["times"]["collect"]["minutes"] == 5
-    assert record["times"]["evaluate"]["minutes"] > 0
+    assert record["times"]["collect"] == 7
+    assert record["times"]["evaluate"] > 0
     assert "planted." in study.markdown(record)
 
 
@@ -116,9 +116,12 @@ def test_a_package_under_other_terms(study, licences, message):
     assert not (study.RUNS / study.MODEL).exists()
 
 
-def test_texts_are_prose_of_two_halves(study):
+def test_held_out_texts_are_prose_of_three_registers(study):
     study.write_texts()
-    parts = [study.text_for(part).read_text().split("\n\n") for part in ("fit", "held-out")]
-    assert not set(parts[0]) & set(parts[1])
-    assert min(len("".join(part)) for part in parts) > 50_000
-    assert not any(">>>" in words or "::=" in words for part in parts for words in part)
+    texts = {path.stem: path.read_text() for path in (study.RUNS / "texts").iterdir()}
+    assert set(texts) == set(study.REGISTERS)
+    assert min(map(len, texts.values())) > 50_000
+    of_head_scale = (study.RUNS / "long-texts.jsonl").read_text()
+    for paragraph in texts["documentation"].split("\n\n"):
+        assert ">>>" not in paragraph
+        assert json.dumps(paragraph)[1:-1] not in of_head_scale

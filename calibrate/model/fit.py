@@ -110,7 +110,7 @@ def fit_by(
     which = split(objective.examples, JUDGING)
     strengths = sorted({*STRENGTHS, published.strength})
     trade = {str(s): x for s in strengths if (x := published.fit(heads, s))}
-    began("judging", [which] * (len(fits) + len(trade)))
+    began("judging", objective.examples.units(which) * (len(fits) + len(trade)))
     evidence = replace(objective.evidence(which, passes.score_fits(fits, which)), fits=fits)
     losses = {rule: objective.losses(evidence, which, rule) for rule in fits}
     allowed = np.inf if options.strength else options.allowed
