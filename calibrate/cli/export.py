@@ -30,13 +30,18 @@ class ExportRequest(Request):
         bool, Option("--any-model", help="Export a fit of another model, too.")
     ] = False
     check: Annotated[Path | None, Option(help="Exported folder or file to read back.")] = None
+    engine: Annotated[str | None, Option(help="Server to ask whether it applies --check.")] = None
+    served: Annotated[str | None, Option(help="The model's name at --engine.")] = None
+    prompts: Annotated[Path | None, Option(help="For --engine, as in model collect.")] = None
     store: ReadStore = None
 
     def __post_init__(self) -> None:
         """Checks that there is one thing to do."""
-        given = [x is not None for x in (self.fit, self.model, self.out)]
-        if any(given) if self.check else not all(given):
+        given = [x is not None for x in (self.fit, self.out, self.model)]
+        if any(given[: 2 if self.engine else 3]) if self.check else not all(given):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
+        if not (self.engine and self.check) and (self.engine or self.served or self.prompts):
+            raise BadParameter("--engine needs --check; --served and --prompts need --engine")
 
 
 def export(request: ExportRequest) -> Record:
@@ -53,10 +58,16 @@ def export(request: ExportRequest) -> Record:
 
     Example: calibrate export mine --model model.gguf --out model-mine.gguf
 
+    With --engine too, a server is asked for log p of tokens, which are compared with the model's
+    own under the fit and under plain softmax. The exit code is 0 if it applies the fit, 3 if not,
+    1 if that cannot be told. A .gguf file with a rule of log n needs its original, --model.
+
     Example: calibrate export --check model-mine
+
+    Example: calibrate export --check model-mine --engine http://localhost:8000
     """
     if request.check is not None:
-        return _read_back(request.check)
+        return _read_back(request, request.check)
     from calibrate.files.store import load
 
     model, out = request.model, request.out
@@ -111,10 +122,10 @@ def _require_gguf(path: Path) -> None:
         raise CalibrateError(f"{path} needs the package gguf: {install('gguf')}") from None
 
 
-def _read_back(path: Path) -> Record:
-    """What an exported folder or .gguf file carries."""
+def _read_back(request: ExportRequest, path: Path) -> Record:
+    """What an exported folder or .gguf file carries, or what an engine makes of it."""
     from calibrate.cli.loading import require_transformers
-    from calibrate.report.export_record import export_result
+    from calibrate.report.export_record import engine_result, export_result
 
     if path.suffix == ".gguf":
         _require_gguf(path)
@@ -123,4 +134,11 @@ def _read_back(path: Path) -> Record:
         require_transformers()
         from calibrate.export.checkpoint import read_export as read
     stderr.print(f"reading {path}")
-    return export_result(read(path))
+    carried = read(path)
+    if request.engine is None or carried.faults:
+        return export_result(carried)
+    from calibrate.model.engine_check import check_engine
+
+    stderr.print("asking the engine, and the model")
+    asked = request.model, request.engine, request.served, request.prompts
+    return engine_result(carried, check_engine(carried, *asked))

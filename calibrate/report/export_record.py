@@ -4,10 +4,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.report.blocks import Facts, Result, Table, Text
 
 if TYPE_CHECKING:
     from calibrate.export.plan import Carried
+    from calibrate.model.engine_check import EngineCheck
 
 _SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
 _COLUMNS = ("layer", "least", "median", "most", "heads changed")
@@ -36,7 +38,8 @@ def export_result(carried: "Carried") -> Result:
     texts = [*carried.notes, *(f"FAILED  {fault}" for fault in faults)]
     failure = None
     if faults:
-        failure = f"{carried.path} is not what was exported: {'; '.join(faults)}; export again"
+        said = f"{carried.path} is not what was exported: {'; '.join(faults)}; export again"
+        failure = CalibrateError(said)
     else:
         texts.append("Its weights and its fit are as they were written.")
     return Result([Facts(facts), *tables, *map(Text, texts)], found, failure)
@@ -45,3 +48,30 @@ def export_result(carried: "Carried") -> Result:
 def _cells(layer: int, f: np.ndarray) -> tuple[str, ...]:
     ends = (f"{x:.4f}" for x in (f.min(), np.median(f), f.max()))
     return (str(layer), *ends, f"{int((f != 1).sum())} of {len(f)}")
+
+
+def engine_result(carried: "Carried", check: "EngineCheck") -> Result:
+    """What an engine applies; a failure unless that is the fit: exit 3, or 1 if nobody can tell."""
+    from calibrate.model.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
+
+    rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]
+    columns = ("tokens", *(f"off {name}" for name in check.off))
+    table = Table(columns, rows, title="Its log p, in nats (root mean square)")
+    what = {FIT: "applies the fit", PLAIN: "applies plain softmax", UNKNOWN: "may apply it or not"}
+    said = what.get(check.applies, f"applies {OTHER}")
+    if check.applies == OTHER:
+        said += f" from {check.off_from:,} tokens on"
+        if min(check.off, key=check.off.__getitem__) == CONSTANTS:
+            said += ", most like the fit without its part of log n"
+    said = (
+        f"{check.engine} {said}: it goes {check.share:.2f} ± {check.error:.2f} of the way from "
+        f"plain softmax to {carried.said['fit']}, which differ by {check.effect:.2g} nats; its "
+        f"noise is {check.noise:.2g}"
+    )
+    failure: CalibrateError | None = None
+    if check.applies == UNKNOWN:
+        failure = CalibrateError(f"{said}; give more or longer --prompts")
+    elif check.applies != FIT:
+        failure = QualityError(f"{said}; serve {carried.path} as fits/SERVE.md says")
+    found = {"path": carried.path, **carried.said, **check._asdict()}
+    return Result([table] if failure else [table, Text(f"{said}.")], found, failure)
