@@ -14,6 +14,7 @@ from http.client import HTTPException
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from calibrate.errors import CalibrateError
@@ -138,6 +139,8 @@ def _post(url: str, body: dict[str, Any]) -> Any:
             with _OPENER.open(request, timeout=PATIENCE) as answer:
                 answered.put(answer.read(_MOST_BYTES + 1))
         except Exception as failure:
+            if isinstance(failure, HTTPError):
+                failure.close()
             answered.put(failure)
 
     Thread(target=fetch, daemon=True).start()  # the timeout of a socket is for each byte

@@ -6,11 +6,11 @@ the fit, and p under plain softmax. The share of the way from plain softmax to t
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
 1 or 0; it has an error, from prompt to prompt. Prompts of one token, whose attention no rule
-changes, tell the engine's noise. Let r be three errors, widened by Student's t, and at least 0.05.
+changes, tell the engine's noise: v. Let r be three errors, widened by Student's t, or 0.1 if more.
 
-- Cannot tell: f and p differ by three times the noise or less.
-- Something else: e differs from both by more than three times the noise, and s from 1 and 0 by more
-  than r, or e from both by more than half of what f and p differ.
+- Cannot tell: f and p differ by 3 v or less.
+- Something else: e is off from f and from p by more than 10 v and a tenth of what these two differ;
+  or by more than 3 v, and s from 1 and from 0 by more than r.
 - The fit, or plain softmax: s is within r of 1, or of 0. Cannot tell: of both, or of neither.
 
 Differences are root mean squares, in nats.
@@ -37,7 +37,7 @@ from calibrate.transformers.folders import ModelFolder
 FIT, PLAIN, CONSTANTS = "fit", "plain", "constants"  # the last: of a rule of log n, without it
 OTHER, UNKNOWN = "something else", "cannot tell"
 _TEMPLATES, _LENGTHS, _N_SINGLE = ("numbers", "towns"), (128, 512, 1024), 4
-_LEAST, _ERRORS, _NOISES = 0.05, 3, 3
+_LEAST, _ERRORS, _NOISES, _MANY_NOISES = 0.1, 3, 3, 10
 
 
 class EngineCheck(NamedTuple):
@@ -66,10 +66,12 @@ def check_engine(
     Raises:
       CalibrateError: the engine gives no log p, or the model does not load.
     """
+    if model is None and carried.model_type == "mistral3":  # a .gguf file; folders say ministral3
+        raise CalibrateError(f"Transformers cannot load {carried.path}; give its original by --model")
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
     most = folder.context or max(_LENGTHS)
-    lengths = tuple(n for n in _LENGTHS if n <= most) or (most,)
+    lengths = tuple(sorted({min(n, most - 1) for n in _LENGTHS}))
     wanted = Wanted(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
     made = [x.tokens[: x.start].tolist() for x in make_examples(wanted, folder)[0].examples]
     longest = max(made, key=len)
@@ -125,7 +127,7 @@ def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineChec
     off, effect = _off(together), _rms(together[1] - together[2])
     pulls = np.array([[(e - p) @ (f - p), (f - p) @ (f - p)] for _, (e, f, p, *_) in longer])
     n, (pull, total) = len(longer), pulls.sum(0)
-    share = round(float(pull / total), 9) + 0.0 if total else 0.0  # no -0
+    share = float(pull / total) if total else 0.0
     spread = n / max(n - 1, 1) * ((pulls @ (1, -share)) ** 2).sum()
     error = float(np.sqrt(spread) / total) if total and n > 1 else np.inf
     within = max(_LEAST, _ERRORS * error * float(np.nan_to_num(widening(n - 1), nan=1.0)))
@@ -134,7 +136,7 @@ def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineChec
     applies = near[0] if len(near) == 1 else UNKNOWN
     if effect <= least:
         applies = UNKNOWN
-    elif far > least and (not near or far > effect / 2):
+    elif far > max(_MANY_NOISES * noise, _LEAST * effect) or (far > least and not near):
         applies = OTHER
     start = next((n for n, of in prompts if of[FIT] > max(least, _LEAST * effect)), None)
     return EngineCheck(engine, applies, share, error, noise, effect, off, start, prompts)

@@ -64,7 +64,7 @@ def engine_result(carried: "Carried", check: "EngineCheck") -> Result:
         if min(check.off, key=check.off.__getitem__) == CONSTANTS:
             said += ", most like the fit without its part of log n"
     said = (
-        f"{check.engine} {said}: it goes {check.share:.2f} ± {check.error:.2f} of the way from "
+        f"{check.engine} {said}: it goes {round(check.share, 2) + 0.0:.2f} ± {check.error:.2f} of the way from "
         f"plain softmax to {carried.said['fit']}, which differ by {check.effect:.2g} nats; its "
         f"noise is {check.noise:.2g}"
     )

@@ -1,0 +1,207 @@
+"""Whether an engine applies an exported fit, asked by `calibrate export --check --engine`."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_cli import call, refusal
+from test_export import by_size, constants, under
+from tiny_causal import causal_model, save
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from calibrate.export import engine
+from calibrate.files.publishing import publish
+from calibrate.model.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
+
+
+def scaled(fit, factor):
+    """The rule with every beta times a factor."""
+    entries = tuple(
+        replace(e, coefficients=tuple(factor * c for c in e.coefficients), check=())
+        for e in fit.entries
+    )
+    return replace(fit, entries=entries)
+
+
+FITS = {"constants": constants(causal_model().config), "by-size": by_size()}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model, and the folder that each fit is exported to."""
+    root = tmp_path_factory.mktemp("engines")
+    save(root / "model", causal_model())
+    for name, fit in FITS.items():
+        reference = publish(replace(fit, name=name), root / "fits")[0].reference
+        call("export", reference, "--store", root / "fits", "--model", root / "model",
+             "--out", root / name)  # fmt: skip
+    return root
+
+
+@contextmanager
+def server(answer):
+    """A server whose handler of POST is given; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer(self)
+
+        def log_message(self, *_):
+            pass
+
+        def say(self, data, status=200, **headers):
+            data = data if isinstance(data, bytes) else json.dumps(data).encode()
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+
+
+def top(model, ids, noise):
+    """The five likeliest tokens after some, with log p."""
+    with torch.no_grad():
+        log_p = model(torch.tensor([ids]), use_cache=False).logits[0, -1].log_softmax(-1)
+    p, i = torch.topk(log_p, 5)
+    jitter = np.random.default_rng(ids).normal(0, noise, 5)
+    return {int(i): min(float(p) + x, 0.0) for i, p, x in zip(i, p, jitter, strict=True)}
+
+
+def older(tops, tokenizer):
+    return {"top_logprobs": [{f"token_id:{i}": p for i, p in x.items()} for x in tops]}
+
+
+def spelled(tops, tokenizer):
+    return {"top_logprobs": [{tokenizer.decode([i]): p for i, p in x.items()} for x in tops]}
+
+
+def chats(tops, tokenizer):
+    return {"content": [{"top_logprobs": [{"id": i, "token": "?", "logprob": p}
+                                          for i, p in x.items()]} for x in tops]}  # fmt: skip
+
+
+def completions(model, form=older, noise=0.0, takes=lambda body: True, tokenizer=None):
+    """What a server of a model answers."""
+
+    def answer(self):
+        prompt = self.body["prompt"]
+        if not takes(self.body):
+            return self.say({"error": "not in this form"}, 400)
+        ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+        n, tops = len(ids), []
+        for _ in range(self.body["max_tokens"]):
+            tops.append(top(model, ids, noise))
+            ids.append(max(tops[-1], key=tops[-1].get))
+        said = form(tops, tokenizer) if form else None
+        return self.say({"choices": [{"logprobs": said}], "usage": {"prompt_tokens": n}})
+
+    return answer
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+def check(folder, answer, *options, code=0):
+    """What the command finds, and its line on stderr."""
+    with server(answer) as url:
+        result = call("export", "--check", folder, "--engine", url, "--json", *options, code=code)
+    return json.loads(result.stdout), result.stderr.strip().splitlines()[-1]
+
+
+def other(root, name="constants", factor=1.2):
+    model = load(root / "model")
+    under(scaled(FITS[name], factor), model)
+    return model
+
+
+def test_the_fit_is_applied(exported):
+    found, _ = check(exported / "constants", completions(load(exported / "constants")))
+    assert (found["applies"], found["fit"]) == (FIT, "constants@1")
+    assert found["share"] == pytest.approx(1, abs=1e-3)
+    lengths = [n for n, _ in found["prompts"]]
+    assert lengths == sorted(lengths)
+    assert 64 < lengths[0] < 128 < lengths[-1] < 256
+    assert found["noise"] < 1e-5 < 1e-2 < found["effect"]
+
+
+def test_plain_softmax(exported):
+    model = load(exported / "model")
+    found, line = check(exported / "constants", completions(model), code=3)
+    assert found["applies"] == PLAIN
+    assert found["share"] == pytest.approx(0, abs=1e-3)
+    assert "applies plain softmax: it goes 0.00 ± 0.00 of the way from plain softmax" in line
+
+
+def test_something_else(exported):
+    found, line = check(exported / "constants", completions(other(exported)), code=3)
+    assert found["applies"] == OTHER
+    assert f"something else from {found['off_from']} tokens on: it goes" in line
+
+
+def test_no_log_probabilities(exported):
+    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
+    with server(completions(load(exported / "model"), None, tokenizer=tokenizer)) as url:
+        line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert f"{url}: no log-probabilities of known tokens; give the address of an OpenAI" in line
+
+
+def test_a_lost_part_of_log_n(exported):
+    model = load(exported / "model")
+    b = replace(FITS["by-size"], entries=tuple(
+        replace(e, coefficients=(0.0, e.coefficients[1]), check=()) for e in FITS["by-size"].entries
+    ))  # fmt: skip
+    under(b, model)
+    _, line = check(exported / "by-size", completions(model), code=3)
+    assert "most like the fit without its part of log n: it goes" in line
+    found, _ = check(exported / "by-size", completions(load(exported / "by-size")))
+    assert found["applies"] == FIT
+    # The original model under the fit predicts the same.
+    again, _ = check(exported / "by-size", completions(load(exported / "by-size")),
+                     "--model", exported / "model")  # fmt: skip
+    assert again["off"] == {name: pytest.approx(x, abs=1e-4) for name, x in found["off"].items()}
+
+
+@pytest.mark.parametrize(
+    ("form", "takes"),
+    [
+        (chats, lambda body: True),
+        (spelled, lambda body: isinstance(body["prompt"], str)),
+        (chats, lambda body: isinstance(body["prompt"], str) and body["logprobs"] is True),
+    ],
+)
+def test_forms_of_requests_and_answers(exported, form, takes):
+    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
+    model = load(exported / "constants")
+    answer = completions(model, form, takes=takes, tokenizer=tokenizer)
+    assert check(exported / "constants", answer)[0]["applies"] == FIT
+
+
+def test_noise(exported):
+    """An engine of little noise still tells; one of much does not."""
+    model = load(exported / "constants")
+    found, _ = check(exported / "constants", completions(model, noise=0.01))
+    assert found["applies"] == FIT
+    found, line = check(exported / "constants", completions(model, noise=1.0), code=1)
+    assert found["applies"] == UNKNOWN
+    assert "may apply it or not: it goes" in line
+    assert line.endswith("give more or longer --prompts")
