@@ -6,7 +6,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +66,7 @@ def server(answer):
             self.wfile.write(data)
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
+    httpd.daemon_threads, httpd.handle_error = True, lambda *_: None
     thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -205,3 +204,133 @@ def test_noise(exported):
     assert found["applies"] == UNKNOWN
     assert "may apply it or not: it goes" in line
     assert line.endswith("give more or longer --prompts")
+
+
+def slowly(self):
+    """A byte of the header now and then."""
+    for letter in b"HTTP/1.0 200 OK\r\nX: " + 200 * b"y":
+        self.wfile.write(bytes([letter]))
+        time.sleep(0.02)
+
+
+def without_end(self):
+    self.say(b"")
+    for _ in range(64):
+        self.wfile.write(bytes(1 << 20))
+
+
+def listing(token, log_p):
+    return {"choices": [{"logprobs": {"top_logprobs": [{token: log_p}]}}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda self: self.say(b"Not Found", 404), "HTTP 404 (Not Found)"),
+        (lambda self: self.say({"error": "key"}, 401), "HTTP 401 ({\"error\": \"key\"})"),
+        (lambda self: self.say(b"<html>"), "not JSON (Expecting value"),
+        (lambda self: self.say(b'{"choices": NaN}'), "not JSON (NaN is not a finite number)"),
+        (lambda self: self.say([1]), "no log-probabilities of known tokens"),
+        (lambda self: self.say(listing("token_id:512", -1)), "no log-probabilities of known"),
+        (lambda self: self.say(listing("token_id:5", 0.4)), "no log-probabilities of known tokens"),
+        (lambda self: self.say(listing("token_id:5", -1) | {"usage": {"prompt_tokens": 7}}),
+         "a prompt of 1 tokens is read as 7"),
+        (without_end, "an answer of more than 1,048,576 bytes"),
+        (slowly, "no answer within 0.3 s"),
+        (lambda self: time.sleep(0.5), "no answer within 0.3 s"),
+        (lambda self: None, "Remote end closed connection without response"),
+    ],
+)  # fmt: skip
+def test_servers_of_another_kind(exported, answer, said, monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.3 if "within" in said else 5.0)
+    with server(answer) as url:
+        line = refusal("export", "--check", exported / "constants", "--engine", f"{url}/v1/")
+    assert line.startswith(f"calibrate: {url}: {said}")
+    assert "; give the address of an OpenAI-compatible server with log-probabilities" in line
+
+
+def test_the_key_stays_with_its_host(exported, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    asked, elsewhere = [], []
+    with server(lambda self: elsewhere.append(1)) as other_url:
+
+        def answer(self):
+            asked.append(self.headers["Authorization"])
+            self.say(b"", 307, Location=f"{other_url}/v1/completions")
+
+        with server(answer) as url:
+            line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert f"{url}: HTTP 307 ()" in line
+    assert set(asked) == {"Bearer sk-secret"}
+    assert elsewhere == []
+
+
+def test_a_key_is_never_printed(exported, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+
+    def answer(self):
+        self.say(f"no {self.headers['Authorization']}".encode(), 400)
+
+    with server(answer) as url:
+        line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert "HTTP 400 (no Bearer ***)" in line
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:8000", "file:///etc/passwd", "http://me:pw@h", "http://"]
+)
+def test_what_is_no_address(exported, address):
+    line = refusal("export", "--check", exported / "constants", "--engine", address)
+    assert "--engine is not the address of a server; give the address of" in line
+    assert "pw" not in line
+
+
+def test_nobody_there(exported):
+    with server(lambda self: None) as url:
+        pass
+    line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert "Connection refused" in line
+
+
+def test_what_goes_with_an_engine(exported):
+    folder = exported / "constants"
+    line = refusal("export", "made", "--model", "m", "--out", "o", "--engine", "http://h", code=2)
+    assert "--engine needs --check" in line
+    assert "need --engine" in refusal("export", "--check", folder, "--served", "x", code=2)
+    refusal("export", "--check", folder, "--model", "m", code=2)
+
+
+def test_other_prompts_and_the_models_name(exported):
+    prompts = [{"prompt_ids": [5 + i, *range(3, 3 + n)], "answer_ids": [1]}
+               for i, n in enumerate((9, 9, 30, 30, 90, 90))]  # fmt: skip
+    Path("p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in prompts))
+    answer = completions(load(exported / "constants"), takes=lambda body: body["model"] == "mine")
+    options = ("--prompts", "p.jsonl", "--served", "mine")
+    found, _ = check(exported / "constants", answer, *options)
+    assert [n for n, _ in found["prompts"]] == [10, 10, 31, 31, 91, 91]
+    assert found["applies"] == FIT
+
+
+def test_the_rule_of_the_verdict():
+    """By answers with known noise, at one token and at more."""
+    rng = np.random.default_rng(0)
+
+    def verdict(share, noise, long_noise=None, n=6):
+        effect = rng.normal(size=(n, 10))
+        spread = noise if long_noise is None else long_noise
+        answers = [(1, np.array([noise * rng.normal(size=5), np.zeros(5), np.zeros(5)]))]
+        answers += [(10 * i + 10, np.array([
+            share * effect[i] + spread * rng.normal(size=10), effect[i], np.zeros(10),
+        ])) for i in range(n)]  # fmt: skip
+        return judged("http://h", answers).applies
+
+    for noise in (1e-6, 0.01, 0.1):
+        assert verdict(1, noise) == FIT
+        assert verdict(0, noise) == PLAIN
+        assert verdict(0.5, noise) == OTHER
+        assert verdict(1.5, noise) == OTHER
+    assert verdict(1, 0.01, long_noise=0.08) == FIT
+    assert verdict(1, 0.01, long_noise=2.0) == OTHER  # a model with other weights
+    assert verdict(1, 1.0) == UNKNOWN
+    assert verdict(1, 0.0, n=1) == UNKNOWN
+    assert judged("http://h", [(9, np.zeros((3, 5)))] * 3).applies == UNKNOWN

@@ -265,6 +265,39 @@ def test_the_command_and_its_check():
     assert "is not an exported model; give" in refusal("export", "--check", file)
 
 
+def ask(engine, *options, code):
+    """What `export --check --engine` finds of a server of llama.cpp."""
+    arguments = *options, "--engine", engine.address, "--prompts", "p.jsonl", "--json"
+    result = call("export", "--check", *arguments, code=code)
+    return json.loads(result.stdout), result.stderr
+
+
+def test_llama_cpp_is_asked_whether_it_applies_a_fit():
+    rng, (_, file) = np.random.default_rng(0), make()
+    lengths = (8, 8, 30, 30, 100, 100)
+    prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in lengths]
+    lines_of = (json.dumps({"prompt_ids": ids, "answer_ids": [1]}) for ids in prompts)
+    Path("p.jsonl").write_text("\n".join(lines_of))
+    export(constants(FACTORS, FACTORS[::-1]), file)
+    by_size = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
+    export(by_size, file, "by-size.gguf")
+    plain, fast = LlamaCpp(file), LlamaCpp("out.gguf", fast=True)
+    found, _ = ask(fast, "out.gguf", code=0)
+    assert found["applies"] == "fit"
+    assert [n for n, _ in found["prompts"]] == list(lengths)
+    found, said = ask(plain, "out.gguf", code=3)
+    assert found["applies"] == "plain"
+    assert "applies plain softmax: it goes 0.00 ±" in said
+    original = ("by-size.gguf", "--model", file)
+    assert ask(LlamaCpp("by-size.gguf"), *original, code=0)[0]["applies"] == "fit"
+    assert ask(plain, *original, code=3)[0]["applies"] == "plain"
+    found, said = ask(fast, *original, code=3)
+    assert found["applies"] == "something else"
+    assert "from 8 tokens on, most like the fit without its part of log n: it goes" in said
+    line = refusal("export", "--check", "by-size.gguf", "--engine", plain.address)
+    assert "Transformers does not load by-size.gguf; give --model, its original" in line
+
+
 def test_a_folder_of_another_kind(monkeypatch):
     fit = published(constants(FACTORS, FACTORS))
     save(Path("hf"), small_model())

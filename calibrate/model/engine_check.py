@@ -57,21 +57,17 @@ class EngineCheck(NamedTuple):
 def check_engine(
     carried: Carried, model: Path | None, engine: str, served: str | None, prompts: Path | None
 ) -> EngineCheck:
-    """Asks an engine that should serve an export, and compares.
+    """Asks an engine that should serve an export; f and p are those of its model.
 
-    Args:
-      model: the original, to be given the fit; None takes the export, with the fit undone for p.
-      engine, served: see `Engine`.
-      prompts: a file of prompts; None makes some.
-    Raises:
-      CalibrateError: the engine gives no log p, or the model does not load.
+    That is the export, with the fit undone for p, or the original, `model`, with the fit for f.
     """
     if model is None and carried.model_type == "mistral3":  # a .gguf file; folders say ministral3
-        raise CalibrateError(f"Transformers cannot load {carried.path}; give its original by --model")
+        raise CalibrateError(
+            f"Transformers does not load {carried.path}; give --model, its original"
+        )
     folder, plan = ModelFolder(model or carried.path), carried.plan
     assert plan is not None
-    most = folder.context or max(_LENGTHS)
-    lengths = tuple(sorted({min(n, most - 1) for n in _LENGTHS}))
+    lengths = tuple(sorted({min(n, (folder.context or n) - 1) for n in _LENGTHS}))
     wanted = Wanted(prompts, () if prompts else _TEMPLATES, lengths=lengths, count=1)
     made = [x.tokens[: x.start].tolist() for x in make_examples(wanted, folder)[0].examples]
     longest = max(made, key=len)
@@ -108,19 +104,10 @@ def _answer(
 
 
 def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineCheck:
-    """The check of an engine by its answers.
-
-    Args:
-      answers: tokens of the prompt, and log p of those listed: (e, f, p, CONSTANTS if n matters).
-    Raises:
-      CalibrateError: no prompt of several tokens was answered, or a log p is not finite.
-    """
+    """The check of an engine by tokens of prompts, and (e, f, p, that of CONSTANTS) after each."""
     longer = sorted((x for x in answers if x[0] > 1), key=lambda x: x[0])
-    if not longer or not all(np.isfinite(x).all() for _, x in answers):
-        raise CalibrateError(
-            f"{engine}: no prompt could be put as text, or the model's own log p is not finite; "
-            "give others with --prompts FILE"
-        )
+    if not longer:
+        raise CalibrateError(f"{engine} reads no prompt as the tokens that it has; give --prompts")
     noise = max((min(_off(x).values()) for n, x in answers if n == 1), default=0.0)
     prompts = [(n, _off(x)) for n, x in longer]
     together = np.hstack([x for _, x in longer])
