@@ -6,10 +6,10 @@ the fit, and p under plain softmax. The share of the way from plain softmax to t
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
 1 or 0; it has an error, from prompt to prompt. Prompts of one token, whose attention no rule
-changes, tell the engine's noise: v. Let r be three errors, widened by Student's t, or 0.1 if more.
+changes, tell the engine's noise: v. Let r be three errors, widened by Student's t, or 1/4 if more.
 
-- Cannot tell: f and p differ by 3 v or less.
-- Something else: e is off from f and from p by more than 10 v and a tenth of what these two differ;
+- Cannot tell: f and p differ by v or less.
+- Something else: e is off from f and from p by more than 5 v and a tenth of what these two differ;
   or by more than 3 v, and s from 1 and from 0 by more than r.
 - The fit, or plain softmax: s is within r of 1, or of 0. Cannot tell: of both, or of neither.
 
@@ -37,7 +37,7 @@ from calibrate.transformers.folders import ModelFolder
 FIT, PLAIN, CONSTANTS = "fit", "plain", "constants"  # the last: of a rule of log n, without it
 OTHER, UNKNOWN = "something else", "cannot tell"
 _TEMPLATES, _LENGTHS, _N_SINGLE = ("numbers", "towns"), (128, 512, 1024), 4
-_LEAST, _ERRORS, _NOISES, _MANY_NOISES = 0.1, 3, 3, 10
+_NEAR, _OFF, _ERRORS, _NOISES, _MANY_NOISES = 1 / 4, 1 / 10, 3, 3, 5
 
 
 class EngineCheck(NamedTuple):
@@ -117,15 +117,15 @@ def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineChec
     share = float(pull / total) if total else 0.0
     spread = n / max(n - 1, 1) * ((pulls @ (1, -share)) ** 2).sum()
     error = float(np.sqrt(spread) / total) if total and n > 1 else np.inf
-    within = max(_LEAST, _ERRORS * error * float(np.nan_to_num(widening(n - 1), nan=1.0)))
+    within = max(_NEAR, _ERRORS * error * float(np.nan_to_num(widening(n - 1), nan=1.0)))
     near = [name for name, x in ((FIT, 1), (PLAIN, 0)) if abs(share - x) <= within]
     least, far = _NOISES * noise, min(off[FIT], off[PLAIN])
     applies = near[0] if len(near) == 1 else UNKNOWN
-    if effect <= least:
+    if effect <= noise:
         applies = UNKNOWN
-    elif far > max(_MANY_NOISES * noise, _LEAST * effect) or (far > least and not near):
+    elif far > max(_MANY_NOISES * noise, _OFF * effect) or (far > least and not near):
         applies = OTHER
-    start = next((n for n, of in prompts if of[FIT] > max(least, _LEAST * effect)), None)
+    start = next((n for n, of in prompts if of[FIT] > max(least, _OFF * effect)), None)
     return EngineCheck(engine, applies, share, error, noise, effect, off, start, prompts)
 
 
