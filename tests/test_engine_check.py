@@ -1,6 +1,7 @@
 """Whether an engine applies an exported fit, asked by `calibrate export --check --engine`."""
 
 import json
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -335,3 +336,14 @@ def test_the_rule_of_the_verdict():
     assert verdict(1, 2.0) == UNKNOWN
     assert verdict(1, 0.0, n=1) == UNKNOWN
     assert judged("http://h", [(9, np.zeros((3, 5)))] * 3).applies == UNKNOWN
+
+
+def test_the_page_that_documents_it(exported):
+    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
+    page = page.split("\n## Does the engine apply it?\n")[1].split("\n## ")[0]
+    (line,) = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    Path("model-mine").symlink_to(exported / "constants")
+    with server(completions(load(exported / "constants"))) as url:
+        shown = call(*line.replace("http://localhost:8000", url).split()[1:]).stdout
+    assert f"{url} applies the fit: it goes 1.00 ± 0.00 of the way from plain softmax" in shown
+    assert "off fit  off plain" in shown

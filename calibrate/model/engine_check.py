@@ -5,8 +5,9 @@ the fit, and p under plain softmax. The share of the way from plain softmax to t
 
     s = sum (e - p)(f - p) / sum (f - p)^2,
 
-1 or 0; it has an error, from prompt to prompt. Prompts of one token, whose attention no rule
-changes, tell the engine's noise: v. Let r be three errors, widened by Student's t, or 1/4 if more.
+1 if the fit is applied, 0 if not; its error is from prompt to prompt. Prompts of one token, whose
+attention no rule changes, tell the engine's noise, v: the most that e is off from the nearer of the
+two. Let r be three errors of s, widened by Student's t, or 1/4 if that is more.
 
 - Cannot tell: f and p differ by v or less.
 - Something else: e is off from f and from p by more than 5 v and a tenth of what these two differ;
