@@ -267,7 +267,10 @@ def test_the_key_stays_with_its_host(exported, monkeypatch):
 
 
 def test_a_key_is_never_printed(exported, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\nsecret")
+    line = refusal("export", "--check", exported / "constants", "--engine", "http://localhost:1")
+    assert line == "calibrate: OPENAI_API_KEY is not a key; set it again"
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
 
     def answer(self):
         self.say(f"no {self.headers['Authorization']}".encode(), 400)
@@ -316,10 +319,10 @@ def test_the_rule_of_the_verdict():
     """By answers with known noise, at one token and at more."""
     rng = np.random.default_rng(0)
 
-    def verdict(share, noise, long_noise=None, n=6):
+    def verdict(share, noise, long_noise=None, n=6, single=1):
         effect = rng.normal(size=(n, 10))
         spread = noise if long_noise is None else long_noise
-        answers = [(1, np.array([noise * rng.normal(size=5), np.zeros(5), np.zeros(5)]))]
+        answers = [(1, np.array([noise * rng.normal(size=5), np.zeros(5), np.zeros(5)]))] * single
         answers += [(10 * i + 10, np.array([
             share * effect[i] + spread * rng.normal(size=10), effect[i], np.zeros(10),
         ])) for i in range(n)]  # fmt: skip
@@ -335,6 +338,8 @@ def test_the_rule_of_the_verdict():
     assert verdict(1, 0.4) == FIT
     assert verdict(1, 2.0) == UNKNOWN
     assert verdict(1, 0.0, n=1) == UNKNOWN
+    assert verdict(1, 0.3, single=0) == FIT
+    assert verdict(0.5, 0.05, single=0) == OTHER
     assert judged("http://h", [(9, np.zeros((3, 5)))] * 3).applies == UNKNOWN
 
 

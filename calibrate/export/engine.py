@@ -33,8 +33,6 @@ _ASKED = {"max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True}
 # Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
 _OLDER, _CHAT = {"logprobs": 5}, {"logprobs": True, "top_logprobs": 5}
 _FORMS: tuple[tuple[bool, dict[str, Any]], ...] = ((True, _OLDER), (False, _OLDER), (False, _CHAT))
-
-
 _OPENER = OpenerDirector()  # knows no redirects and no proxies: the key is for one host
 _OPENER.add_handler(HTTPHandler())
 _OPENER.add_handler(HTTPSHandler())
@@ -47,7 +45,9 @@ class Engine:
         if not _ADDRESS.fullmatch(address):
             raise CalibrateError(f"--engine is not the address of a server; {_REMEDY}")
         self.url = address.rstrip("/").removesuffix("/completions").removesuffix("/v1")
-        self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY"), tokenizer
+        self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
+        if not (self._key.isascii() and self._key.isprintable()):  # errors of HTTP would show it
+            raise CalibrateError("OPENAI_API_KEY is not a key; set it again")
         self._asked = _ASKED | ({"model": served} if served else {})
         self._forms, self._vocabulary = _FORMS, vocabulary
 
@@ -64,7 +64,7 @@ class Engine:
                 return []
             try:
                 found = self._read(self._post(form[1] | {"prompt": prompt}), len(ids))
-            except (OSError, HTTPException, CalibrateError) as failure:
+            except (OSError, HTTPException, ValueError, CalibrateError) as failure:
                 first = first or failure
                 if isinstance(failure, TimeoutError):
                     break
@@ -78,7 +78,7 @@ class Engine:
         """What an answer lists, up to a position that follows an unknown token."""
         found = list[dict[int, float]]()
         with suppress(AttributeError, LookupError, TypeError, ValueError):
-            if n_tokens != (n := answer.get("usage", {}).get("prompt_tokens", n_tokens)):
+            if n_tokens != (n := (answer.get("usage") or {}).get("prompt_tokens", n_tokens)):
                 raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {n}")  # <s>, say
             said = answer["choices"][0]["logprobs"]
             tops = [
@@ -87,10 +87,9 @@ class Engine:
             ] if "content" in said else said["top_logprobs"]  # fmt: skip
             for top in tops[: _ASKED["max_tokens"]]:
                 known = {self._id(key): float(p) for key, p in top.items() if -1e3 < p < 1e-3}
-                likeliest = max(known, key=known.__getitem__)
                 known.pop(_UNKNOWN, None)
                 found += [known] if known else []
-                if likeliest == _UNKNOWN:
+                if self._id(max(top, key=top.__getitem__)) == _UNKNOWN:
                     break
         if not found:
             raise CalibrateError("no log-probabilities of known tokens")

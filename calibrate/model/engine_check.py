@@ -7,11 +7,12 @@ the fit, and p under plain softmax. The share of the way from plain softmax to t
 
 1 if the fit is applied, 0 if not; its error is from prompt to prompt. Prompts of one token, whose
 attention no rule changes, tell the engine's noise, v: the most that e is off from the nearer of the
-two. Let r be three errors of s, widened by Student's t, or 1/4 if that is more.
+two. Let r be three errors of s, widened by Student's t, or 1/4 if that is more, and d what f and p
+differ.
 
-- Cannot tell: f and p differ by v or less.
-- Something else: e is off from f and from p by more than 5 v and a tenth of what these two differ;
-  or by more than 3 v, and s from 1 and from 0 by more than r.
+- Cannot tell: d is v or less.
+- Something else: e is off from f and from p by more than 5 v and a tenth of d (half of it if no text
+  is one token, so that v is not known); or by more than 3 v, and s from 1 and 0 by r.
 - The fit, or plain softmax: s is within r of 1, or of 0. Cannot tell: of both, or of neither.
 
 Differences are root mean squares, in nats.
@@ -48,7 +49,7 @@ class EngineCheck(NamedTuple):
     applies: str  # FIT, PLAIN, OTHER or UNKNOWN
     share: float
     error: float
-    noise: float  # nats; 0 if no token alone could be asked for
+    noise: float  # nats; 0 if it is not known
     effect: float  # nats: what the fit changes
     off: dict[str, float]  # nats: what the engine is off from each prediction
     off_from: int | None  # the tokens from which on it is off from the fit
@@ -109,7 +110,8 @@ def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineChec
     longer = sorted((x for x in answers if x[0] > 1), key=lambda x: x[0])
     if not longer:
         raise CalibrateError(f"{engine} reads no prompt as the tokens that it has; give --prompts")
-    noise = max((min(_off(x).values()) for n, x in answers if n == 1), default=0.0)
+    single = [min(_off(x).values()) for n, x in answers if n == 1]
+    noise, part = max(single, default=0.0), _OFF if single else 1 / 2
     prompts = [(n, _off(x)) for n, x in longer]
     together = np.hstack([x for _, x in longer])
     off, effect = _off(together), _rms(together[1] - together[2])
@@ -124,7 +126,7 @@ def judged(engine: str, answers: Sequence[tuple[int, np.ndarray]]) -> EngineChec
     applies = near[0] if len(near) == 1 else UNKNOWN
     if effect <= noise:
         applies = UNKNOWN
-    elif far > max(_MANY_NOISES * noise, _OFF * effect) or (far > least and not near):
+    elif far > max(_MANY_NOISES * noise, part * effect) or (far > least and not near):
         applies = OTHER
     start = next((n for n, of in prompts if of[FIT] > max(least, _OFF * effect)), None)
     return EngineCheck(engine, applies, share, error, noise, effect, off, start, prompts)

@@ -63,11 +63,12 @@ def engine_result(carried: "Carried", check: "EngineCheck") -> Result:
         said += f" from {check.off_from:,} tokens on"
         if min(check.off, key=check.off.__getitem__) == CONSTANTS:
             said += ", most like the fit without its part of log n"
+    noise = f"{check.noise:.2g}" if check.noise else "not known"
     share = round(check.share, 2) + 0.0  # no -0
     said = (
         f"{check.engine} {said}: it goes {share:.2f} ± {check.error:.2f} of the way from plain "
         f"softmax to {carried.said['fit']}, which differ by {check.effect:.2g} nats; its noise is "
-        f"{check.noise:.2g}"
+        f"{noise}"
     )
     failure: CalibrateError | None = None
     if check.applies == UNKNOWN:
