@@ -11,8 +11,8 @@ two. Let r be three errors of s, widened by Student's t, or 1/4 if that is more,
 differ.
 
 - Cannot tell: d is v or less.
-- Something else: e is off from f and from p by more than 5 v and a tenth of d (half of it if no text
-  is one token, so that v is not known); or by more than 3 v, and s from 1 and 0 by r.
+- Something else: e is off from f and from p by more than 5 v and a tenth of d (half if no text is
+  one token, so that v is not known); or by more than 3 v, and s from 1 and 0 by r.
 - The fit, or plain softmax: s is within r of 1, or of 0. Cannot tell: of both, or of neither.
 
 Differences are root mean squares, in nats.

@@ -51,8 +51,9 @@ class ModelFolder:
     """
 
     def __init__(self, path: Path):
-        file = path if path.suffix == ".gguf" and path.is_file() else None
-        self.path = path.parent if file else Path(path)
+        self.path = Path(path)
+        file = self.path if self.path.suffix == ".gguf" and self.path.is_file() else None
+        self.path = file.parent if file else self.path
         require_folder(self.path)
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
