@@ -128,49 +128,37 @@ def check(folder, answer, *options, code=0):
     return json.loads(result.stdout), result.stderr.strip().splitlines()[-1]
 
 
-def other(root, name="constants", factor=1.2):
-    model = load(root / "model")
-    under(scaled(FITS[name], factor), model)
-    return model
+def of(exported, name):
+    """What a server of a model of that name answers."""
+    if name == "beta times 1.2":
+        model = load(exported / "model")
+        under(scaled(FITS["constants"], 1.2), model)
+        return completions(model)
+    return completions(load(exported / name))
 
 
-def test_the_fit_is_applied(exported):
-    found, _ = check(exported / "constants", completions(load(exported / "constants")))
-    assert (found["applies"], found["fit"]) == (FIT, "constants@1")
-    assert found["share"] == pytest.approx(1, abs=1e-3)
-    lengths = [n for n, _ in found["prompts"]]
-    assert lengths == sorted(lengths)
-    assert 64 < lengths[0] < 128 < lengths[-1] < 256
+@pytest.mark.parametrize(
+    ("name", "applies", "code", "said"),
+    [
+        ("constants", FIT, 0, "asking the engine, and the model"),
+        ("model", PLAIN, 3, "applies plain softmax: it goes 0.00 ± 0.00 of the way from plain"),
+        ("beta times 1.2", OTHER, 3, "applies something else from 110 tokens on: it goes 1.0"),
+    ],
+)
+def test_what_is_applied(exported, name, applies, code, said):
+    found, line = check(exported / "constants", of(exported, name), code=code)
+    assert (found["applies"], found["fit"]) == (applies, "constants@1")
+    assert said in line
+    assert found["share"] == pytest.approx({FIT: 1, PLAIN: 0, OTHER: 1.1}[applies], abs=0.1)
+    assert [n for n, _ in found["prompts"]] == [110, 121, 245, 247]
     assert found["noise"] < 1e-5 < 1e-2 < found["effect"]
-
-
-def test_plain_softmax(exported):
-    model = load(exported / "model")
-    found, line = check(exported / "constants", completions(model), code=3)
-    assert found["applies"] == PLAIN
-    assert found["share"] == pytest.approx(0, abs=1e-3)
-    assert "applies plain softmax: it goes 0.00 ± 0.00 of the way from plain softmax" in line
-
-
-def test_something_else(exported):
-    found, line = check(exported / "constants", completions(other(exported)), code=3)
-    assert found["applies"] == OTHER
-    assert f"something else from {found['off_from']} tokens on: it goes" in line
-
-
-def test_no_log_probabilities(exported):
-    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
-    with server(completions(load(exported / "model"), None, tokenizer=tokenizer)) as url:
-        line = refusal("export", "--check", exported / "constants", "--engine", url)
-    assert f"{url}: no log-probabilities of known tokens; give the address of an OpenAI" in line
 
 
 def test_a_lost_part_of_log_n(exported):
     model = load(exported / "model")
-    b = replace(FITS["by-size"], entries=tuple(
-        replace(e, coefficients=(0.0, e.coefficients[1]), check=()) for e in FITS["by-size"].entries
-    ))  # fmt: skip
-    under(b, model)
+    entries = (replace(e, coefficients=(0.0, e.coefficients[1]), check=())
+               for e in FITS["by-size"].entries)  # fmt: skip
+    under(replace(FITS["by-size"], entries=tuple(entries)), model)
     _, line = check(exported / "by-size", completions(model), code=3)
     assert "most like the fit without its part of log n: it goes" in line
     found, _ = check(exported / "by-size", completions(load(exported / "by-size")))
@@ -231,7 +219,7 @@ def listing(token, log_p):
         (lambda self: self.say({"error": "key"}, 401), "HTTP 401 ({\"error\": \"key\"})"),
         (lambda self: self.say(b"<html>"), "not JSON (Expecting value"),
         (lambda self: self.say(b'{"choices": NaN}'), "not JSON (NaN is not a finite number)"),
-        (lambda self: self.say([1]), "no log-probabilities of known tokens"),
+        (lambda self: self.say({"choices": [{"logprobs": None}]}), "no log-probabilities of known"),
         (lambda self: self.say(listing("token_id:512", -1)), "no log-probabilities of known"),
         (lambda self: self.say(listing("token_id:5", 0.4)), "no log-probabilities of known tokens"),
         (lambda self: self.say(listing("token_id:5", -1) | {"usage": {"prompt_tokens": 7}}),
