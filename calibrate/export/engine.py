@@ -9,11 +9,11 @@ import json
 import os
 import re
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from http import HTTPStatus
 from http.client import HTTPException
-from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
@@ -67,6 +67,7 @@ class Engine:
             except (OSError, HTTPException, ValueError, CalibrateError) as failure:
                 first = first or failure
                 if isinstance(failure, TimeoutError):
+                    first = CalibrateError(f"no answer within {PATIENCE:g} s")
                     break
             else:
                 self._forms = (form,)
@@ -122,23 +123,17 @@ class Engine:
         request = Request(f"{self.url}/v1/completions", data, {"Content-Type": "application/json"})
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
-        answered = SimpleQueue[tuple[int, bytes] | Exception]()
+        found: Future[tuple[int, bytes]] = Future()
 
         def fetch() -> None:
             try:
                 with _OPENER.open(request, timeout=PATIENCE) as answer:
-                    answered.put((answer.status, answer.read(_MOST_BYTES + 1)))
+                    found.set_result((answer.status, answer.read(_MOST_BYTES + 1)))
             except Exception as failure:
-                answered.put(failure)
+                found.set_exception(failure)
 
         Thread(target=fetch, daemon=True).start()  # the timeout of a socket is for each byte
-        try:
-            found = answered.get(timeout=PATIENCE)
-        except Empty:
-            raise TimeoutError(f"no answer within {PATIENCE:g} s") from None
-        if isinstance(found, Exception):
-            raise found
-        status, said = found
+        status, said = found.result(PATIENCE)
         if status != HTTPStatus.OK:
             raise CalibrateError(f"HTTP {status} ({said[:200].decode(errors='replace')})")
         if len(said) > _MOST_BYTES:
