@@ -54,13 +54,13 @@ def export(request: ExportRequest) -> Record:
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
     it is what was written. The exit code is 1 if it is not.
 
-    Example: calibrate export mine --model model --out model-mine
-
-    Example: calibrate export mine --model model.gguf --out model-mine.gguf
-
     With --engine too, a server is asked for log p of tokens, which are compared with the model's
     own under the fit and under plain softmax. The exit code is 0 if it applies the fit, 3 if not,
     1 if that cannot be told. A .gguf file with a rule of log n needs its original, --model.
+
+    Example: calibrate export mine --model model --out model-mine
+
+    Example: calibrate export mine --model model.gguf --out model-mine.gguf
 
     Example: calibrate export --check model-mine
 
