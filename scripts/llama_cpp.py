@@ -20,6 +20,7 @@ class LlamaCpp:
             params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._server = xllamacpp.Server(params)
+        self.address = self._server.listening_address
 
     def log_p(self, tokens, vocabulary):
         """log p (vocabulary,) of the token after these ids."""

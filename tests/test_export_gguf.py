@@ -265,6 +265,39 @@ def test_the_command_and_its_check():
     assert "is not an exported model; give" in refusal("export", "--check", file)
 
 
+def asked(file, *exported, code):
+    """What `export --check` says of llama.cpp as it serves a file."""
+    engine, rng = LlamaCpp(file, fast=True), np.random.default_rng(0)
+    prompts = ({"prompt_ids": rng.integers(0, VOCABULARY, n).tolist(), "answer_ids": [1]}
+               for n in (8, 8, 30, 30, 100, 100))  # fmt: skip
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    options = "--prompts", "p.jsonl", "--engine", engine.address
+    result = call("export", "--check", *exported, *options, code=code)
+    return result.stdout + result.stderr
+
+
+def test_llama_cpp_is_asked_whether_it_applies_a_fit():
+    _, file = make()
+    export(constants(FACTORS, FACTORS[::-1]), file)
+    assert "applies the fit: it goes 1.00 ± 0.00" in asked("out.gguf", "out.gguf", code=0)
+    assert "applies plain softmax: it goes 0.00 ± 0.00" in asked(file, "out.gguf", code=3)
+
+
+@pytest.mark.slow
+def test_llama_cpp_is_asked_whether_it_applies_a_rule_of_log_n():
+    _, file = make()
+    export(constants(FACTORS, FACTORS[::-1]), file)
+    by_size = lines(*[[(0.37 * b, b) for b in factors] for factors in (FACTORS, FACTORS[::-1])])
+    export(by_size, file, "by-size.gguf")
+    original = "by-size.gguf", "--model", file
+    assert "applies the fit: it goes 1.00 ± 0.00" in asked("by-size.gguf", *original, code=0)
+    assert "applies plain softmax: it goes 0.00 ± 0.00" in asked(file, *original, code=3)
+    said = asked("out.gguf", *original, code=3)
+    assert "from 8 tokens on, most like the fit without its part of log n: it goes" in said
+    said = asked(file, "by-size.gguf", code=1)
+    assert "Transformers does not load by-size.gguf; give --model, its original" in said
+
+
 def test_a_folder_of_another_kind(monkeypatch):
     fit = published(constants(FACTORS, FACTORS))
     save(Path("hf"), small_model())

@@ -1,6 +1,7 @@
 """`calibrate export`: write a fit into a checkpoint, for engines that know nothing of calibrate."""
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -35,6 +36,9 @@ class ExportRequest(Request):
         bool, Option("--any-model", help="Export a fit of another model, too.")
     ] = False
     check: Annotated[Path | None, Option(help="Exported folder or file to read back.")] = None
+    engine: Annotated[str | None, Option(help="Server to ask whether it applies --check.")] = None
+    served: Annotated[str | None, Option(help="The model's name at --engine.")] = None
+    prompts: Annotated[Path | None, Option(help="For --engine, as in model collect.")] = None
     store: ReadStore = None
 
     def __post_init__(self) -> None:
@@ -44,6 +48,8 @@ class ExportRequest(Request):
             raise BadParameter("give FIT, --model MODEL and --out NEW, or --check EXPORTED")
         if self.form and self.out and self.out.suffix == ".gguf":
             raise BadParameter("--as adapter makes a folder; give --out another name")
+        if not (self.engine and self.check) and (self.engine or self.served or self.prompts):
+            raise BadParameter("--engine needs --check; --served and --prompts need --engine")
 
 
 def export(request: ExportRequest) -> Record:
@@ -58,6 +64,10 @@ def export(request: ExportRequest) -> Record:
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
     it is what was written (an adapter, with --model, also in that model). Exit code 1: it is not.
 
+    With --engine too, a server is asked for log p of tokens, which are compared with the model's
+    own under the fit and under plain softmax. The exit code is 0 if it applies the fit, 3 if not,
+    1 if that cannot be told. A .gguf file with a rule of log n needs its original, --model.
+
     Example: calibrate export mine --model model --out model-mine
 
     Example: calibrate export mine --model model.gguf --out model-mine.gguf
@@ -65,9 +75,11 @@ def export(request: ExportRequest) -> Record:
     Example: calibrate export mine --model model --as adapter --out mine-adapter
 
     Example: calibrate export --check model-mine
+
+    Example: calibrate export --check model-mine --engine http://localhost:8000
     """
     if request.check is not None:
-        return _read_back(request.check, request.model)
+        return _read_back(request, request.check)
     from calibrate.files.store import load
 
     model, out = request.model, request.out
@@ -133,11 +145,15 @@ def _require_gguf(path: Path) -> None:
         raise CalibrateError(f"{path} needs the package gguf: {install('gguf')}") from None
 
 
-def _read_back(path: Path, model: Path | None) -> Record:
-    """What an exported folder or .gguf file carries; an adapter is compared with a model, too."""
-    from calibrate.cli.loading import require_transformers
-    from calibrate.report.export_record import export_result
+def _read_back(request: ExportRequest, path: Path) -> Record:
+    """What an exported folder or .gguf file carries, or what an engine makes of it.
 
+    An adapter is compared with its model, too, if that is given.
+    """
+    from calibrate.cli.loading import require_transformers
+    from calibrate.report.export_record import engine_result, export_result
+
+    model, is_adapter = request.model, False
     stderr.print(f"reading {path}")
     if path.suffix == ".gguf":
         _require_gguf(path)
@@ -148,8 +164,15 @@ def _read_back(path: Path, model: Path | None) -> Record:
         from calibrate.export.checkpoint import read_export as read
         from calibrate.transformers.folders import ModelFolder
 
-        if (path / CONFIG).exists() and not (path / "config.json").exists():
-            return export_result(read_adapter(path, ModelFolder(model) if model else None))
-    if model:
+        if is_adapter := (path / CONFIG).exists() and not (path / "config.json").exists():
+            read = partial(read_adapter, model=ModelFolder(model) if model else None)
+    if model and not (is_adapter or request.engine):
         raise CalibrateError(f"{path} is not an adapter, and takes no --model; leave it out")
-    return export_result(read(path))
+    carried = read(path)
+    if request.engine is None or carried.faults:
+        return export_result(carried)
+    from calibrate.model.engine_check import check_engine
+
+    stderr.print("asking the engine, and the model")
+    asked = request.model, request.engine, request.served, request.prompts
+    return engine_result(carried, check_engine(carried, *asked))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from typer import BadParameter, Option, Typer
 
-from calibrate.errors import CalibrateError
 from calibrate.files.model_fingerprint import require_folder
 from calibrate.parallel.jobs import Jobs
 from calibrate.report.blocks import Record
@@ -37,7 +36,7 @@ class Request:
         """Prints the result of the command; raises CalibrateError if that is a failed check."""
         show(record, self.as_json, getattr(self, "verbose", False))
         if failure := getattr(record, "failure", None):
-            raise CalibrateError(failure)
+            raise failure
 
 
 R = TypeVar("R", bound=Request)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from calibrate.errors import CalibrateError
+
 SHOWN_HEADS = 20  # in a table; --json lists all
 
 
@@ -92,12 +94,12 @@ class Result:
     Attributes:
       shown: the blocks, in reading order.
       found: what --json prints; see `as_json`.
-      failure: why the command fails after it has shown this, in one line; None if it does not.
+      failure: what the command fails with after it has shown this; None if it does not.
     """
 
     shown: Sequence[Block]
     found: Any
-    failure: str | None = None
+    failure: CalibrateError | None = None
 
     def blocks(self) -> Iterable[Block]:
         """The result for people, in reading order."""

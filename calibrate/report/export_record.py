@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibrate.errors import CalibrateError, QualityError
 from calibrate.report.blocks import Block, Facts, Heading, Result, Table, Text
 
 if TYPE_CHECKING:
     from calibrate.export.checkpoint import Export
     from calibrate.export.plan import Carried
+    from calibrate.model.engine_check import EngineCheck
 
 _SAID = (("fit", "fit"), ("fit id", "id"), ("made from", "model"), ("digest", "digest"))
 _COLUMNS = ("layer", "least", "median", "most", "heads changed")
@@ -77,7 +79,8 @@ def export_result(carried: "Carried") -> Result:
     texts = [*carried.notes, *(f"FAILED  {fault}" for fault in faults)]
     failure = None
     if faults:
-        failure = f"{carried.path} is not what was exported: {'; '.join(faults)}; export again"
+        said = f"{carried.path} is not what was exported: {'; '.join(faults)}; export again"
+        failure = CalibrateError(said)
     else:
         texts.append("Its weights and its fit are as they were written.")
     return Result([Facts(facts), *tables, *map(Text, texts)], found, failure)
@@ -123,3 +126,32 @@ def _markdown(block: Block) -> Iterable[str]:
 def _plain(text: str) -> str:
     """A text without markup of its own, but for code in backticks."""
     return _MARKUP.sub(r"\\\g<0>", text)
+
+
+def engine_result(carried: "Carried", check: "EngineCheck") -> Result:
+    """What an engine applies; a failure unless that is the fit: exit 3, or 1 if nobody can tell."""
+    from calibrate.model.engine_check import CONSTANTS, FIT, OTHER, PLAIN, UNKNOWN
+
+    rows = [(f"{n:,}", *(f"{x:.4f}" for x in off.values())) for n, off in check.prompts]
+    columns = ("tokens", *(f"off {name}" for name in check.off))
+    table = Table(columns, rows, title="Its log p, in nats (root mean square)")
+    what = {FIT: "applies the fit", PLAIN: "applies plain softmax", UNKNOWN: "may apply it or not"}
+    said = what.get(check.applies, f"applies {OTHER}")
+    if check.applies == OTHER:
+        said += f" from {check.off_from:,} tokens on"
+        if min(check.off, key=check.off.__getitem__) == CONSTANTS:
+            said += ", most like the fit without its part of log n"
+    noise = f"{check.noise:.2g}" if check.noise else "not known"
+    share = round(check.share, 2) + 0.0  # no -0
+    said = (
+        f"{check.engine} {said}: it goes {share:.2f} ± {check.error:.2f} of the way from plain "
+        f"softmax to {carried.said['fit']}, which differ by {check.effect:.2g} nats; its noise is "
+        f"{noise}"
+    )
+    failure: CalibrateError | None = None
+    if check.applies == UNKNOWN:
+        failure = CalibrateError(f"{said}; give more or longer --prompts")
+    elif check.applies != FIT:
+        failure = QualityError(f"{said}; serve {carried.path} as fits/SERVE.md says")
+    found = {"path": carried.path, **carried.said, **check._asdict()}
+    return Result([table] if failure else [table, Text(f"{said}.")], found, failure)

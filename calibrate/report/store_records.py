@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate.errors import CoefficientsError
+from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.evidence.evidence import Head
 from calibrate.files import publishing
 from calibrate.files.coefficient_file import dumps
@@ -112,8 +112,8 @@ def audit_fits(reference: str | None, store: Path | None) -> Result:
     errors = [result["error"] for result in found if result["error"]]
     lines = [f"ok      {result['path']}" for result in found if not result["error"]]
     lines += [f"FAILED  {error}" for error in errors]
-    failure = f"{len(errors)} of {len(found)} failed; see above for each" if errors else None
-    return Result([Text(line) for line in lines], found, failure)
+    failure = CalibrateError(f"{len(errors)} of {len(found)} failed; see above for each")
+    return Result([Text(line) for line in lines], found, failure if errors else None)
 
 
 def audit_store(folder: Path) -> list[Audit]:

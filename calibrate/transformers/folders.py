@@ -43,7 +43,8 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 class ModelFolder:
     """A folder that Transformers can load: config.json and safetensors, or a .gguf file.
 
-    The fingerprint is of `files`: those of the weights, and the configuration.
+    One .gguf file of several can be given itself. The fingerprint is of `files`: those of the
+    weights, and the configuration.
 
     Raises:
       CalibrateError: it cannot be read, or holds no such model.
@@ -51,11 +52,13 @@ class ModelFolder:
 
     def __init__(self, path: Path):
         self.path = Path(path)
+        file = self.path if self.path.suffix == ".gguf" and self.path.is_file() else None
+        self.path = file.parent if file else self.path
         require_folder(self.path)
         name = self.path.resolve().name
         self.name = "".join(c if c.isprintable() else "?" for c in name)[:200] or "model"
         _require_regular(self.path)
-        self.files = _weights_in(self.path)
+        self.files = [file] if file else _weights_in(self.path)
         self.headers = {path: read_header(path) for path in self.shards}
         self._options: dict[str, Any] = dict(_LOCAL)
         if self.is_gguf:

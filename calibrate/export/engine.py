@@ -1,0 +1,141 @@
+"""What a server says: log p of its likeliest next tokens, by OpenAI's /v1/completions.
+
+Most servers take token ids, MLX takes text. In OpenAI's older form of an answer tokens are text
+(vLLM gives ids, if asked); in that of chats llama.cpp and MLX add ids. Asked for is what all give:
+five tokens at each of two positions, the second of which has keys from the cache.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cached_property
+from http import HTTPStatus
+from http.client import HTTPException
+from threading import Thread
+from typing import Any
+from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
+
+from calibrate.errors import CalibrateError
+from calibrate.files.strict_json import parse
+
+PATIENCE = 120.0  # seconds for a whole answer
+_MOST_BYTES, _UNKNOWN = 1 << 20, -1
+_ADDRESS = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+_TOKEN_ID = re.compile(r"token_id:(\d{1,9})")
+_REMEDY = (
+    "give the address of an OpenAI-compatible server with log-probabilities, such as "
+    "http://localhost:8000, and its key, if it needs one, in OPENAI_API_KEY"
+)
+_ASKED = {"max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True}
+# Forms of a request, the likeliest first: whether the prompt is token ids, and what asks for log p.
+_OLDER, _CHAT = {"logprobs": 5}, {"logprobs": True, "top_logprobs": 5}
+_FORMS: tuple[tuple[bool, dict[str, Any]], ...] = ((True, _OLDER), (False, _OLDER), (False, _CHAT))
+_OPENER = OpenerDirector()  # knows no redirects and no proxies: the key is for one host
+_OPENER.add_handler(HTTPHandler())
+_OPENER.add_handler(HTTPSHandler())
+
+
+class Engine:
+    """A server at an address, with or without /v1; `served` is the model's name there."""
+
+    def __init__(self, address: str, tokenizer: Any, vocabulary: int, served: str | None = None):
+        if not _ADDRESS.fullmatch(address):
+            raise CalibrateError(f"--engine is not the address of a server; {_REMEDY}")
+        self.url = address.rstrip("/").removesuffix("/completions").removesuffix("/v1")
+        self._key, self._tokenizer = os.environ.get("OPENAI_API_KEY", "").strip(), tokenizer
+        if not (self._key.isascii() and self._key.isprintable()):  # errors of HTTP would show it
+            raise CalibrateError("OPENAI_API_KEY is not a key; set it again")
+        self._asked = _ASKED | ({"model": served} if served else {})
+        self._forms, self._vocabulary = _FORMS, vocabulary
+
+    def ask(self, ids: list[int]) -> list[dict[int, float]]:
+        """log p by token id at each position after a prompt; [] if no text has these ids.
+
+        Raises:
+          CalibrateError: no answer in time, or none with log p; the line says what it was.
+        """
+        first: Exception | None = None
+        for form in self._forms:
+            prompt = ids if form[0] else self._text(ids)
+            if prompt is None:
+                return []
+            try:
+                found = self._read(self._post(form[1] | {"prompt": prompt}), len(ids))
+            except (OSError, HTTPException, ValueError, CalibrateError) as failure:
+                first = first or failure
+                if isinstance(failure, TimeoutError):
+                    first = CalibrateError(f"no answer within {PATIENCE:g} s")
+                    break
+            else:
+                self._forms = (form,)
+                return found
+        what = str(getattr(first, "state", first)).replace(self._key or "\0", "***")
+        raise CalibrateError(f"{self.url}: {what}; {_REMEDY}") from first
+
+    def _read(self, answer: Any, n_tokens: int) -> list[dict[int, float]]:
+        """What an answer lists, up to a position that follows an unknown token."""
+        found = list[dict[int, float]]()
+        with suppress(AttributeError, LookupError, TypeError, ValueError):
+            if n_tokens != (n := (answer.get("usage") or {}).get("prompt_tokens", n_tokens)):
+                raise CalibrateError(f"a prompt of {n_tokens:,} tokens is read as {n}")  # <s>, say
+            said = answer["choices"][0]["logprobs"]
+            tops = [
+                {x["id"] if "id" in x else x["token"]: x["logprob"] for x in at["top_logprobs"]}
+                for at in said["content"]
+            ] if "content" in said else said["top_logprobs"]  # fmt: skip
+            for top in tops[: _ASKED["max_tokens"]]:
+                known = {self._id(key): float(p) for key, p in top.items() if -1e3 < p < 1e-3}
+                known.pop(_UNKNOWN, None)
+                found += [known] if known else []
+                if self._id(max(top, key=top.__getitem__)) == _UNKNOWN:
+                    break
+        if not found:
+            raise CalibrateError("no log-probabilities of known tokens")
+        return found
+
+    def _text(self, ids: list[int]) -> str | None:
+        """The text that a server makes these ids of; None if there is none."""
+        if self._tokenizer is None:
+            return None
+        begin, encode = self._tokenizer("")["input_ids"], self._tokenizer
+        text: str = encode.decode(ids[len(begin) :])
+        return text if text and encode(text, verbose=False)["input_ids"] == ids else None
+
+    def _id(self, key: Any) -> int:
+        """A token's id by what an answer calls it; _UNKNOWN if none or several are called so."""
+        if isinstance(key, str):
+            told = _TOKEN_ID.fullmatch(key)
+            key = int(told[1]) if told else self._ids.get(key)
+        return key if type(key) is int and 0 <= key < self._vocabulary else _UNKNOWN
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        each = [[i] for i in range(len(self._tokenizer or ()))]
+        texts = self._tokenizer.batch_decode(each) if each else []
+        count = Counter(texts)
+        return {text: i for i, text in enumerate(texts) if count[text] == 1}
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        data = json.dumps(self._asked | body).encode()
+        request = Request(f"{self.url}/v1/completions", data, {"Content-Type": "application/json"})
+        if self._key:
+            request.add_header("Authorization", f"Bearer {self._key}")
+        found: Future[tuple[int, bytes]] = Future()
+
+        def fetch() -> None:
+            try:
+                with _OPENER.open(request, timeout=PATIENCE) as answer:
+                    found.set_result((answer.status, answer.read(_MOST_BYTES + 1)))
+            except Exception as failure:
+                found.set_exception(failure)
+
+        Thread(target=fetch, daemon=True).start()  # the timeout of a socket is for each byte
+        status, said = found.result(PATIENCE)
+        if status != HTTPStatus.OK:
+            raise CalibrateError(f"HTTP {status} ({said[:200].decode(errors='replace')})")
+        if len(said) > _MOST_BYTES:
+            raise CalibrateError(f"an answer of more than {_MOST_BYTES:,} bytes")
+        return parse(said)

@@ -1,0 +1,344 @@
+"""Whether an engine applies an exported fit, asked by `calibrate export --check --engine`."""
+
+import json
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_cli import call, refusal
+from test_export import by_size, constants, under
+from tiny_causal import causal_model, save
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from calibrate.export import engine
+from calibrate.files.publishing import publish
+from calibrate.model.engine_check import FIT, OTHER, PLAIN, UNKNOWN, judged
+
+
+def scaled(fit, factor):
+    """The rule with every beta times a factor."""
+    entries = tuple(
+        replace(e, coefficients=tuple(factor * c for c in e.coefficients), check=())
+        for e in fit.entries
+    )
+    return replace(fit, entries=entries)
+
+
+FITS = {"constants": constants(causal_model().config), "by-size": by_size()}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model, and the folder that each fit is exported to."""
+    root = tmp_path_factory.mktemp("engines")
+    save(root / "model", causal_model())
+    for name, fit in FITS.items():
+        reference = publish(replace(fit, name=name), root / "fits")[0].reference
+        call("export", reference, "--store", root / "fits", "--model", root / "model",
+             "--out", root / name)  # fmt: skip
+    return root
+
+
+@contextmanager
+def server(answer):
+    """A server whose handler of POST is given; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer(self)
+
+        def log_message(self, *_):
+            pass
+
+        def say(self, data, status=200, **headers):
+            data = data if isinstance(data, bytes) else json.dumps(data).encode()
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads, httpd.handle_error = True, lambda *_: None
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+
+
+def top(model, ids, noise):
+    """The five likeliest tokens after some, with log p."""
+    with torch.no_grad():
+        log_p = model(torch.tensor([ids]), use_cache=False).logits[0, -1].log_softmax(-1)
+    p, i = torch.topk(log_p, 5)
+    jitter = np.random.default_rng(ids).normal(0, noise, 5)
+    return {int(i): min(float(p) + x, 0.0) for i, p, x in zip(i, p, jitter, strict=True)}
+
+
+def older(tops, tokenizer):
+    return {"top_logprobs": [{f"token_id:{i}": p for i, p in x.items()} for x in tops]}
+
+
+def spelled(tops, tokenizer):
+    return {"top_logprobs": [{tokenizer.decode([i]): p for i, p in x.items()} for x in tops]}
+
+
+def chats(tops, tokenizer):
+    return {"content": [{"top_logprobs": [{"id": i, "token": "?", "logprob": p}
+                                          for i, p in x.items()]} for x in tops]}  # fmt: skip
+
+
+def completions(model, form=older, noise=0.0, takes=lambda body: True, tokenizer=None):
+    """What a server of a model answers."""
+
+    def answer(self):
+        prompt = self.body["prompt"]
+        if not takes(self.body):
+            return self.say({"error": "not in this form"}, 400)
+        ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+        n, tops = len(ids), []
+        for _ in range(self.body["max_tokens"]):
+            tops.append(top(model, ids, noise))
+            ids.append(max(tops[-1], key=tops[-1].get))
+        said = form(tops, tokenizer) if form else None
+        return self.say({"choices": [{"logprobs": said}], "usage": {"prompt_tokens": n}})
+
+    return answer
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+def check(folder, answer, *options, code=0):
+    """What the command finds, and its line on stderr."""
+    with server(answer) as url:
+        result = call("export", "--check", folder, "--engine", url, "--json", *options, code=code)
+    return json.loads(result.stdout), result.stderr.strip().splitlines()[-1]
+
+
+def of(exported, name):
+    """What a server of a model of that name answers."""
+    if name == "beta times 1.2":
+        model = load(exported / "model")
+        under(scaled(FITS["constants"], 1.2), model)
+        return completions(model)
+    return completions(load(exported / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "applies", "code", "said"),
+    [
+        ("constants", FIT, 0, "asking the engine, and the model"),
+        ("model", PLAIN, 3, "applies plain softmax: it goes 0.00 ± 0.00 of the way from plain"),
+        ("beta times 1.2", OTHER, 3, "applies something else from 110 tokens on: it goes 1.0"),
+    ],
+)
+def test_what_is_applied(exported, name, applies, code, said):
+    found, line = check(exported / "constants", of(exported, name), code=code)
+    assert (found["applies"], found["fit"]) == (applies, "constants@1")
+    assert said in line
+    assert found["share"] == pytest.approx({FIT: 1, PLAIN: 0, OTHER: 1.1}[applies], abs=0.1)
+    assert [n for n, _ in found["prompts"]] == [110, 121, 245, 247]
+    assert found["noise"] < 1e-5 < 1e-2 < found["effect"]
+
+
+def test_a_lost_part_of_log_n(exported):
+    model = load(exported / "model")
+    entries = (replace(e, coefficients=(0.0, e.coefficients[1]), check=())
+               for e in FITS["by-size"].entries)  # fmt: skip
+    under(replace(FITS["by-size"], entries=tuple(entries)), model)
+    _, line = check(exported / "by-size", completions(model), code=3)
+    assert "most like the fit without its part of log n: it goes" in line
+    found, _ = check(exported / "by-size", completions(load(exported / "by-size")))
+    assert found["applies"] == FIT
+    # The original model under the fit predicts the same.
+    again, _ = check(exported / "by-size", completions(load(exported / "by-size")),
+                     "--model", exported / "model")  # fmt: skip
+    assert again["off"] == {name: pytest.approx(x, abs=1e-4) for name, x in found["off"].items()}
+
+
+@pytest.mark.parametrize(
+    ("form", "takes"),
+    [
+        (chats, lambda body: True),
+        (spelled, lambda body: isinstance(body["prompt"], str)),
+        (chats, lambda body: isinstance(body["prompt"], str) and body["logprobs"] is True),
+    ],
+)
+def test_forms_of_requests_and_answers(exported, form, takes):
+    tokenizer = AutoTokenizer.from_pretrained(exported / "model")
+    model = load(exported / "constants")
+    answer = completions(model, form, takes=takes, tokenizer=tokenizer)
+    assert check(exported / "constants", answer)[0]["applies"] == FIT
+
+
+def test_noise(exported):
+    """An engine of little noise still tells; one of much does not."""
+    model = load(exported / "constants")
+    found, _ = check(exported / "constants", completions(model, noise=0.01))
+    assert found["applies"] == FIT
+    found, line = check(exported / "constants", completions(model, noise=3.0), code=1)
+    assert found["applies"] == UNKNOWN
+    assert "may apply it or not: it goes" in line
+    assert line.endswith("give more or longer --prompts")
+
+
+def slowly(self):
+    """A byte of the header now and then."""
+    for letter in b"HTTP/1.0 200 OK\r\nX: " + 200 * b"y":
+        self.wfile.write(bytes([letter]))
+        time.sleep(0.02)
+
+
+def without_end(self):
+    self.say(b"")
+    for _ in range(64):
+        self.wfile.write(bytes(1 << 20))
+
+
+def listing(token, log_p):
+    return {"choices": [{"logprobs": {"top_logprobs": [{token: log_p}]}}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda self: self.say(b"Not Found", 404), "HTTP 404 (Not Found)"),
+        (lambda self: self.say({"error": "key"}, 401), "HTTP 401 ({\"error\": \"key\"})"),
+        (lambda self: self.say(b"<html>"), "not JSON (Expecting value"),
+        (lambda self: self.say(b'{"choices": NaN}'), "not JSON (NaN is not a finite number)"),
+        (lambda self: self.say({"choices": [{"logprobs": None}]}), "no log-probabilities of known"),
+        (lambda self: self.say(listing("token_id:512", -1)), "no log-probabilities of known"),
+        (lambda self: self.say(listing("token_id:5", 0.4)), "no log-probabilities of known tokens"),
+        (lambda self: self.say(listing("token_id:5", -1) | {"usage": {"prompt_tokens": 7}}),
+         "a prompt of 1 tokens is read as 7"),
+        (without_end, "an answer of more than 1,048,576 bytes"),
+        (slowly, "no answer within 0.3 s"),
+        (lambda self: time.sleep(0.5), "no answer within 0.3 s"),
+        (lambda self: None, "Remote end closed connection without response"),
+    ],
+)  # fmt: skip
+def test_servers_of_another_kind(exported, answer, said, monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.3 if "within" in said else 5.0)
+    with server(answer) as url:
+        line = refusal("export", "--check", exported / "constants", "--engine", f"{url}/v1/")
+    assert line.startswith(f"calibrate: {url}: {said}")
+    assert "; give the address of an OpenAI-compatible server with log-probabilities" in line
+
+
+def test_the_key_stays_with_its_host(exported, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    asked, elsewhere = [], []
+    with server(lambda self: elsewhere.append(1)) as other_url:
+
+        def answer(self):
+            asked.append(self.headers["Authorization"])
+            self.say(b"", 307, Location=f"{other_url}/v1/completions")
+
+        with server(answer) as url:
+            line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert f"{url}: HTTP 307 ()" in line
+    assert set(asked) == {"Bearer sk-secret"}
+    assert elsewhere == []
+
+
+def test_a_key_is_never_printed(exported, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\nsecret")
+    line = refusal("export", "--check", exported / "constants", "--engine", "http://localhost:1")
+    assert line == "calibrate: OPENAI_API_KEY is not a key; set it again"
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
+
+    def answer(self):
+        self.say(f"no {self.headers['Authorization']}".encode(), 400)
+
+    with server(answer) as url:
+        line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert "HTTP 400 (no Bearer ***)" in line
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:8000", "file:///etc/passwd", "http://me:pw@h", "http://"]
+)
+def test_what_is_no_address(exported, address):
+    line = refusal("export", "--check", exported / "constants", "--engine", address)
+    assert "--engine is not the address of a server; give the address of" in line
+    assert "pw" not in line
+
+
+def test_nobody_there(exported):
+    with server(lambda self: None) as url:
+        pass
+    line = refusal("export", "--check", exported / "constants", "--engine", url)
+    assert "Connection refused" in line
+
+
+def test_what_goes_with_an_engine(exported):
+    folder = exported / "constants"
+    line = refusal("export", "made", "--model", "m", "--out", "o", "--engine", "http://h", code=2)
+    assert "--engine needs --check" in line
+    assert "need --engine" in refusal("export", "--check", folder, "--served", "x", code=2)
+    assert "is not an adapter, and takes no --model" in refusal(
+        "export", "--check", folder, "--model", folder
+    )
+
+
+def test_other_prompts_and_the_models_name(exported):
+    prompts = [{"prompt_ids": [5 + i, *range(3, 3 + n)], "answer_ids": [1]}
+               for i, n in enumerate((9, 9, 30, 30, 90, 90))]  # fmt: skip
+    Path("p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in prompts))
+    answer = completions(load(exported / "constants"), takes=lambda body: body["model"] == "mine")
+    options = ("--prompts", "p.jsonl", "--served", "mine")
+    found, _ = check(exported / "constants", answer, *options)
+    assert [n for n, _ in found["prompts"]] == [10, 10, 31, 31, 91, 91]
+    assert found["applies"] == FIT
+
+
+def test_the_rule_of_the_verdict():
+    """By answers with known noise, at one token and at more."""
+    rng = np.random.default_rng(0)
+
+    def verdict(share, noise, long_noise=None, n=6, single=1):
+        effect = rng.normal(size=(n, 10))
+        spread = noise if long_noise is None else long_noise
+        answers = [(1, np.array([noise * rng.normal(size=5), np.zeros(5), np.zeros(5)]))] * single
+        answers += [(10 * i + 10, np.array([
+            share * effect[i] + spread * rng.normal(size=10), effect[i], np.zeros(10),
+        ])) for i in range(n)]  # fmt: skip
+        return judged("http://h", answers).applies
+
+    for noise in (1e-6, 0.01, 0.05):
+        assert verdict(1, noise) == FIT
+        assert verdict(0, noise) == PLAIN
+        assert verdict(0.5, noise) == OTHER
+        assert verdict(1.5, noise) == OTHER
+    assert verdict(1, 0.01, long_noise=0.04) == FIT
+    assert verdict(1, 0.01, long_noise=2.0) == OTHER  # a model with other weights
+    assert verdict(1, 0.4) == FIT
+    assert verdict(1, 2.0) == UNKNOWN
+    assert verdict(1, 0.0, n=1) == UNKNOWN
+    assert verdict(1, 0.3, single=0) == FIT
+    assert verdict(0.5, 0.05, single=0) == OTHER
+    assert judged("http://h", [(9, np.zeros((3, 5)))] * 3).applies == UNKNOWN
+
+
+def test_the_page_that_documents_it(exported):
+    page = (Path(__file__).parents[1] / "fits" / "SERVE.md").read_text(encoding="utf-8")
+    page = page.split("\n## Does the engine apply it?\n")[1].split("\n## ")[0]
+    (line,) = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    Path("model-mine").symlink_to(exported / "constants")
+    with server(completions(load(exported / "constants"))) as url:
+        shown = call(*line.replace("http://localhost:8000", url).split()[1:]).stdout
+    assert f"{url} applies the fit: it goes 1.00 ± 0.00 of the way from plain softmax" in shown
+    assert "off fit  off plain" in shown
