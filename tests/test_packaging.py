@@ -59,7 +59,11 @@ print(load_head("max-retrieval").fingerprint)
     published = wheel_folder / "calibrate" / "published_fits"
     listed = {str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()}
     # And nothing of a user's.
-    assert listed == {*(f"max-retrieval/{i}.json" for i in (1, 2, 3)), "paper/1.json"}
+    assert listed == {
+        *(f"max-retrieval/{i}.json" for i in (1, 2, 3)),
+        "paper/1.json",
+        "smollm2-135m-instruct/1.json",
+    }
     schemas = (wheel_folder / "calibrate" / "files" / "schemas").glob("*.json")
     assert len(list(schemas)) == 3
 
