@@ -85,6 +85,13 @@ def running(source: Source, jobs: Jobs = ONE_PROCESS) -> Iterator[Runner]:
         yield Runner(load, source.device)
 
 
+@contextmanager
+def in_memory(model: PreTrainedModel) -> Iterator[Runner]:
+    """What runs passes of a model that is loaded, in this process."""
+    with head_betas(model) as heads:
+        yield Runner(lambda: Loaded(model, heads), str(model.device))
+
+
 def _call(load: Callable[[], Loaded], number: int, task: Task[T]) -> tuple[int, T]:
     return number, task(load())
 
