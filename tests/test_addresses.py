@@ -24,7 +24,7 @@ CERTIFICATE = Path(__file__).with_name("fits_example.pem")  # self-signed, of fi
 
 
 def reply(body=b"", status="200 OK", length=None, **fields):
-    fields |= {"Content-Length": len(body) if length is None else length}
+    fields |= {"Content-Length": len(body) if length is None else length, "Connection": "close"}
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     return "\r\n".join(lines).encode() + body
 

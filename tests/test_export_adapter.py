@@ -120,6 +120,16 @@ def test_the_page_that_documents_it(here):
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
 
 
+def test_the_readmes_lines_of_peft(here):
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (block,) = (x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "peft" in x)
+    published(save(Path("MODEL"), causal_model(), tokenizer=False))
+    call("export", "mine", "--model", "MODEL", "--as", "adapter", "--out", "mine-adapter")
+    found = {}
+    exec(block, found)
+    assert found["model"].peft_config["default"].peft_type == "IA3"
+
+
 def test_a_model_in_the_hubs_cache_is_named_with_its_revision(here):
     cached = Path("hub/models--some--tiny-llama/snapshots/0a1b")
     save(cached, causal_model(), tokenizer=False)

@@ -101,10 +101,11 @@ def test_a_head_that_must_be_sharpened_comes_out_on_top():
     assert (second.layer, second.head, second.wants) == (0, 2, looking.DIFFUSE)
     assert {head.wants for head in others} == {looking.UNCLEAR}
     assert look.wanting(looking.SHARPER) == [first]
-    with head_betas(model := planted_model()) as heads:
-        heads.betas = torch.ones(1, 8)
-        heads.betas[0, 0] = 1.1
-        after = passes.score(model, examples, range(len(examples.examples))).log_p.mean()
+    runner = runner_of(planted_model())
+    heads = runner.load().heads
+    heads.betas = torch.ones(1, 8)
+    heads.betas[0, 0] = 1.1
+    after = passes.score(runner, examples, range(len(examples.examples))).log_p.mean()
     assert after - look.answers.log_p == pytest.approx(first.gain, rel=0.1)
     by_length = {n: slopes.slope.mean[0] for n, slopes in look.by_length.items()}
     assert list(by_length) == [12, 24]

@@ -9,16 +9,15 @@ import json
 import os
 import re
 from collections import Counter
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from http import HTTPStatus
 from http.client import HTTPException
-from threading import Thread
 from typing import Any
 from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, Request
 
 from calibrate.errors import CalibrateError
+from calibrate.files.deadline import within
 from calibrate.files.strict_json import parse
 
 PATIENCE = 120.0  # seconds for a whole answer
@@ -123,17 +122,12 @@ class Engine:
         request = Request(f"{self.url}/v1/completions", data, {"Content-Type": "application/json"})
         if self._key:
             request.add_header("Authorization", f"Bearer {self._key}")
-        found: Future[tuple[int, bytes]] = Future()
 
-        def fetch() -> None:
-            try:
-                with _OPENER.open(request, timeout=PATIENCE) as answer:
-                    found.set_result((answer.status, answer.read(_MOST_BYTES + 1)))
-            except Exception as failure:
-                found.set_exception(failure)
+        def fetch() -> tuple[int, bytes]:
+            with _OPENER.open(request, timeout=PATIENCE) as answer:
+                return answer.status, answer.read(_MOST_BYTES + 1)
 
-        Thread(target=fetch, daemon=True).start()  # the timeout of a socket is for each byte
-        status, said = found.result(PATIENCE)
+        status, said = within(PATIENCE, fetch)
         if status != HTTPStatus.OK:
             raise CalibrateError(f"HTTP {status} ({said[:200].decode(errors='replace')})")
         if len(said) > _MOST_BYTES:

@@ -6,13 +6,12 @@ hostile: 1 MiB at most, in limited time, by https.
 """
 
 import re
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from textwrap import shorten
-from threading import Thread
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from calibrate.errors import CalibrateError, CoefficientsError
 from calibrate.files.atomic_io import read_file, user_cache, write_atomically
 from calibrate.files.coefficient_file import ADAPTER_FIT, MAX_BYTES, loads
 from calibrate.files.coefficients import Coefficients
+from calibrate.files.deadline import within
 from calibrate.files.npz import digest_of
 
 READ_SECONDS = 10.0  # to connect, and for each piece that a server sends
@@ -86,19 +86,9 @@ def _keep(digest: str, data: bytes) -> Path | None:
 
 def _fetch(where: str) -> bytes:
     """The bytes at an address; CoefficientsError says why they cannot be had."""
-    found: Future[bytes] = Future()
-
-    def read() -> None:
-        try:
-            found.set_result(_from_hub(where) if where.startswith("hf:") else _from_web(where))
-        except Exception as failure:
-            found.set_exception(failure)
-
-    # Looking up a host and reading headers know no limit of their own. A thread that still waits
-    # is left behind; it does not keep the process from ending.
-    Thread(target=read, daemon=True).start()
+    fetch = _from_hub if where.startswith("hf:") else _from_web
     try:
-        return found.result(TOTAL_SECONDS)
+        return within(TOTAL_SECONDS, partial(fetch, where))
     except (OSError, HTTPException, ValueError) as failure:
         if isinstance(failure, HTTPError):
             failure.close()
