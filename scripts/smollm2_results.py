@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence
-from calibrate.report.plot_style import STYLES, new_figure, save_figure, sizes_axis
+from calibrate.report.plot_style import STYLES, new_figure, save_figure
 
 TEXT, ALL = "text", "all"
 LINE, LAYERS, HEAD_SCALE = "kappa-log-n", "layers", "head-scale"
@@ -86,16 +86,20 @@ def markdown(record: Row) -> list[str]:
     """Tables of every measure, of the own fit's lead, of the trade of strength, and of time."""
     rows = record["found"]
     answers, text = ([r for r in rows if (r["kind"] == TEXT) is its] for its in (False, True))
-    rivals = list(LABELS)[1:]
+    rules = [rule for rule in LABELS if any(rule in row["rules"] for row in rows)]
+    rivals = rules[1:]
     lines = [f"{record['verdict']}.", ""]
-    for title, chosen, number, rules in (
-        (RIGHT, answers, "mean", list(LABELS)), (LOG_P, answers, "gain", rivals),
+    for title, chosen, number, shown in (
+        (RIGHT, answers, "mean", rules), (LOG_P, answers, "gain", rivals),
         (KL, text, "mean", rivals), (TEXT, text, "gain", rivals),
     ):  # fmt: skip
-        lines += [*_table(title, chosen, number, rules), ""]
+        lines += [*_table(title, chosen, number, shown), ""]
     means = [row for row in answers if row["template"] == ALL]
     for measure in (RIGHT, LOG_P):
-        lines += [*_table(measure, means, "own_beyond", list(LABELS)[:-1]), ""]
+        lines += [
+            *_table(measure, means, "own_beyond", [rule for rule in rules if rule != OWN]),
+            "",
+        ]
     lines += [*_trade(record["trade"]), "", "| step | minutes |", "| --- | ---: |"]
     return lines + [f"| {step} | {took:.0f} |" for step, took in record["times"].items()]
 
@@ -138,40 +142,38 @@ def _cell(row: Row, rule: str, title: str, number: str) -> str:
 
 
 def draw_results(path: Path, record: Row) -> None:
-    """Answers right by length, of templates seen and not seen, and what text loses."""
-    figure = new_figure(12.0, 4.2)
-    kinds = list(dict.fromkeys(row["kind"] for row in record["found"]))
-    for ax, kind in zip(figure.subplots(1, len(kinds)), kinds, strict=True):
-        by_length = [
-            row for row in record["found"]
-            if row["kind"] == kind and row["length"] != ALL
-            and row["template"] == ALL
-        ]  # fmt: skip
-        for rule, label in LABELS.items():
-            _draw_rule(ax, rule, label, sorted(by_length, key=lambda row: row["length"]))
-        sizes_axis(ax, sorted({row["length"] for row in by_length}))
-        ax.set_xlabel("length (tokens)")
-        ax.set_title("plain text" if kind == TEXT else f"templates {kind} by the fit", fontsize=10)
-        ax.set_ylabel(
-            "KL from plain softmax (nats a token)" if kind == TEXT else "answers right (%)"
-        )
-        ax.grid(alpha=0.25, lw=0.5)
+    """A panel for each kind and length: answers right by template, or KL of text by register."""
+    panels = dict[tuple[str, int], list[Row]]()
+    for row in record["found"]:
+        if ALL not in (row["template"], row["length"]):
+            panels.setdefault((row["kind"], row["length"]), []).append(row)
+    figure = new_figure(4.2 * len(panels), 4.4)
+    for ax, ((kind, length), rows) in zip(
+        np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True
+    ):
+        rules = [rule for rule in LABELS if rule in rows[0]["rules"]]
+        if kind == TEXT:
+            rules.remove(PLAIN)  # its KL is 0
+        for i, rule in enumerate(rules):
+            _draw_rule(ax, rule, rows, 0.12 * (i - (len(rules) - 1) / 2))
+        ax.set_xticks(range(len(rows)), [row["template"] for row in rows], rotation=45, ha="right")
+        what = "plain text" if kind == TEXT else f"layouts {kind} by the fit"
+        ax.set_title(f"{what}, {length:,} tokens", fontsize=10)
+        ax.set_ylabel("KL (nats a token)" if kind == TEXT else "answers right (%)")
+        ax.set_ylim(bottom=0)
+        ax.grid(axis="y", alpha=0.25, lw=0.5)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
     save_figure(path, figure)
 
 
-def _draw_rule(ax: Any, rule: str, label: str, rows: Sequence[Row]) -> None:
+def _draw_rule(ax: Any, rule: str, rows: Sequence[Row], shift: float) -> None:
     """Means with two standard errors."""
-    points = [
-        (row["length"], row["rules"][rule][KL]["mean"] if row["kind"] == TEXT
-         else [100 * x for x in row["rules"][rule][RIGHT]["mean"]])
-        for row in rows if rule in row["rules"]
-    ]  # fmt: skip
-    if points:
-        colour, marker, dash = STYLES[STYLE_OF.get(rule, rule)]
-        ax.errorbar(
-            [x for x, _ in points], [y for _, (y, _) in points],
-            [2 * error for _, (_, error) in points], fmt=dash, color=colour, marker=marker, ms=5,
-            lw=1.4, capsize=2, label=label,
-        )  # fmt: skip
+    measure, factor = (KL, 1) if rows[0]["kind"] == TEXT else (RIGHT, 100)
+    found = [[factor * x for x in row["rules"][rule][measure]["mean"]] for row in rows]
+    colour, marker, _ = STYLES[STYLE_OF.get(rule, rule)]
+    ax.errorbar(
+        np.arange(len(rows)) + shift, [mean for mean, _ in found],
+        [2 * error for _, error in found], fmt=marker, color=colour, ms=5,
+        lw=1.4, capsize=2, label=LABELS[rule],
+    )  # fmt: skip
