@@ -176,9 +176,9 @@ def fit(request: FitRequest) -> "FitRecord":
 
 def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "ModelFit":
     """Fits through the model, with a step per batch, and prints a line per kind of rule."""
+    from calibrate.cli.model_scoring import amount
     from calibrate.export.proof import exportable
     from calibrate.model.fit import fit_through
-    from calibrate.model.passes import batch_tokens
     from calibrate.model.problem import ModelOptions
 
     options = ModelOptions(
@@ -190,8 +190,7 @@ def _fit(job: "Job", collection: "ExampleCollection", request: FitRequest) -> "M
     steps = Steps("loading the model", 1, at_once=request.workers.uses_workers)
 
     def begin(what: str, passes: list[list[int]]) -> None:
-        work = [n for which in passes for n in batch_tokens(collection.set, which)]
-        steps.begin(what, len(work), sum(work))
+        steps.begin(what, *amount(collection.set, passes))
 
     with steps, job.running(request.workers) as runner:
         return fit_through(

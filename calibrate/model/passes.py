@@ -269,11 +269,12 @@ def score_fits(
         look attention up.
     """
     units = examples.units(which)
+    digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
     found, absent = dict[tuple[str, int], Scores](), list[tuple[str, int]]()
     for label in fits:
         for i, unit in enumerate(units):
             parse = partial(parse_scores, examples.n_answer(unit))
-            if scores := memo.find(_key(fits[label], unit), parse):
+            if scores := memo.find(_key(digests[label], unit), parse):
                 found[label, i] = scores
                 report_passed(examples, unit, report)
             else:
@@ -281,7 +282,7 @@ def score_fits(
 
     def keep(number: int, scores: Scores) -> None:
         label, i = absent[number]
-        memo.keep(_key(fits[label], units[i]), scores.pack())
+        memo.keep(_key(digests[label], units[i]), scores.pack())
 
     if absent:
         runner.run([partial(_verify, fit) for fit in fits.values()])
@@ -290,8 +291,8 @@ def score_fits(
     return {label: Scores.joined([found[label, i] for i in range(len(units))]) for label in fits}
 
 
-def _key(fit: Coefficients, unit: Sequence[int]) -> bytes:
-    return f"{digest(replace(fit, source={}))} {','.join(map(str, unit))}".encode()
+def _key(of_fit: str, unit: Sequence[int]) -> bytes:
+    return f"{of_fit} {','.join(map(str, unit))}".encode()
 
 
 def _verify(fit: Coefficients, loaded: Loaded) -> None:
