@@ -95,7 +95,7 @@ class Descent:
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-        passes = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
+        passes = 1 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
         passes_for_strength = [self._protected] * (_TRIALS if self.strength is None else 0)
         steps = islice(self.schedule, self.most_steps)
         return [*steps, *[self.choosing] * passes, *passes_for_strength]

@@ -143,6 +143,10 @@ class Objective:
         gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
         return Value(answers, gain, losses, bool(self.is_text.any()), self.allowed)
 
+    def plain_value(self, which: Sequence[int]) -> "Value":
+        """What plain softmax is worth: nothing, at no loss."""
+        return self.value(which, self.plain.at(which))
+
     def weights(self, which: Sequence[int], n_answers: float) -> np.ndarray:
         """d objective / d value of the examples of a step, (examples,), of so many answers.
 

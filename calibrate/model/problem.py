@@ -91,12 +91,12 @@ class ModelProblem:
         forms = self.forms()
         title = f"kind {forms.index(form) + 1} of {len(forms)} ({form.label})"
         self._began(title, self._descent.work(form))
-        solution = self._descent.run(self._descent.at(form, self._start(form)))
+        solution = self._descent.run(self._start(form))
         if form.kind in _SHARED and form.of != ALIKE:
             alike = self._alike(form)
             lead = alike.value.over(solution.value)
             if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
-                self._began(f"{title}, again", self._descent.work(form)[:-1])
+                self._began(f"{title}, again", self._descent.work(form))
                 # It begins at full strength, where a value is another than at the one allowed.
                 solution = self._descent.run(alike._replace(value=alike.full or alike.value))
         self.solved.append(solution)
@@ -142,15 +142,18 @@ class ModelProblem:
         found = next(s for s in self.solved if s.form == shared)
         return found._replace(form=form, numbers=form.zeros(self._heads) + found.numbers)
 
-    def _start(self, form: Form) -> np.ndarray:
-        """The last solution that this form contains; the best of those that ONE_RATIO contains."""
-        heads = self._heads
+    def _start(self, form: Form) -> Solution:
+        """The last solution that this form contains; the best of those that ONE_RATIO contains.
+
+        Its value is known: it is the same rule.
+        """
+        heads, plain = self._heads, self.objective.plain_value(self._descent.choosing)
         held = [
-            (solution.value.gain * (form.kind == ONE_RATIO), numbers)
+            Solution(form, numbers, solution.full or solution.value)
             for solution in reversed(self.solved)
             if (numbers := form.holding(solution.form, solution.numbers, heads)) is not None
-        ]
-        return max(held, key=lambda item: item[0])[1] if held else form.zeros(heads)
+        ] or [Solution(form, form.zeros(heads), plain)]
+        return max(held, key=lambda start: start.value.aim) if form.kind == ONE_RATIO else held[0]
 
 
 def _choosing(objective: Objective) -> list[int]:
