@@ -138,9 +138,12 @@ class Recorder:
         """
         self.flush()
         if not self._count:
-            raise CalibrateError(
-                "nothing was recorded; call recorder.next(query, target) before each forward pass"
-            )
+            remedy = "call recorder.next(query, target) before each forward pass"
+            if self.left_out:
+                remedy = (
+                    f"in all {self.left_out:,} rows the target is one that the query cannot see"
+                )
+            raise CalibrateError(f"nothing was recorded; {remedy}")
 
     def flush(self) -> None:
         """Writes the last forward pass, if it belongs to the sample."""
