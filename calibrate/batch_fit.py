@@ -105,7 +105,7 @@ def fit_model(
     options = ModelOptions(
         kind=kind, allowed=allowed_loss, strength=strength, most_steps=steps, seed=seed
     )
-    with head_betas(model) as betas:
+    with head_betas(model, partial(log_p, model, batches[0])) as betas:
         loaded = Loaded(model, betas)
         passes = BatchPasses(loaded, [*batches, *protect], len(batches), log_p, log_probs)
         plain = passes.scored(range(len(examples.examples)))
