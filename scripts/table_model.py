@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from calibrate.files.atomic_io import write_atomically
 
 TRAINED_ROWS = (8, 64)  # labelled rows of a table in training, least and most
-QUERIES, TABLES = 32, 64  # of a table and of a step in training
+QUERIES, TABLES = 32, 48  # of a table and of a step in training
 WARM_UP = 200  # steps
 STEPS_TO_A_CHECKPOINT = 500
 
