@@ -1,4 +1,5 @@
-"""Tables for a classifier that learns in its context: random ones, and scikit-learn's data sets.
+"""Tables for a classifier that learns in its context: random ones, and scikit-learn's data sets;
+and what scikit-learn's own classifiers make of them.
 
 A random table is one of two kinds, half of each: Voronoi cells, each with a class, of random points
 in two to four dimensions; or the class with the highest output of a small random network. A share
@@ -10,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from sklearn import datasets
 from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 FEATURES, CLASSES = 4, 4  # at most
@@ -17,6 +20,8 @@ CELLS = (16, 128)  # least and most
 HIDDEN = 16  # units of a network
 STEEPNESS = (2.0, 8.0)  # of its units, least and most
 NOISE = 0.05  # of labels, drawn anew
+NEIGHBOURS = (1, 3, 5, 9, 15, 25)
+UNIFORM = 0.01  # of logistic regression's probabilities: it knows no class that no row has
 DATA_SETS = ("iris", "wine", "breast_cancer", "digits")
 
 
@@ -89,3 +94,33 @@ def split_of(rng: np.random.Generator, name: str, n_labelled: int, most_queries:
     if features.shape[1] > FEATURES:
         features = PCA(FEATURES).fit(features[:n_labelled]).transform(features)
     return Tables(features[None].astype(np.float32), groups[labels][None], n_labelled)
+
+
+def neighbours(tables: Tables) -> np.ndarray:
+    """Votes of k nearest neighbours, and one vote for each class; k predicts labelled rows best."""
+    rows, labels, queries = standardised(tables)
+    tree = KNeighborsClassifier(min(max(NEIGHBOURS), len(rows) - 1)).fit(rows, labels)
+    hot = np.eye(CLASSES)[labels]
+    votes = hot[tree.kneighbors(return_distance=False)].cumsum(axis=1)  # of other rows
+    k = max((k for k in NEIGHBOURS if k < len(rows)),
+            key=lambda k: (votes[:, k - 1].argmax(-1) == labels).mean())  # fmt: skip
+    votes = 1 + hot[tree.kneighbors(queries, k, return_distance=False)].sum(axis=1)
+    return np.log(votes / votes.sum(-1, keepdims=True))
+
+
+def regression(tables: Tables) -> np.ndarray:
+    rows, labels, queries = standardised(tables)
+    found = np.full((len(queries), CLASSES), UNIFORM / CLASSES)
+    if (labels == labels[0]).all():
+        found[:, labels[0]] += 1 - UNIFORM
+    else:
+        fitted = LogisticRegression(max_iter=1000).fit(rows, labels)
+        found[:, fitted.classes_] += (1 - UNIFORM) * fitted.predict_proba(queries)
+    return np.log(found)
+
+
+def standardised(tables: Tables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labelled rows, their labels, and query rows of a table, as the model has them."""
+    rows, n = tables.features[0], tables.n_labelled
+    rows = (rows - rows[:n].mean(axis=0)) / (rows[:n].std(axis=0, ddof=1) + 1e-6)
+    return rows[:n], tables.labels[0, :n], rows[n:]

@@ -168,13 +168,13 @@ def test_peers_know_a_simple_table(study):
     features = rng.standard_normal((1, 300, 4)).astype(np.float32)
     labels = (features[..., 0] > 0).astype(int) + 1
     tables = table_tasks.Tables(features, labels, 200)
-    for peer in (study["neighbours"], study["regression"]):
+    for peer in (table_tasks.neighbours, table_tasks.regression):
         right, loss = study["score"](peer, tables)
         assert right > 0.85
         assert loss < 0.4
         np.testing.assert_allclose(np.exp(peer(tables)).sum(-1), 1)
     one = tables._replace(labels=np.full_like(labels, 2))
-    assert study["score"](study["regression"], one)[0] == 1
+    assert study["score"](table_tasks.regression, one)[0] == 1
 
 
 def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
