@@ -39,7 +39,7 @@ def test_a_measure_of_ones_own_finds_the_heads(tmp_path):
     assert (fit.held_out.sum(), len(fit.held_out), fit.outcome) == (8, 32, "gain")
     assert fit.verdict.startswith("Use this fit")
     assert "on 8 batches" in fit.verdict
-    assert "right" not in fit.verdict
+    assert "right" not in fit.verdict + fit.quality["verdict"]
     assert fit.source["options"]["strength"] == 1
     assert calibrate.load(fit.save(tmp_path / "mine.json")) == fit
 
