@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save
-from table_tasks import CLASSES, FEATURES, Prior, Tables, draw
+from table_tasks import CLASSES, FEATURES, Tables, draw
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -133,9 +133,7 @@ def new_model(seed: int, **sizes: int) -> TableModel:
     return TableModel(TableConfig(**sizes))
 
 
-def train(
-    checkpoint: Path, model: TableModel, prior: Prior, seed: int, steps: int, rate: float
-) -> None:
+def train(checkpoint: Path, model: TableModel, seed: int, steps: int, rate: float) -> None:
     """Trains on tables of the trained sizes, from the checkpoint if there is one.
 
     Every step draws by its own number: interrupted or not, the weights are the same.
@@ -146,7 +144,7 @@ def train(
     for step in range(first + 1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, step / WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
-        loss = _loss(model, prior, np.random.default_rng([0, seed, step]))
+        loss = _loss(model, np.random.default_rng([0, seed, step]))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -159,9 +157,9 @@ def train(
     model.eval()
 
 
-def _loss(model: TableModel, prior: Prior, rng: np.random.Generator) -> Tensor:
+def _loss(model: TableModel, rng: np.random.Generator) -> Tensor:
     n = int(rng.integers(TRAINED_ROWS[0], TRAINED_ROWS[1] + 1))
-    tables = draw(rng, TABLES, n, QUERIES, prior)
+    tables = draw(rng, TABLES, n, QUERIES)
     right = torch.from_numpy(tables.labels[:, n:])
     return -log_p_of(model, tables).gather(-1, right[..., None]).mean()
 

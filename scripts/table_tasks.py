@@ -2,8 +2,8 @@
 and what scikit-learn's own classifiers make of them.
 
 A random table is one of two kinds, half of each: Voronoi cells, each with a class, of random points
-in two to four dimensions; or the class with the highest output of a small random network. Or all
-are cells of two dimensions. A share of all labels, of queries too, is drawn anew.
+in two to four dimensions; or the class with the highest output of a small random network. A share
+of all labels, of queries too, is drawn anew.
 """
 
 from typing import NamedTuple
@@ -33,26 +33,13 @@ class Tables(NamedTuple):
     n_labelled: int
 
 
-class Prior(NamedTuple):
-    """What random tables are."""
-
-    cells: float  # share of tables of cells
-    most_dimensions: int
-
-
-PRIORS = {"mixed": Prior(0.5, FEATURES), "cells": Prior(1.0, 2)}
-
-
-def draw(
-    rng: np.random.Generator, count: int, n_labelled: int, n_queries: int,
-    prior: Prior = PRIORS["mixed"],
-) -> Tables:  # fmt: skip
+def draw(rng: np.random.Generator, count: int, n_labelled: int, n_queries: int) -> Tables:
     """Random tables."""
     n = n_labelled + n_queries
-    used = np.arange(FEATURES) < rng.integers(2, prior.most_dimensions + 1, (count, 1))
+    used = np.arange(FEATURES) < rng.integers(2, FEATURES + 1, (count, 1))
     features = rng.standard_normal((count, n, FEATURES)) * used[:, None]
     n_classes = rng.integers(2, CLASSES + 1, (count, 1))
-    is_cells = rng.random((count, 1)) < prior.cells
+    is_cells = rng.random((count, 1)) < 0.5
     of_cells, of_network = (
         _of_cells(rng, features, used, n_classes),
         _of_network(rng, features, n_classes),

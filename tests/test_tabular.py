@@ -145,7 +145,7 @@ def test_interrupted_training_gives_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(table_model, "TABLES", 2)
     monkeypatch.setattr(table_model, "STEPS_TO_A_CHECKPOINT", 2)
     models = [table_model.new_model(0, num_hidden_layers=1) for _ in range(3)]
-    train = partial(table_model.train, prior=table_tasks.PRIORS["mixed"], seed=0, rate=1e-2)
+    train = partial(table_model.train, seed=0, rate=1e-2)
     train(tmp_path / "a", models[0], steps=4)
     losses = iter([1, 1, 1])  # a third step fails
 
@@ -189,12 +189,13 @@ def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
 @pytest.mark.parametrize("arm", ["plain", "own"])
 def test_shipped_weights_give_numbers_of_the_record(study, arm):
     """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
-    record, trial = json.loads(RESULT.read_text()), study["Trial"]("mixed", 0)
-    fit = calibrate.load(trial.weights / "own.json") if arm == "own" else calibrate.identity()
-    predict = study["model_with"](study["load_model"](trial), fit)
-    recorded = record["found"]["mixed"][0]["scores"][arm]["random"]
+    record = json.loads(RESULT.read_text())
+    path = study["weights_of"](0) / "own.json"
+    fit = calibrate.load(path) if arm == "own" else calibrate.identity()
+    predict = study["model_with"](study["load_model"](0), fit)
+    recorded = record["found"][0]["scores"][arm]["random"]
     for place, size in ((0, 16), (2, 256)):
-        tables = [trial.tables(2, size, number) for number in range(record["tables"][place])]
+        tables = study["measured_tables"](0, size, record["tables"][place])
         right, loss = np.mean([study["score"](predict, x) for x in tables], axis=0)
         assert right == pytest.approx(recorded["accuracy"][place][0], abs=2e-4)
         assert loss == pytest.approx(recorded["log_loss"][place][0], abs=2e-4)
