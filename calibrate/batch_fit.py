@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrate.array_fit import THIS_FIT, Fit
 from calibrate.errors import CalibrateError, install
-from calibrate.evidence.evidence import KL, LOG_P, OWN, Scored
+from calibrate.evidence.evidence import OWN, Scored
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.files.publishing import check_name
@@ -105,7 +105,7 @@ def fit_model(
     options = ModelOptions(
         kind=kind, allowed=allowed_loss, strength=strength, most_steps=steps, seed=seed
     )
-    with head_betas(model) as betas:
+    with head_betas(model, partial(log_p, model, batches[0])) as betas:
         loaded = Loaded(model, betas)
         passes = BatchPasses(loaded, [*batches, *protect], len(batches), log_p, log_probs)
         plain = passes.scored(range(len(examples.examples)))
@@ -114,9 +114,8 @@ def fit_model(
         found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
     evidence = found.evidence
     rules = tuple(THIS_FIT if rule == OWN else rule for rule in evidence.rules)
-    values = {m: x for m, x in evidence.values.items() if m in (LOG_P, KL)}
     fits = {THIS_FIT if rule == OWN else rule: fit for rule, fit in evidence.fits.items()}
-    evidence = replace(evidence.with_only(rules, values), fits=fits)
+    evidence = replace(evidence.with_only(rules, evidence.values), fits=fits)
     return Fit.of(found.coefficients, evidence, splits_of(examples) == JUDGING)
 
 

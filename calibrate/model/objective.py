@@ -57,7 +57,9 @@ def compare(
     rules = (PLAIN, *(rule for rule in scores if rule != PLAIN))
     log_p = [scores[rule].log_p / np.where(per_token, n_answer, 1) for rule in rules]
     share = [scores[rule].right / n_answer for rule in rules]
-    values = {LOG_P: log_p, RIGHT: [np.where(per_token, x, x == 1) for x in share]}
+    values = {LOG_P: log_p}
+    if of.items == _ANSWERS.items:  # a measure of the user's own does not tell
+        values[RIGHT] = [np.where(per_token, x, x == 1) for x in share]
     if per_token.any():
         values[KL] = [scores[rule].kl / n_answer for rule in rules]
     parts = whole_templates(examples.cells) if own else [None] * len(examples.cells)

@@ -7,7 +7,7 @@ multiplied themselves, in one matrix.
 Letters for shapes: B batch, N query heads, K key heads, T queries, S keys, W width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,7 @@ from calibrate.transformers.attention import (
 )
 from calibrate.transformers.parts import PLAIN, own_layer, paths_of
 from calibrate.transformers.probing import probe
-from calibrate.transformers.verification import verify
+from calibrate.transformers.verification import verify_run
 
 _numbers = count()  # of names of attention: several models may have betas at once
 _NOT_LINEAR = ("softcap", "position_bias", "s_aux", "sinks")  # in the query
@@ -116,12 +116,14 @@ class HeadBetas:
 
 
 @contextmanager
-def head_betas(model: PreTrainedModel) -> Iterator[HeadBetas]:
+def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> Iterator[HeadBetas]:
     """Gives the heads of a frozen model inverse temperatures, until the block ends.
 
         with head_betas(model) as heads:
             heads.betas = torch.ones(1, len(heads.heads), requires_grad=True)
             model(tokens)
+
+    `run` calls a model that does not run on a few tokens alone.
 
     Raises:
       CoefficientsError: some softmax attention does not look attention up, see `verify`, has no
@@ -129,8 +131,8 @@ def head_betas(model: PreTrainedModel) -> Iterator[HeadBetas]:
     """
     heads, name = HeadBetas(), f"calibrate-betas-{next(_numbers)}"
     with temporary_attention(model, name, PLAIN, heads.attend):
-        verify(model)
-        reached = probe(model, {}, {name}, attention_function(PLAIN)).reached
+        verify_run(model, run or {})
+        reached = probe(model, run or {}, {name}, attention_function(PLAIN)).reached
         paths, module_of = paths_of(model), dict[int, Any]()
         for module in reached:
             own_layer(module, module_of, paths)

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from calibrate.errors import CoefficientsError
 
+Run = Mapping[str, Any] | Callable[[], Any]  # what a model is called with, or calls it
 N_TOKENS = 8
 _PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul")
 _JOINED = ("aten::cat", "aten::stack", "aten::constant_pad_nd")
@@ -104,9 +105,7 @@ def _tensors(leaves: list[Any]) -> list[Tensor]:
     return [x for x in leaves if isinstance(x, Tensor)]
 
 
-def probe(
-    model: PreTrainedModel, inputs: Mapping[str, Any], names: set[str], attend: Callable[..., Any]
-) -> Probe:
+def probe(model: PreTrainedModel, run: Run, names: set[str], attend: Callable[..., Any]) -> Probe:
     """One forward pass, as in evaluation and without gradients, that leaves the model as it was.
 
     `attend` takes the place of attention with these names. Without inputs, a few tokens are given.
@@ -115,16 +114,16 @@ def probe(
       CoefficientsError: no inputs were given, and the model does not run on those.
     """
     watch, modes = Probe(), {module: module.training for module in model.modules()}
-    given = inputs or _small_inputs(model)
+    given = {} if callable(run) else run or _small_inputs(model)
     model.eval()
     try:
         with (
             torch.no_grad(), torch.random.fork_rng(devices=[]),
             torch.compiler.set_stance("force_eager"), watch.watching(names, attend),
         ):  # fmt: skip
-            model(**given)
+            run() if callable(run) else model(**given)
     except Exception as failure:
-        if inputs:
+        if run:
             raise
         raise CoefficientsError(
             f"{type(model).__name__} does not run on {' and '.join(given) or 'nothing'} alone "

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import CoefficientsError
 from calibrate.transformers.attention import attention_function, registered
 from calibrate.transformers.parts import PLAIN, fit_of, in_part, mark, paths_of
-from calibrate.transformers.probing import is_attention, probe
+from calibrate.transformers.probing import Run, is_attention, probe
 
 
 def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any) -> None:
@@ -35,10 +35,14 @@ def verify(model: PreTrainedModel, *, plain: Collection[str] = (), **inputs: Any
         implementation that is not a registered fit, keeps plain softmax or does not run; the model
         does not run without inputs of yours; or it lacks the fit's part, layers or heads.
     """
+    verify_run(model, inputs, [plain] if isinstance(plain, str) else plain)
+
+
+def verify_run(model: Any, run: Run, plain: Collection[str] = ()) -> None:
+    """The same, with inputs or a call that runs the model."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    plain = [plain] if isinstance(plain, str) else plain
     names, paths = verify_lookups(model), paths_of(model)
-    watch = probe(model, inputs, names, attention_function(PLAIN))
+    watch = probe(model, run, names, attention_function(PLAIN))
     paths |= paths_of(model)  # some models replace modules while they run
     _refuse(model, watch.plain, paths, plain, "keeps plain softmax in", (
         "verify the part that is to have a fit, or except these by plain="

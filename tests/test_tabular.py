@@ -1,0 +1,195 @@
+"""The study of a classifier of tables: its tables, its model and shipped weights, its record."""
+
+import json
+import runpy
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import table_model
+import table_tasks
+import torch
+
+import calibrate
+from calibrate.files.coefficients import Coefficients, Entry
+from calibrate.maths.rule import Rule
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "scripts/results/tabular.json"
+STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def study():
+    return runpy.run_path(str(ROOT / "scripts/tabular"))
+
+
+@pytest.fixture
+def model():
+    return table_model.new_model(3).eval()
+
+
+def drawn(seed=0, count=2, n=20, queries=6):
+    return table_tasks.draw(np.random.default_rng(seed), count, n, queries)
+
+
+@torch.no_grad()
+def log_p(model, tables):
+    return table_model.log_p_of(model, tables).numpy()
+
+
+def test_random_tables_depend_on_their_seed_alone_and_have_all_kinds():
+    tables, same = drawn(count=60), drawn(count=60)
+    assert tables.features.shape == (60, 26, 4)
+    np.testing.assert_array_equal(tables.features, same.features)
+    np.testing.assert_array_equal(tables.labels, same.labels)
+    assert (drawn(1, 60).labels != tables.labels).any()
+    assert {int(x.any(axis=0).sum()) for x in tables.features} == {2, 3, 4}
+    assert {int(x.max()) for x in tables.labels} == {1, 2, 3}
+
+
+def test_labels_follow_features_but_for_noise(monkeypatch):
+    """Of many rows the nearest has the same label, mostly; without noise nearly always."""
+    for noise, least, most in ((0.0, 0.93, 1.0), (0.5, 0.4, 0.65)):
+        monkeypatch.setattr(table_tasks, "NOISE", noise)
+        monkeypatch.setattr(table_tasks, "CELLS", (2, 4))
+        monkeypatch.setattr(table_tasks, "STEEPNESS", (0.1, 0.2))
+        tables, right = drawn(count=20, n=2000, queries=20), []
+        for x, y in zip(tables.features, tables.labels, strict=True):
+            nearest = ((x[2000:, None] - x[:2000]) ** 2).sum(-1).argmin(-1)
+            right.append((y[nearest] == y[2000:]).mean())
+        assert least < np.mean(right) < most
+
+
+@pytest.mark.parametrize("name", table_tasks.DATA_SETS)
+def test_data_sets_are_cut_to_what_the_model_knows(name):
+    tables = table_tasks.split_of(np.random.default_rng(0), name, 30, 10)
+    assert tables.features.shape == (1, 40, 4)
+    assert tables.labels.max() < 4
+    assert table_tasks.rows_of(name) >= 150
+
+
+def test_a_query_sees_labelled_rows_alone(model):
+    tables = drawn()
+    found = log_p(model, tables)
+    others = tables.features.copy()
+    others[:, 21:] += 1
+    np.testing.assert_allclose(log_p(model, tables._replace(features=others))[:, 0], found[:, 0],
+                               atol=1e-6)  # fmt: skip
+    relabelled = tables.labels.copy()
+    relabelled[:, 3] = (relabelled[:, 3] + 1) % 4
+    moved = log_p(model, tables._replace(labels=relabelled))
+    assert (np.abs(moved - found).max(axis=-1) > 1e-5).all()
+
+
+def test_the_order_of_labelled_rows_changes_nothing(model):
+    tables = drawn()
+    order = [*np.random.default_rng(1).permutation(20), *range(20, 26)]
+    other = tables._replace(features=tables.features[:, order], labels=tables.labels[:, order])
+    np.testing.assert_allclose(log_p(model, other), log_p(model, tables), atol=1e-5)
+
+
+def test_a_rule_of_one_head_is_its_logits_times_beta(study, model):
+    tables, head = drawn(n=100), slice(32, 48)
+    plain = log_p(model, tables)
+    line = Coefficients(Rule.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
+    study["apply"](model, line)
+    found = log_p(model, tables)
+    assert np.abs(found - plain).max() > 1e-4
+    model.set_attn_implementation("sdpa")
+    model.layers[1].attention.q_proj.weight.data[head] *= 0.5 * np.log(100) + 0.4
+    np.testing.assert_allclose(found, log_p(model, tables), atol=1e-5)
+
+
+def test_a_rule_of_entropy_is_query_by_query(study, model):
+    paper, attention = calibrate.load("paper@1"), model.layers[0].attention
+    study["apply"](model, paper)
+    rows = 3 * torch.randn(2, 30, 64, generator=torch.manual_seed(0))
+    with torch.no_grad():
+        found = attention(rows, rows[:, :24]).numpy()
+        q, k, v = (
+            project(x).unflatten(-1, (4, 16)).transpose(1, 2).double().numpy()
+            for project, x in (
+                (attention.q_proj, rows), (attention.k_proj, rows[:, :24]),
+                (attention.v_proj, rows[:, :24]),
+            )
+        )  # fmt: skip
+        rule, entry = paper.rule, paper.only
+        weights = reference.adaptive_softmax(
+            q @ k.swapaxes(2, 3) / 4, entry.coefficients, entry.domain, rule
+        )
+        out = torch.from_numpy(weights @ v).float().transpose(1, 2).flatten(2)
+        np.testing.assert_allclose(found, attention.o_proj(out).numpy(), atol=1e-5)
+
+
+def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens(study):
+    """Shipped weights, with heads three times as blunt as they were trained to be."""
+    model = study["load_model"](0)
+    for layer in model.layers:
+        layer.attention.q_proj.weight.data /= 3
+    batches = [drawn(seed, count=8, n=40, queries=16) for seed in range(12)]
+    fit = calibrate.fit_model(model, batches, study["log_p"], kind="constant", steps=3, size=40)
+    assert {entry.layer for entry in fit.entries} <= {None, 0, 1, 2}
+    assert np.mean([entry.coefficients[-1] for entry in fit.entries]) > 1.05
+
+
+def test_interrupted_training_gives_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_model, "TABLES", 2)
+    monkeypatch.setattr(table_model, "STEPS_TO_A_CHECKPOINT", 2)
+    models = [table_model.new_model(0, num_hidden_layers=1) for _ in range(3)]
+    train = partial(table_model.train, seed=0, rate=1e-2)
+    train(tmp_path / "a", models[0], steps=4)
+    losses = iter([1, 1, 1])  # a third step fails
+
+    def interrupted(*arguments):
+        next(losses)
+        return loss_of(*arguments)
+
+    loss_of = table_model._loss
+    monkeypatch.setattr(table_model, "_loss", interrupted)
+    with pytest.raises(StopIteration):
+        train(tmp_path / "b", models[1], steps=4)
+    monkeypatch.setattr(table_model, "_loss", loss_of)
+    train(tmp_path / "b", models[2], steps=4)
+    for a, b in zip(models[0].parameters(), models[2].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_peers_know_a_simple_table(study):
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((1, 300, 4)).astype(np.float32)
+    labels = (features[..., 0] > 0).astype(int) + 1
+    tables = table_tasks.Tables(features, labels, 200)
+    for peer in (table_tasks.neighbours, table_tasks.regression):
+        right, loss = study["score"](peer, tables)
+        assert right > 0.85
+        assert loss < 0.4
+        np.testing.assert_allclose(np.exp(peer(tables)).sum(-1), 1)
+    one = tables._replace(labels=np.full_like(labels, 2))
+    assert study["score"](table_tasks.regression, one)[0] == 1
+
+
+def test_readme_tables_are_the_file_and_its_figure_is_drawn(study, tmp_path):
+    record = json.loads(RESULT.read_text())
+    for line in study["markdown"](record):
+        assert line in STUDIES, line
+    study["draw_scores"](tmp_path / "x.png", record)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["plain", "own"])
+def test_shipped_weights_give_numbers_of_the_record(study, arm):
+    """All tables of two sizes; processors may differ in the last bits, and so in a query or two."""
+    record = json.loads(RESULT.read_text())
+    path = study["weights_of"](0) / "own.json"
+    fit = calibrate.load(path) if arm == "own" else calibrate.identity()
+    predict = study["model_with"](study["load_model"](0), fit)
+    recorded = record["found"][0]["scores"][arm]["random"]
+    for place, size in ((0, 16), (2, 256)):
+        tables = study["measured_tables"](0, size, record["tables"][place])
+        right, loss = np.mean([study["score"](predict, x) for x in tables], axis=0)
+        assert right == pytest.approx(recorded["accuracy"][place][0], abs=2e-4)
+        assert loss == pytest.approx(recorded["log_loss"][place][0], abs=2e-4)
