@@ -89,7 +89,7 @@ class Probe(TorchDispatchMode):
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(enter).remove)
             stack.callback(register_module_forward_hook(leave, always_call=True).remove)
-            of_name = AttentionInterface._global_mapping
+            of_name: dict[str, Any] = AttentionInterface._global_mapping
             stack.callback(of_name.update, {name: of_name[name] for name in names})
             of_name.update({name: partial(reach, name) for name in names})
             stack.enter_context(self)
