@@ -1,5 +1,6 @@
 """What studies of small models share: training that carries on, rules, commands."""
 
+import math
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ def train(
     """Trains with AdamW, from the checkpoint if there is one; `loss_at` is called with the step."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, step / warm_up) * (1 + np.cos(np.pi * step / steps)) / 2
+        optimizer, lambda step: min(1, step / warm_up) * (1 + math.cos(math.pi * step / steps)) / 2
     )
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     done = restore(checkpoint, parts) if checkpoint and checkpoint.exists() else 0

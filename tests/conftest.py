@@ -44,7 +44,7 @@ fit_collection.N_RESAMPLES = 40  # test_uncertainty has as many as users
 NEEDS = {
     "gguf": "gguf", "huggingface_hub": "huggingface_hub", "llama_cpp": "xllamacpp",
     "peft": "peft", "tiny_causal": "transformers", "torch": "torch",
-    "transformers": "transformers", "two_queries": "transformers",
+    "clrs_task": "transformers", "transformers": "transformers", "two_queries": "transformers",
 }  # fmt: skip
 LACKING = {module: package for module, package in NEEDS.items() if find_spec(package) is None}
 
