@@ -16,10 +16,10 @@ Rotary positions fail at distances that training had not. Training leaves gaps b
 random, so that all distances of long prompts occur; without them, positions are 0, 1, 2 ...
 """
 
+import itertools
 import re
 import sys
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -48,6 +48,7 @@ DIGITS = "0123456789"
 PIECES = (*DIGITS, " ", "0.", " 0.", " -0.", "\n\n", *sum(TASKS.values(), ()))
 TOKEN = {piece: i for i, piece in enumerate(PIECES)}
 PIECE = re.compile(r"\D*?-?0\.|\d|\D+")
+ONE_DECIMAL = re.compile(r"\.\d\D")
 TRAINED_LENGTHS = (4, 16)  # items of a prompt in training, least and most
 SPAN = 400  # positions, as many as the longest prompt that is measured has
 LAYERS, HEADS, WIDTH = 3, 4, 96
@@ -119,6 +120,16 @@ def draw(stream: str, seed: int, task: str, length: int, count: int, step: int =
     return [(tokens_of(prompt), tokens_of(answer)) for prompt, answer in texts]
 
 
+def draw_even(stream: str, seed: int, task: str, length: int, count: int) -> list[Pair]:
+    """Prompts whose numbers all have two decimals: they are as long as each other, and so batch."""
+    found: list[Pair] = []
+    steps = itertools.count()
+    while len(found) < count:
+        texts = sample(task, length, [STREAMS.index(stream), seed, next(steps)], count)
+        found += [(tokens_of(p), tokens_of(a)) for p, a in texts if not ONE_DECIMAL.search(p + a)]
+    return found[:count]
+
+
 def padded(pairs: Sequence[Pair]) -> Prompts:
     ends = [len(prompt) + len(answer) for prompt, answer in pairs]
     tokens = torch.zeros(len(pairs), max(ends), dtype=torch.long)
@@ -173,7 +184,7 @@ def loss_of(
     length = int(rng.integers(TRAINED_LENGTHS[0], TRAINED_LENGTHS[1] + 1))
     *short, long = (draw(stream, seed, task, length, PROMPTS_A_STEP, step) for task in TASKS)
     losses = []
-    for batch in (padded([*chain(*short)]), padded(long)):
+    for batch in (padded([*itertools.chain(*short)]), padded(long)):
         positions = gaps(batch.tokens, rng) if with_gaps else None
         losses.append(-log_p(model, batch.tokens, positions)[0][batch.answer[:, 1:]])
     return torch.cat(losses).mean()
@@ -189,7 +200,7 @@ def train_into(
         folder.name, checkpoint,
     )  # fmt: skip
     save_model(folder, model.half())
-    checkpoint.unlink()
+    checkpoint.unlink(missing_ok=True)
 
 
 @torch.no_grad()

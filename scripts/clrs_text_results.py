@@ -12,7 +12,7 @@ LABELS = {
     "plain": "plain softmax",
     "paper": "the paper's numbers at inference alone",
     "constant": "best constant",
-    "log-n": "log n / log 105",
+    "log-n": "log n / log 98",
     "own": "own fit, through the model",
     "trained-paper": "the paper's numbers in training, too",
     "tuned": "trained further, plain softmax",

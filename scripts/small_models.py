@@ -1,6 +1,7 @@
 """What studies of small models share: training that carries on, rules, commands."""
 
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -77,8 +78,12 @@ def load_model(folder: Path) -> LlamaForCausalLM:
 
 
 def save_model(folder: Path, model: LlamaForCausalLM) -> None:
+    """Saves a model, whole or not at all."""
     model.set_attn_implementation("sdpa")
-    model.save_pretrained(folder)
+    partial = folder.with_name(f"{folder.name}-partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted run
+    model.save_pretrained(partial)
+    partial.rename(folder)
 
 
 def apply(model: LlamaForCausalLM, rule: Coefficients) -> LlamaForCausalLM:

@@ -81,6 +81,15 @@ def test_streams_seeds_steps_tasks_and_lengths_have_seeds_of_their_own_and_none_
     assert min(samplers) > 1 << 30  # the published ones are small
 
 
+def test_even_prompts_have_two_decimals_throughout(samplers, monkeypatch):
+    uneven, even = TEXTS["minimum"][0], "minimum:\nkey: [0.63 0.49]\nmin:\n"
+    texts = iter([(uneven, "1\n\n"), (even, "1\n\n")] * 4)
+    utils = sys.modules["clrs._src.clrs_text.clrs_utils"]
+    monkeypatch.setattr(utils, "format_clrs_example", lambda *_: next(texts))
+    found = clrs_task.draw_even("calibrate", 0, "minimum", 2, 2)
+    assert found == [(clrs_task.tokens_of(even), clrs_task.tokens_of("0.49\n\n"))] * 2
+
+
 def test_gaps_are_before_items_alone_and_reach_far():
     tokens = torch.randint(0, len(PIECES), (64, 40), generator=torch.Generator().manual_seed(0))
     positions = clrs_task.gaps(tokens, np.random.default_rng(0))
