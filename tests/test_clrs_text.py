@@ -15,7 +15,6 @@ from clrs_task import PIECES, SPAN, TASKS
 from clrs_text_results import draw_accuracy, markdown, summary
 
 ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "scripts" / "results" / "clrs-text.json"
 STUDIES = (ROOT / "scripts" / "results" / "README.md").read_text(encoding="utf-8")
 # What dm-clrs 2.0.3 gives, and the answer here.
 TEXTS = {
@@ -36,6 +35,11 @@ TEXTS = {
 @pytest.fixture
 def study():
     return runpy.run_path(str(ROOT / "scripts" / "clrs_text"))
+
+
+@pytest.fixture
+def record():
+    return json.loads((ROOT / "scripts" / "results" / "clrs-text.json").read_text())
 
 
 @pytest.fixture
@@ -146,19 +150,16 @@ def test_errors_are_the_larger_of_what_seeds_and_prompts_tell():
     assert found["error"] == [round(np.sqrt(0.25 * 50 / 49 / 150), 4), round(1 / 3, 4)]
 
 
-RECORD = json.loads(RESULT.read_text())
-
-
-def test_readme_tables_are_the_file_and_its_figure_is_drawn(tmp_path):
-    for line in markdown(RECORD):
+def test_readme_tables_are_the_file_and_its_figure_is_drawn(record, tmp_path):
+    for line in markdown(record):
         assert line in STUDIES, line
-    draw_accuracy(tmp_path / "x.png", RECORD)
+    draw_accuracy(tmp_path / "x.png", record)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["plain", "paper", "trained-paper", "tuned-own"])
-def test_shipped_weights_reproduce_a_part_of_the_record(study, monkeypatch, arm):
+def test_shipped_weights_reproduce_a_part_of_the_record(study, record, monkeypatch, arm):
     if not study["wheels"]():
         pytest.skip("needs dm-clrs: scripts/clrs_text get")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -173,7 +174,7 @@ def test_shipped_weights_reproduce_a_part_of_the_record(study, monkeypatch, arm)
         found = clrs_task.scores(
             model, clrs_task.draw("measure", 0, task, length, study["PROMPTS"])
         )
-        recorded, place = RECORD["found"]["arms"][arm][task], RECORD["lengths"].index(length)
+        recorded, place = record["found"]["arms"][arm][task], record["lengths"].index(length)
         for measure, within in (("right", 0.011), ("log_p", 2e-3)):
             expected = recorded[measure]["of_seeds"][0][place]
             assert np.mean(found[measure]) == pytest.approx(expected, abs=within), (task, measure)
