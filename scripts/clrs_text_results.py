@@ -51,7 +51,7 @@ def gathered(scored: Mapping[str, Sequence[Scores]]) -> dict:
             ])
             for measure in MEASURES
         }
-        for one, other in PAIRS
+        for one, other in PAIRS if {one, other} <= scored.keys()
     ]  # fmt: skip
     return {"arms": found, "pairs": pairs}
 
@@ -105,6 +105,8 @@ def draw_accuracy(path: Path, record: dict) -> None:
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
     for ax, task in zip(axes.flat, TASKS, strict=True):
         for arm, style in SHOWN.items():
+            if arm not in record["found"]["arms"]:
+                continue
             colour, marker, dash = STYLES[style]
             right = record["found"]["arms"][arm][task]["right"]
             ax.errorbar(
