@@ -17,7 +17,7 @@ LABELS = {
     "trained-paper": "the paper's numbers in training, too",
     "tuned": "trained further, plain softmax",
     "tuned-own": "trained further with own fit",
-    "rope": "plain positions in training, one seed",
+    "rope": "plain positions in training",
 }
 SHOWN = {  # in the figure: style
     "plain": "plain", "paper": "procedure", "trained-paper": "paper", "own": "own",
@@ -47,7 +47,7 @@ def gathered(scored: Mapping[str, Sequence[Scores]]) -> dict:
                 np.concatenate(
                     [np.subtract(a[task][measure], b[task][measure]) for task in TASKS], axis=1
                 )
-                for a, b in zip(scored[one], scored[other], strict=True)
+                for a, b in zip(scored[one], scored[other], strict=False)  # the seeds of both
             ])
             for measure in MEASURES
         }
@@ -86,7 +86,9 @@ def markdown(record: dict) -> list[str]:
                 f"{100 * m:.0f} ± {100 * e:.0f}, {p:.2f}"
                 for m, e, p in zip(mean_of(right), right["error"], mean_of(log_p), strict=True)
             ]
-            lines.append(f"| {LABELS[arm]} | " + " | ".join(cells) + " |")
+            few = len(right["of_seeds"]) < len(record["seeds"])
+            seeds = f", {len(right['of_seeds'])} of {len(record['seeds'])} seeds" if few else ""
+            lines.append(f"| {LABELS[arm]}{seeds} | " + " | ".join(cells) + " |")
         lines.append("")
     for measure, unit, scale in (("right", "right answers, points", 100), ("log_p", "log p", 1)):
         lines += [f"| {unit}: all tasks, length {head[0]}", head[1]]
