@@ -10,14 +10,13 @@ The model has no positional encoding, which might fail at smaller sizes than att
 positions are 0. The task does not depend on order, and attention is causal.
 """
 
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from small_models import save_model, train
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LEVELS, CLASSES = 64, 8
@@ -28,7 +27,7 @@ ONE = LEVELS * CLASSES  # token of the query "one"; those of "many" follow, one 
 ANSWER = ONE + 1 + LEVELS  # the first of the tokens that answer
 KINDS = ("one", "many")
 TRAINED_SIZES = (4, 32)  # items of a prompt in training, least and most
-WARM_UP = 200  # steps
+PROMPTS, WARM_UP = 256, 200  # of a training step; steps
 TOKENS_AT_ONCE = 1 << 14
 
 
@@ -100,42 +99,19 @@ def answers(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
     return out.logits[:, 0, ANSWER : ANSWER + CLASSES]
 
 
-def train(
-    model: LlamaForCausalLM, seed: int, steps: int, rate: float, prompts: int = 256
-) -> Iterator[tuple[int, float]]:
-    """Trains on prompts of the trained sizes, both kinds equally; yields (step, loss)."""
+def train_into(folder: Path, model: LlamaForCausalLM, seed: int, steps: int, rate: float) -> None:
+    """Trains on prompts of the trained sizes, both kinds equally, and saves the model."""
     rng = np.random.default_rng([seed, 0])
-    optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, step / WARM_UP) * (1 + np.cos(np.pi * step / steps)) / 2
-    )
-    model.train()
-    for step in range(1, steps + 1):
+
+    def loss_at(step: int) -> torch.Tensor:
         size = int(rng.integers(TRAINED_SIZES[0], TRAINED_SIZES[1] + 1))
-        drawn = [draw(rng, size, prompts // 2, kind) for kind in KINDS]
+        drawn = [draw(rng, size, PROMPTS // len(KINDS), kind) for kind in KINDS]
         logits = answers(model, torch.cat([part.tokens for part in drawn]))
         answer = torch.from_numpy(np.concatenate([part.answer for part in drawn]))
-        loss = torch.nn.functional.cross_entropy(logits, answer)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        yield step, loss.item()
-    model.eval()
+        return torch.nn.functional.cross_entropy(logits, answer)
 
-
-def train_into(folder: Path, model: LlamaForCausalLM, seed: int, steps: int, rate: float) -> None:
-    """Trains, with a line every 500 steps, and saves the model."""
-    start, losses = time.monotonic(), []
-    for step, loss in train(model, seed, steps, rate):
-        losses.append(loss)
-        if step % 500 == 0:
-            spent = time.monotonic() - start
-            print(f"{folder.name}: step {step:,}, loss {np.mean(losses[-100:]):.4f}, {spent:.0f} s",
-                  file=sys.stderr)  # fmt: skip
-    model.set_attn_implementation("sdpa")
-    model.save_pretrained(folder)
+    train(model, loss_at, steps, rate, WARM_UP, folder.name)
+    save_model(folder, model)
 
 
 @torch.no_grad()
