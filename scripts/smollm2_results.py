@@ -11,13 +11,16 @@ from calibrate.report.plot_style import STYLES, new_figure, save_figure
 
 TEXT, ALL = "text", "all"
 LINE, LAYERS, HEAD_SCALE = "kappa-log-n", "layers", "head-scale"
+LOOSER, WHOLE = "own-looser", "own-whole"
 LABELS = {
     PLAIN: "plain softmax",
     "constant": "constant, every head",
     LINE: "log n, every head",
     LAYERS: "constant, layers 10 to 19",
     HEAD_SCALE: "HeadScale",
-    OWN: "own fit, through the model",
+    OWN: "own fit, KL 0.01",
+    LOOSER: "own fit, KL 0.03",
+    WHOLE: "own fit, whole strength",
 }
 FORMATS = {
     RIGHT: (100, ".1f"),
@@ -31,7 +34,8 @@ TITLES = {
     TEXT: "plain text, log p of a token, nats",
     KL: "plain text, KL from plain softmax, nats a token",
 }
-STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure"}  # others have their own
+# Others have their own.
+STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure", LOOSER: "entropy-and-size", WHOLE: "hard"}
 DIFFERENCES = {"own_beyond": ": own fit less", "gain": ": beyond plain softmax"}
 
 Row = dict[str, Any]

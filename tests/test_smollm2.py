@@ -85,16 +85,22 @@ def test_every_step_on_a_tiny_model(study, monkeypatch, capsys):
     assert all("own" not in row["rules"] for row in without["found"])
 
     entries = (Entry((0.0, 1.5), (0.0, 9.0), layer=1, head=2),)
-    fit = Coefficients(Rule.log_size(), entries, name=study.FIT, quality={"verdict": "planted"})
+    trade = [{"strength": 0.25, "kl": 0.0075, "kl_error": 0.001}]
+    fit = Coefficients(
+        Rule.log_size(), entries, name=study.FIT, source={"options": {"strength": 0.25}},
+        quality={"verdict": "planted", "trade": trade},
+    )  # fmt: skip
     publish(fit, study.RUNS / "fits")
     study.STEPS["fit"](OPTIONS)
     assert done.count("fit") == 1
     study.evaluate(OPTIONS)
     record = json.loads(study.RESULT.read_text())
+    assert record["rivals"]["own-looser"] == [[0.0, 2.0]] * 2
+    assert record["rivals"]["own-whole"] == [[0.0, 3.0]] * 2
     assert record["rivals"]["layers"] == [[0.0, 1.01], [0.0, 1.01]]
     rows = {(row["kind"], row["template"], row["length"]): row for row in record["found"]}
     assert rows["seen", "all", 200]["examples"] == 8
-    assert set(rows["not seen", "all", 200]["rules"]) >= {"plain", "own", "layers"}
+    assert set(rows["not seen", "all", 200]["rules"]) >= {"plain", "own", "own-looser", "layers"}
     assert set(rows["not seen", "all", 256]["rules"]) == {"plain", "own"}
     text = rows["text", "all", 200]["rules"]
     assert text["own"]["kl"]["mean"][0] > text["layers"]["kl"]["mean"][0] > 0
