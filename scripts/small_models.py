@@ -1,5 +1,7 @@
 """What studies of small models share: training that carries on, rules, commands."""
 
+import io
+import json
 import math
 import shutil
 import subprocess
@@ -10,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
+from calibrate.files.atomic_io import write_atomically
 from calibrate.files.coefficients import Coefficients
 from calibrate.transformers import register, verify
 
@@ -56,10 +59,9 @@ def train(
 
 def save(checkpoint: Path, parts: dict, step: int) -> None:
     """Writes all that the next step depends on, whole or not at all."""
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    partial = checkpoint.with_suffix(".partial")
-    torch.save({"step": step} | {key: part.state_dict() for key, part in parts.items()}, partial)
-    partial.rename(checkpoint)
+    data = io.BytesIO()
+    torch.save({"step": step} | {key: part.state_dict() for key, part in parts.items()}, data)
+    write_atomically(checkpoint, data.getvalue())
 
 
 def restore(checkpoint: Path, parts: dict) -> int:
@@ -70,14 +72,12 @@ def restore(checkpoint: Path, parts: dict) -> int:
     return states["step"]
 
 
-def load_model(folder: Path) -> LlamaForCausalLM:
+def load_model(folder: Path, kind: type[PreTrainedModel] = LlamaForCausalLM):
     """A model in float32, whatever its file holds."""
-    return LlamaForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
-    ).eval()
+    return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
 
 
-def save_model(folder: Path, model: LlamaForCausalLM) -> None:
+def save_model(folder: Path, model: PreTrainedModel) -> None:
     """Saves a model, whole or not at all."""
     model.set_attn_implementation("sdpa")
     partial = folder.with_name(f"{folder.name}-partial")
@@ -86,11 +86,19 @@ def save_model(folder: Path, model: LlamaForCausalLM) -> None:
     partial.rename(folder)
 
 
-def apply(model: LlamaForCausalLM, rule: Coefficients) -> LlamaForCausalLM:
+def apply(model: PreTrainedModel, rule: Coefficients, **inputs: torch.Tensor):
+    """Gives a model a rule; `inputs` run it where a few tokens do not."""
     register("rule", rule)
     model.set_attn_implementation("rule")
-    verify(model)
+    verify(model, **inputs)
     return model
+
+
+def kept(path: Path, measure: Callable):
+    """A measurement, made only once and kept in a file."""
+    if not path.exists():
+        write_atomically(path, json.dumps(measure()).encode())
+    return json.loads(path.read_text())
 
 
 def command(*arguments: object) -> None:

@@ -95,7 +95,7 @@ def test_a_rule_of_one_head_is_its_logits_times_beta(study, model):
     tables, head = drawn(n=100), slice(32, 48)
     plain = log_p(model, tables)
     line = Coefficients(Rule.log_size(), (Entry((0.5, 0.4), (0.0, 9.0), 1, 2),))
-    study["apply"](model, line)
+    study["apply"](model, line, **study["SMALL"])
     found = log_p(model, tables)
     assert np.abs(found - plain).max() > 1e-4
     model.set_attn_implementation("sdpa")
@@ -105,7 +105,7 @@ def test_a_rule_of_one_head_is_its_logits_times_beta(study, model):
 
 def test_a_rule_of_entropy_is_query_by_query(study, model):
     paper, attention = calibrate.load("paper@1"), model.layers[0].attention
-    study["apply"](model, paper)
+    study["apply"](model, paper, **study["SMALL"])
     rows = 3 * torch.randn(2, 30, 64, generator=torch.manual_seed(0))
     with torch.no_grad():
         found = attention(rows, rows[:, :24]).numpy()
@@ -124,9 +124,13 @@ def test_a_rule_of_entropy_is_query_by_query(study, model):
         np.testing.assert_allclose(found, attention.o_proj(out).numpy(), atol=1e-5)
 
 
+def shipped(study):
+    return study["load_model"](study["weights_of"](0), study["TableModel"])
+
+
 def test_fit_model_finds_heads_by_the_measure_of_a_model_that_takes_no_tokens(study):
     """Shipped weights, with heads three times as blunt as they were trained to be."""
-    model = study["load_model"](0)
+    model = shipped(study)
     for layer in model.layers:
         layer.attention.q_proj.weight.data /= 3
     batches = [drawn(seed, count=8, n=40, queries=16) for seed in range(12)]
@@ -186,7 +190,7 @@ def test_shipped_weights_give_numbers_of_the_record(study, arm):
     record = json.loads(RESULT.read_text())
     path = study["weights_of"](0) / "own.json"
     fit = calibrate.load(path) if arm == "own" else calibrate.identity()
-    predict = study["model_with"](study["load_model"](0), fit)
+    predict = study["model_with"](shipped(study), fit)
     recorded = record["found"][0]["scores"][arm]["random"]
     for place, size in ((0, 16), (2, 256)):
         tables = study["measured_tables"](0, size, record["tables"][place])

@@ -147,12 +147,15 @@ class ModelProblem:
 
         Its value is known: it is the same rule.
         """
-        heads, plain = self._heads, self.objective.plain_value(self._descent.choosing)
+        heads = self._heads
         held = [
             Solution(form, numbers, solution.full or solution.value)
             for solution in reversed(self.solved)
             if (numbers := form.holding(solution.form, solution.numbers, heads)) is not None
-        ] or [Solution(form, form.zeros(heads), plain)]
+        ]
+        if not held:
+            plain = self.objective.plain_value(self._descent.choosing)
+            return Solution(form, form.zeros(heads), plain)
         return max(held, key=lambda start: start.value.aim) if form.kind == ONE_RATIO else held[0]
 
 
