@@ -229,6 +229,7 @@ Callback()
 """
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_modules_are_loaded_is_not_lost(here):
     Path("forgetful.py").write_text(FORGETFUL)
     command = [sys.executable, "-m", "calibrate", "collect", "--head", "forgetful:x"]
