@@ -77,5 +77,5 @@ def test_every_figure_is_drawn(here):
     script["main"]()
     drawn = {path.stem for path in here.glob("*.png")}
     shown = {path.stem for path in (SCRIPTS / "results").glob("*.png")}
-    assert shown - drawn == {"smollm2", "two-queries", "verdicts"}
+    assert shown - drawn == {"clrs-text", "smollm2", "tabular", "two-queries", "verdicts"}
     assert json.loads((here / "dispersal.json").read_text())["0.5"]["measured"] > 100

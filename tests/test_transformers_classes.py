@@ -28,32 +28,33 @@ EVERYWHERE = """
     glm4_moe_lite glmasr_encoder gpt-sw3 gpt_bigcode gpt_neox gpt_oss gradium_phonon_tts granite
     granite_docling_text granite_docling_vision granite_swa granitemoe granitemoe_swa
     granitemoeshared gte helium higgs_audio_v2 hrm_text hubert hy_v3 hyperclovax idefics3_vision
-    ijepa inkling_mm_model inkling_text internlm3 internvl_vision jais2 jetmoe jina_embeddings_v3
-    kolibri1 layoutlm lfm2 lfm3 llama4_text m2m_100 marian markuplm mbart mellum metaclip_2
-    mimi_encoder mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral3 mistral
-    mixtral mlcd modernbert modernbert-decoder molmo2_text moshi moss_transcribe_diarize_audio mt5
-    muse_glimmer_text muse_spark_text nanochat nllb-moe nomic_bert olmo olmo2 olmo3 olmo_hybrid
-    olmoe openai_privacy_filter opt parakeet_ctc parakeet_encoder parakeet_rnnt parakeet_tdt
-    pe_audio_encoder pegasus persimmon phi phi3 phimoe pixio pixtral plbart pocket_tts
-    pocket_tts_audio_tokenizer_encoder qianfan_ocr_vision qwen2 qwen2_audio_encoder qwen2_moe qwen3
-    qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl_moe_text qwen3_vl_text radio roberta
-    roberta-prelayernorm roc_bert sam3_vision_model sam3_vit_model sapiens2 seed_oss sew smollm3
-    smolvlm_vision solar_open speech_to_text splinter stablelm starcoder2 switch_transformers t5
-    t5gemma tipsv2 tipsv2_text_model tipsv2_vision_model ultrabert umt5 unispeech unispeech-sat
-    vaultgemma videoprism_vision_model vision-text-dual-encoder vit vit_mae vit_msn vjepa2
-    voxtral_encoder voxtral_realtime_encoder wav2vec2 wav2vec2-bert wav2vec2-conformer whisper
-    xlm-roberta xlm-roberta-xl yolos youtu zaya
+    ijepa inkling2_text inkling_mm_model inkling_text internlm3 internvl_vision jais2 jetmoe
+    jina_embeddings_v3 kolibri1 layoutlm lfm2 lfm3 llama4_text m2m_100 marian markuplm mbart mellum
+    metaclip_2 mimi_encoder mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral3
+    mistral mixtral mlcd modernbert modernbert-decoder molmo2_text moshi
+    moss_transcribe_diarize_audio mt5 muse_glimmer_text muse_spark_text nanochat nllb-moe nomic_bert
+    olmo olmo2 olmo3 olmo_hybrid olmoe openai_privacy_filter opt parakeet_ctc parakeet_encoder
+    parakeet_rnnt parakeet_tdt pe_audio_encoder pegasus persimmon phi phi3 phimoe pixio pixtral
+    plbart pocket_tts pocket_tts_audio_tokenizer_encoder qianfan_ocr_vision qwen2
+    qwen2_audio_encoder qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
+    qwen3_vl_moe_text qwen3_vl_text radio roberta roberta-prelayernorm roc_bert sam3_vision_model
+    sam3_vit_model sapiens2 seed_oss sew smollm3 smolvlm_vision solar_open speech_to_text splinter
+    stablelm starcoder2 switch_transformers t5 t5gemma tipsv2 tipsv2_text_model tipsv2_vision_model
+    ultrabert umt5 unispeech unispeech-sat vaultgemma videoprism_vision_model
+    vision-text-dual-encoder vit vit_mae vit_msn vjepa2 voxtral_encoder voxtral_realtime_encoder
+    wav2vec2 wav2vec2-bert wav2vec2-conformer whisper xlm-roberta xlm-roberta-xl yolos youtu zaya
 """.split()  # noqa: SIM905
 # They run on text alone, and so do not run what is for images, sound or proteins.
 NOT_ALL_RUNS = """
     aria audioflamingo3 aya_vision cohere2_vision cosmos3_edge cosmos3_omni deepseek_vl
     deepseek_vl_hybrid evolla exaone4_5 florence2 gemma3 glmasr granite_docling
-    hyperclovax_vision_v2 idefics2 idefics3 internvl kimi_k25 kosmos-2.5 lfm2_vl lfm3_vl lighton_ocr
-    llama4 llava llava_next llava_next_video llava_onevision minicpm_ocr minicpmv4_6 minicpmv4_7
-    minimax_m3_vl mistral3 mllama modernvbert moss_transcribe_diarize muse_glimmer musicflamingo
-    ovis2 paligemma phi4_multimodal qianfan_ocr qwen2_audio qwen3_5 qwen3_5_moe qwen3_asr
-    qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe sam3 sam3_lite_text seamless_m4t seamless_m4t_v2
-    smolvlm t5gemma2 ultravbert unlimited_ocr video_llama_3 video_llava vipllava voxtral
+    hyperclovax_vision_v2 idefics2 idefics3 inkling2 internvl kimi_k25 kosmos-2.5 lfm2_vl lfm3_vl
+    lighton_ocr llava llava_next llava_next_video llava_onevision minicpm_ocr minicpmv4_6
+    minicpmv4_7 minimax_m3_vl mistral3 mllama modernvbert moss_transcribe_diarize muse_glimmer
+    musicflamingo ovis2 paligemma phi4_multimodal qianfan_ocr qwen2_audio qwen3_5 qwen3_5_moe
+    qwen3_asr qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe sam3 sam3_lite_text seamless_m4t
+    seamless_m4t_v2 smolvlm t5gemma2 ultravbert unlimited_ocr video_llama_3 video_llava vipllava
+    voxtral
 """.split()  # noqa: SIM905
 # Some attention has code of its own, in modules of this class.
 PARTLY_PLAIN = {
@@ -63,8 +64,6 @@ PARTLY_PLAIN = {
     "deepseek_v4": "DeepseekV4HyperConnection",
     "gemma4_audio": "Gemma4AudioAttention",
     "git": "GitSelfAttention",
-    "inkling2": "Inkling2BlockAttentionResidual",
-    "inkling2_text": "Inkling2BlockAttentionResidual",
     "longt5": "LongT5LocalAttention",
     "pegasus_x": "PegasusXGlobalLocalAttention",
     "rf_detr": "RfDetrMultiscaleDeformableAttention",
