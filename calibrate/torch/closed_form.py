@@ -256,12 +256,16 @@ def _backward(
     gradient: Tensor, logits: Tensor, where: Tensor | None, probs: Tensor, rows: _Rows, dim: int
 ) -> Tensor:
     dtype = rows.beta.dtype
-    wide_probs = probs.to(dtype)
-    of_product = torch._softmax_backward_data(gradient.to(dtype), wide_probs, dim, dtype)
+    wide_probs, wide_gradient = probs.to(dtype), gradient.to(dtype)
+    reuse = not (torch.compiler.is_compiling() or _is_transforming() or _is_batched(gradient))
+    # A copy is overwritten on CPUs, where fresh memory costs up to a sixth of all time.
+    over = reuse and wide_gradient is not gradient and gradient.device.type == "cpu"
+    of_product = torch._softmax_backward_data(
+        wide_gradient, wide_probs, dim, dtype, **({"grad_input": wide_gradient} if over else {})
+    )
     if rows.mean is None or rows.slope is None:
         return _as_asked(of_product.mul_(rows.beta), logits, where)
     centred = _less(real_logits(logits, where), rows.mean, logits).clamp_min_(NO_WEIGHT)
-    reuse = not (torch.compiler.is_compiling() or _is_transforming() or _is_batched(gradient))
     spare = wide_probs if reuse and wide_probs is not probs else None
     products = torch.mul(of_product, centred, out=spare)
     of_beta = products.sum(dim, keepdim=True)
