@@ -190,7 +190,7 @@ class BatchPasses:
     def gradient(
         self, form: "Form", numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
-        """The gradient of sum(weights * values) by the numbers."""
+        """The gradient of sum(weights * log p) by the numbers."""
         import torch
 
         from calibrate.model.answers import as_finite
@@ -198,11 +198,8 @@ class BatchPasses:
 
         given = torch.from_numpy(numbers).requires_grad_()
         for i, weight in zip(which, weights, strict=True):
-            with torch.no_grad():
-                plain = self._predicted(i)
             with given_rules(self.loaded.heads, form, given.to(self.loaded.model.device)):
-                log_p, kl = self._values(i, plain)
-                value = weight * (log_p if plain is None else -kl)
+                value = weight * self._values(i, None)[0]
                 if value.requires_grad:
                     value.backward(inputs=[given])  # the model's own weights get none
         if given.grad is None:
@@ -211,6 +208,26 @@ class BatchPasses:
                 "detach or .numpy()"
             )
         return as_finite(given.grad)
+
+    def curvature(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """The second derivatives of the KL of protected batches, nats a prediction."""
+        import torch
+
+        from calibrate.model.answers import as_finite, log_p_of_draws
+        from calibrate.model.passes import given_rules
+
+        drawn, n = list[np.ndarray](), 0
+        for i in which:
+            given = torch.from_numpy(numbers).requires_grad_()
+            with given_rules(self.loaded.heads, form, given.to(self.loaded.model.device)):
+                predicted = self._predicted(i)
+                assert predicted is not None
+                log_p_of_draws(predicted, i).backward(inputs=[given])
+            assert given.grad is not None
+            drawn.append(as_finite(given.grad))
+            n += len(predicted)
+        squares: np.ndarray = np.einsum("wrc,wsc->crs", np.array(drawn), np.array(drawn)) / n
+        return squares
 
     def _predicted(self, i: int) -> "Tensor | None":
         if i < self.n_answers:

@@ -4,6 +4,7 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ from calibrate.maths.rule import LOG_SIZE
 from calibrate.model import memo as memo_module
 from calibrate.model import passes as passes_module
 from calibrate.model import problem
-from calibrate.model.descent import Descent
+from calibrate.model.descent import Descent, along, without_noise
 from calibrate.model.fit import fit_through, require_worth
 from calibrate.model.forms import CONSTANT, N_NUMBERS, ONE_RATIO, Form
 from calibrate.model.memo import Memo, kept_passes
@@ -82,7 +83,7 @@ def text_passes():
 
 
 def test_what_text_loses_is_the_divergence_of_all_predictions(text_passes):
-    """KL(plain || rule), summed over tokens, and the gradient of its negative."""
+    """KL(plain || rule), summed over tokens."""
     form, tokens = FORMS[1], text_passes.examples.examples[3].tokens
     model = text_passes.runner.load().model
     numbers = numbers_of(form)
@@ -101,18 +102,18 @@ def test_what_text_loses_is_the_divergence_of_all_predictions(text_passes):
     np.testing.assert_allclose(scored.kl, [0, expected], rtol=1e-3)
 
 
-def test_the_gradient_of_text_is_that_of_its_divergence(text_passes):
-    form, which, weights = FORMS[1], [0, 1, 3], np.array([1.0, 0.5, 2.0])
-    numbers = numbers_of(form)
-    gradient = text_passes.gradient(form, numbers, which, weights)
-    direction, h = np.random.default_rng(6).standard_normal(numbers.shape), 0.003
-
-    def value(sign):
-        scores = text_passes.scores(form, numbers + sign * h * direction, which)
-        return weights @ np.where([False, True, True], -scores.kl, scores.log_p)
-
-    slope = (value(1) - value(-1)) / 2 / h
-    assert (gradient * direction).sum() == pytest.approx(slope, rel=0.02)
+def test_curvature_is_that_of_the_divergence_of_text(text_passes):
+    """In the mean of many draws: 2 KL / h^2 at a small step h, for the numbers of one head."""
+    form, h = FORMS[3], 0.02  # a line in log n, each head
+    cells, window = text_passes.examples.cells, text_passes.examples.examples[3]
+    passes = replace(text_passes, examples=ExampleSet(cells, (window,) * 400))
+    direction = np.zeros(form.zeros(HEADS).shape)
+    direction[:, 2] = 1.0, -0.4
+    curvature = passes.curvature(form, np.zeros_like(direction), range(400))
+    assert curvature.shape == (8, 2, 2)
+    kl = passes.scores(form, h * direction, [0]).kl[0] / passes.examples.n_answer([0])[0]
+    found = direction[:, 2] @ curvature[2] @ direction[:, 2]
+    assert found == pytest.approx(2 * kl / h**2, rel=0.2)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
@@ -157,7 +158,6 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     scores = none_right(log_p)._replace(kl=kl + 1e-4 * (np.arange(24) % 2))
     value = protected.value(range(24), scores)
     assert value.gain == 0
-    assert value.aim == pytest.approx(-3 * value.losses[0].mean)
     np.testing.assert_allclose([loss.mean for loss in value.losses], [0.01, -0.25], atol=1e-5)
     assert value.lost == pytest.approx(value.losses[0].mean + 2 * value.losses[0].error)
     assert not value.is_allowed
@@ -171,17 +171,51 @@ def test_gains_are_means_over_cells_and_losses_are_a_token(protected):
     assert none.mean == 0
 
 
-def test_a_step_weighs_answers_alike_and_text_by_the_token(protected):
-    weights = protected.weights(range(24), 16)
-    np.testing.assert_allclose(weights, np.repeat([1 / 16, 1 / 16, 3 / 29 / 8], 8))
-
-
 def test_lengths_of_text_have_equal_weight_however_many_windows_they_have():
     examples = made_up([10], [20, 30])
     objective = Objective(examples, none_right(np.full(24, -1.0)))
     scores = none_right(np.full(18, -1.0))._replace(kl=np.repeat([0, 0.2, 0.6], [8, 8, 2]))
     (loss,) = objective.value(range(18), scores).losses
     assert loss.mean == pytest.approx((0.2 / 19 + 0.6 / 29) / 2)
+
+
+def test_steps_are_of_answers_alone_as_many_of_each_cell_as_there_is_room_for():
+    examples = made_up([10, 20], [30])
+    schedule = Schedule(examples, np.arange(24), 0, 60)
+    steps = [np.sort(which) // 8 for which in islice(schedule, 5)]  # cells
+    assert np.array_equal(steps, [[0, 0, 1, 1]] * 5)
+    assert schedule.n_answers == 4
+    narrow = [
+        np.unique(np.array(x) // 8) for x in islice(Schedule(examples, np.arange(24), 0, 20), 4)
+    ]
+    assert sorted(x.tolist() for x in narrow) == [[0], [0], [1], [1]]
+
+
+def test_a_step_along_the_gradient_gains_most_of_those_that_cost_as_much():
+    rng = np.random.default_rng(3)
+    gradient, roots = rng.standard_normal((2, 5)), rng.standard_normal((5, 2, 2))
+    curvature = roots @ roots.mT
+    step = along(gradient, curvature, 0.01)
+    cost = np.einsum("rc,crs,sc->", step, curvature, step) / 2
+    assert cost == pytest.approx(0.01)
+    typical = np.median(curvature[:, [0, 1], [0, 1]], axis=0)  # is added to each
+
+    def gain(x):
+        held = np.einsum("rc,crs,sc->", x, curvature + np.diag(typical), x)
+        return (gradient * x).sum() / np.sqrt(held)
+
+    others = step + 0.1 * np.abs(step).max() * rng.standard_normal((100, 2, 5))
+    assert max(map(gain, others)) < gain(step)
+    assert along(0 * gradient, curvature, 0.01) is None
+    assert along(gradient, 0 * curvature, 0.01) is None
+
+
+def test_noise_is_taken_from_a_mean_gradient():
+    signal = np.array([1.0, 0.0, -0.1, 0.0])
+    spread = np.array([0.1, 2.0, 0.0, 0.0])
+    found = without_noise(signal + np.array([[1], [-1], [1], [-1]]) * spread)
+    np.testing.assert_allclose(found, [1 - 0.01 / 3, 0, -0.1, 0])
+    np.testing.assert_array_equal(without_noise(signal[None]), signal)
 
 
 class Quadratic:
@@ -201,8 +235,10 @@ class Quadratic:
 def test_a_cost_that_is_linear_in_the_strength_has_a_strength_too():
     examples, form = made_up([10], [30]), FORMS[0]
     objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=0.01)
-    schedule = Schedule(examples, np.arange(16), 0)
-    descent = Descent(Quadratic(examples, power=1), objective, schedule, list(range(16)), 0)
+    schedule = Schedule(examples, np.arange(16), 0, 100)
+    descent = Descent(
+        Quadratic(examples, power=1), objective, schedule, schedule, list(range(16)), 0
+    )
     found = descent.run(descent.at(form, np.array([[1.0]])))
     assert 0.8 * 0.01 / 0.16 < found.strength <= 0.01 / 0.16
 
@@ -216,8 +252,8 @@ def test_the_strength_is_the_largest_that_protected_text_allows(wanted, allowed,
     examples, form = made_up([10], [30]), FORMS[0]
     passes, which = Quadratic(examples), range(16)
     objective = Objective(examples, none_right(np.full(16, -1.0)), allowed=allowed)
-    schedule = Schedule(examples, np.arange(16), 0)
-    descent = Descent(passes, objective, schedule, list(which), 0, wanted)
+    schedule = Schedule(examples, np.arange(16), 0, 100)
+    descent = Descent(passes, objective, schedule, schedule, list(which), 0, wanted)
     found = descent.run(descent.at(form, np.array([[1.0]])))
     assert found.strength * 64 == pytest.approx(strength, abs=0.07 * strength)
     assert found.strength * 64 <= strength
@@ -242,6 +278,9 @@ def solved(monkeypatch, log_p_of, **options):
 
         def work(self, form):
             return []
+
+        def goes_by_text(self, form):
+            return False
 
         def run(self, start):
             log_p = log_p_of(start.form, start) + 0.01 * (np.arange(80) % 2)
@@ -417,11 +456,10 @@ def test_the_heads_are_found_and_the_others_left_alone(here, monkeypatch):
     before, after = ([size[k] for size in quality["held_out"]] for k in ("before", "after"))
     assert np.mean(after) > np.mean(before) + 1
     assert quality["verdict"].startswith("Use x: log p -1.302 -> -0.085 (+1.2")
-    assert [c["kind"] for c in quality["candidates"]] == [
-        "constant, all heads alike", "log-size, all heads alike", "constant, each head"
-    ]  # fmt: skip
+    tried = [candidate["kind"] for candidate in quality["candidates"]]
+    assert tried == ["constant, all heads alike", "constant, each head"]
     answers = found.evidence.answers
-    assert answers.rules == ("plain", "own", "paper", "constant", "kappa-log-n")
+    assert answers.rules == ("plain", "own", "paper", "constant")
     assert answers.gain("own", LOG_P).mean == pytest.approx(np.mean(after) - np.mean(before))
     assert answers.gain("own", RIGHT).mean > 0.5
 
@@ -489,8 +527,8 @@ def test_too_few_examples_are_refused(here):
     for options, message in (
         ({"templates": ("numbers",), "lengths": (64,)}, "at 64 tokens has 4 examples; collect 8"),
         ({"templates": (), "lengths": (64,), **text}, "has no answers; give --prompts or --task"),
-        ({"templates": ("numbers",), "lengths": (120,), "count": 8, **text},
-         "the 3 windows of plain text leave none to choose or to judge by.*four windows"),
+        ({"templates": ("numbers",), "lengths": (240,), "count": 8, **text},
+         "1 window of plain text cannot both choose and judge; collect a longer text"),
     ):  # fmt: skip
         collection = collected(folder, "-".join(map(str, options.values())), **options)
         with pytest.raises(QualityError, match=message):

@@ -10,7 +10,7 @@ from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.model import text_windows
 from calibrate.model.encoding import Encoder
 from calibrate.model.objective import compare
-from calibrate.model.splits import CHOOSING, FITTING, JUDGING, N_TURNS, splits_of, stretches_of
+from calibrate.model.splits import CHOOSING, FITTING, JUDGING, splits_of, stretches_of
 from calibrate.model.text_windows import BUILT_IN, TextFile, built_in_windows, read_texts
 
 
@@ -48,23 +48,26 @@ def windows(words, lengths, most, begin=()):
 @pytest.mark.parametrize("words", [70, 999, 2_000])
 @pytest.mark.parametrize("begin", [(), (0,)])
 @pytest.mark.parametrize("most", [3, 8, 30])
-def test_no_token_judges_a_fit_that_has_seen_it_at_another_length(words, begin, most):
+def test_no_token_judges_a_fit_that_was_chosen_by_it_at_another_length(words, begin, most):
     found = windows(words, [8, 20, 64], most, begin)
-    fitted, judged = (
-        set().union(*(x for _, part, x in found if part == its)) for its in (FITTING, JUDGING)
+    chosen_by, judged = (
+        set().union(*(x for _, part, x in found if part == its)) for its in (CHOOSING, JUDGING)
     )
-    assert not fitted & judged
-    few = most < N_TURNS or words < N_TURNS * 64
+    assert not chosen_by & judged
     for length in (8, 20, 64):
         parts = {part for its, part, _ in found if its == length}
-        assert parts == {FITTING} if words < 128 else few or parts == {FITTING, CHOOSING, JUDGING}
+        assert parts == ({CHOOSING} if words < 128 else {CHOOSING, JUDGING})
 
 
-def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole():
-    """The last quarter judges, the one before it chooses; of the others a quarter judges too."""
+@pytest.mark.parametrize("n_registers", [5, 7])
+def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole(n_registers):
+    """The last quarter judges, the one before it chooses; of the others a quarter judges too.
+
+    Of many registers of text half choose and half judge, of few half of the windows of each.
+    """
     tokens, names = np.zeros(4, np.int32), "abcdefgh"
     cells = [Cell(name, n, False) for name in names for n in (4, 8)]
-    cells += [Cell(name, 4, True) for name in names[:5]]
+    cells += [Cell(name, 4, True) for name in names[:n_registers]]
     examples = ExampleSet(
         tuple(cells), tuple(Example(tokens, 1, i) for i in range(len(cells)) for _ in range(8))
     )
@@ -72,13 +75,19 @@ def test_of_many_templates_some_are_kept_from_the_fit_as_a_whole():
     assert (splits[:8] == [FITTING, JUDGING, FITTING, FITTING] * 2).all()
     assert (splits[8:12] == CHOOSING).all()
     assert (splits[12:16] == JUDGING).all()
-    assert (splits[16:] == [FITTING, JUDGING, FITTING, CHOOSING] * 2).all()  # five registers
-    plain = Scores.of_plain(np.full(168, -1.0), np.zeros(168, np.int32))
+    if n_registers == 5:
+        assert (splits[16:] == [CHOOSING, JUDGING] * 4).all()
+    else:
+        assert (splits[16:] == np.repeat([CHOOSING, JUDGING], [4, 3])[:, None]).all()
+    n = len(examples.examples)
+    plain = Scores.of_plain(np.full(n, -1.0), np.zeros(n, np.int32))
     for own in (True, False):
-        found = compare(examples, range(168), {"plain": plain}, own=own)
-        unseen = {stratum.template for stratum in found.strata if stratum.unseen}
+        found = compare(examples, range(n), {"plain": plain}, own=own)
+        unseen = {x.template for x in found.strata if x.unseen and not x.protected}
         assert unseen == (set("efgh") if own else set())
-        assert {found.strata[i].template for i in found.unseen.stratum} == (unseen or set(names))
+        assert {found.strata[i].template for i in found.answers.unseen.stratum} == (
+            unseen or set(names)
+        )
 
 
 def test_each_register_has_stretches_of_its_own(here):

@@ -6,8 +6,8 @@ noise of mean zero in it.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,43 +74,26 @@ def answer(
 
 def divergence(plain: Tensor, logits: Tensor) -> Tensor:
     """KL(softmax(plain) || softmax(logits)), nats, (rows,) of two (rows, classes)."""
-    apply: Any = _Divergence.apply
-    found: Tensor = apply(plain, logits)
-    return found
+    found = []
+    for first in range(0, len(logits), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        log_p, log_q = (x[rows].float().log_softmax(-1) for x in (plain, logits))
+        each = torch.where(log_p == -torch.inf, 0, log_p.exp() * (log_p - log_q))
+        found.append(each.sum(-1, dtype=torch.float64))
+    return torch.cat(found).clamp(min=0)  # rounding
+
+
+def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
+    """log p of one class that is drawn from each prediction, summed; logits (rows, classes)."""
+    log_p = logits.float().log_softmax(-1)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator)
+    return log_p.gather(-1, drawn.to(log_p.device)).sum()
 
 
 def _n_kept(examples: Sequence[Example]) -> int:
     """Tokens from the first answer on."""
     return max(len(example.tokens) - example.start for example in examples)
-
-
-class _Divergence(torch.autograd.Function):
-    """Of each row; the gradient is the difference of the distributions."""
-
-    @staticmethod
-    def forward(ctx: Any, plain: Tensor, logits: Tensor) -> Tensor:
-        ctx.save_for_backward(plain, logits)
-        found = []
-        for p, q in _in_pieces(plain, logits):
-            log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
-            each = torch.where(log_p == -torch.inf, 0, log_p.exp() * (log_p - log_q))
-            found.append(each.sum(-1, dtype=torch.float64))
-        return torch.cat(found).clamp(min=0)  # rounding
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        plain, logits = ctx.saved_tensors
-        (gradient,) = (g.to(logits.dtype)[:, None] for g in gradients)
-        pieces = [
-            (q.softmax(-1) - p.softmax(-1)).to(logits.dtype) for p, q in _in_pieces(plain, logits)
-        ]
-        return None, torch.cat(pieces) * gradient
-
-
-def _in_pieces(plain: Tensor, logits: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for first in range(0, len(logits), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        yield plain[rows].float(), logits[rows].float()
 
 
 def checked(answers: Answers, examples: Sequence[Example]) -> Scores:

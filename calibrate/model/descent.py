@@ -1,16 +1,17 @@
 """The numbers of rules on the heads of a model, found by gradient: most heads stay as they are.
 
-Steps are Adam's (Kingma and Ba 2015), with one scale a head, and a penalty on the length of each
-head's numbers takes back what its gradient does not ask for (proximal steps of a group lasso, Yuan
-and Lin 2006). Heads that gained little, by the gradient at a step times the last move, whose noise
-is of other examples, are dropped in the end while nothing is lost by it.
+Beside protected text they go along one gradient, that of plain softmax, divided by the curvature of
+the KL of text: a model is near an optimum for text, so that a share s of the way costs text at
+second order in s, and gains at first. What is protected then bounds the strength.
 
-What is protected bounds the strength of what was found, not the search: a model is near an optimum
-for text, so that a share s of the way costs text at second order in s, and gains at first.
+Without text they are searched for, in steps of Adam (Kingma and Ba 2015) with one scale a head. A
+penalty on the length of each head's numbers takes back what its gradient does not ask for (proximal
+steps of a group lasso, Yuan and Lin 2006). Heads that gained little, by the gradient at a step
+times the last move, whose noise is of other examples, are dropped in the end while nothing is lost.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -20,7 +21,7 @@ import numpy as np
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Scores
-from calibrate.model.forms import Form, Head
+from calibrate.model.forms import ONE_RATIO, Form, Head
 from calibrate.model.objective import Objective, Value
 from calibrate.model.splits import Schedule
 
@@ -33,6 +34,7 @@ _HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
 _SHARED_HALVINGS = 1  # of numbers that all heads share: their gradient has little noise
 _LEAST_RISE = 0.002  # nats from one check to the next
 _KEPT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the heads that changed
+FULL_KL = 0.04  # nats a token that text would lose at full strength, by its curvature
 PARTS = 64  # parts of full strength
 _TRIALS = 6  # of strengths, at most
 _NEAR = 0.9  # of what is allowed: no other strength is tried
@@ -73,7 +75,10 @@ class Scorer(Protocol):
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
-        """The gradient of sum(weights * values) by the numbers: log p of answers, -KL of text."""
+        """The gradient of sum(weights * log p) of answers by the numbers."""
+
+    def curvature(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """The second derivatives of the KL of text, nats a token: (columns, rows, rows)."""
 
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
@@ -88,25 +93,50 @@ class Descent:
     passes: Scorer
     objective: Objective
     schedule: Schedule  # the examples of each step
+    shared_schedule: Schedule  # the same, of numbers that all heads share
     choosing: list[int]  # the examples that checks look at
     most_steps: int  # of a form
     strength: float | None = None  # None: the largest that what is protected allows
 
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
+        if self.goes_by_text(form):
+            steps = islice(self.schedule, self._n_steps)
+            return [*steps, self._text, self._answers, *[self._protected] * _TRIALS]
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
         passes = 1 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
         passes_for_strength = [self._protected] * (_TRIALS if self.strength is None else 0)
-        steps = islice(self.schedule, self.most_steps)
-        return [*steps, *[self.choosing] * passes, *passes_for_strength]
+        steps = islice(self._steps(form), self.most_steps)
+        return [*steps, *[self._answers] * passes, *passes_for_strength]
 
     def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
-        """Numbers at a strength, scored."""
+        """Numbers at a strength, scored by the answers alone."""
         at_strength = form.within(strength * numbers)
-        return Solution(form, numbers, self._value(form, at_strength, self.choosing), strength)
+        return Solution(form, numbers, self._value(form, at_strength, self._answers), strength)
+
+    def goes_by_text(self, form: Form) -> bool:
+        """Whether a form's numbers follow the gradient of plain softmax."""
+        return bool(self._text) and form.of != ALIKE and form.kind != ONE_RATIO
+
+    @property
+    def _n_steps(self) -> int:
+        return min(self.most_steps, self.schedule.n_once)
+
+    def _steps(self, form: Form) -> Schedule:
+        return self.shared_schedule if form.of == ALIKE else self.schedule
 
     def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
         return self.objective.value(which, self.passes.scores(form, numbers, which))
+
+    @cached_property
+    def _answers(self) -> list[int]:
+        """The choosing examples that are answers."""
+        return [i for i in self.choosing if not self.objective.is_text[self.objective.cell[i]]]
+
+    @cached_property
+    def _text(self) -> list[int]:
+        """The choosing examples that are text."""
+        return [i for i in self.choosing if self.objective.is_text[self.objective.cell[i]]]
 
     @cached_property
     def _protected(self) -> list[int]:
@@ -116,16 +146,19 @@ class Descent:
 
     def run(self, start: Solution) -> Solution:
         """The best numbers that it comes by, at the largest strength that is allowed."""
+        if self.goes_by_text(start.form):
+            return self._allowed(self._along_gradient(start))
         form, best = start.form, start
         halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
         walk = _Walk(form, start.numbers)
-        for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
-            weights = self.objective.weights(which, self.schedule.n_answers)
+        steps = self._steps(form)
+        for number, which in enumerate(islice(steps, self.most_steps), 1):
+            weights = np.full(len(which), 1 / steps.n_answers)
             walk.step(self.passes.gradient(form, walk.numbers, which, weights))
             if number % STEPS_TO_A_CHECK and number != self.most_steps:
                 continue
             here = self.at(form, walk.numbers)
-            rise = here.value.aim - best.value.aim
+            rise = here.value.gain - best.value.gain
             best = here if rise > 0 else best
             if rise < _LEAST_RISE:
                 if not halvings:
@@ -136,14 +169,29 @@ class Descent:
                 walk.back_to(best.numbers)
         return self._allowed(best if form.of == ALIKE else self._fewest(best, walk.gained))
 
+    def _along_gradient(self, start: Solution) -> Solution:
+        """Numbers along the gradient of plain softmax, over the curvature of the KL of text."""
+        form, plain, n_answers = start.form, np.zeros_like(start.numbers), self.schedule.n_answers
+        gradients = [
+            self.passes.gradient(form, plain, which, np.full(len(which), 1 / n_answers))
+            for which in islice(self.schedule, self._n_steps)
+        ]
+        curvature = self.passes.curvature(form, plain, self._text)
+        numbers = along(without_noise(np.array(gradients)), curvature, FULL_KL)
+        return start if numbers is None else self.at(form, numbers)
+
     def _allowed(self, found: Solution) -> Solution:
         """The same numbers at the strength that is wanted, or the largest that is allowed."""
         form, numbers = found.form, found.numbers
         if self.strength is not None:
             return self.at(form, numbers, self.strength)._replace(full=found.value)
-        if found.value.is_allowed:  # by the same protected examples as below
+        if not self._protected:
             return found._replace(full=found.value)
-        low, high, part, value = 0, PARTS + 1, PARTS, found.value
+        value = self._value(form, numbers, self._protected)
+        full = replace(found.value, losses=value.losses)
+        if full.is_allowed:
+            return found._replace(value=full, full=full)
+        low, high, part = 0, PARTS + 1, PARTS
         for trial in range(_TRIALS):
             if trial:
                 value = self._value(form, found.at(part / PARTS), self._protected)
@@ -154,7 +202,7 @@ class Descent:
             power = 1.0 if trial and not low else 0.5
             guess = part * (value.allowed / max(value.lost, 1e-12)) ** power
             part = int(np.clip(guess, low + 1, high - 1))
-        return self.at(form, numbers, low / PARTS)._replace(full=found.value)
+        return self.at(form, numbers, low / PARTS)._replace(full=full)
 
     def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""
@@ -172,6 +220,37 @@ class Descent:
             if lead.mean <= min(error, best.value.gain / 20):
                 return fewer
         return best
+
+
+def without_noise(gradients: np.ndarray) -> np.ndarray:
+    """The mean of gradients, (steps, ...), each number shrunk by what is noise in its square."""
+    mean = np.array(gradients.mean(axis=0))
+    if len(gradients) == 1:
+        return mean
+    noise = gradients.var(axis=0, ddof=1) / len(gradients)
+    return np.array(mean * np.maximum(0.0, 1 - noise / np.maximum(mean**2, _TINY**2)))
+
+
+def along(gradient: np.ndarray, curvature: np.ndarray, cost: float) -> np.ndarray | None:
+    """The numbers that gain most at first order, of those that cost so much at second order.
+
+    The median curvature of all columns is added to that of each: some heads have next to none, and
+    no step is that long.
+
+    Args:
+      gradient: (rows, columns).
+      curvature: (columns, rows, rows), second derivatives of the cost.
+      cost: of the numbers, above 0.
+    Returns:
+      (rows, columns); None if the gradient is 0, or nothing costs.
+    """
+    typical = np.median(np.diagonal(curvature, axis1=1, axis2=2), axis=0)
+    ridge = curvature + np.diag(np.maximum(typical, _TINY))
+    step = np.linalg.solve(ridge, gradient.T[:, :, None])  # (columns, rows, 1)
+    costs = float((step.mT @ curvature @ step).sum()) / 2
+    if costs <= 0:
+        return None
+    return np.array(step[:, :, 0].T * np.sqrt(cost / costs))
 
 
 class _Walk:

@@ -25,7 +25,7 @@ from calibrate.model.objective import Objective
 from calibrate.model.passes import Passes, Report
 from calibrate.model.problem import Began, ModelOptions, ModelProblem
 from calibrate.model.runner import Runner
-from calibrate.model.splits import JUDGING, N_SPLITS, split, splits_of
+from calibrate.model.splits import JUDGING, split, splits_of
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
 LEAST_EXAMPLES = 8  # of a template and length
@@ -132,10 +132,10 @@ def _require_answers(collection: ExampleCollection) -> None:
                 f"collect {LEAST_EXAMPLES} at least, and better 100, of each"
             )
     text = [examples.cells[example.cell].text for example in examples.examples]
-    if any(text) and len(np.unique(splits_of(examples)[text])) < N_SPLITS:
+    if any(text) and len(np.unique(splits_of(examples)[text])) < 2:
         raise QualityError(
-            f"the {sum(text)} windows of plain text leave none to choose or to judge by; collect "
-            "a longer text, of four windows at least, or shorter --lengths"
+            f"{sum(text)} window of plain text cannot both choose and judge; collect a longer "
+            "text, or shorter --lengths"
         )
 
 

@@ -1,9 +1,8 @@
 """Rules compared by a model's answers, and what a fit through the model aims at.
 
-That is the mean log p of the answers, templates and lengths of equal weight, less a few times what
-protected text loses: the mean of KL(plain || rule) a token (see `answers.py`). What is protected
-bounds the strength of a rule: the KL of text, with two of its errors, and what answers up to a
-trained length lose a token, may be no more than is allowed.
+That is the mean log p of the answers, templates and lengths of equal weight. What is protected
+bounds the strength of a rule: the mean of KL(plain || rule) of text, with two of its errors, and
+what answers up to a trained length lose may be no more than is allowed, nats a token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.splits import CHOOSING, JUDGING, stretches_of, whole_templates
 
 ALLOWED_KL = 0.01  # nats a token, of protected text; of trained lengths, what their log p loses
-WEIGHT_OF_TEXT = 3.0  # nats of the answers, for a nat a token of KL of text
 _ERRORS = 2.0  # that are added to the KL of text
 HELD_TO = 1 / 2  # of what trained lengths may lose, by the examples that choose: others judge
 _OTHER = "other"
@@ -149,17 +147,6 @@ class Objective:
         """What plain softmax is worth: nothing, at no loss."""
         return self.value(which, self.plain.at(which))
 
-    def weights(self, which: Sequence[int], n_answers: float) -> np.ndarray:
-        """d objective / d value of the examples of a step, (examples,), of so many answers.
-
-        The value of an answer is its log p, and that of text is -KL.
-        """
-        index = np.asarray(which)
-        text = self.is_text[self.cell[index]]
-        of_text = WEIGHT_OF_TEXT / self.n_answer[index] / max(1, text.sum())
-        weights: np.ndarray = np.where(text, of_text, 1 / n_answers)
-        return weights
-
 
 @dataclass(frozen=True, eq=False)
 class Value:
@@ -170,11 +157,6 @@ class Value:
     losses: list[Estimate]  # of each protected part: nats a token
     has_text: bool  # the first part is text
     allowed: float
-
-    @property
-    def aim(self) -> float:
-        """What a search maximises: the gain, less a few times the KL of text."""
-        return self.gain - (WEIGHT_OF_TEXT * self.losses[0].mean if self.has_text else 0.0)
 
     @property
     def lost(self) -> float:

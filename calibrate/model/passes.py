@@ -26,7 +26,14 @@ from calibrate.files.examples import (
     parse_scores,
 )
 from calibrate.files.npz import pack_arrays, parse_arrays
-from calibrate.model.answers import answer, answer_logits, as_finite, checked, n_tokens
+from calibrate.model.answers import (
+    answer,
+    answer_logits,
+    as_finite,
+    checked,
+    log_p_of_draws,
+    n_tokens,
+)
 from calibrate.model.forms import Form, Head
 from calibrate.model.memo import NOWHERE, Content, Memo
 from calibrate.model.runner import Loaded, Runner
@@ -190,11 +197,7 @@ class Passes:
 
         def make() -> bytes:
             batches = list(placed(self.examples, which))
-            tasks = [
-                partial(_gradient, form, numbers, chosen, weights[at],
-                        self.examples.cells[chosen[0].cell].text)
-                for at, chosen in batches
-            ]  # fmt: skip
+            tasks = [partial(_gradient, form, numbers, x, weights[at]) for at, x in batches]
             parts = self.runner.run(
                 tasks, lambda number, _: self.report(n_tokens(batches[number][1]), False)
             )
@@ -202,6 +205,26 @@ class Passes:
 
         key = "gradient", form, numbers, which, weights
         return self._get(key, make, parse_arrays)["gradient"]
+
+    def curvature(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """The second derivatives of the KL of text by each column's numbers, nats a token.
+
+        They are the mean squares of derivatives of log p of tokens drawn from the predictions
+        (Fisher's information): (columns, rows, rows).
+        """
+
+        def make() -> bytes:
+            chosen = [self.examples.examples[i] for i in which]
+            tasks = [
+                partial(_drawn, form, numbers, x, i) for x, i in zip(chosen, which, strict=True)
+            ]
+            drawn = self.runner.run(
+                tasks, lambda number, _: self.report(n_tokens([chosen[number]]), False)
+            )
+            squares = np.einsum("wrc,wsc->crs", np.array(drawn), np.array(drawn))
+            return pack_arrays({"curvature": squares / self.examples.n_answer(which).sum()})
+
+        return self._get(("curvature", form, numbers, which), make, parse_arrays)["curvature"]
 
     def _get(
         self, key: tuple[Any, ...], make: Callable[[], bytes],
@@ -215,20 +238,26 @@ class Passes:
 
 
 def _gradient(
-    form: Form, numbers: np.ndarray, chosen: list[Example], weights: np.ndarray, is_text: bool,
-    loaded: Loaded,
-) -> np.ndarray:  # fmt: skip
-    """The gradient of sum(weights * values) of a batch by the numbers."""
+    form: Form, numbers: np.ndarray, chosen: list[Example], weights: np.ndarray, loaded: Loaded
+) -> np.ndarray:
+    """The gradient of sum(weights * log p) of a batch by the numbers."""
     model = loaded.model
     given = torch.from_numpy(numbers).to(model.device).requires_grad_()
-    with room_for(chosen, model):
-        with torch.no_grad():
-            plain = answer_logits(model, chosen) if is_text else None
-        with given_rules(loaded.heads, form, given):
-            answers = answer(model, chosen, plain)
-            checked(answers, chosen)
-            values = answers.log_p if plain is None else -answers.kl
-            (torch.from_numpy(weights).to(values.device) * values).sum().backward()
+    with room_for(chosen, model), given_rules(loaded.heads, form, given):
+        answers = answer(model, chosen)
+        checked(answers, chosen)
+        (torch.from_numpy(weights).to(model.device) * answers.log_p).sum().backward()
+    assert given.grad is not None
+    return as_finite(given.grad)
+
+
+def _drawn(
+    form: Form, numbers: np.ndarray, example: Example, seed: int, loaded: Loaded
+) -> np.ndarray:
+    """The gradient of log p of tokens that are drawn from the predictions of a window of text."""
+    given = torch.from_numpy(numbers).to(loaded.model.device).requires_grad_()
+    with room_for([example], loaded.model), given_rules(loaded.heads, form, given):
+        log_p_of_draws(answer_logits(loaded.model, [example])[0], seed).backward()
     assert given.grad is not None
     return as_finite(given.grad)
 

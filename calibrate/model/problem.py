@@ -15,7 +15,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Scorer, Solution
 from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_KL, Objective
-from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
+from calibrate.model.splits import CHOOSING, FITTING, SHARED_STEP, STEP, Schedule, split
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
 LEAST_LEAD = 0.01  # nats, of one form over a simpler one
@@ -69,10 +69,11 @@ class ModelProblem:
         self.objective, self._options, self._began = objective, options, began
         self._heads, examples = passes.heads, objective.examples
         self._typical = typical(np.array([len(example.tokens) for example in examples.examples]))
+        fitting = np.array(split(examples, FITTING))
+        steps, shared = (Schedule(examples, fitting, options.seed, n) for n in (STEP, SHARED_STEP))
         self._descent = Descent(
-            passes, objective,
-            Schedule(examples, np.array(split(examples, FITTING)), options.seed),
-            _choosing(objective), options.most_steps, options.strength,
+            passes, objective, steps, shared, _choosing(objective), options.most_steps,
+            options.strength,
         )  # fmt: skip
 
     def forms(self) -> list[Form]:
@@ -80,11 +81,10 @@ class ModelProblem:
         kind, engines = self._options.kind, self._options.engines
         kinds = _EACH if kind is None else _EACH[: _EACH.index(kind) + 1]
         if engines is None:
-            return self._forms(_SHARED, kinds, HEAD)
-        if engines.no_size:
+            return self._forms([kind for kind in _SHARED if kind in kinds], kinds, HEAD)
+        if engines.no_size or LOG_SIZE not in kinds:
             return self._forms((CONSTANT,), (CONSTANT,), engines.factors)
-        each = (CONSTANT, ONE_RATIO) if LOG_SIZE in kinds else (CONSTANT,)
-        return self._forms((*_SHARED, ONE_RATIO), each, engines.factors)
+        return self._forms((*_SHARED, ONE_RATIO), (CONSTANT, ONE_RATIO), engines.factors)
 
     def solve(self, form: Form) -> Solution:
         """The best numbers of a form, beginning at those of a simpler one that was solved."""
@@ -92,7 +92,8 @@ class ModelProblem:
         title = f"kind {forms.index(form) + 1} of {len(forms)} ({form.label})"
         self._began(title, self._descent.work(form))
         solution = self._descent.run(self._start(form))
-        if form.kind in _SHARED and form.of != ALIKE:
+        is_own = form.kind in _SHARED and form.of != ALIKE
+        if is_own and not self._descent.goes_by_text(form):  # that does not look at the start
             alike = self._alike(form)
             lead = alike.value.over(solution.value)
             if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
@@ -156,7 +157,7 @@ class ModelProblem:
         if not held:
             plain = self.objective.plain_value(self._descent.choosing)
             return Solution(form, form.zeros(heads), plain)
-        return max(held, key=lambda start: start.value.aim) if form.kind == ONE_RATIO else held[0]
+        return max(held, key=lambda start: start.value.gain) if form.kind == ONE_RATIO else held[0]
 
 
 def _choosing(objective: Objective) -> list[int]:

@@ -3,10 +3,13 @@
 Of four examples of a cell, in turn, two fit, one chooses and one judges. Where there are six
 templates or more, whole templates are kept from the fit, as what is learned of a few may not carry
 over: in their order the last quarter judges, the quarter before chooses, and the others fit, but
-for one example of four, which judges too. Registers of text, which are their templates, likewise.
+for one example of four, which judges too.
+
+No text fits: windows choose and judge in turn, and of six registers or more, which are their
+templates, the last half judges and the others choose.
 
 Windows of text are cut from stretches: a window's stretch has the same turn at every length, so no
-token judges a fit that was fitted to it at another length.
+token judges a fit that was chosen by it at another length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +19,22 @@ import numpy as np
 
 from calibrate.files.examples import Cell, Example, ExampleSet
 
-N_SPLITS = 3
-FITTING, CHOOSING, JUDGING = range(N_SPLITS)
+FITTING, CHOOSING, JUDGING = range(3)
 _SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four examples of a cell, in turn
+_SPLITS_OF_TEXT = np.array([CHOOSING, JUDGING, CHOOSING, JUDGING])
 N_TURNS = len(_SPLITS)
-LEAST_TEMPLATES = 6  # of which some are kept from the fit
-TOKENS_A_STEP = 4096
+LEAST_TEMPLATES = 6  # of which some choose or judge as a whole
+STEP, SHARED_STEP = 4096, 1024  # tokens; of numbers that all heads share, less noise
 MOST_OF_A_CELL = 8  # examples in a step
 
 
 def splits_of(examples: ExampleSet) -> np.ndarray:
     """The split of each example, (examples,) int."""
-    by_turn = np.take(_SPLITS, _places(examples.examples) % N_TURNS)
-    splits, wholly = by_turn.copy(), whole_templates(examples.cells)
+    turns, wholly = _places(examples.examples) % N_TURNS, whole_templates(examples.cells)
     cell = np.array([example.cell for example in examples.examples])
+    is_text = np.array([x.text for x in examples.cells])[cell]
+    by_turn = np.where(is_text, _SPLITS_OF_TEXT[turns], _SPLITS[turns])
+    splits: np.ndarray = by_turn.copy()
     for i, split in enumerate(wholly):
         if split == FITTING:
             splits[(cell == i) & (by_turn == CHOOSING)] = FITTING
@@ -43,11 +48,12 @@ def whole_templates(cells: Sequence[Cell]) -> list[int | None]:
     found = dict[tuple[str, bool], int]()
     for text in (False, True):
         names = list(dict.fromkeys(cell.template for cell in cells if cell.text == text))
-        n = len(names) // 4 if len(names) >= LEAST_TEMPLATES else 0
-        for part in (CHOOSING, JUDGING) if n else ():
-            first = len(names) - n * (N_SPLITS - part)
-            found |= dict.fromkeys(((name, text) for name in names[first:]), part)
-        found |= {(name, text): FITTING for name in names[: -2 * n] if n}
+        if (n := len(names)) >= LEAST_TEMPLATES:
+            n_judging = n // 2 if text else n // 4
+            n_choosing = n - n_judging if text else n_judging
+            parts = [FITTING] * (n - n_choosing - n_judging)
+            parts += [CHOOSING] * n_choosing + [JUDGING] * n_judging
+            found |= zip([(name, text) for name in names], parts, strict=True)
     return [found.get((cell.template, cell.text)) for cell in cells]
 
 
@@ -93,35 +99,32 @@ def _places(examples: Sequence[Example]) -> np.ndarray:
 
 
 class Schedule:
-    """Steps of about TOKENS_A_STEP tokens, without end, with `n_answers` answers in the mean.
+    """Steps of about so many tokens of answers, without end, with `n_answers` in the mean.
 
     A step has as many examples of each cell as it has room for. Where one of each cell is too much,
-    it has some cells, and the next step the next ones. Text of one length is in every step.
+    it has some cells, and the next step the next ones. In `n_once` steps each example comes once.
     """
 
-    def __init__(self, examples: ExampleSet, which: np.ndarray, seed: int):
+    def __init__(self, examples: ExampleSet, which: np.ndarray, seed: int, tokens: int):
         cell = np.array([examples.examples[i].cell for i in which])
         lengths = np.array([len(examples.examples[i].tokens) for i in which])
         members = {int(i): which[cell == i] for i in np.unique(cell)}
         length = {i: int(lengths[cell == i].max()) for i in members}
-        self._texts = [i for i in members if examples.cells[i].text]
         answers = [i for i in members if not examples.cells[i].text]
-        of_text = sum(length[i] for i in self._texts) / max(1, len(self._texts))
-        of_answers = sum(length[i] for i in answers)
-        has_room_for = int(TOKENS_A_STEP // (of_answers + of_text))
+        has_room_for = tokens // sum(length[i] for i in answers)
         self._of_each = min(MOST_OF_A_CELL, max(1, has_room_for))
-        room = TOKENS_A_STEP - self._of_each * of_text
         answers = np.random.default_rng(seed).permutation(answers).tolist()  # layouts are mixed
-        self._groups = _groups(answers, [self._of_each * length[i] for i in answers], room)
+        self._groups = _groups(answers, [self._of_each * length[i] for i in answers], tokens)
         self.n_answers = self._of_each * len(answers) / len(self._groups)
+        most = max(len(members[i]) for i in answers)
+        self.n_once = len(self._groups) * -(-most // self._of_each)
         self._members, self._seed = members, seed
 
     def __iter__(self) -> Iterator[list[int]]:
         rng = np.random.default_rng(self._seed)
         streams = {i: _shuffled(members, rng) for i, members in self._members.items()}
-        texts = cycle([[i] for i in self._texts] or [[]])
-        for cells, text in zip(cycle(self._groups), texts, strict=False):
-            yield [next(streams[i]) for i in [*cells, *text] for _ in range(self._of_each)]
+        for cells in cycle(self._groups):
+            yield [next(streams[i]) for i in cells for _ in range(self._of_each)]
 
 
 def _groups(items: list[int], sizes: list[int], room: float) -> list[list[int]]:
