@@ -180,11 +180,8 @@ class BatchPasses:
                 plain = self._predicted(i) if under else None
                 with (under or nullcontext)():
                     found.log_p[at], found.kl[at] = map(float, self._values(i, plain))
-        for name, values in (("log_p", found.log_p), ("log_probs", found.kl)):
-            if not np.isfinite(values).all():
-                raise CalibrateError(
-                    f"what {name} gives for a batch is not finite; let it return finite nats"
-                )
+        _require_finite("log_p", found.log_p)
+        _require_finite("log_probs", found.kl)
         return found
 
     def gradient(
@@ -222,6 +219,7 @@ class BatchPasses:
             with given_rules(self.loaded.heads, form, given.to(self.loaded.model.device)):
                 predicted = self._predicted(i)
                 assert predicted is not None
+                _require_finite("log_probs", predicted.detach().exp().cpu().numpy())
                 log_p_of_draws(predicted, i).backward(inputs=[given])
             assert given.grad is not None
             drawn.append(as_finite(given.grad))
@@ -250,3 +248,10 @@ class BatchPasses:
         ours = self._predicted(i)
         assert ours is not None
         return zero, divergence(plain, ours).mean()
+
+
+def _require_finite(name: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise CalibrateError(
+            f"what {name} gives for a batch is not finite; let it return finite nats"
+        )

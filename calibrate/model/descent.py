@@ -93,7 +93,6 @@ class Descent:
     passes: Scorer
     objective: Objective
     schedule: Schedule  # the examples of each step
-    shared_schedule: Schedule  # the same, of numbers that all heads share
     choosing: list[int]  # the examples that checks look at
     most_steps: int  # of a form
     strength: float | None = None  # None: the largest that what is protected allows
@@ -106,7 +105,7 @@ class Descent:
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
         passes = 1 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
         passes_for_strength = [self._protected] * (_TRIALS if self.strength is None else 0)
-        steps = islice(self._steps(form), self.most_steps)
+        steps = islice(self.schedule, self.most_steps)
         return [*steps, *[self._answers] * passes, *passes_for_strength]
 
     def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
@@ -115,34 +114,32 @@ class Descent:
         return Solution(form, numbers, self._value(form, at_strength, self._answers), strength)
 
     def goes_by_text(self, form: Form) -> bool:
-        """Whether a form's numbers follow the gradient of plain softmax."""
-        return bool(self._text) and form.of != ALIKE and form.kind != ONE_RATIO
+        """Whether a form's numbers go along the gradient of plain softmax, wherever they start."""
+        return bool(self._text) and form.kind != ONE_RATIO
 
     @property
     def _n_steps(self) -> int:
         return min(self.most_steps, self.schedule.n_once)
-
-    def _steps(self, form: Form) -> Schedule:
-        return self.shared_schedule if form.of == ALIKE else self.schedule
 
     def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
         return self.objective.value(which, self.passes.scores(form, numbers, which))
 
     @cached_property
     def _answers(self) -> list[int]:
-        """The choosing examples that are answers."""
-        return [i for i in self.choosing if not self.objective.is_text[self.objective.cell[i]]]
+        return self._choosing(~self.objective.is_text)
 
     @cached_property
     def _text(self) -> list[int]:
-        """The choosing examples that are text."""
-        return [i for i in self.choosing if self.objective.is_text[self.objective.cell[i]]]
+        return self._choosing(self.objective.is_text)
 
     @cached_property
     def _protected(self) -> list[int]:
-        """The choosing examples that are protected."""
-        cells = {cell for part in self.objective.protected for cell in part}
-        return [i for i in self.choosing if int(self.objective.cell[i]) in cells]
+        cells = [cell for part in self.objective.protected for cell in part]
+        return self._choosing(np.isin(np.arange(len(self.objective.is_text)), cells))
+
+    def _choosing(self, cells: np.ndarray) -> list[int]:
+        """The choosing examples of some cells, (cells,) bool."""
+        return [i for i in self.choosing if cells[self.objective.cell[i]]]
 
     def run(self, start: Solution) -> Solution:
         """The best numbers that it comes by, at the largest strength that is allowed."""
@@ -151,9 +148,8 @@ class Descent:
         form, best = start.form, start
         halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
         walk = _Walk(form, start.numbers)
-        steps = self._steps(form)
-        for number, which in enumerate(islice(steps, self.most_steps), 1):
-            weights = np.full(len(which), 1 / steps.n_answers)
+        for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
+            weights = np.full(len(which), 1 / self.schedule.n_answers)
             walk.step(self.passes.gradient(form, walk.numbers, which, weights))
             if number % STEPS_TO_A_CHECK and number != self.most_steps:
                 continue

@@ -15,7 +15,7 @@ from calibrate.maths.rule import ENTROPY_AND_SIZE, LOG_SIZE
 from calibrate.model.descent import MOST_STEPS, Descent, Scorer, Solution
 from calibrate.model.forms import COMMITMENT, CONSTANT, ONE_RATIO, Form, typical
 from calibrate.model.objective import ALLOWED_KL, Objective
-from calibrate.model.splits import CHOOSING, FITTING, SHARED_STEP, STEP, Schedule, split
+from calibrate.model.splits import CHOOSING, FITTING, Schedule, split
 
 MOST_CHOOSING = 32  # examples of a template and length, unless it is protected
 LEAST_LEAD = 0.01  # nats, of one form over a simpler one
@@ -70,11 +70,10 @@ class ModelProblem:
         self._heads, examples = passes.heads, objective.examples
         self._typical = typical(np.array([len(example.tokens) for example in examples.examples]))
         fitting = np.array(split(examples, FITTING))
-        steps, shared = (Schedule(examples, fitting, options.seed, n) for n in (STEP, SHARED_STEP))
+        schedule, choosing = Schedule(examples, fitting, options.seed), _choosing(objective)
         self._descent = Descent(
-            passes, objective, steps, shared, _choosing(objective), options.most_steps,
-            options.strength,
-        )  # fmt: skip
+            passes, objective, schedule, choosing, options.most_steps, options.strength
+        )
 
     def forms(self) -> list[Form]:
         """The simplest first: for export, what engines run, and a line where that can begin."""

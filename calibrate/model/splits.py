@@ -24,7 +24,7 @@ _SPLITS = np.array([FITTING, JUDGING, FITTING, CHOOSING])  # of four examples of
 _SPLITS_OF_TEXT = np.array([CHOOSING, JUDGING, CHOOSING, JUDGING])
 N_TURNS = len(_SPLITS)
 LEAST_TEMPLATES = 6  # of which some choose or judge as a whole
-STEP, SHARED_STEP = 4096, 1024  # tokens; of numbers that all heads share, less noise
+TOKENS_A_STEP = 4096
 MOST_OF_A_CELL = 8  # examples in a step
 
 
@@ -49,10 +49,10 @@ def whole_templates(cells: Sequence[Cell]) -> list[int | None]:
     for text in (False, True):
         names = list(dict.fromkeys(cell.template for cell in cells if cell.text == text))
         if (n := len(names)) >= LEAST_TEMPLATES:
-            n_judging = n // 2 if text else n // 4
-            n_choosing = n - n_judging if text else n_judging
-            parts = [FITTING] * (n - n_choosing - n_judging)
-            parts += [CHOOSING] * n_choosing + [JUDGING] * n_judging
+            n_judging = n // (2 if text else 4)
+            n_fitting = 0 if text else n - 2 * n_judging
+            parts = [FITTING] * n_fitting + [CHOOSING] * (n - n_fitting - n_judging)
+            parts += [JUDGING] * n_judging
             found |= zip([(name, text) for name in names], parts, strict=True)
     return [found.get((cell.template, cell.text)) for cell in cells]
 
@@ -99,22 +99,23 @@ def _places(examples: Sequence[Example]) -> np.ndarray:
 
 
 class Schedule:
-    """Steps of about so many tokens of answers, without end, with `n_answers` in the mean.
+    """Steps of about TOKENS_A_STEP tokens of answers, without end, with `n_answers` in the mean.
 
     A step has as many examples of each cell as it has room for. Where one of each cell is too much,
     it has some cells, and the next step the next ones. In `n_once` steps each example comes once.
     """
 
-    def __init__(self, examples: ExampleSet, which: np.ndarray, seed: int, tokens: int):
+    def __init__(self, examples: ExampleSet, which: np.ndarray, seed: int):
         cell = np.array([examples.examples[i].cell for i in which])
         lengths = np.array([len(examples.examples[i].tokens) for i in which])
         members = {int(i): which[cell == i] for i in np.unique(cell)}
         length = {i: int(lengths[cell == i].max()) for i in members}
         answers = [i for i in members if not examples.cells[i].text]
-        has_room_for = tokens // sum(length[i] for i in answers)
+        has_room_for = TOKENS_A_STEP // sum(length[i] for i in answers)
         self._of_each = min(MOST_OF_A_CELL, max(1, has_room_for))
         answers = np.random.default_rng(seed).permutation(answers).tolist()  # layouts are mixed
-        self._groups = _groups(answers, [self._of_each * length[i] for i in answers], tokens)
+        sizes = [self._of_each * length[i] for i in answers]
+        self._groups = _groups(answers, sizes, TOKENS_A_STEP)
         self.n_answers = self._of_each * len(answers) / len(self._groups)
         most = max(len(members[i]) for i in answers)
         self.n_once = len(self._groups) * -(-most // self._of_each)
