@@ -127,8 +127,7 @@ class FitRequest(OfExamples):
         Option(min=0, help="Tokens that the model was trained up to: answers may lose little."),
     ] = None
     allowed_loss: Annotated[
-        float,
-        Option(min=0, help="Nats a token that protected text, as KL, and answers may lose."),
+        float, Option(min=0, help="Nats a token that protected text, as KL, and answers may lose.")
     ] = 0.01
     strength: Annotated[
         float | None,

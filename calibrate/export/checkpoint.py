@@ -56,10 +56,7 @@ class Export:
 
 
 def prepare(
-    fit: Coefficients,
-    folder: ModelFolder,
-    any_model: bool = False,
-    export: Exporter = by_weights,
+    fit: Coefficients, folder: ModelFolder, any_model: bool = False, export: Exporter = by_weights
 ) -> Export:
     """Finds out how a fit is written into a model, and proves it: `export` makes a small one.
 

@@ -73,11 +73,7 @@ RULE_KINDS = {
     ENTROPY_POLYNOMIAL: RuleKind(
         minor=0,
         words={"quantity": "beta", "order": "descending", "entropy_unit": "nats"},
-        guards={
-            "min_entropy": _MIN_ENTROPY,
-            **_BOUNDS,
-            "outside": Word(("clamp", "identity")),
-        },
+        guards={"min_entropy": _MIN_ENTROPY, **_BOUNDS, "outside": Word(("clamp", "identity"))},
     ),
     LOG_SIZE: RuleKind(
         minor=1,

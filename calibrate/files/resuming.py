@@ -87,10 +87,7 @@ Report = Callable[[Progress], None]
 
 
 def fill(
-    folder: Path,
-    plan: Plan[Kind],
-    jobs: Jobs = ONE_PROCESS,
-    report: Report = lambda progress: None,
+    folder: Path, plan: Plan[Kind], jobs: Jobs = ONE_PROCESS, report: Report = lambda progress: None
 ) -> Kind:
     """Fills a folder with the shards of a plan, each written when it is made.
 

@@ -99,14 +99,13 @@ class Descent:
 
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
+        trials = [self._protected] * (_TRIALS if self.strength is None else 0)
         if self.goes_by_text(form):
-            steps = islice(self.schedule, self._n_steps)
-            return [*steps, self._text, self._answers, *[self._protected] * _TRIALS]
+            return [*islice(self.schedule, self._n_steps), self._text, self._answers, *trials]
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
         passes = 1 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-        passes_for_strength = [self._protected] * (_TRIALS if self.strength is None else 0)
         steps = islice(self.schedule, self.most_steps)
-        return [*steps, *[self._answers] * passes, *passes_for_strength]
+        return [*steps, *[self._answers] * passes, *trials]
 
     def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
         """Numbers at a strength, scored by the answers alone."""

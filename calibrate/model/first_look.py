@@ -67,9 +67,7 @@ class Look(NamedTuple):
 
 
 def derivatives(
-    runner: Runner,
-    examples: ExampleSet,
-    report: Callable[[int], None] = lambda tokens: None,
+    runner: Runner, examples: ExampleSet, report: Callable[[int], None] = lambda tokens: None
 ) -> Derivatives:
     """The derivative of each example's log p by log beta of every head.
 

@@ -11,16 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.evidence.estimate import Estimate
-from calibrate.evidence.evidence import (
-    KL,
-    LOG_P,
-    OWN,
-    PLAIN,
-    RIGHT,
-    Evidence,
-    Scored,
-    Stratum,
-)
+from calibrate.evidence.evidence import KL, LOG_P, OWN, PLAIN, RIGHT, Evidence, Scored, Stratum
 from calibrate.files.examples import ExampleSet, Scores
 from calibrate.model.splits import CHOOSING, JUDGING, stretches_of, whole_templates
 
@@ -142,10 +133,6 @@ class Objective:
         answers = evidence.answers.unseen
         gain = float(answers.gain(OWN, LOG_P).mean) if answers.n else 0.0
         return Value(answers, gain, losses, bool(self.is_text.any()), self.allowed)
-
-    def plain_value(self, which: Sequence[int]) -> "Value":
-        """What plain softmax is worth: nothing, at no loss."""
-        return self.value(which, self.plain.at(which))
 
 
 @dataclass(frozen=True, eq=False)

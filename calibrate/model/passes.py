@@ -19,12 +19,7 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError
 from calibrate.files.coefficient_file import digest
 from calibrate.files.coefficients import Coefficients
-from calibrate.files.examples import (
-    Example,
-    ExampleSet,
-    Scores,
-    parse_scores,
-)
+from calibrate.files.examples import Example, ExampleSet, Scores, parse_scores
 from calibrate.files.npz import pack_arrays, parse_arrays
 from calibrate.model.answers import (
     answer,

@@ -154,8 +154,8 @@ class ModelProblem:
             if (numbers := form.holding(solution.form, solution.numbers, heads)) is not None
         ]
         if not held:
-            plain = self.objective.plain_value(self._descent.choosing)
-            return Solution(form, form.zeros(heads), plain)
+            which, plain = self._descent.choosing, self.objective.plain
+            return Solution(form, form.zeros(heads), self.objective.value(which, plain.at(which)))
         return max(held, key=lambda start: start.value.gain) if form.kind == ONE_RATIO else held[0]
 
 

@@ -21,13 +21,7 @@ from calibrate.parallel.jobs import ONE_PROCESS, Jobs, run
 from calibrate.rows.choose_rule import Choice, choose_from
 from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import ADVICE, CONSTANT, KINDS, POLYNOMIAL, Options
-from calibrate.rows.solved_rows import (
-    Rows,
-    group_heads,
-    head_label,
-    known_index,
-    solve_collection,
-)
+from calibrate.rows.solved_rows import Rows, group_heads, head_label, known_index, solve_collection
 
 # The kinds of rule that fit into one file, whose entries are all of one kind.
 FAMILIES = {
