@@ -11,7 +11,7 @@ from calibrate.report.plot_style import STYLES, new_figure, save_figure
 
 TEXT, ALL = "text", "all"
 LINE, LAYERS, HEAD_SCALE = "kappa-log-n", "layers", "head-scale"
-LOOSER = "own-looser"
+LOOSER, WHOLE = "own-looser", "own-whole"
 LABELS = {
     PLAIN: "plain softmax",
     "constant": "constant, every head",
@@ -20,6 +20,7 @@ LABELS = {
     HEAD_SCALE: "HeadScale",
     OWN: "own fit, KL 0.01",
     LOOSER: "own fit, KL 0.03",
+    WHOLE: "own fit, whole strength",
 }
 FORMATS = {
     RIGHT: (100, ".1f"),
@@ -34,7 +35,7 @@ TITLES = {
     KL: "plain text, KL from plain softmax, nats a token",
 }
 # Others have their own.
-STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure", LOOSER: "entropy-and-size"}
+STYLE_OF = {LAYERS: "log-n", HEAD_SCALE: "procedure", LOOSER: "entropy-and-size", WHOLE: "hard"}
 DIFFERENCES = {"own_beyond": ": own fit less", "gain": ": beyond plain softmax"}
 
 Row = dict[str, Any]
