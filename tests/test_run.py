@@ -108,7 +108,7 @@ def test_a_run_interrupted_again_and_again(of, request):
     """The same command until it is done: the same fit, and no file that is not whole."""
     own = request.getfixturevalue("own_rows" if of == "logits" else "own_model")
     command = [*(("run", "--logits", own) if of == "logits" else own), "--name", "mine"]
-    command, files = [str(word) for word in command], 3 if of == "logits" else 12
+    command, files = [str(word) for word in command], 3 if of == "logits" else 11
     call(*command)
     Path("runs").rename("whole-runs")
     Path("fits").rename("whole-fits")

@@ -142,9 +142,11 @@ class Descent:
 
     def run(self, start: Solution) -> Solution:
         """The best numbers that it comes by, at the largest strength that is allowed."""
-        if self.goes_by_text(start.form):
-            return self._allowed(self._along_gradient(start))
         form, best = start.form, start
+        if self.goes_by_text(form):
+            found = self._allowed(self._along_gradient(start))
+            gains = found.value.gain >= 0 or not found.strength
+            return found if gains else self.at(form, np.zeros_like(found.numbers))
         halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
         walk = _Walk(form, start.numbers)
         for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
