@@ -210,7 +210,7 @@ class BatchPasses:
         """The second derivatives of the KL of protected batches, nats a prediction."""
         import torch
 
-        from calibrate.model.answers import as_finite, log_p_of_draws
+        from calibrate.model.answers import as_finite, fisher, log_p_of_draws
         from calibrate.model.passes import given_rules
 
         drawn, n = list[np.ndarray](), 0
@@ -224,8 +224,7 @@ class BatchPasses:
             assert given.grad is not None
             drawn.append(as_finite(given.grad))
             n += len(predicted)
-        squares: np.ndarray = np.einsum("wrc,wsc->crs", np.array(drawn), np.array(drawn)) / n
-        return squares
+        return fisher(drawn, n)
 
     def _predicted(self, i: int) -> "Tensor | None":
         if i < self.n_answers:

@@ -84,7 +84,6 @@ class Objective:
     ):  # fmt: skip
         self.examples, self.plain, self.allowed, self._of = examples, plain, allowed, of
         self.cell = np.array([example.cell for example in examples.examples])
-        self.n_answer = examples.n_answer(range(len(self.cell)))
         self.is_text = np.array([cell.text for cell in examples.cells])
         trained = [cell.length <= (trained_up_to or 0) for cell in examples.cells]
         text = np.flatnonzero(self.is_text).tolist()

@@ -26,6 +26,7 @@ from calibrate.model.answers import (
     answer_logits,
     as_finite,
     checked,
+    fisher,
     log_p_of_draws,
     n_tokens,
 )
@@ -216,8 +217,8 @@ class Passes:
             drawn = self.runner.run(
                 tasks, lambda number, _: self.report(n_tokens([chosen[number]]), False)
             )
-            squares = np.einsum("wrc,wsc->crs", np.array(drawn), np.array(drawn))
-            return pack_arrays({"curvature": squares / self.examples.n_answer(which).sum()})
+            found = fisher(drawn, self.examples.n_answer(which).sum())
+            return pack_arrays({"curvature": found})
 
         return self._get(("curvature", form, numbers, which), make, parse_arrays)["curvature"]
 
