@@ -26,6 +26,7 @@ LEAST_BATCHES = 8
 _SIZE = 128  # items that a typical query sees, where that is not told
 
 Measure = Callable[[Any, Any], Any]  # (model, batch) -> (examples,) tensor
+Under = Callable[[], AbstractContextManager[None]]
 
 
 def fit_model(
@@ -108,7 +109,7 @@ def fit_model(
     with head_betas(model, partial(log_p, model, batches[0])) as betas:
         loaded = Loaded(model, betas)
         passes = BatchPasses(loaded, [*batches, *protect], len(batches), log_p, log_probs)
-        plain = passes.scored(range(len(examples.examples)))
+        (plain,) = passes.scored(range(len(examples.examples)))
         of = Scored("", items="batches")
         objective = Objective(examples, plain, None, allowed_loss, of)
         found = fit_by(passes, objective, name, {"head": type(model).__name__}, options)
@@ -154,7 +155,7 @@ class BatchPasses:
         """Scores of some batches under the rules of a form."""
         from calibrate.model.passes import under_rules
 
-        return self.scored(which, partial(under_rules, form, numbers, self.loaded))
+        return self.scored(which, [partial(under_rules, form, numbers, self.loaded)])[0]
 
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
@@ -162,26 +163,24 @@ class BatchPasses:
         """Scores of some batches under fits."""
         from calibrate.model.passes import under_fit
 
-        return {
-            rule: self.scored(which, partial(under_fit, fit, self.loaded))
-            for rule, fit in fits.items()
-        }
+        rules = [partial(under_fit, fit, self.loaded) for fit in fits.values()]
+        return dict(zip(fits, self.scored(which, rules), strict=True))
 
-    def scored(
-        self, which: Sequence[int], under: Callable[[], AbstractContextManager[None]] | None = None
-    ) -> Scores:
-        """Scores of some batches, under a rule; of plain softmax if it is None."""
+    def scored(self, which: Sequence[int], rules: Sequence[Under | None] = (None,)) -> list[Scores]:
+        """Scores of some batches under each of some rules; None is plain softmax."""
         import torch
 
         n = len(which)
-        found = Scores(np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+        found = [Scores(np.zeros(n), np.zeros(n, np.int32), np.zeros(n)) for _ in rules]
         for at, i in enumerate(which):
             with torch.no_grad():
-                plain = self._predicted(i) if under else None
-                with (under or nullcontext)():
-                    found.log_p[at], found.kl[at] = map(float, self._values(i, plain))
-        _require_finite("log_p", found.log_p)
-        _require_finite("log_probs", found.kl)
+                plain = self._predicted(i) if any(rules) else None
+                for under, scores in zip(rules, found, strict=True):
+                    with (under or nullcontext)():
+                        scores.log_p[at], scores.kl[at] = map(float, self._values(i, plain))
+        for scores in found:
+            _require_finite("log_p", scores.log_p)
+            _require_finite("log_probs", scores.kl)
         return found
 
     def gradient(
@@ -206,11 +205,11 @@ class BatchPasses:
             )
         return as_finite(given.grad)
 
-    def curvature(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """The second derivatives of the KL of protected batches, nats a prediction."""
+    def drawn(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """As that of `Passes`, by protected batches and predictions."""
         import torch
 
-        from calibrate.model.answers import as_finite, fisher, log_p_of_draws
+        from calibrate.model.answers import as_finite, log_p_of_draws
         from calibrate.model.passes import given_rules
 
         drawn, n = list[np.ndarray](), 0
@@ -224,7 +223,7 @@ class BatchPasses:
             assert given.grad is not None
             drawn.append(as_finite(given.grad))
             n += len(predicted)
-        return fisher(drawn, n)
+        return np.array(np.divide(drawn, np.sqrt(n)))
 
     def _predicted(self, i: int) -> "Tensor | None":
         if i < self.n_answers:

@@ -109,11 +109,22 @@ def test_curvature_is_that_of_the_divergence_of_text(text_passes):
     passes = replace(text_passes, examples=ExampleSet(cells, (window,) * 400))
     direction = np.zeros(form.zeros(HEADS).shape)
     direction[:, 2] = 1.0, -0.4
-    curvature = passes.curvature(form, np.zeros_like(direction), range(400))
-    assert curvature.shape == (8, 2, 2)
+    drawn = passes.drawn(form, np.zeros_like(direction), range(400))
+    assert drawn.shape == (400, 2, 8)
     kl = passes.scores(form, h * direction, [0]).kl[0] / passes.examples.n_answer([0])[0]
-    found = direction[:, 2] @ curvature[2] @ direction[:, 2]
-    assert found == pytest.approx(2 * kl / h**2, rel=0.2)
+    assert ((drawn * direction).sum((1, 2)) ** 2).sum() == pytest.approx(2 * kl / h**2, rel=0.2)
+
+
+@pytest.mark.parametrize("form", [f for f in FORMS if f.kind != ONE_RATIO], ids=repr)
+def test_the_derivatives_of_a_form_are_within_those_of_a_wider_one(text_passes, form):
+    weights = np.array([1.0, -0.5, 2.0])
+    of_both = (
+        (text_passes.gradient(x, x.zeros(HEADS), [0, 1, 2], weights),
+         text_passes.drawn(x, x.zeros(HEADS), [3]))
+        for x in (form, form.whole)
+    )  # fmt: skip
+    for own, whole in zip(*of_both, strict=True):
+        np.testing.assert_allclose(form.contained(whole, HEADS), own, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
@@ -224,7 +235,7 @@ class Quadratic:
     """Passes whose text loses KL as the square of the first number, or another power."""
 
     def __init__(self, examples, power=2):
-        self.examples, self.power, self.asked = examples, power, 0
+        self.examples, self.power, self.asked, self.heads = examples, power, 0, [(0, 0)]
 
     def scores(self, form, numbers, which):
         self.asked += 1
@@ -234,10 +245,10 @@ class Quadratic:
         return Scores(-1 + numbers[0, 0] * ~is_text, np.zeros(len(which), np.int32), kl)
 
     def gradient(self, form, numbers, which, weights):
-        return np.ones((1, 1))
+        return np.ones((2, 1))
 
-    def curvature(self, form, numbers, which):
-        return np.full((1, 1, 1), 0.32)  # full strength, where text would lose 0.04, is 0.5
+    def drawn(self, form, numbers, which):
+        return np.full((1, 2, 1), 0.32**0.5)  # full strength, where text would lose 0.04, is 0.5
 
 
 def test_a_cost_that_is_linear_in_the_strength_has_a_strength_too():
@@ -472,7 +483,7 @@ def test_the_heads_are_found_and_the_others_left_alone(here, monkeypatch):
 
 def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
     collection, calls = planted("tiny-run"), []
-    real = passes_module._gradient
+    real = passes_module._derivative
 
     def counted(*arguments):
         calls.append(1)
@@ -480,7 +491,7 @@ def test_an_interrupted_fit_carries_on_with_the_same_numbers(here, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(passes_module, "_gradient", counted)
+    monkeypatch.setattr(passes_module, "_derivative", counted)
     options = {"most_steps": 10, "kind": "constant"}
     with pytest.raises(KeyboardInterrupt):
         through(collection, **options)

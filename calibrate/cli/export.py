@@ -62,7 +62,7 @@ def export(request: ExportRequest) -> Record:
     With --as adapter, constants become an adapter of PEFT, and the model stays as it is.
 
     With --check, an export is read back: which fit it carries, what engines will apply, and whether
-    it is what was written (an adapter, with --model, also in that model). Exit code 1: it is not.
+    it is what was written (of an adapter, in its --model). Exit code 1: it is not.
 
     With --engine too, a server is asked for log p of tokens, which are compared with the model's
     own under the fit and under plain softmax. The exit code is 0 if it applies the fit, 3 if not,
@@ -146,10 +146,7 @@ def _require_gguf(path: Path) -> None:
 
 
 def _read_back(request: ExportRequest, path: Path) -> Record:
-    """What an exported folder or .gguf file carries, or what an engine makes of it.
-
-    An adapter is compared with its model, too, if that is given.
-    """
+    """What an exported folder or .gguf file carries, or what an engine makes of it."""
     from calibrate.cli.loading import require_transformers
     from calibrate.report.export_record import engine_result, export_result
 
@@ -165,7 +162,9 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
         from calibrate.transformers.folders import ModelFolder
 
         if is_adapter := (path / CONFIG).exists() and not (path / "config.json").exists():
-            read = partial(read_adapter, model=ModelFolder(model) if model else None)
+            if model is None:
+                raise CalibrateError(f"{path} is an adapter; give --model, which it is for")
+            read = partial(read_adapter, model=ModelFolder(model))
     if model and not (is_adapter or request.engine):
         raise CalibrateError(f"{path} is not an adapter, and takes no --model; leave it out")
     carried = read(path)

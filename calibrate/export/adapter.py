@@ -2,7 +2,7 @@
 
 IA3 multiplies what a projection gives by a vector: for queries, the constant of each head repeated
 by its width, and 1 for the keys and values of a fused projection. Beside PEFT's files the folder
-has a card, and `fit.json`, the fit, which says under "x-adapter" what it was made for.
+has a card, and `fit.json`, the fit, which says under "x-model" which model it was made for.
 """
 
 import copy
@@ -11,7 +11,6 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,12 @@ from transformers import PreTrainedModel
 from calibrate.errors import CalibrateError
 from calibrate.export.checkpoint import Export, added, plan_for, read_configuration
 from calibrate.export.configuration import CAP
-from calibrate.export.plan import Carried, Plan, make_plan
+from calibrate.export.plan import Carried, Plan
 from calibrate.export.proof import queries_of, queries_without_weights
 from calibrate.export.queries import PROJECTIONS, Queries, require_supported
 from calibrate.files.atomic_io import whole_folder, write_atomically
 from calibrate.files.coefficient_file import ADAPTER_FIT, digest, dumps, read
-from calibrate.files.coefficients import Coefficients
-from calibrate.files.json_shapes import TEXT, Integer, Map, Object, Scalar, read_field
+from calibrate.files.json_shapes import TEXT, read_field
 from calibrate.files.model_fingerprint import digest_of_file
 from calibrate.files.safetensors_file import read_header
 from calibrate.files.strict_json import Refusal
@@ -36,17 +34,7 @@ from calibrate.transformers.folders import ModelFolder
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 CARD = "README.md"
 _TENSOR = "base_model.model.{}.ia3_l"
-_MADE_FOR = "x-adapter"  # in the coefficient file
-_MOST_OUTPUTS, _MOST_HEADS = 1 << 24, 1 << 20  # of a model: Llama 3.1 405B has 2,064,384, 16,128
-_COUNT = Integer(1, _MOST_HEADS)
-_SHAPE = Object(
-    {
-        "model": TEXT, "model_type": TEXT, "num_hidden_layers": _COUNT,
-        "num_attention_heads": _COUNT, "head_dim": _COUNT, "multi_query": Scalar(),
-        "max_position_embeddings": Integer(1, 1 << 53, null=True), "outputs": Map(_COUNT),
-    },
-    required=True,
-)  # fmt: skip
+_MODEL = "x-model"  # in the coefficient file: the fingerprint of the model
 
 
 def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarray]:
@@ -118,61 +106,36 @@ def base_of(path: Path) -> tuple[str, str | None]:
 
 def write_adapter(export: Export, out: Path, card: str) -> Carried:
     """Writes the folder of an adapter, whole or not at all; CalibrateError if it cannot be one."""
-    config, queries = export.folder.config, export.queries
-    vectors = vectors_of(config, queries, export.plan)
-    made_for = {
-        "model": export.model, "model_type": queries.model_type, "head_dim": queries.width,
-        "num_hidden_layers": config.num_hidden_layers, "num_attention_heads": queries.n_heads,
-        "multi_query": getattr(config, "multi_query", True),
-        "max_position_embeddings": export.folder.context,
-        "outputs": {name: len(vector) for name, vector in vectors.items()},
-    }  # fmt: skip
-    fit = replace(export.fit, extra={**export.fit.extra, _MADE_FOR: made_for})
+    queries = export.queries
+    vectors = vectors_of(export.folder.config, queries, export.plan)
+    fit = replace(export.fit, extra={**export.fit.extra, _MODEL: export.model})
     files = _files(queries, vectors, *base_of(export.folder.path))
     files |= {ADAPTER_FIT: dumps(fit).encode(), CARD: card.encode()}
     with whole_folder(out) as folder:
         for name, data in files.items():
             write_atomically(folder / name, data)
-        return replace(read_adapter(folder), path=out)
+        return replace(read_adapter(folder, export.folder), path=out)
 
 
-def read_adapter(path: Path, model: ModelFolder | None = None) -> Carried:
-    """Reads an adapter, and compares PEFT's files with what its fit asks for, in a model if given.
+def read_adapter(path: Path, model: ModelFolder) -> Carried:
+    """Reads an adapter, and compares PEFT's files with what its fit asks for in its model.
 
     Raises CalibrateError if it cannot be read, or is not an exported adapter.
     """
     fit = read(path / ADAPTER_FIT)
     try:
-        made_for = read_field(fit.extra, _MADE_FOR, _SHAPE)
-        if model:
-            require_supported(model.config.model_type)
-            config, queries, plan = (
-                model.config,
-                queries_without_weights(model),
-                plan_for(fit, model),
-            )
-        else:
-            config, queries, plan = _made_for(fit, made_for)
-        vectors = vectors_of(config, queries, plan)
-    except (Refusal, ValueError) as failure:  # ValueError: NumPy's, of sizes that are not a model's
-        raise CalibrateError(f"{path / ADAPTER_FIT}: {failure}; export again") from failure
+        made_for: str = read_field(fit.extra, _MODEL, TEXT)
+    except Refusal as refusal:
+        raise CalibrateError(f"{path / ADAPTER_FIT}: {refusal}; export again") from refusal
+    require_supported(model.config.model_type)
+    queries, plan = queries_without_weights(model), plan_for(fit, model)
+    vectors = vectors_of(model.config, queries, plan)
     faults = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike(path, queries, vectors)
-    if model and (found := model.fingerprint()) != made_for["model"]:
-        faults.append(f"it was made for {made_for['model']}, and {model.path} is {found}")
-    said = {"fit": fit.reference, "id": digest(fit), "model": made_for["model"]}
+    if (found := model.fingerprint()) != made_for:
+        faults.append(f"it was made for {made_for}, and {model.path} is {found}")
+    said = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     said["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
     return Carried(path, said, queries.model_type, plan, tuple(faults))
-
-
-def _made_for(fit: Coefficients, made_for: dict[str, Any]) -> tuple[Any, Queries, Plan]:
-    """What a file says of the model: its configuration, its queries, and the plan."""
-    config = SimpleNamespace(**made_for)
-    n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
-    if n_layers * n_heads > _MOST_HEADS or sum(config.outputs.values()) > _MOST_OUTPUTS:
-        raise Refusal((_MADE_FOR,), "beyond any model", "restore the file")
-    # Square, so that outputs are rows as well as columns; inputs take no part.
-    queries = Queries(config, {f"{name}.weight": (n, n) for name, n in config.outputs.items()})
-    return config, queries, make_plan(fit, n_layers, n_heads, config.max_position_embeddings)
 
 
 def _unlike(path: Path, queries: Queries, vectors: dict[str, np.ndarray]) -> list[str]:

@@ -91,12 +91,6 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
     return log_p.gather(-1, drawn.to(log_p.device)).sum()
 
 
-def fisher(drawn: Sequence[np.ndarray], n: int) -> np.ndarray:
-    """(columns, rows, rows) of the derivatives of `log_p_of_draws`, (rows, columns) each, of n."""
-    found = np.array(drawn)
-    return np.array(np.einsum("wrc,wsc->crs", found, found) / n)
-
-
 def _n_kept(examples: Sequence[Example]) -> int:
     """Tokens from the first answer on."""
     return max(len(example.tokens) - example.start for example in examples)

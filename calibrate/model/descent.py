@@ -10,8 +10,8 @@ steps of a group lasso, Yuan and Lin 2006). Heads that gained little, by the gra
 times the last move, whose noise is of other examples, are dropped in the end while nothing is lost.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -77,8 +77,10 @@ class Scorer(Protocol):
     ) -> np.ndarray:
         """The gradient of sum(weights * log p) of answers by the numbers."""
 
-    def curvature(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """The second derivatives of the KL of text, nats a token: (columns, rows, rows)."""
+    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """(windows, rows, columns), whose squares add up to the second derivatives of the KL of
+        text, nats a token.
+        """
 
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
@@ -96,12 +98,14 @@ class Descent:
     choosing: list[int]  # the examples that checks look at
     most_steps: int  # of a form
     strength: float | None = None  # None: the largest that what is protected allows
+    _at_plain: dict[Form, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def work(self, form: Form) -> list[list[int]]:
         """The examples of every pass that a descent may take."""
         trials = [self._protected] * (_TRIALS if self.strength is None else 0)
         if self.goes_by_text(form):
-            return [*islice(self.schedule, self._n_steps), self._text, self._answers, *trials]
+            at_plain = [] if form.whole in self._at_plain else [*self._first_steps, self._text]
+            return [*at_plain, self._answers, *trials]
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
         passes = 1 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
         steps = islice(self.schedule, self.most_steps)
@@ -117,8 +121,8 @@ class Descent:
         return bool(self._text) and form.kind != ONE_RATIO
 
     @property
-    def _n_steps(self) -> int:
-        return min(self.most_steps, self.schedule.n_once)
+    def _first_steps(self) -> Iterator[list[int]]:
+        return islice(self.schedule, min(self.most_steps, self.schedule.n_once))
 
     def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
         return self.objective.value(which, self.passes.scores(form, numbers, which))
@@ -168,14 +172,22 @@ class Descent:
 
     def _along_gradient(self, start: Solution) -> Solution:
         """Numbers along the gradient of plain softmax, over the curvature of the KL of text."""
-        form, plain, n_answers = start.form, np.zeros_like(start.numbers), self.schedule.n_answers
+        form, heads = start.form, self.passes.heads
+        if form.whole not in self._at_plain:
+            self._at_plain[form.whole] = self._derivatives(form.whole)
+        gradients, drawn = (form.contained(x, heads) for x in self._at_plain[form.whole])
+        curvature = np.einsum("wrc,wsc->crs", drawn, drawn)
+        numbers = along(without_noise(gradients), curvature, FULL_KL)
+        return start if numbers is None else self.at(form, numbers)
+
+    def _derivatives(self, form: Form) -> tuple[np.ndarray, np.ndarray]:
+        """At plain softmax: the gradient of the answers of each step, and what `drawn` gives."""
+        plain, n_answers = form.zeros(self.passes.heads), self.schedule.n_answers
         gradients = [
             self.passes.gradient(form, plain, which, np.full(len(which), 1 / n_answers))
-            for which in islice(self.schedule, self._n_steps)
+            for which in self._first_steps
         ]
-        curvature = self.passes.curvature(form, plain, self._text)
-        numbers = along(without_noise(np.array(gradients)), curvature, FULL_KL)
-        return start if numbers is None else self.at(form, numbers)
+        return np.array(gradients), self.passes.drawn(form, plain, self._text)
 
     def _allowed(self, found: Solution) -> Solution:
         """The same numbers at the strength that is wanted, or the largest that is allowed."""

@@ -69,6 +69,26 @@ class Form:
         sizes = (0.0, self.largest)
         return sizes + sizes if self.rule.by_entropy else sizes
 
+    @property
+    def whole(self) -> "Form":
+        """The form of each head that contains this one, and has one pass for all that it contains.
+
+        Rules by entropy have one of their own: their passes hold all logits.
+        """
+        return Form(
+            ENTROPY_AND_SIZE if self.rule.by_entropy else LOG_SIZE, HEAD, self.center, self.largest
+        )
+
+    def contained(self, derivatives: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
+        """Derivatives at 0 by the numbers of `whole`, (..., rows, columns), as of this form's."""
+        rows = derivatives[..., : N_NUMBERS[self.kind], :].copy()
+        if self.kind == COMMITMENT:
+            rows[..., 1, :] -= derivatives[..., 2, :]
+        columns = np.array(self.columns(heads))
+        found = np.zeros((*rows.shape[:-1], columns.max() + 1))
+        np.add.at(found.T, columns, rows.T)
+        return found
+
     def columns(self, heads: Sequence[Head]) -> list[int]:
         """The column of each head's own numbers."""
         if self.of == LAYER:

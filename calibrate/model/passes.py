@@ -26,7 +26,6 @@ from calibrate.model.answers import (
     answer_logits,
     as_finite,
     checked,
-    fisher,
     log_p_of_draws,
     n_tokens,
 )
@@ -45,6 +44,7 @@ TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
 Under = Callable[[Loaded], AbstractContextManager[None]]
+Value = Callable[[PreTrainedModel], Tensor]  # of a batch
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
@@ -89,30 +89,37 @@ def score(
     Args:
       under: gives the model a rule until the block ends; None scores plain softmax.
     """
-    (found,) = score_units(runner, examples, [(under, which)], report)
+    ((found,),) = score_units(runner, examples, [([under], which)], report)
     return found
 
 
 def score_units(
     runner: Runner,
     examples: ExampleSet,
-    units: Sequence[tuple[Under | None, Sequence[int]]],
+    units: Sequence[tuple[Sequence[Under | None], Sequence[int]]],
     report: Report = lambda tokens, resumed: None,
-    done: Callable[[int, Scores], None] = lambda number, scores: None,
-) -> list[Scores]:
-    """The scores of units of work: examples under a rule; `done` is called after each."""
-    found = [Scores(*(np.empty(len(w), t) for t in (float, np.int32, float))) for _, w in units]
+    done: Callable[[int, list[Scores]], None] = lambda number, scores: None,
+) -> list[list[Scores]]:
+    """The scores of units of work: examples under each of some rules; `done` is called after each.
+
+    A batch is passed under all its rules at once: text has one pass under plain softmax.
+    """
+    of_types = float, np.int32, float
+    found = [
+        [Scores(*(np.empty(len(w), t) for t in of_types)) for _ in under] for under, w in units
+    ]
     batches = [(i, *x) for i, (_, which) in enumerate(units) for x in placed(examples, which)]
     left = Counter(i for i, *_ in batches)
 
-    def place(number: int, scores: Scores) -> None:
+    def place(number: int, scores: list[Scores]) -> None:
         i, at, chosen = batches[number]
-        for column, values in zip(found[i], scores, strict=True):
-            column[at] = values
+        for into, of_rule in zip(found[i], scores, strict=True):
+            for column, values in zip(into, of_rule, strict=True):
+                column[at] = values
+            report(n_tokens(chosen), False)
         left[i] -= 1
         if not left[i]:
             done(i, found[i])
-        report(n_tokens(chosen), False)
 
     tasks = [
         partial(_score_batch, chosen, examples.cells[chosen[0].cell].text, units[i][0])
@@ -123,12 +130,15 @@ def score_units(
 
 
 def _score_batch(
-    chosen: list[Example], is_text: bool, under: Under | None, loaded: Loaded
-) -> Scores:
+    chosen: list[Example], is_text: bool, rules: Sequence[Under | None], loaded: Loaded
+) -> list[Scores]:
+    found = []
     with torch.no_grad(), room_for(chosen):
-        plain = answer_logits(loaded.model, chosen) if is_text and under else None
-        with under(loaded) if under else nullcontext():
-            return checked(answer(loaded.model, chosen, plain), chosen)
+        plain = answer_logits(loaded.model, chosen) if is_text and any(rules) else None
+        for under in rules:
+            with under(loaded) if under else nullcontext():
+                found.append(checked(answer(loaded.model, chosen, plain), chosen))
+    return found
 
 
 @contextmanager
@@ -193,34 +203,35 @@ class Passes:
 
         def make() -> bytes:
             batches = list(placed(self.examples, which))
-            tasks = [partial(_gradient, form, numbers, x, weights[at]) for at, x in batches]
-            parts = self.runner.run(
-                tasks, lambda number, _: self.report(n_tokens(batches[number][1]), False)
-            )
-            return pack_arrays({"gradient": np.add.reduce(parts)})
+            todo = [(x, partial(_weighted_log_p, x, weights[at])) for at, x in batches]
+            return pack_arrays({"gradient": np.add.reduce(self._derivatives(form, numbers, todo))})
 
         key = "gradient", form, numbers, which, weights
         return self._get(key, make, parse_arrays)["gradient"]
 
-    def curvature(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """The second derivatives of the KL of text by each column's numbers, nats a token.
+    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
+        """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
 
-        They are the mean squares of derivatives of log p of tokens drawn from the predictions
-        (Fisher's information): (columns, rows, rows).
+        (windows, rows, columns), over the root of the number of tokens: their squares add up to
+        Fisher's information, the second derivatives of the KL of text, nats a token.
         """
 
         def make() -> bytes:
-            chosen = [self.examples.examples[i] for i in which]
-            tasks = [
-                partial(_drawn, form, numbers, x, i) for x, i in zip(chosen, which, strict=True)
-            ]
-            drawn = self.runner.run(
-                tasks, lambda number, _: self.report(n_tokens([chosen[number]]), False)
-            )
-            found = fisher(drawn, self.examples.n_answer(which).sum())
-            return pack_arrays({"curvature": found})
+            windows = [([self.examples.examples[i]], i) for i in which]
+            todo = [(x, partial(_log_p_of_draws, x, seed)) for x, seed in windows]
+            found = np.array(self._derivatives(form, numbers, todo))
+            return pack_arrays({"drawn": found / np.sqrt(self.examples.n_answer(which).sum())})
 
-        return self._get(("curvature", form, numbers, which), make, parse_arrays)["curvature"]
+        return self._get(("drawn", form, numbers, which), make, parse_arrays)["drawn"]
+
+    def _derivatives(
+        self, form: Form, numbers: np.ndarray, todo: Sequence[tuple[list[Example], Value]]
+    ) -> list[np.ndarray]:
+        """Those of a value of each batch by the numbers."""
+        tasks = [partial(_derivative, form, numbers, *batch) for batch in todo]
+        return self.runner.run(
+            tasks, lambda number, _: self.report(n_tokens(todo[number][0]), False)
+        )
 
     def _get(
         self, key: tuple[Any, ...], make: Callable[[], bytes],
@@ -233,29 +244,25 @@ class Passes:
         return self.memo.get(b"\0".join(parts), make, parse, resumed)
 
 
-def _gradient(
-    form: Form, numbers: np.ndarray, chosen: list[Example], weights: np.ndarray, loaded: Loaded
+def _derivative(
+    form: Form, numbers: np.ndarray, chosen: list[Example], value: Value, loaded: Loaded
 ) -> np.ndarray:
-    """The gradient of sum(weights * log p) of a batch by the numbers."""
-    model = loaded.model
-    given = torch.from_numpy(numbers).to(model.device).requires_grad_()
-    with room_for(chosen, model), given_rules(loaded.heads, form, given):
-        answers = answer(model, chosen)
-        checked(answers, chosen)
-        (torch.from_numpy(weights).to(model.device) * answers.log_p).sum().backward()
-    assert given.grad is not None
-    return as_finite(given.grad)
-
-
-def _drawn(
-    form: Form, numbers: np.ndarray, example: Example, seed: int, loaded: Loaded
-) -> np.ndarray:
-    """The gradient of log p of tokens that are drawn from the predictions of a window of text."""
+    """The gradient of a value of a batch by the numbers."""
     given = torch.from_numpy(numbers).to(loaded.model.device).requires_grad_()
-    with room_for([example], loaded.model), given_rules(loaded.heads, form, given):
-        log_p_of_draws(answer_logits(loaded.model, [example])[0], seed).backward()
+    with room_for(chosen, loaded.model), given_rules(loaded.heads, form, given):
+        value(loaded.model).backward()
     assert given.grad is not None
     return as_finite(given.grad)
+
+
+def _weighted_log_p(chosen: list[Example], weights: np.ndarray, model: PreTrainedModel) -> Tensor:
+    answers = answer(model, chosen)
+    checked(answers, chosen)
+    return (torch.from_numpy(weights).to(model.device) * answers.log_p).sum()
+
+
+def _log_p_of_draws(chosen: list[Example], seed: int, model: PreTrainedModel) -> Tensor:
+    return log_p_of_draws(answer_logits(model, chosen)[0], seed)
 
 
 def under_rules(form: Form, numbers: np.ndarray, loaded: Loaded) -> AbstractContextManager[None]:
@@ -295,24 +302,28 @@ def score_fits(
     """
     units = examples.units(which)
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
-    found, absent = dict[tuple[str, int], Scores](), list[tuple[str, int]]()
-    for label in fits:
-        for i, unit in enumerate(units):
-            parse = partial(parse_scores, examples.n_answer(unit))
+    found, absent = dict[tuple[str, int], Scores](), dict[int, list[str]]()
+    for i, unit in enumerate(units):
+        parse = partial(parse_scores, examples.n_answer(unit))
+        for label in fits:
             if scores := memo.find(_key(digests[label], unit), parse):
                 found[label, i] = scores
                 report_passed(examples, unit, report)
             else:
-                absent.append((label, i))
+                absent.setdefault(i, []).append(label)
+    numbers = [*absent]
 
-    def keep(number: int, scores: Scores) -> None:
-        label, i = absent[number]
-        memo.keep(_key(digests[label], units[i]), scores.pack())
+    def keep(number: int, scores: list[Scores]) -> None:
+        i = numbers[number]
+        for label, of_fit in zip(absent[i], scores, strict=True):
+            memo.keep(_key(digests[label], units[i]), of_fit.pack())
+            found[label, i] = of_fit
 
     if absent:
         runner.run([partial(_verify, fit) for fit in fits.values()])
-        todo = [(partial(under_fit, fits[label]), units[i]) for label, i in absent]
-        found |= zip(absent, score_units(runner, examples, todo, report, keep), strict=True)
+        under = {label: partial(under_fit, fit) for label, fit in fits.items()}
+        todo = [([under[label] for label in labels], units[i]) for i, labels in absent.items()]
+        score_units(runner, examples, todo, report, keep)
     return {label: Scores.joined([found[label, i] for i in range(len(units))]) for label in fits}
 
 
