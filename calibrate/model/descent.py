@@ -47,7 +47,7 @@ class Solution(NamedTuple):
     numbers: np.ndarray  # at full strength
     value: Value
     strength: float = 1.0
-    full: Value | None = None  # what the numbers are worth at full strength, once that is chosen
+    full: Value | None = None  # of the answers at full strength, once the strength is chosen
 
     def at(self, strength: float) -> np.ndarray:
         """The numbers at a strength, 1 being full."""
@@ -196,22 +196,28 @@ class Descent:
             return self.at(form, numbers, self.strength)._replace(full=found.value)
         if not self._protected:
             return found._replace(full=found.value)
-        value = self._value(form, numbers, self._protected)
-        full = replace(found.value, losses=value.losses)
-        if full.is_allowed:
-            return found._replace(value=full, full=full)
-        low, high, part = 0, PARTS + 1, PARTS
+        share = np.sqrt(self.objective.allowed / FULL_KL) if self.goes_by_text(form) else 1.0
+        low, high, part = 0, PARTS + 1, int(np.clip(PARTS * share, 1, PARTS))
+        losses = found.value.losses
         for trial in range(_TRIALS):
-            if trial:
-                value = self._value(form, found.at(part / PARTS), self._protected)
-            low, high = (part, high) if value.is_allowed else (low, part)
+            value = self._value(form, found.at(part / PARTS), self._protected)
+            if value.is_allowed:
+                low, losses = part, value.losses
+            else:
+                high = part
             if high - low == 1 or _NEAR * value.allowed <= value.lost <= value.allowed:
                 break
             # The KL of text rises as the square of the strength; other costs may be linear in it.
             power = 1.0 if trial and not low else 0.5
             guess = part * (value.allowed / max(value.lost, 1e-12)) ** power
             part = int(np.clip(guess, low + 1, high - 1))
-        return self.at(form, numbers, low / PARTS)._replace(full=full)
+        chosen = found if low == PARTS else self.at(form, numbers, low / PARTS)
+        return chosen._replace(value=replace(chosen.value, losses=losses), full=found.value)
+
+    def at_full(self, found: Solution) -> Value:
+        """What numbers are worth at full strength, with what is protected."""
+        value = self._value(found.form, found.at(1.0), self._protected)
+        return replace(found.full or found.value, losses=value.losses)
 
     def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""

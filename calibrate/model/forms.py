@@ -71,13 +71,9 @@ class Form:
 
     @property
     def whole(self) -> "Form":
-        """The form of each head that contains this one, and has one pass for all that it contains.
-
-        Rules by entropy have one of their own: their passes hold all logits.
-        """
-        return Form(
-            ENTROPY_AND_SIZE if self.rule.by_entropy else LOG_SIZE, HEAD, self.center, self.largest
-        )
+        """The form of each head that contains this one: by entropy, which is dearer, or not."""
+        kind = ENTROPY_AND_SIZE if self.rule.by_entropy else LOG_SIZE
+        return Form(kind, HEAD, self.center, self.largest)
 
     def contained(self, derivatives: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
         """Derivatives at 0 by the numbers of `whole`, (..., rows, columns), as of this form's."""

@@ -114,10 +114,12 @@ class ModelProblem:
 
     def bar(self) -> str:
         """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
-        full = [solution.full for solution in self.solved if solution.full]
-        most = max(full, key=lambda value: value.gain, default=None)
-        is_barred = most is not None and most.gain >= LEAST_GAIN and not most.is_allowed
-        return self.objective.bar(most) if most and is_barred else ""
+        most = max(self.solved, key=lambda s: s.full.gain if s.full else -math.inf)
+        if self._options.strength or most.strength == 1 or not most.full:
+            return ""
+        return (
+            self.objective.bar(self._descent.at_full(most)) if most.full.gain >= LEAST_GAIN else ""
+        )
 
     def choose(self) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
