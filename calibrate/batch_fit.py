@@ -171,7 +171,7 @@ class BatchPasses:
         import torch
 
         n = len(which)
-        found = [Scores(np.zeros(n), np.zeros(n, np.int32), np.zeros(n)) for _ in rules]
+        found = [Scores.of_plain(np.zeros(n), np.zeros(n, np.int32)) for _ in rules]
         for at, i in enumerate(which):
             with torch.no_grad():
                 plain = self._predicted(i) if any(rules) else None

@@ -223,8 +223,8 @@ LAST = "base_model.model.model.layers.1.self_attn.q_proj.ia3_l"
         (lambda: Path("out/adapter_model.safetensors").write_bytes(b"x" * 9), "its header"),
         (lambda: Path("out/adapter_model.safetensors").unlink(), "cannot read out/adapter_model"),
         (lambda: Path("out/fit.json").unlink(), "fit.json does not exist"),
-        (lambda: edit("fit.json", lambda x: x.pop("x-model")), "x-model is absent"),
-        (lambda: edit("fit.json", lambda x: x.update({"x-model": 3})), "x-model is 3"),
+        (lambda: edit("fit.json", lambda x: x.pop("x-adapter-model")), "-model is absent"),
+        (lambda: edit("fit.json", lambda x: x.update({"x-adapter-model": 3})), "-model is 3"),
     ],
 )  # fmt: skip
 def test_what_was_tampered_with_is_named(change, fault, exported):
@@ -237,8 +237,8 @@ def test_what_was_tampered_with_is_named(change, fault, exported):
     assert fault in call(*check, code=1).stderr
 
 
-def test_an_adapter_of_another_model_is_told(exported):
-    shutil.copytree(exported / "out", "out")
-    save(Path("wide"), causal_model(head_dim=16), tokenizer=False)
-    line = call("export", "--check", "out", "--model", "wide", code=1).stderr
-    assert "has other tensors than fit.json asks for; it was made for sha256:" in line
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "bloom"])
+def test_an_adapter_of_another_model_is_told(exported, model_type):
+    save(Path("other"), causal_model(model_type, vocab_size=99), tokenizer=False)
+    line = refusal("export", "--check", exported / "out", "--model", "other")
+    assert re.search(r"out was made for sha256:\w+, and other is sha256:\w+; give its own", line)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,26 @@ def never():
 
 def kept_by(digest):
     return kept_passes(SimpleNamespace(folder=Path("run"), digest=digest), "cpu")
+
+
+def test_an_interrupt_keeps_what_is_done(monkeypatch):
+    """A unit under a rule is kept before its last batch is reported."""
+    monkeypatch.setattr("calibrate.files.examples.UNIT_TOKENS", 40)
+    runner, examples = runner_of(causal_model()), some_examples()
+    fits, told = {"a": constant(1.2), "b": constant(1.4)}, []
+
+    def report(tokens, resumed):
+        told.append(tokens)
+        if len(told) == stop:
+            raise KeyboardInterrupt
+
+    for stop, n_kept in enumerate((1, 2, 2, 2, 3, 4), 1):
+        told.clear()
+        shutil.rmtree("run", ignore_errors=True)
+        with pytest.raises(KeyboardInterrupt):
+            score_fits(runner, examples, range(4), fits, kept_by("sha256:a"), report)
+        assert told == [40, 40, 20, 20, 33, 33][:stop]  # one batch in a unit, and two
+        assert len(list(Path("run/.passes").glob("*.npz"))) == n_kept
 
 
 def test_kept_scores_are_scored_once(monkeypatch):

@@ -157,6 +157,7 @@ def _read_back(request: ExportRequest, path: Path) -> Record:
         from calibrate.export.gguf_file import read_gguf_export as read
     else:
         require_transformers()
+        require_folder(path)
         from calibrate.export.adapter import CONFIG, read_adapter
         from calibrate.export.checkpoint import read_export as read
         from calibrate.transformers.folders import ModelFolder

@@ -2,7 +2,7 @@
 
 IA3 multiplies what a projection gives by a vector: for queries, the constant of each head repeated
 by its width, and 1 for the keys and values of a fused projection. Beside PEFT's files the folder
-has a card, and `fit.json`, the fit, which says under "x-model" which model it was made for.
+has a card, and `fit.json`, the fit, which says under "x-adapter-model" which model it was made for.
 """
 
 import copy
@@ -34,7 +34,7 @@ from calibrate.transformers.folders import ModelFolder
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 CARD = "README.md"
 _TENSOR = "base_model.model.{}.ia3_l"
-_MODEL = "x-model"  # in the coefficient file: the fingerprint of the model
+_MODEL = "x-adapter-model"  # in the coefficient file: the fingerprint of the model
 
 
 def vectors_of(config: Any, queries: Queries, plan: Plan) -> dict[str, np.ndarray]:
@@ -114,25 +114,31 @@ def write_adapter(export: Export, out: Path, card: str) -> Carried:
     with whole_folder(out) as folder:
         for name, data in files.items():
             write_atomically(folder / name, data)
-        return replace(read_adapter(folder, export.folder), path=out)
+        return replace(_compared(folder, export.folder, export.model), path=out)
 
 
 def read_adapter(path: Path, model: ModelFolder) -> Carried:
     """Reads an adapter, and compares PEFT's files with what its fit asks for in its model.
 
-    Raises CalibrateError if it cannot be read, or is not an exported adapter.
+    Raises CalibrateError if it cannot be read, is not an exported adapter, or is of another model.
     """
-    fit = read(path / ADAPTER_FIT)
     try:
-        made_for: str = read_field(fit.extra, _MODEL, TEXT)
+        made_for: str = read_field(read(path / ADAPTER_FIT).extra, _MODEL, TEXT)
     except Refusal as refusal:
         raise CalibrateError(f"{path / ADAPTER_FIT}: {refusal}; export again") from refusal
+    if (found := model.fingerprint()) != made_for:
+        raise CalibrateError(
+            f"{path} was made for {made_for}, and {model.path} is {found}; give its own --model"
+        )
+    return _compared(path, model, made_for)
+
+
+def _compared(path: Path, model: ModelFolder, made_for: str) -> Carried:
+    fit = read(path / ADAPTER_FIT)
     require_supported(model.config.model_type)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
     vectors = vectors_of(model.config, queries, plan)
     faults = added(path, (CONFIG, WEIGHTS, ADAPTER_FIT)) + _unlike(path, queries, vectors)
-    if (found := model.fingerprint()) != made_for:
-        faults.append(f"it was made for {made_for}, and {model.path} is {found}")
     said = {"fit": fit.reference, "id": digest(fit), "model": made_for}
     said["digest"] = f"sha256:{digest_of_file(path / WEIGHTS)}"
     return Carried(path, said, queries.model_type, plan, tuple(faults))

@@ -48,25 +48,7 @@ def domain_of(rule: Rule, entry: Entry) -> Box:
 
 
 def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS) -> Change:
-    """Where beta changes most in a box: at points of a grid, and of a finer one around the best.
-
-    Args:
-      n_points: of each grid, about.
-    """
-    coarse = _largest_on_grid(a, b, box, n_points)
-    steps = (math.isqrt(n_points) if all(box) else n_points) - 1
-    around: list[Range | None] = []
-    for limits, at in zip(box, (coarse.entropy, coarse.log_n), strict=True):
-        if limits is None or at is None:
-            around.append(None)
-            continue
-        lo, hi = limits
-        step = (hi - lo) / steps
-        around.append((max(lo, at - step), min(hi, at + step)))
-    return max(coarse, _largest_on_grid(a, b, (around[0], around[1]), n_points))
-
-
-def _largest_on_grid(a: HeadRule, b: HeadRule, box: Box, n_points: int) -> Change:
+    """Where beta changes most in a box, at about so many points of a grid."""
     H, log_n = _points_in(box, n_points)
     before, after = (
         np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, rule, np))

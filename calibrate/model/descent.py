@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from calibrate.evidence.estimate import Estimate
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Scores
@@ -105,9 +106,9 @@ class Descent:
         trials = [self._protected] * (_TRIALS if self.strength is None else 0)
         if self.goes_by_text(form):
             at_plain = [] if form.whole in self._at_plain else [*self._first_steps, self._text]
-            return [*at_plain, self._answers, *trials]
+            return [*at_plain, *[self._answers] * 3, *trials]
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-        passes = 1 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
+        passes = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
         steps = islice(self.schedule, self.most_steps)
         return [*steps, *[self._answers] * passes, *trials]
 
@@ -198,7 +199,7 @@ class Descent:
             return found._replace(full=found.value)
         share = np.sqrt(self.objective.allowed / FULL_KL) if self.goes_by_text(form) else 1.0
         low, high, part = 0, PARTS + 1, int(np.clip(PARTS * share, 1, PARTS))
-        losses = found.value.losses
+        losses = list[Estimate]()
         for trial in range(_TRIALS):
             value = self._value(form, found.at(part / PARTS), self._protected)
             if value.is_allowed:
@@ -212,7 +213,8 @@ class Descent:
             guess = part * (value.allowed / max(value.lost, 1e-12)) ** power
             part = int(np.clip(guess, low + 1, high - 1))
         chosen = found if low == PARTS else self.at(form, numbers, low / PARTS)
-        return chosen._replace(value=replace(chosen.value, losses=losses), full=found.value)
+        value = replace(chosen.value, losses=losses or chosen.value.losses)
+        return chosen._replace(value=value, full=found.value)
 
     def at_full(self, found: Solution) -> Value:
         """What numbers are worth at full strength, with what is protected."""

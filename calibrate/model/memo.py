@@ -18,7 +18,7 @@ from calibrate.files.resuming import read_if_sound
 
 TOOLS = ("torch", "transformers")
 _RECKONING = "2"  # another number where a pass computes something else: kept ones are made again
-_MOST_BYTES = 1 << 26  # of one
+_MOST_BYTES = 1 << 28  # of one
 
 Content = TypeVar("Content")
 

@@ -51,14 +51,14 @@ Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was pa
 def placed(examples: ExampleSet, which: Iterable[int]) -> Iterator[tuple[list[int], list[Example]]]:
     """Some examples in batches of equal length, without padding, with the place of each in `which`.
 
-    A batch is of text or of answers. Order is kept within a length.
+    A window of text is a batch of its own. Order is kept within a length.
     """
     alike: dict[tuple[int, bool], list[tuple[int, Example]]] = {}
     for at, example in enumerate(examples.examples[i] for i in which):
         key = len(example.tokens), examples.cells[example.cell].text
         alike.setdefault(key, []).append((at, example))
-    for (length, _), members in alike.items():
-        size = max(1, TOKENS_AT_ONCE // length)
+    for (length, is_text), members in alike.items():
+        size = 1 if is_text else max(1, TOKENS_AT_ONCE // length)
         for first in range(0, len(members), size):
             batch = members[first : first + size]
             yield [at for at, _ in batch], [example for _, example in batch]
@@ -98,35 +98,48 @@ def score_units(
     examples: ExampleSet,
     units: Sequence[tuple[Sequence[Under | None], Sequence[int]]],
     report: Report = lambda tokens, resumed: None,
-    done: Callable[[int, list[Scores]], None] = lambda number, scores: None,
+    done: Callable[[int, int, Scores], None] = lambda unit, rule, scores: None,
 ) -> list[list[Scores]]:
-    """The scores of units of work: examples under each of some rules; `done` is called after each.
+    """The scores of units of work, examples under each of some rules; `done` is called after each.
 
-    A batch is passed under all its rules at once: text has one pass under plain softmax.
+    Text is passed once under plain softmax for as many rules as a task has room for.
     """
-    of_types = float, np.int32, float
     found = [
-        [Scores(*(np.empty(len(w), t) for t in of_types)) for _ in under] for under, w in units
+        [Scores.of_plain(np.empty(len(w)), np.empty(len(w), np.int32)) for _ in under]
+        for under, w in units
     ]
-    batches = [(i, *x) for i, (_, which) in enumerate(units) for x in placed(examples, which)]
-    left = Counter(i for i, *_ in batches)
+    todo = [
+        (i, rules, at, chosen, is_text)
+        for i, (under, which) in enumerate(units)
+        for at, chosen in placed(examples, which)
+        for is_text in [examples.cells[chosen[0].cell].text]
+        for rules in _together(range(len(under)), n_tokens(chosen), is_text)
+    ]
+    left = Counter((i, rule) for i, rules, *_ in todo for rule in rules)
 
     def place(number: int, scores: list[Scores]) -> None:
-        i, at, chosen = batches[number]
-        for into, of_rule in zip(found[i], scores, strict=True):
-            for column, values in zip(into, of_rule, strict=True):
+        i, rules, at, chosen, _ = todo[number]
+        for rule, its in zip(rules, scores, strict=True):
+            for column, values in zip(found[i][rule], its, strict=True):
                 column[at] = values
+            left[i, rule] -= 1
+            if not left[i, rule]:
+                done(i, rule, found[i][rule])
+        for _ in rules:
             report(n_tokens(chosen), False)
-        left[i] -= 1
-        if not left[i]:
-            done(i, found[i])
 
     tasks = [
-        partial(_score_batch, chosen, examples.cells[chosen[0].cell].text, units[i][0])
-        for i, _, chosen in batches
+        partial(_score_batch, chosen, is_text, [units[i][0][rule] for rule in rules])
+        for i, rules, _, chosen, is_text in todo
     ]
     runner.run(tasks, place)
     return found
+
+
+def _together(rules: range, tokens: int, is_text: bool) -> list[range]:
+    """The rules of each task: of text, beside plain softmax, as many as two whole batches take."""
+    size = max(1, 2 * TOKENS_AT_ONCE // tokens - 1) if is_text else 1
+    return [rules[first : first + size] for first in range(0, len(rules), size)]
 
 
 def _score_batch(
@@ -302,7 +315,7 @@ def score_fits(
     """
     units = examples.units(which)
     digests = {label: digest(replace(fit, source={})) for label, fit in fits.items()}
-    found, absent = dict[tuple[str, int], Scores](), dict[int, list[str]]()
+    found, absent = dict[tuple[str, int], Scores](), [list[str]() for _ in units]
     for i, unit in enumerate(units):
         parse = partial(parse_scores, examples.n_answer(unit))
         for label in fits:
@@ -310,20 +323,18 @@ def score_fits(
                 found[label, i] = scores
                 report_passed(examples, unit, report)
             else:
-                absent.setdefault(i, []).append(label)
-    numbers = [*absent]
+                absent[i].append(label)
 
-    def keep(number: int, scores: list[Scores]) -> None:
-        i = numbers[number]
-        for label, of_fit in zip(absent[i], scores, strict=True):
-            memo.keep(_key(digests[label], units[i]), of_fit.pack())
-            found[label, i] = of_fit
+    def keep(i: int, rule: int, scores: Scores) -> None:
+        label = absent[i][rule]
+        memo.keep(_key(digests[label], units[i]), scores.pack())
+        found[label, i] = scores
 
-    if absent:
+    if any(absent):
         runner.run([partial(_verify, fit) for fit in fits.values()])
         under = {label: partial(under_fit, fit) for label, fit in fits.items()}
-        todo = [([under[label] for label in labels], units[i]) for i, labels in absent.items()]
-        score_units(runner, examples, todo, report, keep)
+        rules = [[under[label] for label in labels] for labels in absent]
+        score_units(runner, examples, [*zip(rules, units, strict=True)], report, keep)
     return {label: Scores.joined([found[label, i] for i in range(len(units))]) for label in fits}
 
 

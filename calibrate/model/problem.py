@@ -115,11 +115,11 @@ class ModelProblem:
     def bar(self) -> str:
         """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
         most = max(self.solved, key=lambda s: s.full.gain if s.full else -math.inf)
-        if self._options.strength or most.strength == 1 or not most.full:
+        may_be = not self._options.strength and most.strength < 1
+        if not may_be or not most.full or most.full.gain < LEAST_GAIN:
             return ""
-        return (
-            self.objective.bar(self._descent.at_full(most)) if most.full.gain >= LEAST_GAIN else ""
-        )
+        full = self._descent.at_full(most)
+        return "" if full.is_allowed else self.objective.bar(full)
 
     def choose(self) -> Solution | None:
         """The simplest that no other leads, or the last of a kind that is asked for.
