@@ -151,10 +151,13 @@ def draw_results(path: Path, record: Row) -> None:
     for row in record["found"]:
         if ALL not in (row["template"], row["length"]):
             panels.setdefault((row["kind"], row["length"]), []).append(row)
-    figure = new_figure(4.2 * len(panels), 4.4)
-    for ax, ((kind, length), rows) in zip(
-        np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True
-    ):
+    n_columns = min(3, len(panels))
+    n_rows = -(-len(panels) // n_columns)
+    figure = new_figure(4.2 * n_columns, 3.9 * n_rows + 0.5)
+    places = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    for ax in places[len(panels) :]:
+        ax.set_axis_off()
+    for ax, ((kind, length), rows) in zip(places, panels.items(), strict=False):
         rules = [rule for rule in LABELS if rule in rows[0]["rules"]]
         if kind == TEXT:
             rules.remove(PLAIN)  # its KL is 0
