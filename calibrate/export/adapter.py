@@ -114,27 +114,24 @@ def write_adapter(export: Export, out: Path, card: str) -> Carried:
     with whole_folder(out) as folder:
         for name, data in files.items():
             write_atomically(folder / name, data)
-        return replace(_compared(folder, export.folder, export.model), path=out)
+        return replace(read_adapter(folder, export.folder, export.model), path=out)
 
 
-def read_adapter(path: Path, model: ModelFolder) -> Carried:
+def read_adapter(path: Path, model: ModelFolder, fingerprint: str | None = None) -> Carried:
     """Reads an adapter, and compares PEFT's files with what its fit asks for in its model.
 
-    Raises CalibrateError if it cannot be read, is not an exported adapter, or is of another model.
+    Raises CalibrateError if it cannot be read, is not an exported adapter, or is not of the model,
+    whose fingerprint may be given.
     """
+    fit = read(path / ADAPTER_FIT)
     try:
-        made_for: str = read_field(read(path / ADAPTER_FIT).extra, _MODEL, TEXT)
+        made_for: str = read_field(fit.extra, _MODEL, TEXT)
     except Refusal as refusal:
         raise CalibrateError(f"{path / ADAPTER_FIT}: {refusal}; export again") from refusal
-    if (found := model.fingerprint()) != made_for:
+    if (found := fingerprint or model.fingerprint()) != made_for:
         raise CalibrateError(
             f"{path} was made for {made_for}, and {model.path} is {found}; give its own --model"
         )
-    return _compared(path, model, made_for)
-
-
-def _compared(path: Path, model: ModelFolder, made_for: str) -> Carried:
-    fit = read(path / ADAPTER_FIT)
     require_supported(model.config.model_type)
     queries, plan = queries_without_weights(model), plan_for(fit, model)
     vectors = vectors_of(model.config, queries, plan)

@@ -35,7 +35,7 @@ def same_fit(newest: Coefficients, new: Coefficients) -> bool:
         return False
     for old, now in zip(newest.entries, new.entries, strict=True):
         head = new.rule, now
-        change = largest_change((newest.rule, old), head, domain_of(*head), n_points=1024)
+        change = largest_change((newest.rule, old), head, domain_of(*head))
         if not change.largest < SAME_BETA:
             return False
     return True
@@ -47,9 +47,9 @@ def domain_of(rule: Rule, entry: Entry) -> Box:
     return (lo, hi) if rule.by_entropy else None, (small, large) if rule.by_size else None
 
 
-def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS) -> Change:
-    """Where beta changes most in a box, at about so many points of a grid."""
-    H, log_n = _points_in(box, n_points)
+def largest_change(a: HeadRule, b: HeadRule, box: Box) -> Change:
+    """Where beta changes most in a box, at N_POINTS of a grid."""
+    H, log_n = _points_in(box)
     before, after = (
         np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, rule, np))
         for rule, entry in (a, b)
@@ -60,12 +60,12 @@ def largest_change(a: HeadRule, b: HeadRule, box: Box, n_points: int = N_POINTS)
     return Change(abs(y - x), x, y, *at)
 
 
-def _points_in(box: Box, n_points: int) -> tuple[Any, Any]:
-    """About so many entropies and log n, evenly spaced; no row of n items is above log n."""
+def _points_in(box: Box) -> tuple[Any, Any]:
+    """N_POINTS entropies and log n, evenly spaced; no row of n items is above log n."""
     if box[0] is None or box[1] is None:
-        H, log_n = (None if limits is None else np.linspace(*limits, n_points) for limits in box)
+        H, log_n = (None if limits is None else np.linspace(*limits, N_POINTS) for limits in box)
         return H, log_n
-    side = math.isqrt(n_points)
+    side = math.isqrt(N_POINTS)
     (lo, hi), (small, large) = box[0], box[1]
     log_n = np.linspace(max(small, lo), large, side)[:, None]
     H = lo + (np.minimum(hi, log_n) - lo) * np.linspace(0, 1, side)

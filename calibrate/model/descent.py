@@ -106,16 +106,21 @@ class Descent:
         trials = [self._protected] * (_TRIALS if self.strength is None else 0)
         if self.goes_by_text(form):
             at_plain = [] if form.whole in self._at_plain else [*self._first_steps, self._text]
-            return [*at_plain, *[self._answers] * 3, *trials]
+            return [*at_plain, *[self._answers] * 2, *trials]
         checks = -(-self.most_steps // STEPS_TO_A_CHECK)
         passes = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
         steps = islice(self.schedule, self.most_steps)
         return [*steps, *[self._answers] * passes, *trials]
 
+    def plain(self, form: Form) -> Solution:
+        """Plain softmax, whose scores are known."""
+        value = self.objective.value(self._answers, self.objective.plain.at(self._answers))
+        return Solution(form, form.zeros(self.passes.heads), value)
+
     def at(self, form: Form, numbers: np.ndarray, strength: float = 1.0) -> Solution:
         """Numbers at a strength, scored by the answers alone."""
-        at_strength = form.within(strength * numbers)
-        return Solution(form, numbers, self._value(form, at_strength, self._answers), strength)
+        value = self._value(form, form.within(strength * numbers), self._answers)
+        return Solution(form, numbers, value, strength)
 
     def goes_by_text(self, form: Form) -> bool:
         """Whether a form's numbers go along the gradient of plain softmax, wherever they start."""
@@ -151,7 +156,7 @@ class Descent:
         if self.goes_by_text(form):
             found = self._allowed(self._along_gradient(start))
             gains = found.value.gain >= 0 or not found.strength
-            return found if gains else self.at(form, np.zeros_like(found.numbers))
+            return found if gains else self.plain(form)
         halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
         walk = _Walk(form, start.numbers)
         for number, which in enumerate(islice(self.schedule, self.most_steps), 1):

@@ -115,8 +115,8 @@ class ModelProblem:
     def bar(self) -> str:
         """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
         most = max(self.solved, key=lambda s: s.full.gain if s.full else -math.inf)
-        may_be = not self._options.strength and most.strength < 1
-        if not may_be or not most.full or most.full.gain < LEAST_GAIN:
+        gain = most.full.gain if most.full else 0.0
+        if self._options.strength or most.strength == 1 or gain < LEAST_GAIN:
             return ""
         full = self._descent.at_full(most)
         return "" if full.is_allowed else self.objective.bar(full)
@@ -149,15 +149,13 @@ class ModelProblem:
 
         Its value is known: it is the same rule.
         """
-        heads = self._heads
         held = [
             Solution(form, numbers, solution.full or solution.value)
             for solution in reversed(self.solved)
-            if (numbers := form.holding(solution.form, solution.numbers, heads)) is not None
+            if (numbers := form.holding(solution.form, solution.numbers, self._heads)) is not None
         ]
         if not held:
-            which, plain = self._descent.choosing, self.objective.plain
-            return Solution(form, form.zeros(heads), self.objective.value(which, plain.at(which)))
+            return self._descent.plain(form)
         return max(held, key=lambda start: start.value.gain) if form.kind == ONE_RATIO else held[0]
 
 
