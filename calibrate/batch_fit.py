@@ -151,12 +151,6 @@ class BatchPasses:
         """The heads of the model."""
         return self.loaded.heads.heads
 
-    def scores(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> Scores:
-        """Scores of some batches under the rules of a form."""
-        from calibrate.model.passes import under_rules
-
-        return self.scored(which, [partial(under_rules, form, numbers, self.loaded)])[0]
-
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
     ) -> dict[str, Scores]:
@@ -187,43 +181,35 @@ class BatchPasses:
         self, form: "Form", numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
         """The gradient of sum(weights * log p) by the numbers."""
-        import torch
+        from calibrate.model.passes import derivative
 
-        from calibrate.model.answers import as_finite
-        from calibrate.model.passes import given_rules
-
-        given = torch.from_numpy(numbers).requires_grad_()
-        for i, weight in zip(which, weights, strict=True):
-            with given_rules(self.loaded.heads, form, given.to(self.loaded.model.device)):
-                value = weight * self._values(i, None)[0]
-                if value.requires_grad:
-                    value.backward(inputs=[given])  # the model's own weights get none
-        if given.grad is None:
-            raise CalibrateError(
-                "log_p has no gradient by the model's heads; compute it without torch.no_grad, "
-                "detach or .numpy()"
-            )
-        return as_finite(given.grad)
+        found = [
+            weight * derivative(self.loaded, form, numbers, partial(self._log_p, i))
+            for i, weight in zip(which, weights, strict=True)
+        ]
+        return np.array(np.add.reduce(found))
 
     def drawn(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
         """As that of `Passes`, by protected batches and predictions."""
-        import torch
+        from calibrate.model.answers import log_p_of_draws
+        from calibrate.model.passes import derivative
 
-        from calibrate.model.answers import as_finite, log_p_of_draws
-        from calibrate.model.passes import given_rules
+        n = 0
 
-        drawn, n = list[np.ndarray](), 0
-        for i in which:
-            given = torch.from_numpy(numbers).requires_grad_()
-            with given_rules(self.loaded.heads, form, given.to(self.loaded.model.device)):
-                predicted = self._predicted(i)
-                assert predicted is not None
-                _require_finite("log_probs", predicted.detach().exp().cpu().numpy())
-                log_p_of_draws(predicted, i).backward(inputs=[given])
-            assert given.grad is not None
-            drawn.append(as_finite(given.grad))
+        def log_p(i: int) -> "Tensor":
+            nonlocal n
+            predicted = self._predicted(i)
+            assert predicted is not None
+            _require_finite("log_probs", predicted.detach().exp().cpu().numpy())
             n += len(predicted)
+            return log_p_of_draws(predicted, i)
+
+        drawn = [derivative(self.loaded, form, numbers, partial(log_p, i)) for i in which]
         return np.array(np.divide(drawn, np.sqrt(n)))
+
+    def _log_p(self, i: int) -> "Tensor":
+        found: Tensor = self.log_p(self.loaded.model, self.batches[i]).mean()
+        return found
 
     def _predicted(self, i: int) -> "Tensor | None":
         if i < self.n_answers:
@@ -240,7 +226,7 @@ class BatchPasses:
 
         zero = torch.zeros((), device=self.loaded.model.device)
         if i < self.n_answers:
-            return self.log_p(self.loaded.model, self.batches[i]).mean(), zero
+            return self._log_p(i), zero
         if plain is None:
             return zero, zero
         ours = self._predicted(i)

@@ -18,6 +18,7 @@ from calibrate.errors import CalibrateError
 from calibrate.files.examples import Example, Scores
 
 ROWS_AT_ONCE = 256  # of logits, whose copies in float32 are held
+ROWS_ON_CPU = 16  # where these copies take a third of the time in memory that is used again
 
 
 class Answers(NamedTuple):
@@ -75,9 +76,9 @@ def answer(
 def divergence(plain: Tensor, logits: Tensor) -> Tensor:
     """KL(softmax(plain) || softmax(logits)), nats, (rows,) of two (rows, classes)."""
     found = []
-    for first in range(0, len(logits), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        log_p, log_q = (x[rows].float().log_softmax(-1) for x in (plain, logits))
+    size = ROWS_ON_CPU if logits.device.type == "cpu" else ROWS_AT_ONCE
+    for rows in zip(plain.split(size), logits.split(size), strict=True):
+        log_p, log_q = (x.float().log_softmax(-1) for x in rows)
         each = torch.where(log_p == -torch.inf, 0, log_p.exp() * (log_p - log_q))
         found.append(each.sum(-1, dtype=torch.float64))
     return torch.cat(found).clamp(min=0)  # rounding
@@ -87,8 +88,12 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
     """log p of one class that is drawn from each prediction, summed; logits (rows, classes)."""
     log_p = logits.float().log_softmax(-1)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator)
-    return log_p.gather(-1, drawn.to(log_p.device)).sum()
+    drawn = []
+    for rows in log_p.detach().split(ROWS_ON_CPU):
+        below = rows.cpu().double().exp().cumsum(-1)
+        height = torch.rand(len(rows), 1, dtype=torch.float64, generator=generator)
+        drawn.append(torch.searchsorted(below, height * below[:, -1:], right=True))
+    return log_p.gather(-1, torch.cat(drawn).to(log_p.device)).sum()
 
 
 def _n_kept(examples: Sequence[Example]) -> int:

@@ -4,10 +4,9 @@ Beside protected text they go along one gradient, that of plain softmax, divided
 the KL of text: a model is near an optimum for text, so that a share s of the way costs text at
 second order in s, and gains at first. What is protected then bounds the strength.
 
-Without text they are searched for, in steps of Adam (Kingma and Ba 2015) with one scale a head. A
-penalty on the length of each head's numbers takes back what its gradient does not ask for (proximal
-steps of a group lasso, Yuan and Lin 2006). Heads that gained little, by the gradient at a step
-times the last move, whose noise is of other examples, are dropped in the end while nothing is lost.
+Without text they are searched for, in the steps of `adam.py`. Heads that gained little, by the
+gradient at a step times the last move, whose noise is of other examples, are dropped in the end
+while nothing is lost.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +21,14 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.export.plan import ALIKE
 from calibrate.files.coefficients import Coefficients
 from calibrate.files.examples import Scores
+from calibrate.model.adam import Walk
 from calibrate.model.forms import ONE_RATIO, Form, Head
 from calibrate.model.objective import Objective, Value
 from calibrate.model.splits import Schedule
 
-RATE, SHARED_RATE = 0.04, 0.06  # of a step of beta; of one that all heads share
-PENALTY = 0.003  # nats for a unit of beta of one head
 STEPS_TO_A_CHECK = 10
 MOST_STEPS = 100
-_DECAY, _DECAY_OF_SCALE, _TINY = 0.9, 0.98, 1e-8
+_TINY = 1e-8
 _HALVINGS = 3  # of the rate, each when a check finds no gain; then it is over
 _SHARED_HALVINGS = 1  # of numbers that all heads share: their gradient has little noise
 _LEAST_RISE = 0.002  # nats from one check to the next
@@ -48,7 +46,6 @@ class Solution(NamedTuple):
     numbers: np.ndarray  # at full strength
     value: Value
     strength: float = 1.0
-    full: Value | None = None  # of the answers at full strength, once the strength is chosen
 
     def at(self, strength: float) -> np.ndarray:
         """The numbers at a strength, 1 being full."""
@@ -63,15 +60,15 @@ class Solution(NamedTuple):
         return self.form.fit(self.at(self.strength if strength is None else strength), heads)
 
 
+Rules = tuple[Form, np.ndarray]  # a form, and its numbers at full strength
+
+
 class Scorer(Protocol):
     """What runs a model on examples, by their numbers."""
 
     @property
     def heads(self) -> list[Head]:
         """The heads of the model."""
-
-    def scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> Scores:
-        """Scores of some examples under the rules of a form."""
 
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
@@ -86,12 +83,38 @@ class Scorer(Protocol):
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
     ) -> dict[str, Scores]:
-        """Scores of some examples under fits."""
+        """Scores of some examples under fits; text is passed once under plain softmax."""
+
+
+@dataclass
+class _Trials:
+    """A search for the largest part of full strength that is allowed."""
+
+    part: int  # to be tried next
+    low: int = 0  # the largest that is allowed
+    high: int = PARTS + 1  # the least that is not
+    losses: list[Estimate] | None = None  # at the largest
+    n: int = 0
+    over: bool = False
+
+    def take(self, value: Value) -> None:
+        """Takes what the part is worth."""
+        if value.is_allowed:
+            self.low, self.losses = self.part, value.losses
+        else:
+            self.high = self.part
+        self.n += 1
+        near = _NEAR * value.allowed <= value.lost <= value.allowed
+        self.over = self.high - self.low == 1 or near or self.n == _TRIALS
+        # The KL of text rises as the square of the strength; other costs may be linear in it.
+        power = 1.0 if self.n > 1 and not self.low else 0.5
+        guess = self.part * (value.allowed / max(value.lost, 1e-12)) ** power
+        self.part = int(np.clip(guess, self.low + 1, max(self.high - 1, self.low + 1)))
 
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """The best numbers of one form."""
+    """The best numbers of forms."""
 
     passes: Scorer
     objective: Objective
@@ -101,16 +124,21 @@ class Descent:
     strength: float | None = None  # None: the largest that what is protected allows
     _at_plain: dict[Form, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
-    def work(self, form: Form) -> list[list[int]]:
-        """The examples of every pass that a descent may take."""
+    def work(self, forms: Sequence[Form]) -> list[list[int]]:
+        """The examples of every pass that a descent to these forms may take."""
         trials = [self._protected] * (_TRIALS if self.strength is None else 0)
-        if self.goes_by_text(form):
-            at_plain = [] if form.whole in self._at_plain else [*self._first_steps, self._text]
-            return [*at_plain, *[self._answers] * 2, *trials]
-        checks = -(-self.most_steps // STEPS_TO_A_CHECK)
-        passes = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-        steps = islice(self.schedule, self.most_steps)
-        return [*steps, *[self._answers] * passes, *trials]
+        made, passes = set(self._at_plain), list[list[int]]()
+        for form in forms:
+            passes += trials
+            if self.goes_by_text(form):
+                passes += [] if form.whole in made else [*self._first_steps, self._text]
+                passes.append(self._answers)
+                made.add(form.whole)
+                continue
+            checks = -(-self.most_steps // STEPS_TO_A_CHECK)
+            n_scored = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
+            passes += [*islice(self.schedule, self.most_steps), *[self._answers] * n_scored]
+        return passes
 
     def plain(self, form: Form) -> Solution:
         """Plain softmax, whose scores are known."""
@@ -131,7 +159,14 @@ class Descent:
         return islice(self.schedule, min(self.most_steps, self.schedule.n_once))
 
     def _value(self, form: Form, numbers: np.ndarray, which: list[int]) -> Value:
-        return self.objective.value(which, self.passes.scores(form, numbers, which))
+        return self._values([(form, numbers)], which)[0]
+
+    def _values(self, rules: Sequence[Rules], which: list[int]) -> list[Value]:
+        heads, plain = self.passes.heads, self.objective.plain.at(which)
+        of_each = {str(i): form.fit(numbers, heads) for i, (form, numbers) in enumerate(rules)}
+        fits = {name: fit for name, fit in of_each.items() if fit}
+        scores = self.passes.score_fits(fits, which) if fits else {}
+        return [self.objective.value(which, scores.get(name, plain)) for name in of_each]
 
     @cached_property
     def _answers(self) -> list[int]:
@@ -150,15 +185,28 @@ class Descent:
         """The choosing examples of some cells, (cells,) bool."""
         return [i for i in self.choosing if cells[self.objective.cell[i]]]
 
+    def along_gradient(self, forms: Sequence[Form]) -> list[Solution]:
+        """Numbers along the gradient of plain softmax, over the curvature of the KL of text."""
+        found = {form: self._direction(form) for form in forms}
+        rules = [(form, numbers) for form, numbers in found.items() if numbers is not None]
+        allowed = dict(zip((form for form, _ in rules), self._allowed(rules), strict=True))
+        solutions = [allowed.get(form) or self.plain(form) for form in forms]
+        return [x if x.value.gain >= 0 or not x.strength else self.plain(x.form) for x in solutions]
+
+    def _direction(self, form: Form) -> np.ndarray | None:
+        if form.whole not in self._at_plain:
+            self._at_plain[form.whole] = self._derivatives(form.whole)
+        gradients, drawn = (
+            form.contained(x, self.passes.heads) for x in self._at_plain[form.whole]
+        )
+        curvature = np.einsum("wrc,wsc->crs", drawn, drawn)
+        return along(without_noise(gradients), curvature, FULL_KL)
+
     def run(self, start: Solution) -> Solution:
-        """The best numbers that it comes by, at the largest strength that is allowed."""
+        """The best numbers that steps come by, at the largest strength that is allowed."""
         form, best = start.form, start
-        if self.goes_by_text(form):
-            found = self._allowed(self._along_gradient(start))
-            gains = found.value.gain >= 0 or not found.strength
-            return found if gains else self.plain(form)
         halvings = _SHARED_HALVINGS if form.of == ALIKE else _HALVINGS
-        walk = _Walk(form, start.numbers)
+        walk = Walk(form, start.numbers)
         for number, which in enumerate(islice(self.schedule, self.most_steps), 1):
             weights = np.full(len(which), 1 / self.schedule.n_answers)
             walk.step(self.passes.gradient(form, walk.numbers, which, weights))
@@ -174,17 +222,9 @@ class Descent:
                 walk.slow_down()
             if best is not here:
                 walk.back_to(best.numbers)
-        return self._allowed(best if form.of == ALIKE else self._fewest(best, walk.gained))
-
-    def _along_gradient(self, start: Solution) -> Solution:
-        """Numbers along the gradient of plain softmax, over the curvature of the KL of text."""
-        form, heads = start.form, self.passes.heads
-        if form.whole not in self._at_plain:
-            self._at_plain[form.whole] = self._derivatives(form.whole)
-        gradients, drawn = (form.contained(x, heads) for x in self._at_plain[form.whole])
-        curvature = np.einsum("wrc,wsc->crs", drawn, drawn)
-        numbers = along(without_noise(gradients), curvature, FULL_KL)
-        return start if numbers is None else self.at(form, numbers)
+        best = best if form.of == ALIKE else self._fewest(best, walk.gained)
+        is_free = self.strength is None and not self._protected
+        return best if is_free else self._allowed([(form, best.numbers)])[0]
 
     def _derivatives(self, form: Form) -> tuple[np.ndarray, np.ndarray]:
         """At plain softmax: the gradient of the answers of each step, and what `drawn` gives."""
@@ -195,36 +235,32 @@ class Descent:
         ]
         return np.array(gradients), self.passes.drawn(form, plain, self._text)
 
-    def _allowed(self, found: Solution) -> Solution:
-        """The same numbers at the strength that is wanted, or the largest that is allowed."""
-        form, numbers = found.form, found.numbers
+    def _allowed(self, rules: Sequence[Rules]) -> list[Solution]:
+        """Rules at the strength that is wanted, or each at the largest that is allowed."""
         if self.strength is not None:
-            return self.at(form, numbers, self.strength)._replace(full=found.value)
-        if not self._protected:
-            return found._replace(full=found.value)
-        share = np.sqrt(self.objective.allowed / FULL_KL) if self.goes_by_text(form) else 1.0
-        low, high, part = 0, PARTS + 1, int(np.clip(PARTS * share, 1, PARTS))
-        losses = list[Estimate]()
-        for trial in range(_TRIALS):
-            value = self._value(form, found.at(part / PARTS), self._protected)
-            if value.is_allowed:
-                low, losses = part, value.losses
-            else:
-                high = part
-            if high - low == 1 or _NEAR * value.allowed <= value.lost <= value.allowed:
-                break
-            # The KL of text rises as the square of the strength; other costs may be linear in it.
-            power = 1.0 if trial and not low else 0.5
-            guess = part * (value.allowed / max(value.lost, 1e-12)) ** power
-            part = int(np.clip(guess, low + 1, high - 1))
-        chosen = found if low == PARTS else self.at(form, numbers, low / PARTS)
-        value = replace(chosen.value, losses=losses or chosen.value.losses)
-        return chosen._replace(value=value, full=found.value)
+            return [self.at(form, numbers, self.strength) for form, numbers in rules]
+        foretold = float(np.sqrt(self.objective.allowed / FULL_KL))
+        shares = [foretold if self.goes_by_text(form) else 1.0 for form, _ in rules]
+        trials = [_Trials(int(np.clip(PARTS * share, 1, PARTS))) for share in shares]
+        while going := [pair for pair in zip(trials, rules, strict=True) if not pair[0].over]:
+            asked = [(form, form.within(x.part / PARTS * n)) for x, (form, n) in going]
+            for (x, _), value in zip(going, self._values(asked, self._protected), strict=True):
+                x.take(value)
+        found = [self.at(*rule, x.low / PARTS) for rule, x in zip(rules, trials, strict=True)]
+        return [
+            at._replace(value=replace(at.value, losses=x.losses or at.value.losses))
+            for at, x in zip(found, trials, strict=True)
+        ]
+
+    def full(self, found: Solution) -> Value:
+        """What the answers gain at full strength."""
+        known = found.strength == 1
+        return found.value if known else self._value(found.form, found.at(1.0), self._answers)
 
     def at_full(self, found: Solution) -> Value:
-        """What numbers are worth at full strength, with what is protected."""
+        """The same, with what is protected."""
         value = self._value(found.form, found.at(1.0), self._protected)
-        return replace(found.full or found.value, losses=value.losses)
+        return replace(self.full(found), losses=value.losses)
 
     def _fewest(self, best: Solution, gained: np.ndarray) -> Solution:
         """The one with the fewest layers or heads that is as good within its standard error."""
@@ -273,39 +309,3 @@ def along(gradient: np.ndarray, curvature: np.ndarray, cost: float) -> np.ndarra
     if costs <= 0:
         return None
     return np.array(step[:, :, 0].T * np.sqrt(cost / costs))
-
-
-class _Walk:
-    """Where a descent is."""
-
-    def __init__(self, form: Form, start: np.ndarray):
-        self.numbers = start
-        self.gained = np.zeros(start.shape[1])  # nats, of each head
-        is_common = form.is_common(start)
-        self._within = form.within
-        self._rate = np.where(is_common, SHARED_RATE, RATE)
-        self._penalty = np.where(is_common, 0.0, PENALTY)
-        self._mean, self._square = np.zeros_like(start), np.zeros(start.shape[1])
-        self._last_move, self._count = np.zeros_like(start), 0
-
-    def step(self, gradient: np.ndarray) -> None:
-        """Goes a step uphill."""
-        self.gained = self.gained + (gradient * self._last_move).sum(axis=0)
-        self._count += 1
-        self._mean = _DECAY * self._mean + (1 - _DECAY) * gradient
-        square = (gradient**2).mean(axis=0)
-        self._square = _DECAY_OF_SCALE * self._square + (1 - _DECAY_OF_SCALE) * square
-        scale = np.sqrt(self._square / (1 - _DECAY_OF_SCALE**self._count)) + _TINY
-        moved = self.numbers + self._rate * self._mean / (1 - _DECAY**self._count) / scale
-        length = np.sqrt((moved**2).sum(axis=0))
-        left = 1 - self._rate * self._penalty / scale / np.maximum(length, _TINY)
-        moved = self._within(moved * np.maximum(0.0, left))
-        self._last_move, self.numbers = moved - self.numbers, moved
-
-    def back_to(self, numbers: np.ndarray) -> None:
-        """Goes on from there."""
-        self.numbers, self._last_move = numbers, np.zeros_like(numbers)
-
-    def slow_down(self) -> None:
-        """Goes on in steps of half the size."""
-        self._rate = self._rate / 2

@@ -17,7 +17,7 @@ from calibrate.evidence.evidence import LOG_P, PLAIN, Evidence
 from calibrate.files.examples import Example, ExampleSet, Scores
 from calibrate.model.answers import answer, as_finite, checked, n_tokens
 from calibrate.model.objective import plain_alone
-from calibrate.model.passes import placed, room_for
+from calibrate.model.passes import parts, placed, room_for
 from calibrate.model.runner import Loaded, Runner
 
 STEP = 1.1  # times beta, or divided by it: the step whose first-order gain is shown
@@ -91,6 +91,12 @@ def derivatives(
 
 
 def _of_batch(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
+    found = [_of_part(chosen[part], loaded) for part in parts(loaded.model, chosen)]
+    scores, slopes = zip(*found, strict=True)
+    return Scores.joined(scores), np.concatenate(slopes)
+
+
+def _of_part(chosen: list[Example], loaded: Loaded) -> tuple[Scores, np.ndarray]:
     """Scores, and derivatives of log p by the betas of a row of their own for each example."""
     model, heads = loaded.model, loaded.heads
     betas = torch.ones(len(chosen), len(heads.heads), device=model.device, requires_grad=True)

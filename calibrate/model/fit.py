@@ -29,7 +29,8 @@ from calibrate.model.splits import JUDGING, split, splits_of
 
 PAPER, ONE_CONSTANT, ONE_LINE = "paper", "constant", "kappa-log-n"  # rivals, on every head
 LEAST_EXAMPLES = 8  # of a template and length
-STRENGTHS = (0.125, 0.25, 0.5, 0.75, 1.0)  # in the table of the trade
+STRENGTHS = (0.25, 0.5, 1.0)  # in the table of the trade, beside the published one
+_SAME_STRENGTH = 0.125  # or less apart: the published one stands for both
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +92,9 @@ def fit_by(
 ) -> ModelFit:
     """The same, by what runs the model, and what is aimed at; `source` goes into the file."""
     problem, heads = ModelProblem(passes, objective, options, began), passes.heads
-    for form in problem.forms():
-        ended(problem.solve(form))
+    for forms in problem.rounds():
+        for solution in problem.solve(forms):
+            ended(solution)
         if problem.is_hopeless():
             break
     published = problem.choose()
@@ -108,14 +110,17 @@ def fit_by(
     fit = replace(fit, name=name, source=source, provenance=provenance(*TOOLS))
     fits = {OWN: fit, **_rivals(fit, problem.solved, heads)}
     which = split(objective.examples, JUDGING)
-    strengths = sorted({*STRENGTHS, published.strength})
-    trade = {str(s): x for s in strengths if (x := published.fit(heads, s))}
-    began("judging", objective.examples.units(which) * (len(fits) + len(trade)))
-    evidence = replace(objective.evidence(which, passes.score_fits(fits, which)), fits=fits)
+    others = {s for s in STRENGTHS if abs(s - published.strength) > _SAME_STRENGTH}
+    rules = fits | {str(s): x for s in sorted(others) if (x := published.fit(heads, s))}
+    began("judging", objective.examples.units(which) * len(rules))
+    scores = passes.score_fits(rules, which)  # at once: text is passed once under plain softmax
+    scores[str(published.strength)] = scores[OWN]
+    evidence = objective.evidence(which, {rule: scores.pop(rule) for rule in fits})
+    evidence = replace(evidence, fits=fits)
     losses = {rule: objective.losses(evidence, which, rule) for rule in fits}
     allowed = np.inf if options.strength else options.allowed
     require_worth(evidence, losses[OWN], allowed, problem.bar)
-    traded = objective.evidence(which, passes.score_fits(trade, which))
+    traded = objective.evidence(which, dict(sorted(scores.items(), key=lambda x: float(x[0]))))
     found = ModelFit(fit, heads, problem.solved, published, evidence, traded, losses)
     return replace(found, coefficients=replace(fit, quality=_quality(found)))
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +28,7 @@ from calibrate.model.answers import (
     n_tokens,
 )
 from calibrate.model.forms import Form, Head
-from calibrate.model.memo import NOWHERE, Content, Memo
+from calibrate.model.memo import NOWHERE, Memo
 from calibrate.model.runner import Loaded, Runner
 from calibrate.transformers.attention import temporary_attention
 from calibrate.transformers.betas import HeadBetas, HeadRules, checkpointed
@@ -40,11 +38,12 @@ from calibrate.transformers.verification import verify
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # What a layer keeps for the backward pass, in numbers for each token and channel (measured on a
-# Llama); a batch that would keep more than this in all layers keeps each layer's input alone.
+# Llama). As many examples go together as keep no more than this in all layers; an example alone
+# that would keep more keeps each layer's input, and computes the rest again.
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
 Under = Callable[[Loaded], AbstractContextManager[None]]
-Value = Callable[[PreTrainedModel], Tensor]  # of a batch
+Value = Callable[[slice, PreTrainedModel], Tensor]  # of some examples of a batch
 Report = Callable[[int, bool], None]  # tokens of a batch, and whether it was passed before
 
 
@@ -82,14 +81,9 @@ def score(
     examples: ExampleSet,
     which: Sequence[int],
     report: Report = lambda tokens, resumed: None,
-    under: Under | None = None,
 ) -> Scores:
-    """The scores of some examples; `report` is called after each batch.
-
-    Args:
-      under: gives the model a rule until the block ends; None scores plain softmax.
-    """
-    ((found,),) = score_units(runner, examples, [([under], which)], report)
+    """The scores of some examples under plain softmax; `report` is called after each batch."""
+    ((found,),) = score_units(runner, examples, [([None], which)], report)
     return found
 
 
@@ -164,7 +158,7 @@ def room_for(
     """
     try:
         with ExitStack() as stack:
-            if backward is not None and _keeps_much(backward, examples):
+            if backward is not None and not _n_kept(backward, examples):
                 stack.enter_context(checkpointed(backward))
             yield
     except (MemoryError, RuntimeError) as failure:  # PyTorch has a class of its own on GPUs only
@@ -177,10 +171,17 @@ def room_for(
         ) from failure
 
 
-def _keeps_much(model: PreTrainedModel, examples: Sequence[Example]) -> bool:
+def parts(model: PreTrainedModel, examples: Sequence[Example]) -> list[slice]:
+    """A batch in parts that keep as much as they may for the backward pass; of one at least."""
+    size = max(1, _n_kept(model, examples[:1]))
+    return [slice(first, first + size) for first in range(0, len(examples), size)]
+
+
+def _n_kept(model: PreTrainedModel, examples: Sequence[Example]) -> int:
+    """How many times what these examples keep for the backward pass may be kept."""
     config = model.config.get_text_config()
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
-    return int(_KEPT * n_tokens(examples) * size) > MOST_KEPT_BYTES
+    return MOST_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,16 +194,6 @@ class Passes:
     memo: Memo  # of results
     report: Report = lambda tokens, resumed: None  # called after each batch
 
-    def scores(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> Scores:
-        """Scores of some examples."""
-
-        def make() -> bytes:
-            rules = partial(under_rules, form, numbers)
-            return score(self.runner, self.examples, which, self.report, rules).pack()
-
-        parse = partial(parse_scores, self.examples.n_answer(which))
-        return self._get(("scores", form, numbers, which), make, parse)
-
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
     ) -> dict[str, Scores]:
@@ -213,14 +204,11 @@ class Passes:
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
         """The gradient of sum(weights * log p) by the numbers."""
-
-        def make() -> bytes:
-            batches = list(placed(self.examples, which))
-            todo = [(x, partial(_weighted_log_p, x, weights[at])) for at, x in batches]
-            return pack_arrays({"gradient": np.add.reduce(self._derivatives(form, numbers, todo))})
-
-        key = "gradient", form, numbers, which, weights
-        return self._get(key, make, parse_arrays)["gradient"]
+        todo = [
+            (x, partial(_weighted_log_p, x, weights[at])) for at, x in placed(self.examples, which)
+        ]
+        found = self._derivatives(todo, "gradient", form, numbers, which, weights)
+        return np.array(np.add.reduce(found))
 
     def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
         """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
@@ -228,64 +216,72 @@ class Passes:
         (windows, rows, columns), over the root of the number of tokens: their squares add up to
         Fisher's information, the second derivatives of the KL of text, nats a token.
         """
-
-        def make() -> bytes:
-            windows = [([self.examples.examples[i]], i) for i in which]
-            todo = [(x, partial(_log_p_of_draws, x, seed)) for x, seed in windows]
-            found = np.array(self._derivatives(form, numbers, todo))
-            return pack_arrays({"drawn": found / np.sqrt(self.examples.n_answer(which).sum())})
-
-        return self._get(("drawn", form, numbers, which), make, parse_arrays)["drawn"]
+        windows = [([self.examples.examples[i]], i) for i in which]
+        todo = [(x, partial(_log_p_of_draws, x, seed)) for x, seed in windows]
+        found = self._derivatives(todo, "drawn", form, numbers, which)
+        return np.array(found / np.sqrt(self.examples.n_answer(which).sum()))
 
     def _derivatives(
-        self, form: Form, numbers: np.ndarray, todo: Sequence[tuple[list[Example], Value]]
-    ) -> list[np.ndarray]:
-        """Those of a value of each batch by the numbers."""
+        self, todo: Sequence[tuple[list[Example], Value]], what: str, form: Form,
+        numbers: np.ndarray, which: Sequence[int], *others: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        """Those of a value of each batch by the numbers, (batches, rows, columns)."""
         tasks = [partial(_derivative, form, numbers, *batch) for batch in todo]
-        return self.runner.run(
-            tasks, lambda number, _: self.report(n_tokens(todo[number][0]), False)
-        )
 
-    def _get(
-        self, key: tuple[Any, ...], make: Callable[[], bytes],
-        parse: Callable[[bytes, Path], Content],
-    ) -> Content:  # fmt: skip
-        what, form, numbers, which, *weights = key
-        arrays = [x.tobytes() for x in (numbers, np.array(which), *weights)]
-        parts = [what.encode(), repr(form).encode(), *arrays]
+        def make() -> bytes:
+            found = self.runner.run(tasks, lambda i, _: self.report(n_tokens(todo[i][0]), False))
+            return pack_arrays({what: np.array(found)})
+
+        arrays = [x.tobytes() for x in (numbers, np.array(which), *others)]
+        key = b"\0".join([what.encode(), repr(form).encode(), *arrays])
         resumed = partial(report_passed, self.examples, which, self.report)
-        return self.memo.get(b"\0".join(parts), make, parse, resumed)
+        return self.memo.get(key, make, parse_arrays, resumed)[what]
 
 
 def _derivative(
     form: Form, numbers: np.ndarray, chosen: list[Example], value: Value, loaded: Loaded
 ) -> np.ndarray:
     """The gradient of a value of a batch by the numbers."""
+    found = []
+    for part in parts(loaded.model, chosen):
+        with room_for(chosen[part], loaded.model):
+            of_part = partial(value, part, loaded.model)
+            found.append(derivative(loaded, form, numbers, of_part))
+    return np.array(np.add.reduce(found))
+
+
+def derivative(
+    loaded: Loaded, form: Form, numbers: np.ndarray, value: Callable[[], Tensor]
+) -> np.ndarray:
+    """The gradient of what the model gives by the numbers; its own weights get none."""
     given = torch.from_numpy(numbers).to(loaded.model.device).requires_grad_()
-    with room_for(chosen, loaded.model), given_rules(loaded.heads, form, given):
-        value(loaded.model).backward()
-    assert given.grad is not None
-    return as_finite(given.grad)
+    with given_rules(loaded.heads, form, given):
+        found, gradient = value(), None
+        if found.requires_grad:
+            (gradient,) = torch.autograd.grad(found, given, allow_unused=True)
+    if gradient is None:
+        raise CalibrateError(
+            "log_p has no gradient by the model's heads; compute it without torch.no_grad, detach "
+            "or .numpy()"
+        )
+    return as_finite(gradient)
 
 
-def _weighted_log_p(chosen: list[Example], weights: np.ndarray, model: PreTrainedModel) -> Tensor:
-    answers = answer(model, chosen)
-    checked(answers, chosen)
-    return (torch.from_numpy(weights).to(model.device) * answers.log_p).sum()
+def _weighted_log_p(
+    chosen: list[Example], weights: np.ndarray, part: slice, model: PreTrainedModel
+) -> Tensor:
+    answers = answer(model, chosen[part])
+    checked(answers, chosen[part])
+    return (torch.from_numpy(weights[part]).to(model.device) * answers.log_p).sum()
 
 
-def _log_p_of_draws(chosen: list[Example], seed: int, model: PreTrainedModel) -> Tensor:
+def _log_p_of_draws(chosen: list[Example], seed: int, _: slice, model: PreTrainedModel) -> Tensor:
     return log_p_of_draws(answer_logits(model, chosen)[0], seed)
-
-
-def under_rules(form: Form, numbers: np.ndarray, loaded: Loaded) -> AbstractContextManager[None]:
-    """Gives the heads of a model the rules of some numbers, until the block ends."""
-    return given_rules(loaded.heads, form, torch.from_numpy(numbers).to(loaded.model.device))
 
 
 @contextmanager
 def given_rules(heads: HeadBetas, form: Form, numbers: Tensor) -> Iterator[None]:
-    """The same, with numbers that gradients flow to."""
+    """Gives the heads of a model the rules of numbers, which gradients flow to, in a block."""
     columns = form.columns(heads.heads)
     coefficients = torch.stack([x[columns] for x in form.coefficients(list(numbers))])
     heads.rules = HeadRules(form.rule, coefficients, form.domain)

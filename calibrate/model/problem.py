@@ -85,20 +85,43 @@ class ModelProblem:
             return self._forms((CONSTANT,), (CONSTANT,), engines.factors)
         return self._forms((*_SHARED, ONE_RATIO), (CONSTANT, ONE_RATIO), engines.factors)
 
-    def solve(self, form: Form) -> Solution:
-        """The best numbers of a form, beginning at those of a simpler one that was solved."""
+    def rounds(self) -> list[list[Form]]:
+        """The forms in the order in which they are tried; those of a round share passes of text.
+
+        The first one ends with constants, where a search without hope ends.
+        """
         forms = self.forms()
-        title = f"kind {forms.index(form) + 1} of {len(forms)} ({form.label})"
-        self._began(title, self._descent.work(form))
+        n_first = 1 + max(i for i, form in enumerate(forms) if form.kind == CONSTANT)
+        return [x for x in (forms[:n_first], forms[n_first:]) if x]
+
+    def solve(self, forms: Sequence[Form]) -> list[Solution]:
+        """The best numbers of each form, beginning at those of a simpler one that was solved."""
+        together = [form for form in forms if self._descent.goes_by_text(form)]
+        found = list[Solution]()
+        if together:
+            self._began(self._title(together), self._descent.work(together))
+            found = self._descent.along_gradient(together)
+            self.solved += found
+        found += [self._search(form) for form in forms if form not in together]
+        self.solved.sort(key=lambda solution: self.forms().index(solution.form))
+        return found
+
+    def _title(self, forms: Sequence[Form]) -> str:
+        """Which of the forms these are, one after another, in words."""
+        every, (first, last) = self.forms(), (forms[0], forms[-1])
+        numbers = " to ".join(str(every.index(form) + 1) for form in dict.fromkeys((first, last)))
+        return f"kind {numbers} of {len(every)} ({last.label})"
+
+    def _search(self, form: Form) -> Solution:
+        self._began(self._title([form]), self._descent.work([form]))
         solution = self._descent.run(self._start(form))
-        is_own = form.kind in _SHARED and form.of != ALIKE
-        if is_own and not self._descent.goes_by_text(form):  # that does not look at the start
+        if form.kind in _SHARED and form.of != ALIKE:
             alike = self._alike(form)
             lead = alike.value.over(solution.value)
             if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
-                self._began(f"{title}, again", self._descent.work(form))
+                self._began(f"{self._title([form])}, again", self._descent.work([form]))
                 # It begins at full strength, where a value is another than at the one allowed.
-                solution = self._descent.run(alike._replace(value=alike.full or alike.value))
+                solution = self._descent.run(alike._replace(value=self._descent.full(alike)))
         self.solved.append(solution)
         return solution
 
@@ -114,9 +137,12 @@ class ModelProblem:
 
     def bar(self) -> str:
         """What keeps rules from the strength at which they gain, in words; "" if nothing does."""
-        most = max(self.solved, key=lambda s: s.full.gain if s.full else -math.inf)
-        gain = most.full.gain if most.full else 0.0
-        if self._options.strength or most.strength == 1 or gain < LEAST_GAIN:
+        if self._options.strength:
+            return ""
+        gain, most = max(
+            ((self._descent.full(s).gain, s) for s in self.solved), key=lambda pair: pair[0]
+        )
+        if most.strength == 1 or gain < LEAST_GAIN:
             return ""
         full = self._descent.at_full(most)
         return "" if full.is_allowed else self.objective.bar(full)
@@ -150,7 +176,7 @@ class ModelProblem:
         Its value is known: it is the same rule.
         """
         held = [
-            Solution(form, numbers, solution.full or solution.value)
+            Solution(form, numbers, self._descent.full(solution))
             for solution in reversed(self.solved)
             if (numbers := form.holding(solution.form, solution.numbers, self._heads)) is not None
         ]

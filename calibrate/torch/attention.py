@@ -170,11 +170,11 @@ def _attend_in_two_calls(stock: Kernel, call: Call) -> Tensor:
     rule, H, log_n = call.fit.rule, None, None
     if call.fit.is_identity:
         return stock(q, k, v)[0]  # as in layers that a fit does not name
-    # Softmax is the same for keys that are moved alike; E[z] and log Z are smaller, and exacter.
-    k = k - _typical_key(k, mask)
     if rule.by_size:
         log_n = log_n_keys(q, k, mask, call.is_causal)
     if rule.by_entropy:
+        # Softmax is the same for keys that are moved alike; E[z] and log Z are less, and exacter.
+        k = k - _typical_key(k, mask)
         with torch.set_grad_enabled(torch.is_grad_enabled() and call.entropy_gradient):
             H = _entropy(stock, q, k, call.scale)
     beta = beta_of_rows(Features(H, log_n), call.fit, -2)

@@ -257,7 +257,10 @@ def _backward(
 ) -> Tensor:
     dtype = rows.beta.dtype
     wide_probs, wide_gradient = probs.to(dtype), gradient.to(dtype)
-    reuse = not (torch.compiler.is_compiling() or _is_transforming() or _is_batched(gradient))
+    if torch.compiler.is_compiling():
+        of_z = _joined(wide_gradient, logits, where, wide_probs, rows, dim)
+        return _as_asked(of_z, logits, where)
+    reuse = not (_is_transforming() or _is_batched(gradient))
     # A copy is overwritten on CPUs, where fresh memory costs up to a sixth of all time.
     over = reuse and wide_gradient is not gradient and gradient.device.type == "cpu"
     of_product = torch._softmax_backward_data(
@@ -272,3 +275,18 @@ def _backward(
     weights = torch.exp(centred, out=products if reuse else None).mul_(centred)
     of_z = of_product.mul_(rows.beta).addcmul_(weights, of_beta * -rows.slope)
     return _as_asked(of_z, logits, where)
+
+
+def _joined(
+    gradient: Tensor, logits: Tensor, where: Tensor | None, probs: Tensor, rows: _Rows, dim: int
+) -> Tensor:
+    """The same for a compiler, which joins passes: all sums of a row are of one."""
+    product = gradient * probs
+    level = product.sum(dim, keepdim=True)
+    of_z = (product - level * probs) * rows.beta
+    if rows.mean is None or rows.slope is None:
+        return of_z
+    centred = (real_logits(logits, where) - rows.mean).clamp_min(NO_WEIGHT)
+    of_beta = (product * centred).sum(dim, keepdim=True)
+    of_beta = of_beta - level * (probs * centred).sum(dim, keepdim=True)
+    return of_z - centred.exp() * centred * (of_beta * rows.slope)
