@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from calibrate.cli.options import (
-    MOST_SETS,
-    Device,
-    HeadOrLogits,
-    Model,
-    ReadStore,
-    Request,
-    Sizes,
-    check_page,
-)
+from calibrate.cli import options
 from calibrate.errors import CalibrateError
 from calibrate.report.blocks import Record
 
@@ -25,18 +16,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReportRequest(Request, HeadOrLogits):
+class ReportRequest(options.Request, options.HeadOrLogits):
     fit: Annotated[str, Argument(help="NAME, NAME@3, a file, or an address.")]
-    out: Annotated[Path, Option(callback=check_page, help="File of the page, .html.")]
+    out: Annotated[Path, Option(callback=options.check_page, help="File of the page, .html.")]
     run: Annotated[
         Path | None, Option(help="Folder of its collection [default: found in ./runs]")
     ] = None
-    store: ReadStore = None
-    model: Model = None
-    device: Device = "cpu"
+    store: options.ReadStore = None
+    model: options.Model = None
+    device: options.Device = "cpu"
     _: KW_ONLY
-    sizes: Sizes = "16..4096"
-    sets: Annotated[int, Option(min=2, max=MOST_SETS, help="Held-out sets of each size.")] = 4096
+    sizes: options.Sizes = "16..4096"
+    sets: Annotated[
+        int, Option(min=2, max=options.MOST_SETS, help="Held-out sets of each size.")
+    ] = 4096
 
 
 def report(request: ReportRequest) -> Record:

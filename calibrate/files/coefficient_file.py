@@ -15,16 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import CoefficientsError
+from calibrate.files import coefficient_schema as schema
 from calibrate.files.atomic_io import read_file
 from calibrate.files.check_pairs import check_pairs
-from calibrate.files.coefficient_schema import (
-    FORMAT,
-    KIND,
-    NEWEST_MINOR,
-    RULE_KINDS,
-    VERSION_OF_SCHEMA,
-    document_shape,
-)
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.json_shapes import Object, read_field
 from calibrate.files.strict_json import Refusal, parse, refuse
@@ -49,7 +42,7 @@ def dumps(coefficients: Coefficients) -> str:
     try:
         digested = _digested(coefficients)
         document = {
-            "format": FORMAT.words[0],
+            "format": schema.FORMAT.words[0],
             "schema_version": coefficients.schema_version,
             "name": coefficients.name,
             "version": coefficients.version,
@@ -84,7 +77,7 @@ def digest(coefficients: Coefficients) -> str:
 
 def _digested(coefficients: Coefficients) -> dict[str, Any]:
     rule = coefficients.rule
-    kind = RULE_KINDS[rule.kind]
+    kind = schema.RULE_KINDS[rule.kind]
     return {
         "rule": {"kind": rule.kind, **kind.words}
         | {name: getattr(rule, name) for name in kind.guards},
@@ -143,7 +136,7 @@ def loads(data: bytes, path: Path | None = None) -> Coefficients:
     shape = _shape_of(document)
     document = shape(document)
     kind = document["rule"]["kind"]
-    guards = {name: document["rule"][name] for name in RULE_KINDS[kind].guards}
+    guards = {name: document["rule"][name] for name in schema.RULE_KINDS[kind].guards}
     coefficients = Coefficients(
         rule=Rule(**{"min_entropy": 0.0, **guards}, kind=kind),
         entries=tuple([_entry(entry, i) for i, entry in enumerate(document["entries"])]),
@@ -164,17 +157,17 @@ def _shape_of(document: Any) -> Object:
     """The shape of the whole file, by its schema version and the kind of its rule."""
     if type(document) is not dict or "format" not in document:
         raise Refusal((), "not a fit file", "give a coefficient file, which `calibrate fit` writes")
-    read_field(document, "format", FORMAT)
-    minor = int(read_field(document, "schema_version", VERSION_OF_SCHEMA).removeprefix("1."))
-    kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", KIND))
-    if minor < RULE_KINDS[kind].minor:
-        needed = f'"1.{RULE_KINDS[kind].minor}"'
+    read_field(document, "format", schema.FORMAT)
+    minor = int(read_field(document, "schema_version", schema.VERSION_OF_SCHEMA).removeprefix("1."))
+    kind = read_field(document, "rule", lambda rule: read_field(rule, "kind", schema.KIND))
+    if minor < schema.RULE_KINDS[kind].minor:
+        needed = f'"1.{schema.RULE_KINDS[kind].minor}"'
         remedy = f"schema 1.{minor} has no such rule: write schema_version {needed}"
         refuse(kind, remedy, ("rule", "kind"))
-    return _cached_shape(min(minor, NEWEST_MINOR), kind, minor > NEWEST_MINOR)
+    return _cached_shape(min(minor, schema.NEWEST_MINOR), kind, minor > schema.NEWEST_MINOR)
 
 
-_cached_shape = cache(document_shape)
+_cached_shape = cache(schema.document_shape)
 
 
 def _entry(value: dict[str, Any], i: int) -> Entry:

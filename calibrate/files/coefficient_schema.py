@@ -24,14 +24,7 @@ from calibrate.files.json_shapes import (
     Word,
     numbers,
 )
-from calibrate.maths.rule import (
-    ENTROPY_AND_SIZE,
-    ENTROPY_POLYNOMIAL,
-    LOG_SIZE,
-    N_COEFFICIENTS,
-    N_DOMAIN,
-    TERMS,
-)
+from calibrate.maths import rule as rules
 
 NEWEST_MINOR = int(SCHEMA_VERSION.removeprefix("1."))
 
@@ -70,21 +63,21 @@ _BOUNDS = {
     "max_beta": Number({"exclusiveMinimum": 0, "description": "not below min_beta"}),
 }
 RULE_KINDS = {
-    ENTROPY_POLYNOMIAL: RuleKind(
+    rules.ENTROPY_POLYNOMIAL: RuleKind(
         minor=0,
         words={"quantity": "beta", "order": "descending", "entropy_unit": "nats"},
         guards={"min_entropy": _MIN_ENTROPY, **_BOUNDS, "outside": Word(("clamp", "identity"))},
     ),
-    LOG_SIZE: RuleKind(
+    rules.LOG_SIZE: RuleKind(
         minor=1,
         words={"quantity": "beta", "order": "descending", "size_unit": "log items"},
         guards=_BOUNDS,
     ),
-    ENTROPY_AND_SIZE: RuleKind(
+    rules.ENTROPY_AND_SIZE: RuleKind(
         minor=2,
         words={
             "quantity": "beta",
-            "order": TERMS,
+            "order": rules.TERMS,
             "entropy_unit": "nats",
             "size_unit": "log items",
         },
@@ -132,7 +125,7 @@ def _rule_shape(kind: str) -> Object:
 
 def _entry_shape(kind: str) -> Object:
     """One head's coefficients, in a rule of that kind."""
-    count, n_domain = N_COEFFICIENTS[kind], N_DOMAIN[kind]
+    count, n_domain = rules.N_COEFFICIENTS[kind], rules.N_DOMAIN[kind]
     items = "pairs [x, p(x)]" if n_domain == 2 else "triples [H, log n, value]"
     index = Integer(0, MAX_INDEX, null=True)
     fields: dict[str, Shape] = {
@@ -177,7 +170,7 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
     fields: dict[str, Shape] = {
         "rows": fields_of((), _ROW_COUNTS + (("gated", "used") if minor else ())),
         "residuals": fields_of(("beta_rms", "beta_r_squared", "theta_rms")),
-        "standard_errors": List(numbers(N_COEFFICIENTS[kind])),
+        "standard_errors": List(numbers(rules.N_COEFFICIENTS[kind])),
         "held_out": List(fields_of(("before", "after", "error"), ("size", "rows"))),
         "verdict": TEXT,
     }
@@ -190,7 +183,7 @@ def _quality_shape(minor: int, kind: str, others: str | None) -> Object:
         fields |= {
             "candidates": List(fields_of(of_candidate, kind=TEXT), most=16),
             "learning_curve": List(fields_of(("log_p",), ("rows",)), most=64),
-            "band": List(numbers(N_DOMAIN[kind] // 2 + 2), most=512),
+            "band": List(numbers(rules.N_DOMAIN[kind] // 2 + 2), most=512),
             "condition": NUMBER,
         }
     return Object(fields, others=others)

@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from calibrate.errors import CalibrateError, CoefficientsError, DamagedError
-from calibrate.files.atomic_io import (
-    LOCK,
-    SPACE,
-    check_writable,
-    final_name,
-    locked,
-    remove_leftovers,
-    write_atomically,
-)
+from calibrate.files import atomic_io
 from calibrate.files.collection import KINDS, Kind, open_collection
 from calibrate.files.manifest import (
     COMPLETE,
@@ -70,7 +62,7 @@ class Plan(Generic[Kind]):
     # the options recorded and given.
     difference: Callable[[dict[str, Any]], tuple[Sequence[str], Options, Options] | None]
     files: Mapping[str, bytes] = field(default_factory=dict)  # beside the shards
-    full: str = SPACE  # the remedy for a full disk
+    full: str = atomic_io.SPACE  # the remedy for a full disk
 
 
 class Progress(NamedTuple):
@@ -119,7 +111,9 @@ def fill(
                     raise CalibrateError(f"cannot collect into {folder}: {failure}") from failure
                 # Without locks another process may come first: then its configuration stays.
                 with contextlib.suppress(FileExistsError):
-                    write_atomically(folder / MANIFEST, data, exclusive=True, full=plan.full)
+                    atomic_io.write_atomically(
+                        folder / MANIFEST, data, exclusive=True, full=plan.full
+                    )
             _make_shards(folder, plan, jobs, report)
     return open_collection(folder, plan.kind)
 
@@ -165,7 +159,7 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> N
     """Makes the shards that are absent; of a complete collection, those that are not as listed."""
     listed, shards = _listed(folder, plan), plan.shards
     for name, data in _lost_files(folder, plan).items():
-        write_atomically(folder / name, data)
+        atomic_io.write_atomically(folder / name, data)
     if listed is not None:
         shards = _damaged(folder, plan, listed)
         for shard in shards:
@@ -180,7 +174,7 @@ def _make_shards(folder: Path, plan: Plan[Any], jobs: Jobs, report: Report) -> N
     entries = [entry for _, entry, _ in run(tasks, jobs, advance)]
     if listed is None:
         text = manifest_text(plan.kind, plan.configuration, entries, COMPLETE)
-        write_atomically(folder / MANIFEST, text.encode(), full=plan.full)
+        atomic_io.write_atomically(folder / MANIFEST, text.encode(), full=plan.full)
 
 
 def _make(folder: Path, shard: Shard, listed: Entry | None, full: str) -> tuple[str, Entry, bool]:
@@ -195,7 +189,7 @@ def _make(folder: Path, shard: Shard, listed: Entry | None, full: str) -> tuple[
             "as on another machine or with another version; restore the file from a copy, or "
             "collect into a new folder"
         )
-    write_atomically(path, data, full=full)
+    atomic_io.write_atomically(path, data, full=full)
     return shard.name, entry, False
 
 
@@ -243,13 +237,15 @@ def _collection_lock(folder: Path, kind: type[Collection]) -> Iterator[None]:
     """Locks a folder that is filled; others wait."""
     message = f"another process is collecting into {folder}; waiting for it to finish"
     names = rf"{re.escape(MANIFEST)}|{kind.names}"
-    check_writable(folder / MANIFEST)
-    with locked(folder, waiting=lambda: warnings.warn(message, stacklevel=2)) as has_locks:
+    atomic_io.check_writable(folder / MANIFEST)
+    with atomic_io.locked(
+        folder, waiting=lambda: warnings.warn(message, stacklevel=2)
+    ) as has_locks:
         if has_locks:
-            remove_leftovers(folder, names)
+            atomic_io.remove_leftovers(folder, names)
         yield
         if has_locks:  # of workers that died
-            remove_leftovers(folder, names)
+            atomic_io.remove_leftovers(folder, names)
 
 
 def discard_collection(folder: Path) -> None:
@@ -275,7 +271,7 @@ def discard_collection(folder: Path) -> None:
             for entry in _entries(folder, kind):
                 if entry.is_dir() and not entry.is_symlink():
                     os.rmdir(entry)
-                elif entry.name != LOCK:
+                elif entry.name != atomic_io.LOCK:
                     os.unlink(entry)
         except OSError as failure:
             raise CalibrateError(f"{folder} cannot be emptied: {failure.strerror}") from failure
@@ -289,9 +285,9 @@ def _entries(folder: Path, kind: type[Collection]) -> list[Path]:
     Raises:
       CalibrateError: there is something else.
     """
-    names, found = rf"{re.escape(MANIFEST)}|{re.escape(LOCK)}|{kind.names}", list[Path]()
+    names, found = rf"{re.escape(MANIFEST)}|{re.escape(atomic_io.LOCK)}|{kind.names}", list[Path]()
     for entry in folder.rglob("*"):
-        path = entry.with_name(final_name(entry.name)).relative_to(folder)
+        path = entry.with_name(atomic_io.final_name(entry.name)).relative_to(folder)
         if not re.fullmatch(names, path.as_posix()):
             raise CalibrateError(
                 f"{entry} is not part of a collection, and nothing is deleted; move it away, or "

@@ -12,16 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.maths.climbing import (
-    ROUGH_TOLERANCE,
-    SHARE,
-    Held,
-    Keep,
-    Objective,
-    Peak,
-    Search,
-    of_coefficients,
-)
+from calibrate.maths import climbing
 from calibrate.maths.rule_forms import Form
 
 TOLERANCE = 1e-5  # how far a solution may be below the best: nats for a likelihood
@@ -38,13 +29,13 @@ class Solution(NamedTuple):
 
 
 def maximise(
-    objectives: Sequence[Objective],
+    objectives: Sequence[climbing.Objective],
     form: Form,
     low: float,
     high: float,
     start: np.ndarray | None = None,
     tolerance: float | None = TOLERANCE,
-    held: Sequence[Held | None] | None = None,
+    held: Sequence[climbing.Held | None] | None = None,
 ) -> list[Solution]:
     """The least sharp rule of a form, within TOLERANCE of the best found, by objective.
 
@@ -65,12 +56,14 @@ def maximise(
     Raises:
       ArithmeticError: a gap exceeds the tolerance, or cannot be bounded.
     """
-    searches = [Search(objective, form, low, high, tolerance) for objective in objectives]
+    searches = [climbing.Search(objective, form, low, high, tolerance) for objective in objectives]
     held = held or [None] * len(objectives)
-    keeps = [None if one is None else of_coefficients(one, form, low, high) for one in held]
+    keeps = [
+        None if one is None else climbing.of_coefficients(one, form, low, high) for one in held
+    ]
     each = list(zip(searches, keeps, strict=True))
     if start is None:
-        found: list[list[Peak]] = [[] for _ in each]
+        found: list[list[climbing.Peak]] = [[] for _ in each]
     elif any(keeps):
         found = [search.climb(start[None], keep) for search, keep in each]
     else:
@@ -81,7 +74,9 @@ def maximise(
     return [_least_sharp(*one, peaks) for one, peaks in zip(each, found, strict=True)]
 
 
-def _least_sharp(search: Search, keep: Keep | None, found: list[Peak]) -> Solution:
+def _least_sharp(
+    search: climbing.Search, keep: climbing.Keep | None, found: list[climbing.Peak]
+) -> Solution:
     """The least sharp rule that is as good as the best peak: of those found, or from elsewhere."""
     objective, form, low, high, _ = search
     if not (found and objective.concave):
@@ -105,7 +100,7 @@ def _least_sharp(search: Search, keep: Keep | None, found: list[Peak]) -> Soluti
     return Solution(c, reached, most - reached if objective.concave else np.nan)
 
 
-def _starts(objective: Objective, form: Form, low: float, high: float) -> np.ndarray:
+def _starts(objective: climbing.Objective, form: Form, low: float, high: float) -> np.ndarray:
     """(m, k) coefficients to climb from: of a concave objective one rule, else several."""
     betas = np.geomspace(low, high, N_CONSTANTS)
     table = objective.of_constants(betas)
@@ -131,7 +126,7 @@ def _peaks(values: np.ndarray) -> list[int]:
     tops = np.flatnonzero((values >= beside[:-2]) & (values >= beside[2:]))
     for i in tops[np.argsort(-values[tops], kind="stable")]:
         dips = (values[min(i, j) : max(i, j) + 1].min() for j in peaks)
-        if all(dip < values[i] - ROUGH_TOLERANCE for dip in dips):
+        if all(dip < values[i] - climbing.ROUGH_TOLERANCE for dip in dips):
             peaks.append(int(i))
     return peaks
 
@@ -147,5 +142,5 @@ def _least_share(spare: Callable[[np.ndarray], np.ndarray], concave: bool) -> fl
     first = int(enough[0])
     if first == 0:
         return 0.0
-    root = float(brentq(spare, shares[first - 1], shares[first], xtol=SHARE))
-    return float(min(root + SHARE, shares[first]))  # the root may fall short
+    root = float(brentq(spare, shares[first - 1], shares[first], xtol=climbing.SHARE))
+    return float(min(root + climbing.SHARE, shares[first]))  # the root may fall short

@@ -64,26 +64,20 @@ Rules = tuple[Form, np.ndarray]  # a form, and its numbers at full strength
 
 
 class Scorer(Protocol):
-    """What runs a model on examples, by their numbers."""
+    """What runs a model on examples; `Passes` says what each method gives."""
 
     @property
-    def heads(self) -> list[Head]:
-        """The heads of the model."""
+    def heads(self) -> list[Head]: ...
 
     def gradient(
         self, form: Form, numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
-    ) -> np.ndarray:
-        """The gradient of sum(weights * log p) of answers by the numbers."""
+    ) -> np.ndarray: ...
 
-    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
-        """(windows, rows, columns), whose squares add up to the second derivatives of the KL of
-        text, nats a token.
-        """
+    def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray: ...
 
     def score_fits(
         self, fits: Mapping[str, Coefficients], which: Sequence[int]
-    ) -> dict[str, Scores]:
-        """Scores of some examples under fits; text is passed once under plain softmax."""
+    ) -> dict[str, Scores]: ...
 
 
 @dataclass
@@ -187,20 +181,17 @@ class Descent:
 
     def along_gradient(self, forms: Sequence[Form]) -> list[Solution]:
         """Numbers along the gradient of plain softmax, over the curvature of the KL of text."""
-        found = {form: self._direction(form) for form in forms}
-        rules = [(form, numbers) for form, numbers in found.items() if numbers is not None]
-        allowed = dict(zip((form for form, _ in rules), self._allowed(rules), strict=True))
-        solutions = [allowed.get(form) or self.plain(form) for form in forms]
-        return [x if x.value.gain >= 0 or not x.strength else self.plain(x.form) for x in solutions]
+        found = self._allowed([(form, self._direction(form)) for form in forms])
+        return [x if x.value.gain >= 0 or not x.strength else self.plain(x.form) for x in found]
 
-    def _direction(self, form: Form) -> np.ndarray | None:
+    def _direction(self, form: Form) -> np.ndarray:
+        heads = self.passes.heads
         if form.whole not in self._at_plain:
             self._at_plain[form.whole] = self._derivatives(form.whole)
-        gradients, drawn = (
-            form.contained(x, self.passes.heads) for x in self._at_plain[form.whole]
-        )
+        gradients, drawn = (form.contained(x, heads) for x in self._at_plain[form.whole])
         curvature = np.einsum("wrc,wsc->crs", drawn, drawn)
-        return along(without_noise(gradients), curvature, FULL_KL)
+        numbers = along(without_noise(gradients), curvature, FULL_KL)
+        return form.zeros(heads) if numbers is None else numbers
 
     def run(self, start: Solution) -> Solution:
         """The best numbers that steps come by, at the largest strength that is allowed."""

@@ -99,27 +99,26 @@ class ModelProblem:
         together = [form for form in forms if self._descent.goes_by_text(form)]
         found = list[Solution]()
         if together:
-            self._began(self._title(together), self._descent.work(together))
+            self._begin(together)
             found = self._descent.along_gradient(together)
             self.solved += found
         found += [self._search(form) for form in forms if form not in together]
         self.solved.sort(key=lambda solution: self.forms().index(solution.form))
         return found
 
-    def _title(self, forms: Sequence[Form]) -> str:
-        """Which of the forms these are, one after another, in words."""
-        every, (first, last) = self.forms(), (forms[0], forms[-1])
-        numbers = " to ".join(str(every.index(form) + 1) for form in dict.fromkeys((first, last)))
-        return f"kind {numbers} of {len(every)} ({last.label})"
+    def _begin(self, forms: Sequence[Form], again: str = "") -> None:
+        every, (*others, last) = self.forms(), forms
+        number = f"{'up to ' if others else ''}{every.index(last) + 1} of {len(every)}"
+        self._began(f"kind {number} ({last.label}){again}", self._descent.work(forms))
 
     def _search(self, form: Form) -> Solution:
-        self._began(self._title([form]), self._descent.work([form]))
+        self._begin([form])
         solution = self._descent.run(self._start(form))
         if form.kind in _SHARED and form.of != ALIKE:
             alike = self._alike(form)
             lead = alike.value.over(solution.value)
             if lead.mean > max(lead.error, 0.0):  # unknown errors are NaN: no
-                self._began(f"{self._title([form])}, again", self._descent.work([form]))
+                self._begin([form], ", again")
                 # It begins at full strength, where a value is another than at the one allowed.
                 solution = self._descent.run(alike._replace(value=self._descent.full(alike)))
         self.solved.append(solution)

@@ -17,6 +17,7 @@ from calibrate.export.plan import ALIKE
 from calibrate.files.coefficient_file import digest, dumps
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.files.store import load, published_store
+from calibrate.report import rules
 from calibrate.report.blocks import (
     SHOWN_HEADS,
     Block,
@@ -26,21 +27,6 @@ from calibrate.report.blocks import (
     Table,
     and_more,
     as_detail,
-)
-from calibrate.report.rules import (
-    SYMBOLS,
-    all_constant,
-    beta_range,
-    beta_text,
-    facts,
-    guards,
-    joint_domain,
-    of_both,
-    outside,
-    polynomial,
-    span,
-    typical_betas,
-    value_text,
 )
 from calibrate.report.selection import selection_tables, trade_tables
 from calibrate.rows.solved_rows import head_label
@@ -101,7 +87,7 @@ class FitRecord:
             yield self._entries()
         yield from self.scores.tables() if self.scores else held_out_tables(fit)
         if "verdict" in quality:
-            yield Facts([("verdict", value_text(quality["verdict"]))])
+            yield Facts([("verdict", rules.value_text(quality["verdict"]))])
         yield from trade_tables(fit)
         details = self._details()
         yield from details if self.of_file else as_detail(details)
@@ -126,7 +112,7 @@ class FitRecord:
         def rank(entry: Entry) -> float:
             if gains:
                 return -gains[entry.layer, entry.head].mean
-            return -float(np.abs(np.log(beta_range(fit, entry))).max())
+            return -float(np.abs(np.log(rules.beta_range(fit, entry))).max())
 
         columns, note = ["head", entry_heading(fit)], and_more(len(fit.entries))
         if gains:
@@ -144,29 +130,29 @@ class FitRecord:
     def _details(self) -> Iterable[Block]:
         fit = self.coefficients
         yield from selection_tables(fit)
-        rows = [] if all_constant(fit) else [("guards", guards(fit.rule))]
-        rows += [*facts(fit), ("id", digest(fit))]
+        rows = [] if rules.all_constant(fit) else [("guards", rules.guards(fit.rule))]
+        rows += [*rules.facts(fit), ("id", digest(fit))]
         yield Facts(rows)
 
 
 def rule_facts(fit: Coefficients) -> Iterable[tuple[str, str]]:
     """The rule of the only entry, or what the rules of several have in common."""
     rule, (first, *others) = fit.rule, fit.entries
-    bare = polynomial(first.coefficients)
-    if all_constant(fit):
+    bare = rules.polynomial(first.coefficients)
+    if rules.all_constant(fit):
         yield "rule", "a constant for each head" if others else f"beta = {bare} for every row"
         return
     formula = "coefficients of its own for each head" if others else bare
-    yield f"beta({SYMBOLS[rule.kind]})", formula
-    yield "domain", span(joint_domain(fit.entries), rule.kind)
-    yield "outside", outside(rule)
+    yield f"beta({rules.SYMBOLS[rule.kind]})", formula
+    yield "domain", rules.span(rules.joint_domain(fit.entries), rule.kind)
+    yield "outside", rules.outside(rule)
 
 
 def through_model(fit: "ModelFit", coefficients: Coefficients) -> FitRecord:
     """The record of a fit through a model, as it was published."""
     from calibrate.report.scores_record import ScoresRecord
 
-    betas = typical_betas(coefficients, fit.heads, round(math.exp(fit.published.form.center)))
+    betas = rules.typical_betas(coefficients, fit.heads, round(math.exp(fit.published.form.center)))
     heads = [{"layer": i, "head": j, "beta": beta or 1.0} for (i, j), beta in betas.items()]
     candidates = [
         {
@@ -188,16 +174,16 @@ def show_fit(reference: str, store: Path | None) -> FitRecord:
 
 def entry_heading(fit: Coefficients) -> str:
     """The heading of a column of `entry_text`."""
-    return "beta" if all_constant(fit) else f"beta({SYMBOLS[fit.rule.kind]})"
+    return "beta" if rules.all_constant(fit) else f"beta({rules.SYMBOLS[fit.rule.kind]})"
 
 
 def entry_text(fit: Coefficients, entry: Entry | None) -> str:
     """The rule of a head in a table: a formula, or the least and most beta of a long one."""
     if entry is None:
         return "1"
-    if all_constant(fit) or of_both(fit.rule):
-        return beta_text(fit, entry)
-    return polynomial(entry.coefficients)
+    if rules.all_constant(fit) or rules.of_both(fit.rule):
+        return rules.beta_text(fit, entry)
+    return rules.polynomial(entry.coefficients)
 
 
 def held_out_tables(fit: Coefficients) -> list[Table]:

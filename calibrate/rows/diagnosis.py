@@ -11,18 +11,11 @@ from calibrate.evidence.baselines import kind_label
 from calibrate.evidence.prior import Gain
 from calibrate.files.bad_rows import refuse_bad_rows
 from calibrate.files.rows import Heads, RowCollection
+from calibrate.rows import solved_rows
 from calibrate.rows.choose_rule import unbeaten
 from calibrate.rows.groups import require_groups
 from calibrate.rows.row_problem import RowProblem
 from calibrate.rows.rule_fitting import KINDS, Options, require_rows
-from calibrate.rows.solved_rows import (
-    Rows,
-    concatenate_rows,
-    group_heads,
-    head_label,
-    known_index,
-    solve_shard,
-)
 
 LEAST_SINK = 0.5  # share of the attention
 LEAST_SAMPLE = 20  # rows whose target is elsewhere, for a sink
@@ -96,7 +89,7 @@ def diagnose(collection: RowCollection, report: Callable[[], None] = lambda: Non
     """
     require_all_rows(collection)
     heads: list[HeadDiagnosis] = []
-    for group in group_heads(collection):
+    for group in solved_rows.group_heads(collection):
         heads += _diagnose_group(collection, group, report)
     if not heads:
         raise QualityError(f"{collection.folder} has no rows of any weight; collect more sets")
@@ -109,13 +102,13 @@ def _diagnose_group(
 ) -> list[HeadDiagnosis]:
     parts, looks = [], []
     for size, shard in collection.shards(heads):  # one is in memory at a time
-        parts.append(solve_shard(shard, size))
+        parts.append(solved_rows.solve_shard(shard, size))
         looks.append(np.stack(attended(shard.logits, shard.target)))
         del shard
         report()
     if not parts:
         return []
-    rows, look = concatenate_rows(parts), np.concatenate(looks, axis=1)
+    rows, look = solved_rows.concatenate_rows(parts), np.concatenate(looks, axis=1)
     unnamed = str(collection.manifest["configuration"].get("head", "head"))
     with threadpool_limits(1):  # sums of several threads differ in their last bits
         return [
@@ -136,8 +129,8 @@ def attended(logits: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nda
     return logits.argmax(axis=1), 1 / np.exp(logits - highest).sum(axis=1), target
 
 
-def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
-    layer, head = known_index(rows.layer[0]), known_index(rows.head[0])
+def _diagnose_head(rows: solved_rows.Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
+    layer, head = solved_rows.known_index(rows.layer[0]), solved_rows.known_index(rows.head[0])
     H = {int(n): rows.entropy[rows.size == n] for n in np.unique(rows.size)}
     sizes = [AtSize(n, len(of_size), float(of_size.mean())) for n, of_size in H.items()]
     gains = gains_of_rules(rows)
@@ -146,12 +139,12 @@ def _diagnose_head(rows: Rows, look: np.ndarray, unnamed: str) -> HeadDiagnosis:
     on_top = 1 - float(rows.misranked.mean())
     word, reason = too_few(rows) or judge_head(on_top, gains, sink)
     return HeadDiagnosis(
-        head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top, gains, sink,
-        word, f"{word}: {reason}",
+        solved_rows.head_label(layer, head) or unnamed, layer, head, len(rows.size), sizes, on_top,
+        gains, sink, word, f"{word}: {reason}",
     )  # fmt: skip
 
 
-def gains_of_rules(rows: Rows) -> dict[str, Gain]:
+def gains_of_rules(rows: solved_rows.Rows) -> dict[str, Gain]:
     """Held-out gains as `calibrate fit` finds them, by kind; none where rows determine no rule."""
     problem = RowProblem(rows, Options())
     candidates, _ = problem.solve_kinds(KINDS)
@@ -180,7 +173,7 @@ def find_sink(
     return max(sinks, key=lambda sink: (sink.attention, -abs(sink.position)), default=None)
 
 
-def too_few(rows: Rows) -> tuple[str, str] | None:
+def too_few(rows: solved_rows.Rows) -> tuple[str, str] | None:
     """The verdict on few rows, or rows of few prompts; None if there are enough."""
     try:
         require_rows(len(rows.size), "usable")

@@ -11,19 +11,12 @@ from calibrate.evidence.evidence import OWN
 from calibrate.files.coefficients import Coefficients, Entry
 from calibrate.maths.rule import Rule
 from calibrate.maths.rule_forms import DEGREE
+from calibrate.rows import rule_fitting
 from calibrate.rows.choose_rule import Choice, choose
 from calibrate.rows.row_problem import fit_rule
-from calibrate.rows.rule_fitting import (
-    ADVICE,
-    DOMAIN_PERCENTILES,
-    KINDS,
-    RANK_TOLERANCE,
-    Options,
-    require_rows,
-)
 from calibrate.rows.solved_rows import Rows
 
-_NAMES = {name: name for name in KINDS} | {"log-size": "kappa-log-n"}
+_NAMES = {name: name for name in rule_fitting.KINDS} | {"log-size": "kappa-log-n"}
 
 
 def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coefficients]:
@@ -32,7 +25,7 @@ def fitted_rules(rows: Rows, choice: Choice | None = None) -> dict[str, Coeffici
     The last, and the chosen kind fitted to sizes up to 512, are left out where rows are too few.
     Without a choice, that with default options is made; its QualityError is raised.
     """
-    choice = choice or choose(rows, Options())
+    choice = choice or choose(rows, rule_fitting.Options())
     rules = {OWN: choice.chosen.fit}
     rules |= {_NAMES[candidate.kind]: candidate.fit for candidate in choice.candidates}
     small = rows.size <= EXTRAPOLATED_FROM
@@ -69,21 +62,23 @@ def fit_polynomial(
     The design matrix is that of the standardised entropy, or the powers of H would be nearly
     collinear; the result is exported in plain powers, highest first.
     """
-    require_rows(len(entropy), "interior")
+    rule_fitting.require_rows(len(entropy), "interior")
     mean, deviation = float(entropy.mean()), float(entropy.std())
-    deviation = deviation if deviation > RANK_TOLERANCE * abs(mean) else 1.0
+    deviation = deviation if deviation > rule_fitting.RANK_TOLERANCE * abs(mean) else 1.0
     powers = np.polynomial.polynomial.polyvander((entropy - mean) / deviation, DEGREE)[:, 1:]
     centre = powers.mean(axis=0)
-    slopes, _, rank, _ = np.linalg.lstsq(powers - centre, beta - beta.mean(), rcond=RANK_TOLERANCE)
+    slopes, _, rank, _ = np.linalg.lstsq(
+        powers - centre, beta - beta.mean(), rcond=rule_fitting.RANK_TOLERANCE
+    )
     if rank < DEGREE:
         raise QualityError(
             f"the rows' entropies determine only {rank + 1} of the {DEGREE + 1} coefficients; "
-            f"{ADVICE}"
+            f"{rule_fitting.ADVICE}"
         )
     ascending = [beta.mean() - centre @ slopes, *slopes]
     standardised = np.polynomial.Polynomial([-mean / deviation, 1 / deviation])
     plain = np.polynomial.Polynomial(ascending)(standardised).coef[::-1]
-    lo, hi = (float(h) for h in np.percentile(entropy, DOMAIN_PERCENTILES))
+    lo, hi = (float(h) for h in np.percentile(entropy, rule_fitting.DOMAIN_PERCENTILES))
     return tuple(plain.tolist()), (lo, hi)
 
 
@@ -96,5 +91,5 @@ def refuse_negative(entry: Entry) -> None:
     if lowest <= 0:
         raise QualityError(
             f"the polynomial falls to {lowest:.3g} on its domain [{lo:.3f}, {hi:.3f}] nats, and "
-            f"beta must be positive; {ADVICE}"
+            f"beta must be positive; {rule_fitting.ADVICE}"
         )

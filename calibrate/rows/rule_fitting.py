@@ -11,7 +11,7 @@ import numpy as np
 from calibrate.errors import CalibrateError, QualityError
 from calibrate.evidence.prior import PRIOR_ROWS
 from calibrate.files.coefficients import Coefficients, Entry
-from calibrate.maths import solver
+from calibrate.maths import rule_forms, solver
 from calibrate.maths.likelihood import TOLERANCE, maximise
 from calibrate.maths.rule import (
     ENTROPY_AND_SIZE,
@@ -22,16 +22,6 @@ from calibrate.maths.rule import (
     beta_of,
     horner,
     surface,
-)
-from calibrate.maths.rule_forms import (
-    DEGREE,
-    Form,
-    constant_form,
-    entropy_and_size_form,
-    log_size_form,
-    plain_powers,
-    plain_terms,
-    polynomial_form,
 )
 from calibrate.rows.groups import MIN_ROWS, N_BLOCKS, require_groups
 from calibrate.rows.pooling import Cells, Pool, pool
@@ -76,7 +66,7 @@ class Options(NamedTuple):
         given = {name: value for name, value in self._asdict().items() if value is not None}
         if self.min_beta == 1:  # files from before the option are of the same fit
             del given["min_beta"]
-        return given | {"degree": DEGREE}
+        return given | {"degree": rule_forms.DEGREE}
 
     def rule(self, kind: str) -> Rule:
         """The guards of a kind of rule."""
@@ -116,7 +106,7 @@ class KindFit:
     """The fit of one kind of rule to some rows."""
 
     kind: str
-    form: Form  # of the cells
+    form: rule_forms.Form  # of the cells
     data: Pool
     domain: tuple[float, ...]  # of entropies, log n, or both
     rule: Rule
@@ -175,10 +165,10 @@ class KindFit:
         if self.kind == LOG_SIZE:
             return tuple(map(float, c))
         if self.kind == ENTROPY_AND_SIZE:
-            return tuple(map(float, plain_terms(c, self.domain)))
+            return tuple(map(float, rule_forms.plain_terms(c, self.domain)))
         powers: tuple[float, ...] = (float(c[0]),)
         if self.kind == POLYNOMIAL:
-            powers = plain_powers(c, (self.domain[0], self.domain[1]))
+            powers = rule_forms.plain_powers(c, (self.domain[0], self.domain[1]))
         return (0.0,) * (N_POWERS - len(powers)) + powers
 
     def coefficients(self, c: np.ndarray) -> Coefficients:
@@ -210,12 +200,12 @@ def applied_beta(
     return np.asarray(beta_of(H, log_n, entry.coefficients, entry.domain, fit.rule, np))
 
 
-def _form(cells: Cells, kind: str, domain: tuple[float, ...], rule: Rule) -> Form:
+def _form(cells: Cells, kind: str, domain: tuple[float, ...], rule: Rule) -> rule_forms.Form:
     low, high = rule.min_beta, rule.max_beta
     if kind == CONSTANT:
-        return constant_form(len(cells.entropy), low, high)
+        return rule_forms.constant_form(len(cells.entropy), low, high)
     if kind == LOG_SIZE:
-        return log_size_form(cells.log_n, low, high)
+        return rule_forms.log_size_form(cells.log_n, low, high)
     if kind == ENTROPY_AND_SIZE:
-        return entropy_and_size_form(cells.entropy, cells.log_n, domain, low, high)
-    return polynomial_form(cells.entropy, domain, low, high)
+        return rule_forms.entropy_and_size_form(cells.entropy, cells.log_n, domain, low, high)
+    return rule_forms.polynomial_form(cells.entropy, domain, low, high)

@@ -23,12 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from calibrate.maths.rule import Rule, beta_of
 from calibrate.torch.attention import log_n_keys
 from calibrate.torch.softmax import entropy
-from calibrate.transformers.attention import (
-    attention_function,
-    head_logits,
-    is_causal_alone,
-    temporary_attention,
-)
+from calibrate.transformers import attention
 from calibrate.transformers.parts import PLAIN, own_layer, paths_of
 from calibrate.transformers.probing import probe
 from calibrate.transformers.verification import verify_run
@@ -74,7 +69,7 @@ class HeadBetas:
         beta = self._given(columns)
         if rules is not None:
             is_causal = options.get("is_causal")
-            causal = is_causal_alone(module, attention_mask, query.shape[2], is_causal)
+            causal = attention.is_causal_alone(module, attention_mask, query.shape[2], is_causal)
             beta = rules.beta(None, log_n_keys(query, key, attention_mask, causal), columns)
             beta = beta[..., None]
         if beta is not None:
@@ -99,7 +94,7 @@ class HeadBetas:
         Masked logits take no part in the product: 0 times -inf would be the gradient of beta.
         """
         (B, N, T, _), (K, S), columns = query.shape, key.shape[1:3], self.columns[module]
-        z, real = head_logits(module, query, key, mask, **options)
+        z, real = attention.head_logits(module, query, key, mask, **options)
         z = z if real is None else z.masked_fill(~real, 0)
         beta = self._given(columns)
         if self.rules is not None:
@@ -130,9 +125,9 @@ def head_betas(model: PreTrainedModel, run: Callable[[], Any] | None = None) -> 
         layer number, or has that of another.
     """
     heads, name = HeadBetas(), f"calibrate-betas-{next(_numbers)}"
-    with temporary_attention(model, name, PLAIN, heads.attend):
+    with attention.temporary_attention(model, name, PLAIN, heads.attend):
         verify_run(model, run or {})
-        reached = probe(model, run or {}, {name}, attention_function(PLAIN)).reached
+        reached = probe(model, run or {}, {name}, attention.attention_function(PLAIN)).reached
         paths, module_of = paths_of(model), dict[int, Any]()
         for module in reached:
             own_layer(module, module_of, paths)

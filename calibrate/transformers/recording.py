@@ -11,12 +11,7 @@ from transformers import PreTrainedModel
 
 from calibrate.errors import CalibrateError
 from calibrate.files.logits_recorder import Recorder
-from calibrate.transformers.attention import (
-    attention_function,
-    head_logits,
-    registered,
-    temporary_attention,
-)
+from calibrate.transformers import attention
 from calibrate.transformers.parts import PLAIN, in_part, own_layer, paths_of
 from calibrate.transformers.verification import verify_lookups
 
@@ -62,8 +57,8 @@ def capture(
         several modules.
     """
     recorder = Recorder(Path(folder), max_bytes, layers, heads)
-    chosen = registered.get(model.config._attn_implementation, PLAIN)
-    attend = attention_function(chosen)
+    chosen = attention.registered.get(model.config._attn_implementation, PLAIN)
+    attend = attention.attention_function(chosen)
     paths, module_of = paths_of(model), dict[int, Any]()
 
     def record(
@@ -81,12 +76,14 @@ def capture(
                     )
                 at = torch.tensor(recorder.queries(len(query), query.shape[2]), device=query.device)
                 with torch.no_grad():
-                    z, real = head_logits(module, query, key, attention_mask, at=at, **options)
+                    z, real = attention.head_logits(
+                        module, query, key, attention_mask, at=at, **options
+                    )
                 z = z if real is None else z.masked_fill(~real, -torch.inf)
                 recorder.add(layer, z[:, :, 0].float().cpu().numpy(), n_keys)
         return attend(module, query, key, value, attention_mask, **options)
 
-    with temporary_attention(model, _NAME, chosen, record):
+    with attention.temporary_attention(model, _NAME, chosen, record):
         verify_lookups(model)
         yield recorder
         recorder.finish()
