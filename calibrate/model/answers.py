@@ -88,12 +88,8 @@ def log_p_of_draws(logits: Tensor, seed: int) -> Tensor:
     """log p of one class that is drawn from each prediction, summed; logits (rows, classes)."""
     log_p = logits.float().log_softmax(-1)
     generator = torch.Generator().manual_seed(seed)
-    drawn = []
-    for rows in log_p.detach().split(ROWS_ON_CPU):
-        below = rows.cpu().double().exp().cumsum(-1)
-        height = torch.rand(len(rows), 1, dtype=torch.float64, generator=generator)
-        drawn.append(torch.searchsorted(below, height * below[:, -1:], right=True))
-    return log_p.gather(-1, torch.cat(drawn).to(log_p.device)).sum()
+    drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator)
+    return log_p.gather(-1, drawn.to(log_p.device)).sum()
 
 
 def _n_kept(examples: Sequence[Example]) -> int:
