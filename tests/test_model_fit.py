@@ -81,6 +81,23 @@ def test_gradients_are_those_of_finite_differences(passes, form):
     assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
 
 
+@pytest.mark.parametrize(("kept", "n_parts"), [(5, 1), (2, 3), (0, 5)])
+def test_a_batch_goes_in_parts_that_may_be_kept(passes, monkeypatch, kept, n_parts):
+    example, form, asked = passes.examples.examples[0], FORMS[3], []
+    passes = replace(passes, examples=ExampleSet(passes.examples.cells, (example,) * 5))
+    given = form, numbers_of(form), range(5), np.arange(5.0)
+    whole, real = passes.gradient(*given), passes_module.derivative
+    config = passes.runner.load().model.config
+    of_one = 20 * len(example.tokens) * config.hidden_size * config.num_hidden_layers * 4
+    monkeypatch.setattr(passes_module, "MOST_KEPT_BYTES", kept * of_one)
+    monkeypatch.setattr(
+        passes_module, "derivative", lambda *of: asked.append(of[3].args[-2]) or real(*of)
+    )
+    np.testing.assert_allclose(passes.gradient(*given), whole, rtol=1e-4, atol=1e-6)
+    assert len(asked) == n_parts
+    assert [i for part in asked for i in range(5)[part]] == [0, 1, 2, 3, 4]
+
+
 @pytest.fixture
 def text_passes():
     return Passes(runner_of(causal_model()), HEADS, some_examples(text=True), Memo(None))
@@ -148,8 +165,28 @@ def test_all_forms_go_by_the_same_derivatives(text_passes, monkeypatch):
         n_made.append(len(made))
     assert n_told[0] - 1 == n_told[1] == n_told[2]
     assert 0 < n_made[0] == n_made[1] == n_made[2]
-    together = Descent(text_passes, objective, schedule, list(range(4)), 10)
-    assert together.work(FORMS[:2]).count(text) == n_told[0] + n_told[1]
+
+
+def test_the_forms_of_a_round_share_passes_of_text(text_passes, monkeypatch):
+    scored, real = [], passes_module._score_batch
+    monkeypatch.setattr(
+        passes_module, "_score_batch", lambda *given: scored.append(given[1:3]) or real(*given)
+    )
+    objective = Objective(
+        text_passes.examples, score(text_passes.runner, text_passes.examples, range(4))
+    )
+    schedule = Schedule(text_passes.examples, np.array([0, 2]), 0)
+    found, n_plain = [], []
+    for rounds in ([FORMS[:1], FORMS[1:2]], [FORMS[:2]]):
+        descent = Descent(text_passes, objective, schedule, list(range(4)), 10)
+        scored.clear()
+        found.append([x for forms in rounds for x in descent.along_gradient(forms)])
+        n_plain.append(sum(is_text for is_text, _ in scored))
+    alone, together = found
+    assert [x.strength for x in alone] == [x.strength for x in together]
+    assert [x.value.lost for x in alone] == [x.value.lost for x in together]
+    assert 0 < n_plain[1] < n_plain[0]
+    assert max(len(rules) for is_text, rules in scored if is_text) == 2
 
 
 @pytest.mark.parametrize(("tokens", "n_plain"), [(1024, 1), (50, 2)])

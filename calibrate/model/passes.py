@@ -181,7 +181,8 @@ def _n_kept(model: PreTrainedModel, examples: Sequence[Example]) -> int:
     """How many times what these examples keep for the backward pass may be kept."""
     config = model.config.get_text_config()
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
-    return MOST_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
+    most = MOST_KEPT_BYTES * (1 if model.device.type == "cpu" else 4)  # a GPU needs large batches
+    return most // int(_KEPT * n_tokens(examples) * size)
 
 
 @dataclass(frozen=True, eq=False)
