@@ -181,18 +181,13 @@ class BatchPasses:
         self, form: "Form", numbers: np.ndarray, which: Sequence[int], weights: np.ndarray
     ) -> np.ndarray:
         """The gradient of sum(weights * log p) by the numbers."""
-        from calibrate.model.passes import derivative
-
-        found = [
-            weight * derivative(self.loaded, form, numbers, partial(self._log_p, i))
-            for i, weight in zip(which, weights, strict=True)
-        ]
-        return np.array(np.add.reduce(found))
+        values = [partial(self._log_p, i) for i in which]
+        found = self._derivatives("log_p", form, numbers, values)
+        return np.array(np.tensordot(weights, found, 1))
 
     def drawn(self, form: "Form", numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
         """As that of `Passes`, by protected batches and predictions."""
         from calibrate.model.answers import log_p_of_draws
-        from calibrate.model.passes import derivative
 
         n = 0
 
@@ -204,8 +199,23 @@ class BatchPasses:
             n += len(predicted)
             return log_p_of_draws(predicted, i)
 
-        drawn = [derivative(self.loaded, form, numbers, partial(log_p, i)) for i in which]
-        return np.array(np.divide(drawn, np.sqrt(n)))
+        values = [partial(log_p, i) for i in which]
+        found = self._derivatives("log_probs", form, numbers, values)
+        return np.array(found / np.sqrt(n))
+
+    def _derivatives(
+        self, name: str, form: "Form", numbers: np.ndarray, values: "Sequence[Callable[[], Tensor]]"
+    ) -> np.ndarray:
+        """Those of values of batches, 0 where one has none; CalibrateError if all have none."""
+        from calibrate.model.passes import derivative
+
+        found = [derivative(self.loaded, form, numbers, value) for value in values]
+        if all(gradient is None for gradient in found):
+            raise CalibrateError(
+                f"{name} has no gradient by the model's heads; compute it without torch.no_grad, "
+                "detach or .numpy()"
+            )
+        return np.array([np.zeros_like(numbers) if x is None else x for x in found])
 
     def _log_p(self, i: int) -> "Tensor":
         found: Tensor = self.log_p(self.loaded.model, self.batches[i]).mean()

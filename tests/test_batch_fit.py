@@ -83,6 +83,10 @@ def test_what_is_protected_bounds_the_strength():
             {"protect": batches_of(32), "log_probs": lambda *_: torch.full((4, 9), np.nan)},
             "log_probs gives .* is not finite",
         ),
+        (
+            {"protect": batches_of(32), "log_probs": lambda *of: log_probs(*of).detach()},
+            "log_probs has no gradient",
+        ),
         ({"strength": 0}, "strength is 0; give a number from 0.01 to 1"),
         ({"kind": "polynomial"}, "kind is 'polynomial'; give one of constant, "),
         ({"allowed_loss": -1}, "allowed_loss is -1"),
@@ -94,6 +98,18 @@ def test_what_cannot_be_fitted(changes, message):
     arguments = {"batches": batches_of(), "log_p": log_p, **OPTIONS} | changes
     with pytest.raises(CalibrateError, match=message):
         calibrate.fit_model(planted_model(), **arguments)
+
+
+def test_a_batch_without_a_gradient_counts_as_none():
+    """As one without a labelled item, whose measure is a constant."""
+    empty, constant = torch.zeros(4, 14, dtype=torch.long), torch.full((4,), -1.0)
+    batches = [*batches_of(), empty]
+
+    def measure(model, tokens):
+        return constant if tokens is empty else log_p(model, tokens)
+
+    fit = calibrate.fit_model(planted_model(), batches, measure, **OPTIONS)
+    assert fit.outcome == "gain"
 
 
 def test_a_model_in_training_is_refused():

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_finite_differences(passes, form):
     assert (gradient * direction).sum() == pytest.approx((up - down) / 2 / h, rel=0.02, abs=4e-3)
 
 
-@pytest.mark.parametrize(("kept", "n_parts"), [(5, 1), (2, 3), (0, 5)])
+@pytest.mark.parametrize(("kept", "n_parts"), [(5, 1), (2, 3), (0, 1)])
 def test_a_batch_goes_in_parts_that_may_be_kept(passes, monkeypatch, kept, n_parts):
     example, form, asked = passes.examples.examples[0], FORMS[3], []
     passes = replace(passes, examples=ExampleSet(passes.examples.cells, (example,) * 5))
@@ -421,7 +421,9 @@ def test_what_rounds_otherwise_has_results_of_its_own(monkeypatch, here, what):
 
     def kept(made):
         memo = kept_passes(SimpleNamespace(folder=here, digest="of examples"), "cpu")
-        return memo.get(b"key", lambda: made, lambda data, _: data)
+        if (found := memo.find(b"key", lambda data, _: data)) is None:
+            memo.keep(b"key", found := made)
+        return found
 
     assert (kept(b"first"), kept(b"second")) == (b"first", b"first")
     monkeypatch.setattr(memo_module, what, lambda _: "another")

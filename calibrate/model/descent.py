@@ -120,18 +120,20 @@ class Descent:
 
     def work(self, forms: Sequence[Form]) -> list[list[int]]:
         """The examples of every pass that a descent to these forms may take."""
-        trials = [self._protected] * (_TRIALS if self.strength is None else 0)
+        units = self.objective.examples.units
+        answers, trials = units(self._answers), units(self._protected)
+        trials *= _TRIALS if self.strength is None else 0
         made, passes = set(self._at_plain), list[list[int]]()
         for form in forms:
             passes += trials
             if self.goes_by_text(form):
                 passes += [] if form.whole in made else [*self._first_steps, self._text]
-                passes.append(self._answers)
+                passes += answers
                 made.add(form.whole)
                 continue
             checks = -(-self.most_steps // STEPS_TO_A_CHECK)
             n_scored = 2 + checks + (0 if form.of == ALIKE else len(_KEPT_SHARES))
-            passes += [*islice(self.schedule, self.most_steps), *[self._answers] * n_scored]
+            passes += [*islice(self.schedule, self.most_steps), *answers * n_scored]
         return passes
 
     def plain(self, form: Form) -> Solution:

@@ -29,18 +29,6 @@ class Memo:
     def __init__(self, folder: Path | None, *context: str):
         self._folder, self._context = folder and folder / PASSES, context
 
-    def get(
-        self, key: bytes, make: Callable[[], bytes], parse: Callable[[bytes, Path], Content],
-        resumed: Callable[[], None] = lambda: None,
-    ) -> Content:  # fmt: skip
-        """A result, which is made unless a sound one is there: then it calls `resumed`."""
-        if (found := self.find(key, parse)) is not None:
-            resumed()
-            return found
-        data = make()
-        self.keep(key, data)
-        return parse(data, self._path(key))
-
     def find(self, key: bytes, parse: Callable[[bytes, Path], Content]) -> Content | None:
         """A result, if a sound one is there."""
         return read_if_sound(self._path(key), _MOST_BYTES, parse) if self._folder else None

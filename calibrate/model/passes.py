@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +39,8 @@ from calibrate.transformers.verification import verify
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 TOKENS_AT_ONCE = 1024  # of a batch; an example alone may be longer
 # What a layer keeps for the backward pass, in numbers for each token and channel (measured on a
-# Llama). As many examples go together as keep no more than this in all layers; an example alone
-# that would keep more keeps each layer's input, and computes the rest again.
+# Llama). On a CPU as many examples go together as keep no more than this in all layers. Where that
+# is none, and on a GPU, a batch that would keep more keeps each layer's input, and computes again.
 _KEPT = 20
 MOST_KEPT_BYTES = 1 << 29
 Under = Callable[[Loaded], AbstractContextManager[None]]
@@ -172,8 +173,9 @@ def room_for(
 
 
 def parts(model: PreTrainedModel, examples: Sequence[Example]) -> list[slice]:
-    """A batch in parts that keep as much as they may for the backward pass; of one at least."""
-    size = max(1, _n_kept(model, examples[:1]))
+    """A batch in parts that may be kept for the backward pass; whole where there are none."""
+    on_cpu = model.device.type == "cpu"
+    size = (on_cpu and _n_kept(model, examples[:1])) or len(examples)
     return [slice(first, first + size) for first in range(0, len(examples), size)]
 
 
@@ -181,8 +183,7 @@ def _n_kept(model: PreTrainedModel, examples: Sequence[Example]) -> int:
     """How many times what these examples keep for the backward pass may be kept."""
     config = model.config.get_text_config()
     size = config.hidden_size * config.num_hidden_layers * model.dtype.itemsize
-    most = MOST_KEPT_BYTES * (1 if model.device.type == "cpu" else 4)  # a GPU needs large batches
-    return most // int(_KEPT * n_tokens(examples) * size)
+    return MOST_KEPT_BYTES // int(_KEPT * n_tokens(examples) * size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,8 +209,7 @@ class Passes:
         todo = [
             (x, partial(_weighted_log_p, x, weights[at])) for at, x in placed(self.examples, which)
         ]
-        found = self._derivatives(todo, "gradient", form, numbers, which, weights)
-        return np.array(np.add.reduce(found))
+        return self._derivatives(todo, np.add.reduce, "gradient", form, numbers, which, weights)
 
     def drawn(self, form: Form, numbers: np.ndarray, which: Sequence[int]) -> np.ndarray:
         """Derivatives of log p of tokens that are drawn from the predictions of windows of text.
@@ -219,24 +219,24 @@ class Passes:
         """
         windows = [([self.examples.examples[i]], i) for i in which]
         todo = [(x, partial(_log_p_of_draws, x, seed)) for x, seed in windows]
-        found = self._derivatives(todo, "drawn", form, numbers, which)
+        found = self._derivatives(todo, np.array, "drawn", form, numbers, which)
         return np.array(found / np.sqrt(self.examples.n_answer(which).sum()))
 
     def _derivatives(
-        self, todo: Sequence[tuple[list[Example], Value]], what: str, form: Form,
-        numbers: np.ndarray, which: Sequence[int], *others: np.ndarray,
+        self, todo: Sequence[tuple[list[Example], Value]], joined: Callable[[Any], Any], what: str,
+        form: Form, numbers: np.ndarray, which: Sequence[int], *others: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
-        """Those of a value of each batch by the numbers, (batches, rows, columns)."""
-        tasks = [partial(_derivative, form, numbers, *batch) for batch in todo]
-
-        def make() -> bytes:
-            found = self.runner.run(tasks, lambda i, _: self.report(n_tokens(todo[i][0]), False))
-            return pack_arrays({what: np.array(found)})
-
+        """Those of a value of each batch by the numbers, joined."""
         arrays = [x.tobytes() for x in (numbers, np.array(which), *others)]
         key = b"\0".join([what.encode(), repr(form).encode(), *arrays])
-        resumed = partial(report_passed, self.examples, which, self.report)
-        return self.memo.get(key, make, parse_arrays, resumed)[what]
+        if kept := self.memo.find(key, parse_arrays):
+            report_passed(self.examples, which, self.report)
+            return kept[what]
+        tasks = [partial(_derivative, form, numbers, *batch) for batch in todo]
+        done = self.runner.run(tasks, lambda i, _: self.report(n_tokens(todo[i][0]), False))
+        found: np.ndarray = joined(done)
+        self.memo.keep(key, pack_arrays({what: found}))
+        return found
 
 
 def _derivative(
@@ -247,25 +247,22 @@ def _derivative(
     for part in parts(loaded.model, chosen):
         with room_for(chosen[part], loaded.model):
             of_part = partial(value, part, loaded.model)
-            found.append(derivative(loaded, form, numbers, of_part))
+            gradient = derivative(loaded, form, numbers, of_part)
+            assert gradient is not None
+            found.append(gradient)
     return np.array(np.add.reduce(found))
 
 
 def derivative(
     loaded: Loaded, form: Form, numbers: np.ndarray, value: Callable[[], Tensor]
-) -> np.ndarray:
-    """The gradient of what the model gives by the numbers; its own weights get none."""
+) -> np.ndarray | None:
+    """The gradient of what the model gives by the numbers; None if it has none."""
     given = torch.from_numpy(numbers).to(loaded.model.device).requires_grad_()
     with given_rules(loaded.heads, form, given):
         found, gradient = value(), None
         if found.requires_grad:
             (gradient,) = torch.autograd.grad(found, given, allow_unused=True)
-    if gradient is None:
-        raise CalibrateError(
-            "log_p has no gradient by the model's heads; compute it without torch.no_grad, detach "
-            "or .numpy()"
-        )
-    return as_finite(gradient)
+    return None if gradient is None else as_finite(gradient)
 
 
 def _weighted_log_p(

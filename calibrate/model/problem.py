@@ -86,12 +86,14 @@ class ModelProblem:
         return self._forms((*_SHARED, ONE_RATIO), (CONSTANT, ONE_RATIO), engines.factors)
 
     def rounds(self) -> list[list[Form]]:
-        """The forms in the order in which they are tried; those of a round share passes of text.
+        """The forms in the order in which they are tried; a round shares passes of short text.
 
-        The first one ends with constants, where a search without hope ends.
+        The first one ends with constants, if a search without hope can end there.
         """
         forms = self.forms()
         n_first = 1 + max(i for i, form in enumerate(forms) if form.kind == CONSTANT)
+        if self._options.kind or self._options.trained_up_to:
+            n_first = len(forms)
         return [x for x in (forms[:n_first], forms[n_first:]) if x]
 
     def solve(self, forms: Sequence[Form]) -> list[Solution]:
@@ -174,14 +176,15 @@ class ModelProblem:
 
         Its value is known: it is the same rule.
         """
-        held = [
+        held = (
             Solution(form, numbers, self._descent.full(solution))
             for solution in reversed(self.solved)
             if (numbers := form.holding(solution.form, solution.numbers, self._heads)) is not None
-        ]
-        if not held:
-            return self._descent.plain(form)
-        return max(held, key=lambda start: start.value.gain) if form.kind == ONE_RATIO else held[0]
+        )
+        first = next(held, None) or self._descent.plain(form)
+        if form.kind != ONE_RATIO:
+            return first
+        return max([first, *held], key=lambda start: start.value.gain)
 
 
 def _choosing(objective: Objective) -> list[int]:
