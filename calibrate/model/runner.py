@@ -2,7 +2,7 @@
 
 A task is a batch, the same for any number of workers. A worker computes with one thread, and what
 the batches give is put together in their order: so on processors of one kind the bits are the same
-for any number of workers. What travels are tokens, the numbers of rules, and results.
+for any number of workers. What travels are tokens, rules and results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
