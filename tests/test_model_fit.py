@@ -30,6 +30,7 @@ from calibrate.evidence.estimate import Estimate
 from calibrate.evidence.evidence import LOG_P, RIGHT
 from calibrate.evidence.verdict import sentences
 from calibrate.export.plan import ALIKE, HEAD, LAYER
+from calibrate.export.proof import Exportable
 from calibrate.files.examples import Cell, Example, ExampleSet, Scores
 from calibrate.maths.rule import LOG_SIZE
 from calibrate.model import memo as memo_module
@@ -376,7 +377,7 @@ def test_the_strength_is_the_largest_that_protected_text_allows(wanted, allowed,
 # --- the choice ----------------------------------------------------------------------------------
 
 
-def solved(monkeypatch, log_p_of, **options):
+def solved(monkeypatch, log_p_of, by_text=(), **options):
     """The problem where descents come by log p = log_p_of(form, start)."""
     examples, which, fulls = made_up([10, 20], [], count=40), list(range(80)), {}
 
@@ -388,7 +389,10 @@ def solved(monkeypatch, log_p_of, **options):
             return []
 
         def goes_by_text(self, form):
-            return False
+            return form.kind in by_text
+
+        def along_gradient(self, forms):
+            return [self.run(self.plain(form)) for form in forms]
 
         def full(self, solution):
             return fulls[id(solution.value)]
@@ -459,6 +463,14 @@ def test_what_begins_anew_is_compared_at_full_strength(monkeypatch):
     again = starts[-1]
     assert again.form.of == HEAD
     assert again.value.gain == pytest.approx(0.5 + 0.005 + 0.25)
+
+
+def test_what_is_solved_together_stays_in_the_order_of_the_forms(monkeypatch):
+    """The simplest first, whatever goes along the gradient before the others are searched for."""
+    engines = {"engines": Exportable(HEAD)}
+    found = solved(monkeypatch, lambda *_: -0.5, (CONSTANT, LOG_SIZE), **engines)
+    assert [solution.form for solution in found.solved] == found.forms()
+    assert [form.kind for form in found.forms()][2:4] == [ONE_RATIO, CONSTANT]
 
 
 def test_a_search_without_hope_ends_early(monkeypatch):
